@@ -1,0 +1,1 @@
+"""Sources and sinks for penstock jobs; each connector is a sub-package that sees only the connector SPI."""

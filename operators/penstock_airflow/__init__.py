@@ -1,0 +1,1 @@
+"""Airflow provider for penstock: hook, operators, sensors and triggers that own the life of a job."""

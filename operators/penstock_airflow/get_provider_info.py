@@ -1,0 +1,10 @@
+"""Provider metadata, read by Airflow's provider discovery through the entry point in pyproject.toml."""
+
+
+def get_provider_info() -> dict[str, object]:
+    """Describe this provider to Airflow; the package name must equal the distribution's name."""
+    return {
+        "package-name": "penstock",
+        "name": "penstock",
+        "description": "Submit, savepoint, rescale, upgrade and stop penstock jobs.",
+    }
