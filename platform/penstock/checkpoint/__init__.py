@@ -1,0 +1,1 @@
+"""Consistent cuts: coordinator, alignment, manifests and their dense log, stores, retention."""

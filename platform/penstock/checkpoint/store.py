@@ -1,0 +1,42 @@
+"""The object store as the checkpoint code sees it: six primitives, blocking, safe to call from several threads.
+
+Implementations: `checkpoint.local_store` (a folder), `checkpoint.s3_store` (MinIO/S3), and the simulator's. Keys are `/`-separated
+and relative to the store's root.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class ObjectStore(Protocol):
+    """Whole objects under keys. Every method raises `StorageError` (with the URI) when the store cannot be reached or refuses."""
+
+    @property
+    def uri(self) -> str:
+        """Root URI."""
+
+    def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return (part of) an object.
+
+        Raises:
+            FileNotFoundError: no such key.
+        """
+
+    def read_with_etag(self, key: str) -> tuple[bytes, str]:
+        """Return an object and its version tag for `put_if_match`. Raises FileNotFoundError."""
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace, atomically."""
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write only when the key does not exist; False when it does."""
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+        """Replace only the version `etag`; False when it is another or gone."""
+
+    def delete(self, key: str) -> None:
+        """Remove; absent is fine."""
+
+    def list(self, prefix: str) -> list[str]:
+        """Return all keys that start with `prefix`, sorted."""

@@ -1,0 +1,125 @@
+"""Settings of a job and of a cluster, as frozen serialisable values; the one table of options with their defaults.
+
+Built by `ps.Environment`, the command line (`--set key=value`) and REST; read by every process. Durations are milliseconds,
+sizes are bytes. Secrets are never settings: they come from each process's environment.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.core.errors import UsageError
+
+_UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
+
+
+class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
+    """What happens after a failure; names and defaults as Flink's."""
+
+    kind: Literal["fixed-delay", "exponential-delay", "failure-rate", "none"] = "exponential-delay"
+    attempts: int = 2_147_483_647
+    delay_ms: int = 100
+    max_delay_ms: int = 60_000
+    backoff_multiplier: float = 2.0
+    jitter: float = 0.1
+    #: exponential-delay: a run this long without failure starts again at `delay_ms`.
+    reset_after_ms: int = 60_000
+    #: failure-rate: at most this many failures in `rate_interval_ms`.
+    max_failures_per_interval: int = 3
+    rate_interval_ms: int = 60_000
+
+
+class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything a job carries from its submitter."""
+
+    parallelism: int = 1
+    key_groups: int = 1024
+    #: Root URI under which `<job name>/` lies: a folder path, `file://...` or `s3://bucket/prefix`.
+    checkpoint_root: str = ""
+    #: None: no periodic checkpoints (bounded jobs still take their final one).
+    checkpoint_interval_ms: int | None = None
+    checkpoint_timeout_ms: int = 600_000
+    checkpoint_min_pause_ms: int = 0
+    checkpoint_tolerated_failures: int = 0
+    #: The job fails when no checkpoint completed for this long, however many failures are tolerated; 0 = off.
+    checkpoint_max_age_ms: int = 0
+    retained_checkpoints: int = 3
+    state_backend: Literal["hashmap", "rocksdb"] = "hashmap"
+    #: Bound of hot tables, frozen pages and open segments of one slot.
+    managed_memory_bytes: int = 256 << 20
+    buffer_timeout_ms: int = 100
+    buffer_size_bytes: int = 1 << 20
+    #: Exclusive bytes per channel and floating bytes per gate = these counts x buffer_size_bytes.
+    exclusive_buffers: int = 2
+    floating_buffers: int = 8
+    restart: RestartStrategy = RestartStrategy()
+    #: Sink back-pressure limits for output not yet known published.
+    sink_pending_max_bytes: int = 4 << 30
+    sink_pending_max_epochs: int = 1000
+    #: PEP 508 requirements installed once per TaskManager for this job.
+    requirements: tuple[str, ...] = ()
+    #: Local folders put on the workers' import path (the job file's own folder).
+    python_path: tuple[str, ...] = ()
+
+
+class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """What JobManager and TaskManagers of one cluster share."""
+
+    heartbeat_interval_ms: int = 500
+    #: A TaskManager silent for this long is dead.
+    heartbeat_timeout_ms: int = 5_000
+    #: Kernel lease of a worker: it dies when no heartbeat reached the coordinator for this long.
+    worker_lease_ms: int = 4_000
+    slots_per_taskmanager: int = 1
+    slot_request_timeout_ms: int = 60_000
+    rest_host: str = "127.0.0.1"
+    rest_port: int = 0
+    rpc_host: str = "127.0.0.1"
+    rpc_port: int = 0
+
+
+def parse_duration_ms(value: str | float, what: str = "duration") -> int:
+    """Return milliseconds of `"5s"`, `"100ms"`, `"1m"`, `"2h"`, `"1d"`; numbers are seconds.
+
+    Raises:
+        UsageError: not a duration.
+    """
+    if isinstance(value, (int, float)):
+        return int(value * 1000)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*", value)
+    if match is None:
+        msg = f"{what} {value!r} is not a duration"
+        raise UsageError(msg, hint="write for example '500ms', '5s', '1m'")
+    return int(float(match[1]) * _UNITS_MS[match[2]])
+
+
+def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSettings:
+    """Return `settings` with `key=value` texts applied; keys are field names, `restart.kind` style for the strategy.
+
+    Raises:
+        UsageError: unknown key or a value of the wrong type.
+    """
+    plain: dict[str, Any] = msgspec.to_builtins(settings)
+    for key, text in overrides.items():
+        target: dict[str, Any] = plain
+        *parents, leaf = key.replace("-", "_").split(".")
+        for parent in parents:
+            target = target.get(parent, {})
+        if leaf not in target:
+            msg = f"unknown setting {key!r}"
+            raise UsageError(msg, hint=f"known: {', '.join(sorted(plain))}")
+        target[leaf] = _typed(text, leaf)
+    try:
+        return msgspec.convert(plain, JobSettings, strict=False)
+    except msgspec.ValidationError as error:
+        msg = f"setting {error}"
+        raise UsageError(msg, hint="see the table of settings in the docs") from error
+
+
+def _typed(text: str, key: str) -> Any:
+    if key.endswith("_ms") and not text.strip().isdigit():
+        return parse_duration_ms(text, key)
+    return text

@@ -1,0 +1,141 @@
+"""Sink SPI: a value in the job graph, a writer in each sink subtask, a committer that publishes under a permit.
+
+Delivery modes: `exactly-once` (staged: rows are written with the checkpoint, published once its manifest exists),
+`exactly-once-2pc` (the open transaction is the prepared state), `at-least-once`, `none`.
+Called by `penstock.operators.sink` (writer, committer) and `penstock.task.recovery` (committer before a region is deployed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from penstock.core.snapshot import Committable, FileRef
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.core.clock import Clock
+    from penstock.core.permits import CommitPermit
+
+Delivery = Literal["exactly-once", "exactly-once-2pc", "at-least-once", "none"]
+
+
+class SinkSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A sink as a value: `factory` is `module:attribute` of a `SinkFactory`; `config` is JSON-able and holds no secret."""
+
+    factory: str
+    config: dict[str, Any]
+    delivery: Delivery
+    #: Schema of the rows it is given, as text, without `__ts`.
+    schema: str
+
+
+@dataclass(frozen=True, slots=True)
+class SinkContext:
+    """Who writes: names for transactional ids (`<job>.<uid>.<run>.<subtask>`) and files."""
+
+    job_name: str
+    uid: str
+    run_id: str
+    subtask: int
+    parallelism: int
+    attempt: int
+    clock: Clock
+
+    @property
+    def transactional_id(self) -> str:
+        """The one staged transactional id of this subtask and run; also its marker group."""
+        return f"{self.job_name}.{self.uid}.{self.run_id}.{self.subtask}"
+
+
+class SinkWriter(Protocol):
+    """Writes one epoch after another; lives in the subtask's thread. Staged sinks have no writer: the sink operator stages."""
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Take rows (without `__ts`); hand them to the outside system or its client's buffer."""
+
+    def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
+        """Flush; after it returns everything written is safe up to the commit. At-least-once returns ()."""
+
+    def close(self) -> None:
+        """Free everything without committing or aborting what was prepared; idempotent."""
+
+
+#: Outcome of one committable.
+Resolution = Literal["published", "already-published", "discarded"]
+
+
+@dataclass(frozen=True, slots=True)
+class CommitOutcome:
+    """What became of one committable."""
+
+    committable_id: str
+    resolution: Resolution
+    rows: int
+
+
+#: Reads the bytes of a staged file, verified against its checksum.
+FileReader = Callable[[FileRef], bytes]
+
+
+class Committer(Protocol):
+    """Publishes committables; may be called in any process. Calls block; they run in a committer thread, never the subtask's."""
+
+    def commit(
+        self, permit: CommitPermit, committables: tuple[Committable, ...], read: FileReader
+    ) -> tuple[CommitOutcome, ...]:
+        """Publish in (checkpoint id, chunk) order; idempotent through the marker.
+
+        Raises:
+            LostTransactionError, UndecidedOutputError: exact and loud.
+        """
+
+    def recover(
+        self, permit: CommitPermit, prefixes: tuple[str, ...], committables: tuple[Committable, ...], read: FileReader
+    ) -> tuple[CommitOutcome, ...]:
+        """Before a region is deployed: fence every transactional id under `prefixes`, read the markers, publish what is owed.
+
+        `permit.checkpoint_id` is the restored checkpoint; what later checkpoints left open is aborted.
+        """
+
+    def close(self) -> None:
+        """Free everything."""
+
+
+class SinkFactory(Protocol):
+    """Made from `SinkSpec.factory` without arguments."""
+
+    def create_writer(self, spec: SinkSpec, context: SinkContext) -> SinkWriter | None:
+        """Return the writer, or None for staged delivery."""
+
+    def create_committer(self, spec: SinkSpec, context: SinkContext) -> Committer | None:
+        """Return the committer, or None when the delivery mode has nothing to commit."""
+
+    def validate(self, spec: SinkSpec, checkpoint_interval_ms: int | None) -> None:
+        """Check what can be checked before the job starts (topic exists, transaction time-out fits).
+
+        Raises:
+            ConnectorError: with the way out.
+        """
+
+
+def load_factory(path: str) -> Any:
+    """Return a new instance of `module:attribute`; only module paths are loaded, nothing is unpickled.
+
+    Raises:
+        ConnectorError: no such module or attribute.
+    """
+    import importlib  # noqa: PLC0415 - loading by name is this function's purpose
+
+    from penstock.core.errors import ConnectorError  # noqa: PLC0415
+
+    module_name, _, attribute = path.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)()
+    except (ImportError, AttributeError) as error:
+        msg = f"connector {path!r} cannot be loaded: {error}"
+        raise ConnectorError(msg, hint="install the extra it needs, for example `pip install penstock[kafka]`") from error

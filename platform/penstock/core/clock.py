@@ -1,0 +1,66 @@
+"""Time as an injected component; the only module that may read the system's clocks.
+
+Every driver receives a `Clock`; deciders receive plain `now` values. Tests and the simulator use `ManualClock`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """Wall time and monotonic time, both in milliseconds."""
+
+    def now_ms(self) -> int:
+        """Wall-clock milliseconds since the epoch, UTC; may step."""
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds of a clock that never steps back; only differences mean anything."""
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Block the calling thread; the manual clock advances itself instead."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now_ms(self) -> int:
+        """Wall-clock milliseconds since the epoch, UTC."""
+        return time.time_ns() // 1_000_000
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds of the monotonic clock."""
+        return time.monotonic_ns() / 1e6
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Block the calling thread for `duration_ms`."""
+        time.sleep(duration_ms / 1000)
+
+
+class ManualClock:
+    """A clock that moves only when told to; wall and monotonic time advance together."""
+
+    def __init__(self, start_ms: int = 1_700_000_000_000) -> None:
+        """Start at `start_ms` of wall time and zero of monotonic time."""
+        self._start_ms = start_ms
+        self._elapsed_ms = 0.0
+
+    def now_ms(self) -> int:
+        """Wall-clock milliseconds."""
+        return self._start_ms + int(self._elapsed_ms)
+
+    def monotonic_ms(self) -> float:
+        """Milliseconds since this clock was made."""
+        return self._elapsed_ms
+
+    def sleep_ms(self, duration_ms: float) -> None:
+        """Advance instead of blocking."""
+        self.advance(duration_ms)
+
+    def advance(self, duration_ms: float) -> None:
+        """Move time forward by `duration_ms` (never backwards)."""
+        if duration_ms < 0:
+            msg = f"time cannot go back: advance({duration_ms})"
+            raise ValueError(msg)
+        self._elapsed_ms += duration_ms

@@ -1,0 +1,24 @@
+"""Permission as objects: a `Generation` fences what a leader writes, a `CommitPermit` is the only way to a sink's commit."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Generation(msgspec.Struct, frozen=True, order=True):
+    """A leader's epoch; what carries an older one is refused."""
+
+    number: int
+
+
+class CommitPermit(msgspec.Struct, frozen=True):
+    """Proof that the manifest of `checkpoint_id` of `run` was appended to the dense log under `generation`.
+
+    Made in one place only, from an appended manifest (`penstock.checkpoint.log`), and rebuilt from the wire.
+    """
+
+    job_id: str
+    run_id: str
+    generation: int
+    checkpoint_id: int
+    manifest_sequence: int

@@ -1,0 +1,114 @@
+"""The job graph: chains of operators and the edges between them; what a client submits and the JobManager persists.
+
+Made by `penstock.graph.chaining` from the stream graph; read by the planner (`execution_graph`) and by restore checks.
+The JobManager never looks into `config` or `payload`: those are the operators' own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.config.settings import JobSettings
+
+
+class Forward(msgspec.Struct, frozen=True, tag="forward"):
+    """Subtask i sends to subtask i: same parallelism, one channel."""
+
+
+class KeyGroup(msgspec.Struct, frozen=True, tag="key_group"):
+    """Rows go to the owner of their key's group."""
+
+    columns: tuple[str, ...]
+
+
+class Rebalance(msgspec.Struct, frozen=True, tag="rebalance"):
+    """Batches go round robin."""
+
+
+class Broadcast(msgspec.Struct, frozen=True, tag="broadcast"):
+    """Every row goes to every subtask."""
+
+
+Partitioner = Forward | KeyGroup | Rebalance | Broadcast
+
+
+class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator as a value: `kind` names it in `penstock.operators.registry`."""
+
+    uid: str
+    name: str
+    kind: str
+    #: JSON-able configuration, read by the operator's factory.
+    config: dict[str, Any] = {}
+    #: cloudpickle of user code, only ever unpickled in a slot worker; empty for built-in operators.
+    payload: bytes = b""
+    #: Whether a Python function sees rows or batches: such subtasks share a worker's one Python thread.
+    python: bool = False
+    #: Whether the operator keeps state that a restore must find again.
+    stateful: bool = False
+    #: Output schema as text (`core.schema.schema_to_text`), with `__ts` when event time is set; empty for sinks.
+    output_schema: str = ""
+
+
+class JobVertex(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain of operators executed as one task, `parallelism` times."""
+
+    #: 32 hex digits, derived from the head operator's uid.
+    id: str
+    name: str
+    operators: tuple[OperatorSpec, ...]
+    parallelism: int
+    slot_sharing_group: str = "default"
+
+    @property
+    def is_source(self) -> bool:
+        """Whether the chain begins with a source."""
+        return self.operators[0].kind == "source"
+
+
+class JobEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """Data of `source` flows to input `input_index` of `target`."""
+
+    source: str
+    target: str
+    partitioner: Partitioner
+    input_index: int = 0
+    #: Schema on the edge as text.
+    schema: str
+    #: None: the main output; a tag name: that side output of the source vertex's last operator.
+    side_output: str | None = None
+
+
+class JobGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """The submitted job. Vertices are in topological order."""
+
+    name: str
+    vertices: tuple[JobVertex, ...]
+    edges: tuple[JobEdge, ...]
+    settings: JobSettings
+    #: Hash of uids, kinds, state schemas and key columns: what must fit a snapshot.
+    fingerprint: str = ""
+
+    def vertex(self, vertex_id: str) -> JobVertex:
+        """Return the vertex of that id."""
+        return next(v for v in self.vertices if v.id == vertex_id)
+
+    def in_edges(self, vertex_id: str) -> tuple[JobEdge, ...]:
+        """Return the edges that end at the vertex, in input order."""
+        return tuple(sorted((e for e in self.edges if e.target == vertex_id), key=lambda e: e.input_index))
+
+    def out_edges(self, vertex_id: str) -> tuple[JobEdge, ...]:
+        """Return the edges that begin at the vertex."""
+        return tuple(e for e in self.edges if e.source == vertex_id)
+
+
+def encode_graph(graph: JobGraph) -> bytes:
+    """Return the graph as JSON."""
+    return msgspec.json.encode(graph)
+
+
+def decode_graph(data: bytes) -> JobGraph:
+    """Inverse of `encode_graph`; nothing in it is unpickled."""
+    return msgspec.json.decode(data, type=JobGraph)

@@ -1,0 +1,1 @@
+"""Control messages between JobManager, TaskManagers and workers, and their transport."""

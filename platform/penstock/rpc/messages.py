@@ -1,0 +1,382 @@
+"""Every control message, in one file. Two legs: JobManager <-> TaskManager (gRPC stream) and TaskManager <-> worker (socket pair).
+
+The JobManager talks to workers through the TaskManager, which relays encoded `WorkerCommand`s without looking inside, and relays
+`WorkerReport`s back. All are frozen msgspec structs with a tag, encoded as msgpack. Whoever receives one drops it when its
+(job, run, generation, attempt) is older than what it knows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.core.permits import CommitPermit
+from penstock.core.snapshot import CheckpointMetrics, Committable, FileRef, SubtaskSnapshot
+
+
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Common options of all messages."""
+
+
+# --- JobManager -> worker (relayed) -------------------------------------------------------------------------------------------
+
+
+class DeployTasks(_Message):
+    """Start these subtasks (`graph.deployment.encode_deployment`), all of one region in this worker; channels first, then open."""
+
+    job_id: str
+    generation: int
+    tasks: tuple[bytes, ...]
+
+
+class CancelTasks(_Message):
+    """Cancel all subtasks of the job in this worker and report each as CANCELED."""
+
+    job_id: str
+
+
+class TriggerCheckpoint(_Message):
+    """Sources put the barrier into the stream (sent to workers that hold source subtasks)."""
+
+    job_id: str
+    run_id: str
+    generation: int
+    checkpoint_id: int
+    #: A `core.elements.BarrierKind`.
+    kind: str
+
+
+class CheckpointCompleted(_Message):
+    """The manifest exists: sinks may publish, readers may publish offsets."""
+
+    permit: CommitPermit
+
+
+class CheckpointAborted(_Message):
+    """The checkpoint will never be complete."""
+
+    job_id: str
+    run_id: str
+    checkpoint_id: int
+
+
+class AssignSplits(_Message):
+    """Splits for one source subtask; `splits` are `connector.source.SourceSplit` as builtins."""
+
+    job_id: str
+    vertex_id: str
+    subtask: int
+    attempt: int
+    splits: tuple[dict[str, Any], ...]
+    no_more: bool
+
+
+class ResolvePending(_Message):
+    """Before a region opens: fence, read markers, publish what is owed, for every sink of the job; answered by PendingResolved."""
+
+    permit: CommitPermit
+    job_name: str
+    checkpoint_root: str
+    #: uid -> `connector.sink.SinkSpec` as builtins.
+    sinks: dict[str, dict[str, Any]]
+    #: Transactional id prefixes `<job>.<uid>.<run>.` whose writers must be fenced, per uid.
+    prefixes: dict[str, tuple[str, ...]]
+    committables: tuple[Committable, ...]
+
+
+class WriteSavepoint(_Message):
+    """Write the state of a complete checkpoint as a self-contained savepoint at `uri`; answered by SavepointWritten."""
+
+    job_id: str
+    savepoint_id: str
+    uri: str
+    checkpoint_root: str
+    job_name: str
+    #: `checkpoint.manifest.encode_manifest` bytes.
+    manifest: bytes
+
+
+class FinishTasks(_Message):
+    """The final checkpoint is complete and published: close all subtasks of the job and report FINISHED."""
+
+    job_id: str
+
+
+class LeaseRenewed(_Message):
+    """The supervisor passes on that the coordinator has heard of it (re-arms the worker's kernel lease)."""
+
+    sequence: int
+
+
+WorkerCommand = (
+    DeployTasks
+    | CancelTasks
+    | TriggerCheckpoint
+    | CheckpointCompleted
+    | CheckpointAborted
+    | AssignSplits
+    | ResolvePending
+    | WriteSavepoint
+    | FinishTasks
+    | LeaseRenewed
+)
+
+# --- worker -> JobManager (relayed) -------------------------------------------------------------------------------------------
+
+
+class TaskState(_Message):
+    """A subtask changed state: DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED; `input_ended` when its data ended."""
+
+    job_id: str
+    vertex_id: str
+    subtask: int
+    attempt: int
+    state: str
+    error: str = ""
+    #: Long text of a failure (traceback), user frames first.
+    detail: str = ""
+
+
+class InputEnded(_Message):
+    """The subtask has seen the end of all its input and finished its operators; it waits for the final checkpoint."""
+
+    job_id: str
+    vertex_id: str
+    subtask: int
+    attempt: int
+
+
+class CheckpointAck(_Message):
+    """A subtask's part of a checkpoint is durable."""
+
+    job_id: str
+    run_id: str
+    generation: int
+    checkpoint_id: int
+    attempt: int
+    snapshot: SubtaskSnapshot
+    metrics: CheckpointMetrics
+
+
+class CheckpointDeclined(_Message):
+    """A subtask could not take part; its segments stay in its log."""
+
+    job_id: str
+    run_id: str
+    generation: int
+    checkpoint_id: int
+    vertex_id: str
+    subtask: int
+    attempt: int
+    reason: str
+
+
+class OutputPublished(_Message):
+    """Committables known to be published (their marker was read back)."""
+
+    job_id: str
+    run_id: str
+    committable_ids: tuple[str, ...]
+
+
+class PendingResolved(_Message):
+    """Answer to ResolvePending; `error` empty = all owed output is published."""
+
+    job_id: str
+    generation: int
+    published: tuple[str, ...] = ()
+    error: str = ""
+
+
+class SavepointWritten(_Message):
+    """Answer to WriteSavepoint."""
+
+    job_id: str
+    savepoint_id: str
+    uri: str
+    manifest: FileRef | None = None
+    error: str = ""
+
+
+class WorkerMetrics(_Message):
+    """Counters of all subtasks of a worker: `<vertex>/<subtask>` -> name -> value (Flink's metric names), and the worker's own."""
+
+    worker_id: str
+    job_id: str
+    tasks: dict[str, dict[str, float]]
+    worker: dict[str, float]
+
+
+class WorkerReady(_Message):
+    """First message of a worker: its network endpoint (`unix:<path>` or `tcp:host:port`)."""
+
+    worker_id: str
+    endpoint: str
+    pid: int
+
+
+WorkerReport = (
+    TaskState
+    | InputEnded
+    | CheckpointAck
+    | CheckpointDeclined
+    | OutputPublished
+    | PendingResolved
+    | SavepointWritten
+    | WorkerMetrics
+    | WorkerReady
+)
+
+# --- TaskManager -> JobManager -----------------------------------------------------------------------------------------------
+
+
+class RegisterTaskManager(_Message):
+    """First message on the stream. A TaskManager that reconnects names the workers it still holds."""
+
+    taskmanager_id: str
+    host: str
+    pid: int
+    slots: int
+    workers: tuple[str, ...] = ()
+
+
+class Heartbeat(_Message):
+    """Every heartbeat interval; the answer renews the workers' leases."""
+
+    taskmanager_id: str
+    sequence: int
+    #: Worker id -> resident bytes.
+    worker_memory: dict[str, int] = {}
+
+
+class FromWorker(_Message):
+    """A worker's report, relayed."""
+
+    taskmanager_id: str
+    worker_id: str
+    #: An encoded `WorkerReport`.
+    report: bytes
+
+
+class WorkerExited(_Message):
+    """A worker process ended: seen at once by the supervisor."""
+
+    taskmanager_id: str
+    worker_id: str
+    #: Exit status as of `Popen.returncode` (negative = signal).
+    returncode: int
+    #: Last lines of its log.
+    log_tail: str = ""
+
+
+class WorkerStartFailed(_Message):
+    """A worker could not be started (requirements failed to install, template died...)."""
+
+    taskmanager_id: str
+    worker_id: str
+    error: str
+
+
+class LogText(_Message):
+    """Answer to FetchLog."""
+
+    request_id: str
+    text: str
+
+
+TaskManagerReport = RegisterTaskManager | Heartbeat | FromWorker | WorkerExited | WorkerStartFailed | LogText
+
+# --- JobManager -> TaskManager -----------------------------------------------------------------------------------------------
+
+
+class Registered(_Message):
+    """Answer to RegisterTaskManager; workers not in `keep_workers` are to be killed at once."""
+
+    jobmanager_id: str
+    generation: int
+    heartbeat_interval_ms: int
+    worker_lease_ms: int
+    keep_workers: tuple[str, ...] = ()
+
+
+class HeartbeatAck(_Message):
+    """The coordinator has heard heartbeat `sequence`."""
+
+    sequence: int
+
+
+class StartWorker(_Message):
+    """Start a slot worker for a job."""
+
+    worker_id: str
+    job_id: str
+    slot: int
+    requirements: tuple[str, ...]
+    python_path: tuple[str, ...]
+    managed_memory_bytes: int
+    #: Modules the template imports beforehand for this job.
+    preload: tuple[str, ...] = ()
+
+
+class StopWorker(_Message):
+    """Kill the worker (SIGKILL: everything it may do is fenced or repeatable) and free its slot."""
+
+    worker_id: str
+
+
+class ToWorker(_Message):
+    """Relay `command` (an encoded `WorkerCommand`) to a worker."""
+
+    worker_id: str
+    command: bytes
+
+
+class FetchLog(_Message):
+    """Send the tail of a worker's log, or of the TaskManager's own when `worker_id` is empty."""
+
+    request_id: str
+    worker_id: str
+    max_bytes: int = 65536
+
+
+class Shutdown(_Message):
+    """Stop all workers and exit."""
+
+
+TaskManagerCommand = Registered | HeartbeatAck | StartWorker | StopWorker | ToWorker | FetchLog | Shutdown
+
+_encoder = msgspec.msgpack.Encoder()
+_worker_commands: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(WorkerCommand)
+_worker_reports: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(WorkerReport)
+_taskmanager_commands: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(TaskManagerCommand)
+_taskmanager_reports: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(TaskManagerReport)
+
+
+def encode(message: WorkerCommand | WorkerReport | TaskManagerCommand | TaskManagerReport) -> bytes:
+    """Return the wire form of any message."""
+    return _encoder.encode(message)
+
+
+def decode_worker_command(data: bytes) -> WorkerCommand:
+    """Decode what a worker receives."""
+    command: WorkerCommand = _worker_commands.decode(data)
+    return command
+
+
+def decode_worker_report(data: bytes) -> WorkerReport:
+    """Decode what a worker sent."""
+    report: WorkerReport = _worker_reports.decode(data)
+    return report
+
+
+def decode_taskmanager_command(data: bytes) -> TaskManagerCommand:
+    """Decode what a TaskManager receives."""
+    command: TaskManagerCommand = _taskmanager_commands.decode(data)
+    return command
+
+
+def decode_taskmanager_report(data: bytes) -> TaskManagerReport:
+    """Decode what a TaskManager sent."""
+    report: TaskManagerReport = _taskmanager_reports.decode(data)
+    return report

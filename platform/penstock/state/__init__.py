@@ -1,0 +1,1 @@
+"""Keyed state: hot tables over cold stores, frozen at barriers into segments of one snapshot format."""

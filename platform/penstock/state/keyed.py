@@ -1,0 +1,86 @@
+"""What the task and the operators know of keyed state: the store of one operator, and the frozen state of one barrier.
+
+Implemented by `penstock.state.store`. Everything but `encode` and `CompactionJob.run` is called in the subtask's own thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
+    from penstock.state.pane_table import PaneTable, PaneTableSpec
+
+
+class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
+    """A Parquet file in memory, on its way to the object store; `position` is its place in the log."""
+
+    position: int
+    data: bytes
+    rows: int
+    hash_min: int
+    hash_max: int
+    namespace_min: int
+    namespace_max: int
+    tier: int = 0
+
+
+class FrozenState(Protocol):
+    """One state as of one barrier. Pages are copied by the owner's thread, piece by piece; encoding happens in the background."""
+
+    def copy_pages(self, limit: int) -> bool:
+        """Copy up to `limit` frozen pages that were not yet copied by a write; True when none is left and `encode` may start."""
+
+    def encode(self) -> tuple[EncodedSegment, ...]:
+        """Return every segment of the log up to this barrier that is not durable yet (earlier failed uploads too). Any thread."""
+
+    def durable(self, files: Mapping[int, FileRef]) -> None:
+        """The segments at these positions are written and verified."""
+
+    def failed(self) -> None:
+        """The upload was given up; the segments stay in the log and are offered again by the next frozen state."""
+
+    def snapshot(self) -> KeyedStateSnapshot:
+        """Return base and all segments up to the barrier. Only legal when all of them are durable."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held for this frozen state, counted against the managed memory."""
+
+
+class CompactionJob(Protocol):
+    """Merges committed segments of one tier; `run` in the background, then `KeyedStateStore.compacted` in the owner's thread."""
+
+    @property
+    def inputs(self) -> tuple[Segment, ...]:
+        """The segments that are merged."""
+
+    def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
+        """Read, merge (last by order wins, tombstones applied), encode."""
+
+
+class KeyedStateStore(Protocol):
+    """All keyed state of one operator of one subtask."""
+
+    def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
+        """Declare (once, in `open`) a table of accumulators by pane; restored rows are in it when this returns."""
+
+    def freeze(self) -> tuple[FrozenState, ...]:
+        """Freeze all declared states: bump the epoch, keep references, copy nothing yet."""
+
+    def compaction(self) -> CompactionJob | None:
+        """Return work for the background when a tier is full and none is running."""
+
+    def compacted(self, job: CompactionJob, file: FileRef | None) -> None:
+        """The merged segment is durable (None: given up); it replaces its inputs in later snapshots."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Managed bytes held: hot tables, frozen pages, open segments."""
+
+    def close(self) -> None:
+        """Free memory and local files."""
