@@ -1,0 +1,80 @@
+"""The servers from a shell: `python -m penstock.testing.servers ensure|run`.
+
+Stands behind `infra/bootstrap.py` and `infra/servers.sh`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+from pathlib import Path
+
+from penstock.core.errors import PenstockError
+from penstock.testing.servers import choose, kafka_local, provision
+from penstock.testing.servers.spec import Server
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m penstock.testing.servers", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("ensure", help="fetch and build what the servers need, once per machine")
+    run = commands.add_parser("run", help="start Kafka and MinIO and keep them until Ctrl-C or SIGTERM")
+    run.add_argument("--data", type=Path, default=Path(".servers"), help="folder for logs and data (kept)")
+    run.add_argument("--kafka-port", type=int, default=19092)
+    run.add_argument("--minio-port", type=int, default=19000)
+    options = parser.parse_args(arguments)
+    try:
+        if options.command == "ensure":
+            ensure()
+        else:
+            _run(options.data, options.kafka_port, options.minio_port)
+    except PenstockError as error:
+        _say(f"error: {error}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+def ensure() -> None:
+    """Prepare both servers, unless a Docker engine will run them."""
+    if choose.uses_containers():
+        _say("a Docker engine answers: Kafka and MinIO will run as containers")
+        return
+    kafka_local.prepare(provision.ensure_kafka_jars(_say), _say)
+    provision.ensure_minio(_say)
+
+
+def _run(data: Path, kafka_port: int, minio_port: int) -> None:
+    stops = {signal.SIGINT, signal.SIGTERM}
+    with contextlib.ExitStack() as running:
+        starts = (
+            lambda: choose.start_kafka(data / "kafka", progress=_say, port=kafka_port),
+            lambda: choose.start_minio(data / "minio", progress=_say, port=minio_port),
+        )
+        for start in starts:
+            server: Server = start()
+            running.callback(_stop, server)
+            sys.stdout.write(json.dumps({"server": server.name, "endpoint": server.endpoint, "pid": server.pid}) + "\n")
+            sys.stdout.flush()
+        # blocked only now: a blocked signal is inherited through exec, and the servers must hear theirs
+        signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+        signal.sigwait(stops)
+
+
+def _stop(server: Server) -> None:
+    _say(f"stopping {server.name}")
+    server.remove()
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

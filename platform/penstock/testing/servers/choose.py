@@ -1,0 +1,75 @@
+"""One way to get a server: a container where a Docker engine answers, else a local process; never nothing.
+
+`start_kafka` and `start_minio` are what the demo and the tests call. `PENSTOCK_SERVERS` = `auto` (default), `local` or
+`containers`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+from penstock.core.errors import PenstockError, UsageError
+from penstock.testing.servers import containers
+from penstock.testing.servers.kafka_local import LocalKafka
+from penstock.testing.servers.minio_local import LocalMinio
+from penstock.testing.servers.spec import KafkaServer, MinioServer, Progress, Server, silent
+
+S = TypeVar("S", bound=Server)
+
+MODES = ("auto", "local", "containers")
+
+
+def server_mode() -> str:
+    """Return the mode that `PENSTOCK_SERVERS` asks for."""
+    mode = os.environ.get("PENSTOCK_SERVERS", "auto")
+    if mode not in MODES:
+        raise UsageError(f"PENSTOCK_SERVERS is {mode!r}", hint=f"one of {', '.join(MODES)}")
+    return mode
+
+
+def uses_containers() -> bool:
+    """Whether servers start as containers here."""
+    mode = server_mode()
+    return mode == "containers" or (mode == "auto" and containers.engine_answers())
+
+
+def start_kafka(
+    data_dir: Path | str,
+    *,
+    progress: Progress = silent,
+    settings: Mapping[str, str] | None = None,
+    port: int | None = None,
+) -> KafkaServer:
+    """Start a broker whose data lies under `data_dir`; the caller stops it."""
+    local: KafkaServer = LocalKafka(Path(data_dir), progress=progress, settings=settings, port=port)
+    if uses_containers():
+        container: KafkaServer = containers.ContainerKafka(settings=settings, port=port)
+        return _start_container(container, local, progress)
+    local.start()
+    return local
+
+
+def start_minio(data_dir: Path | str, *, progress: Progress = silent, port: int | None = None) -> MinioServer:
+    """Start an S3 server whose data lies under `data_dir`; the caller stops it."""
+    local: MinioServer = LocalMinio(Path(data_dir), progress=progress, port=port)
+    if uses_containers():
+        container: MinioServer = containers.ContainerMinio(port=port)
+        return _start_container(container, local, progress)
+    local.start()
+    return local
+
+
+def _start_container(container: S, local: S, progress: Progress) -> S:
+    """Start the container; in mode `auto` an engine without the image falls back to the local process, and says so."""
+    try:
+        container.start()
+    except PenstockError as error:
+        if server_mode() != "auto":
+            raise
+        progress(f"{error.message}; starting a local process instead")
+        local.start()
+        return local
+    return container

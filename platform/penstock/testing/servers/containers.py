@@ -1,0 +1,182 @@
+"""The same servers as containers, for machines where a Docker engine answers.
+
+Ports are fixed and published on the loopback interface, so that a killed and restarted container is found where it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.core.clock import SystemClock
+from penstock.core.errors import ConnectorError, PenstockError
+from penstock.testing.servers import minio_local, provision
+from penstock.testing.servers.kafka_local import READY_MARK, SETTINGS
+from penstock.testing.servers.process import LOOPBACK, accepts, free_port
+from penstock.testing.servers.s3 import ensure_bucket
+
+KAFKA_IMAGE = f"apache/kafka:{provision.KAFKA_VERSION}"
+MINIO_IMAGE = "minio/minio:latest"
+ENGINE_TIMEOUT_S = 2
+START_LIMIT_MS = 120_000
+POLL_MS = 100
+CLIENT_PORT, CONTROLLER_PORT, BROKER_PORT, S3_PORT = 9092, 9093, 9094, 9000
+
+# What testcontainers must know where containers publish on the loopback interface: no reaper image is pulled (`remove`
+# does its work), and a machine that is itself a container must not be taken for a sibling of ours.
+_ENGINE_SETTINGS = {
+    "TESTCONTAINERS_RYUK_DISABLED": "true",
+    "TESTCONTAINERS_CONNECTION_MODE": "docker_host",
+    "TESTCONTAINERS_HOST_OVERRIDE": LOOPBACK,
+}
+
+
+def engine_answers() -> bool:
+    """Whether a Docker engine can be used from here."""
+    try:
+        import docker
+    except ImportError:
+        return False
+    with contextlib.suppress(docker.errors.DockerException, OSError):
+        engine = docker.from_env(timeout=ENGINE_TIMEOUT_S)
+        try:
+            return bool(engine.ping())
+        finally:
+            engine.close()
+    return False
+
+
+class _Container:
+    """What both servers share: start, stop, kill and restart of one container with one published port."""
+
+    name: str
+
+    def __init__(self, image: str, inner_port: int, port: int | None) -> None:
+        for key, value in _ENGINE_SETTINGS.items():
+            os.environ.setdefault(key, value)
+        from testcontainers.core.container import DockerContainer
+
+        self._image = image
+        self._port = port or free_port()
+        container: Any = DockerContainer(image)
+        self._container = container.with_exposed_ports(inner_port)
+        self._container.ports[inner_port] = (LOOPBACK, self._port)
+        self._started = False
+        self._clock = SystemClock()
+
+    @property
+    def endpoint(self) -> str:
+        return f"{LOOPBACK}:{self._port}"
+
+    @property
+    def pid(self) -> int | None:
+        if not self._started:
+            return None
+        wrapped = self._container.get_wrapped_container()
+        wrapped.reload()
+        return int(wrapped.attrs["State"]["Pid"]) or None
+
+    def start(self) -> None:
+        if self.pid is not None:
+            return
+        if self._started:
+            self._container.get_wrapped_container().start()
+        else:
+            self._create()
+        deadline = self._clock.monotonic_ms() + START_LIMIT_MS
+        while not self._is_ready():
+            if self.pid is None or self._clock.monotonic_ms() > deadline:
+                tail = " | ".join(self._log().splitlines()[-3:])
+                self.remove()
+                raise ConnectorError(f"container {self._image} did not become ready: {tail}")
+            self._clock.sleep_ms(POLL_MS)
+
+    def stop(self) -> None:
+        """Stop it; the container and its data stay for `restart` and go with `remove`."""
+        if self._started:
+            self._container.get_wrapped_container().stop(timeout=20)
+
+    def kill(self) -> None:
+        if self.pid is not None:
+            self._container.get_wrapped_container().kill()
+
+    def restart(self) -> None:
+        self.stop()
+        self.start()
+
+    def remove(self) -> None:
+        """Remove the container with its data."""
+        if self._started:
+            self._container.stop()
+            self._started = False
+
+    def _create(self) -> None:
+        import docker
+
+        try:
+            self._container.start()
+        except docker.errors.DockerException as error:
+            raise PenstockError(
+                f"the Docker engine answers but cannot start {self._image}: {error}",
+                hint="pull it, name another in PENSTOCK_KAFKA_IMAGE or PENSTOCK_MINIO_IMAGE, or set PENSTOCK_SERVERS=local",
+            ) from error
+        self._started = True
+
+    def _log(self) -> str:
+        return str(self._container.get_wrapped_container().logs().decode(errors="replace"))
+
+    def _is_ready(self) -> bool:
+        return accepts(self._port)
+
+
+class ContainerKafka(_Container):
+    """A `KafkaServer` in a container."""
+
+    name = "Kafka"
+
+    def __init__(self, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
+        """Nothing runs before `start`; `settings` override the broker's."""
+        super().__init__(os.environ.get("PENSTOCK_KAFKA_IMAGE", KAFKA_IMAGE), CLIENT_PORT, port)
+        own = {
+            "listeners": f"CLIENT://:{CLIENT_PORT},CONTROLLER://localhost:{CONTROLLER_PORT},BROKER://localhost:{BROKER_PORT}",
+            "advertised.listeners": f"CLIENT://{self.endpoint},BROKER://localhost:{BROKER_PORT}",
+            "listener.security.protocol.map": "CLIENT:PLAINTEXT,CONTROLLER:PLAINTEXT,BROKER:PLAINTEXT",
+            # the broker reaches its own transaction coordinator here; the published port exists only outside
+            "inter.broker.listener.name": "BROKER",
+            "controller.quorum.voters": f"1@localhost:{CONTROLLER_PORT}",
+        }
+        for key, value in {**SETTINGS, **own, **(settings or {})}.items():
+            self._container.with_env("KAFKA_" + key.replace(".", "_").upper(), value)
+
+    @property
+    def bootstrap(self) -> str:
+        return self.endpoint
+
+    def _is_ready(self) -> bool:
+        return READY_MARK in self._log() and accepts(self._port)
+
+
+class ContainerMinio(_Container):
+    """A `MinioServer` in a container."""
+
+    name = "MinIO"
+    access_key = minio_local.ACCESS_KEY
+    secret_key = minio_local.SECRET_KEY
+
+    def __init__(self, *, port: int | None = None) -> None:
+        """Nothing runs before `start`."""
+        super().__init__(os.environ.get("PENSTOCK_MINIO_IMAGE", MINIO_IMAGE), S3_PORT, port)
+        self._container.with_env("MINIO_ROOT_USER", self.access_key).with_env("MINIO_ROOT_PASSWORD", self.secret_key)
+        self._container.with_command("server /data")
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.endpoint}"
+
+    def make_bucket(self, bucket: str) -> None:
+        ensure_bucket(self, bucket)
+
+    def _is_ready(self) -> bool:
+        return minio_local.is_healthy(self._port)
