@@ -1,0 +1,68 @@
+"""What a worker's task code sees of the network: gates to read from, partitions to write to, and when to start and stop them.
+
+`WorkerNetwork` (sockets, one thread) and `MemoryNetwork` (the simulator) both are a `DataPlane`. The order of calls for one
+deployment of a job: `create_gate` and `create_outputs` for every subtask placed in this worker, then `start_channels(job_id)`
+once, then run the subtasks; at the end (finished, failed or cancelled) `release(job_id)`. Nothing is sent on a channel before
+its receiver's `start_channels`, so workers may be started in any order. After `release` a new deployment of the same job (a
+higher epoch in its channel ids) may be created at once.
+
+    gate    = network.create_gate(deployment, on_data)          InputGate | None (None: no inputs, a source)
+        gate.poll()              -> (channel, element) | None   fair over channels; after None wait for `on_data`
+        gate.input_index_of(channel) -> int                     which input of the head operator the channel belongs to
+        gate.channel_count
+        gate.block(channel) / gate.unblock(channel)             alignment; blocked channels still fill up to their credit
+        gate.bytes_queued, gate.records_in, gate.bytes_in
+    outputs = network.create_outputs(deployment, on_available)  list[ResultPartition], in the order of deployment.outputs
+        output.spec.side_output                                 which collector it belongs to
+        output.batch(b) .watermark(w) .status(s) .barrier(b) .end()    never block; they may overdraw
+        output.available         -> bool                        False: stop feeding the operator until `on_available`
+        output.next_deadline_ms  -> float | None                monotonic; call `flush_due(clock.monotonic_ms())` then
+        output.records_out, output.bytes_out
+
+`on_data` and `on_available` are called from other threads, hold no lock, and must only wake the task. A lost connection is
+told to `on_connection_lost` and makes the gates and outputs concerned raise `ConnectionLostError` from their next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.graph.deployment import TaskDeployment
+    from penstock.network.input_gate import InputGate
+    from penstock.network.output import ResultPartition
+
+#: Wakes a task; called from any thread.
+Wake = Callable[[], None]
+#: Told of a lost peer: its worker id and why.
+ConnectionLost = Callable[[str, str], None]
+
+
+class ConnectionLostError(PenstockError):
+    """The other end of a channel is gone; the task must fail, rows may be lost on the way."""
+
+
+class DataPlane(Protocol):
+    """The channels of one worker."""
+
+    @property
+    def endpoint(self) -> str:
+        """Where other workers reach this one: `unix:<path>`, `tcp:host:port` or `memory:<worker>`."""
+
+    def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
+        """Make the gate of one subtask; None when it has no inputs."""
+
+    def create_outputs(self, deployment: TaskDeployment, on_available: Wake | None = None) -> list[ResultPartition]:
+        """Make the outgoing partitions of one subtask, one an outgoing edge."""
+
+    def start_channels(self, job_id: str) -> None:
+        """Connect all channels made so far for the job; returns at once, a peer that cannot be reached is a lost connection."""
+
+    def release(self, job_id: str) -> None:
+        """Close and forget all channels of the job in this worker; peers still using them are told. Idempotent."""
+
+    def close(self) -> None:
+        """Release everything and stop."""
