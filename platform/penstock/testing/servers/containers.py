@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any
 
@@ -35,17 +36,19 @@ _ENGINE_SETTINGS = {
 
 def engine_answers() -> bool:
     """Whether a Docker engine can be used from here."""
-    try:
-        import docker
-    except ImportError:
-        return False
-    with contextlib.suppress(docker.errors.DockerException, OSError):
-        engine = docker.from_env(timeout=ENGINE_TIMEOUT_S)
-        try:
-            return bool(engine.ping())
-        finally:
-            engine.close()
+    # asked by hand: the Docker client needs half a second to be imported and leaves sockets open when nobody answers
+    scheme, _, address = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock").partition("://")
+    with contextlib.suppress(OSError, ValueError), socket.socket(_family(scheme), socket.SOCK_STREAM) as probe:
+        probe.settimeout(ENGINE_TIMEOUT_S)
+        host, _, port = address.rpartition(":")
+        probe.connect(address if scheme == "unix" else (host, int(port.rstrip("/"))))
+        probe.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
+        return b" 200 " in probe.recv(64)
     return False
+
+
+def _family(scheme: str) -> socket.AddressFamily:
+    return socket.AF_UNIX if scheme == "unix" else socket.AF_INET
 
 
 class _Container:
@@ -120,7 +123,7 @@ class _Container:
         except docker.errors.DockerException as error:
             raise PenstockError(
                 f"the Docker engine answers but cannot start {self._image}: {error}",
-                hint="pull it, name another in PENSTOCK_KAFKA_IMAGE or PENSTOCK_MINIO_IMAGE, or set PENSTOCK_SERVERS=local",
+                hint="pull it, set PENSTOCK_KAFKA_IMAGE or PENSTOCK_MINIO_IMAGE, or PENSTOCK_SERVERS=local",
             ) from error
         self._started = True
 
