@@ -1,0 +1,158 @@
+"""The TaskManager's end of the control stream: dials the JobManager, registers, reconnects with backoff.
+
+Used by `penstock.taskmanager`. Everything runs on the caller's event loop; `handle` is called in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+import msgspec
+from grpc import aio
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import PenstockError
+from penstock.core.rand import Rand, SystemRand
+from penstock.rpc.channel import OPTIONS, PATH, SendQueue
+from penstock.rpc.messages import (
+    RegisterTaskManager,
+    TaskManagerCommand,
+    TaskManagerReport,
+    decode_taskmanager_command,
+    encode,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ReconnectPolicy:
+    """How long to wait between dials, and when to give up."""
+
+    first_delay_ms: int = 50
+    max_delay_ms: int = 2_000
+    #: Unreachable for this long: `run` raises; None waits for ever.
+    give_up_after_ms: int | None = 600_000
+
+
+class TaskManagerLink:
+    """The TaskManager's connection to its JobManager."""
+
+    def __init__(
+        self,
+        address: str,
+        register: Callable[[], RegisterTaskManager],
+        handle: Callable[[TaskManagerCommand], None],
+        on_disconnect: Callable[[str], None] = lambda _reason: None,
+        policy: ReconnectPolicy = ReconnectPolicy(),
+    ) -> None:
+        """`register` gives the first message of every new stream; `handle` must not block; see `run`."""
+        self.address = address
+        self._register = register
+        self._handle = handle
+        self._on_disconnect = on_disconnect
+        self._policy = policy
+        self._clock: Clock = SystemClock()
+        self._rand: Rand = SystemRand()
+        self._queue: SendQueue | None = None
+        self._closing = asyncio.Event()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a stream is open right now."""
+        return self._queue is not None and not self._queue.closed
+
+    def send(self, report: TaskManagerReport) -> bool:
+        """Queue a report; False when not connected: it is dropped, the JobManager has counted our workers as lost."""
+        return self._queue is not None and self._queue.put(encode(report))
+
+    def close(self) -> None:
+        """Let `run` return."""
+        self._closing.set()
+        if self._queue is not None:
+            self._queue.close()
+
+    async def run(self) -> None:
+        """Keep a stream open until `close`.
+
+        Raises:
+            PenstockError: the JobManager was unreachable for `give_up_after_ms`.
+        """
+        delay_ms = float(self._policy.first_delay_ms)
+        lost_since = self._clock.monotonic_ms()
+        while not self._closing.is_set():
+            heard, reason = await self._one_stream()
+            if self._closing.is_set():
+                return
+            now = self._clock.monotonic_ms()
+            if heard:
+                delay_ms, lost_since = float(self._policy.first_delay_ms), now
+            give_up = self._policy.give_up_after_ms
+            if give_up is not None and now - lost_since > give_up:
+                msg = f"the JobManager at {self.address} cannot be reached: {reason}"
+                raise PenstockError(msg, hint="is it running, and is the address right?")
+            wait_s = delay_ms * (0.8 + 0.4 * self._rand.fraction()) / 1000
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), wait_s)
+            delay_ms = min(delay_ms * 2, self._policy.max_delay_ms)
+
+    async def _one_stream(self) -> tuple[bool, str]:
+        """Dial, register and serve one stream; return whether the JobManager answered, and why it ended."""
+        heard = False
+        reason = "the JobManager closed the stream"
+        queue = SendQueue()
+        channel = aio.insecure_channel(self.address, options=OPTIONS)
+        writer: asyncio.Task[None] | None = None
+        try:
+            call = channel.stream_stream(PATH)()
+            await call.write(encode(self._register()))
+            self._queue = queue
+            writer = asyncio.create_task(_write(queue, call))
+            while (data := await self._next(call)) is not aio.EOF:
+                heard = True
+                self._handle(decode_taskmanager_command(data))
+        except (grpc.RpcError, aio.UsageError) as error:
+            reason = _reason_of(error)
+        except asyncio.InvalidStateError as error:
+            reason = str(error)
+        except msgspec.MsgspecError as error:
+            reason = f"the JobManager sent something that is no message: {error}"
+        finally:
+            self._queue = None
+            queue.close()
+            if writer is not None:
+                writer.cancel()
+                with contextlib.suppress(asyncio.CancelledError, grpc.RpcError, asyncio.InvalidStateError):
+                    await writer
+            await channel.close()
+        if heard:
+            self._on_disconnect(reason)
+        return heard, reason
+
+    async def _next(self, call: Any) -> Any:
+        """Return the next message, or EOF when the stream or this link ends."""
+        read = asyncio.ensure_future(call.read())
+        closing = asyncio.ensure_future(self._closing.wait())
+        try:
+            await asyncio.wait((read, closing), return_when=asyncio.FIRST_COMPLETED)
+            if not read.done():
+                read.cancel()
+                return aio.EOF
+            return read.result()
+        finally:
+            closing.cancel()
+
+
+async def _write(queue: SendQueue, call: Any) -> None:
+    while (data := await queue.get()) is not None:
+        await call.write(data)
+    await call.done_writing()
+
+
+def _reason_of(error: BaseException) -> str:
+    details = getattr(error, "details", None)
+    text = details() if callable(details) else None
+    return str(text or error)
