@@ -1,0 +1,92 @@
+"""Watermarks per source split and their minimum: the decider inside a source operator.
+
+A split counts as idle only after the time-out has passed while it was reported caught up (no fetch pending) and the
+output was not back-pressured; otherwise a slow reader would be taken for a quiet partition. `now` values are
+monotonic milliseconds from the caller.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.core.elements import MIN_TIMESTAMP
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+@dataclass(slots=True)
+class _Split:
+    watermark: int
+    finished: bool = False
+    idle: bool = False
+    #: Since when the split has been quiet, caught up and not held up by back-pressure; None = it is not.
+    quiet_since: float | None = None
+
+
+class SplitWatermarks:
+    """Per-split watermarks.
+
+    The combined one is the minimum over splits that are neither idle nor finished and never goes back.
+    """
+
+    def __init__(self, idle_timeout_ms: int | None, floor: int = MIN_TIMESTAMP) -> None:
+        """`floor` is the watermark that was emitted before the restored checkpoint."""
+        self._idle_timeout_ms = idle_timeout_ms
+        self._splits: dict[str, _Split] = {}
+        self._combined = floor
+
+    @property
+    def combined(self) -> int:
+        """The combined watermark so far; `MIN_TIMESTAMP` before the first."""
+        return self._combined
+
+    @property
+    def idle(self) -> bool:
+        """Whether no split takes part in the minimum: all idle or finished, or there is none."""
+        return all(split.idle or split.finished for split in self._splits.values())
+
+    def add(self, split_id: str, watermark: int | None, *, finished: bool = False) -> None:
+        """Add a split, with its watermark of the restored checkpoint when it has one; a known id is left as it is."""
+        self._splits.setdefault(split_id, _Split(MIN_TIMESTAMP if watermark is None else watermark, finished))
+
+    def advance(self, split_id: str, watermark: int) -> None:
+        """Rows of the split came, and its own watermark is now at least this."""
+        split = self._splits[split_id]
+        split.watermark = max(split.watermark, watermark)
+        split.idle = False
+        split.quiet_since = None
+
+    def finish(self, split_id: str) -> None:
+        """The split is read to its bounded end and no longer holds anything back."""
+        self._splits[split_id].finished = True
+
+    def pass_time(self, now_ms: float, caught_up: Iterable[str], *, backpressured: bool) -> None:
+        """Time is `now_ms`; `caught_up` are the splits known to have nothing. Declares idleness where it is due."""
+        if self._idle_timeout_ms is None:
+            return
+        quiet = frozenset() if backpressured else frozenset(caught_up)
+        for split_id, split in self._splits.items():
+            if split_id not in quiet:
+                split.quiet_since = None
+            elif split.quiet_since is None:
+                split.quiet_since = now_ms
+            elif now_ms - split.quiet_since >= self._idle_timeout_ms:
+                split.idle = True
+
+    def take_advance(self) -> int | None:
+        """Return the combined watermark when it advanced since the last call, and remember it as emitted; else None."""
+        active = [s.watermark for s in self._splits.values() if not (s.idle or s.finished)]
+        if not active:
+            return None
+        lowest = min(active)
+        if lowest <= self._combined:
+            return None
+        self._combined = lowest
+        return lowest
+
+    def watermark_of(self, split_id: str) -> int | None:
+        """Return the split's own watermark for its snapshot; None before its first row."""
+        watermark = self._splits[split_id].watermark
+        return None if watermark == MIN_TIMESTAMP else watermark
