@@ -1,6 +1,5 @@
 """Missing tools are named with the way out; what is there is not fetched again."""
 
-import os
 import stat
 
 import pytest

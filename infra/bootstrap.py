@@ -1,0 +1,251 @@
+"""The two commands of the README, on a machine that has nothing but Python: `demo` and `test`.
+
+Installs what is missing (virtual environment, locked packages, programs of the real servers), skips what is done, then
+becomes the command itself. Standard library only: nothing of ours is installed when it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+VENV = ROOT / ".venv"
+PYTHON = VENV / "bin" / "python"
+LOCK = ROOT / "requirements.lock"
+STAMP = VENV / "penstock-installed.sha256"
+VERSIONS = ((3, 13), (3, 12), (3, 11))
+REPORT_EVERY_S = 10.0
+# levels of the tests that need no server
+WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy"}
+USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] [--json] ... | test [pytest arguments] | setup | servers"
+
+
+class BootstrapError(Exception):
+    """Something a person must do first; printed as one line."""
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare, then replace this process by the command."""
+    command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if command not in {"demo", "test", "setup", "servers"}:
+        print(USAGE, file=sys.stderr)
+        return 2
+    try:
+        with _exclusive():
+            install()
+        if (
+            command == "servers"
+            or (command == "demo" and "--kafka" in rest)
+            or (command == "test" and _wants_servers(rest))
+        ):
+            prepare_servers()
+    except BootstrapError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    if command in {"setup", "servers"}:
+        return 0
+    os.environ["VIRTUAL_ENV"] = str(VENV)
+    os.environ["PATH"] = os.pathsep.join([str(VENV / "bin"), os.environ.get("PATH", os.defpath)])
+    line = (
+        [str(VENV / "bin" / "penstock"), "demo", *rest] if command == "demo" else [str(PYTHON), "-m", "pytest", *rest]
+    )
+    if command == "test":
+        os.chdir(ROOT)
+    sys.stdout.flush()
+    os.execv(line[0], line)  # noqa: S606  the list is ours, and no shell is wanted
+    return 0
+
+
+# --- packages
+
+
+def install() -> None:
+    """Create the virtual environment and install the locked packages, unless exactly these are there."""
+    wanted = hashlib.sha256(LOCK.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted:
+        return
+    python = _python()
+    uv = _uv(python)
+    if not _usable(PYTHON):
+        shutil.rmtree(VENV, ignore_errors=True)
+        make = [uv, "venv", "--quiet", "--python", python] if uv else [python, "-m", "venv"]
+        run("creating the virtual environment .venv", [*make, str(VENV)])
+    if uv:
+        try:
+            _install_with([uv, "pip", "install", "--quiet", "--python", str(PYTHON)])
+        except BootstrapError as error:
+            say(f"{error}; trying again with pip")
+            uv = None
+    if not uv:
+        if not (VENV / "bin" / "pip").exists():
+            run("adding pip to .venv", [str(PYTHON), "-m", "ensurepip"])
+        _install_with([str(PYTHON), "-m", "pip", "install", "--quiet"])
+    STAMP.write_text(wanted)
+
+
+def _install_with(installer: Sequence[str]) -> None:
+    run("installing the locked packages", [*installer, "--require-hashes", "-r", str(LOCK)])
+    run("installing penstock itself", [*installer, "--no-deps", "-e", str(ROOT)])
+
+
+def _usable(python: Path) -> bool:
+    if not python.exists():
+        return False
+    probe = [str(python), "-c", f"import sys; sys.exit(sys.version_info[:2] not in {VERSIONS!r})"]
+    return subprocess.run(probe, capture_output=True, check=False).returncode == 0
+
+
+def _python() -> str:
+    """Return an interpreter of a supported version: this one, or one in PATH."""
+    if sys.version_info[:2] in VERSIONS:
+        return sys.executable
+    for major, minor in VERSIONS:
+        found = shutil.which(f"python{major}.{minor}")
+        if found and _usable(Path(found)):
+            return found
+    running = ".".join(map(str, sys.version_info[:3]))
+    hint = "install one, on Debian or Ubuntu: apt-get install -y python3.11-venv"
+    raise BootstrapError(f"Python 3.11, 3.12 or 3.13 is needed, this is {running}: {hint}")
+
+
+def _uv(python: str) -> str | None:
+    """Return uv: the machine's, else one of our own in the cache; None when it cannot be had (pip does then)."""
+    if found := shutil.which("uv"):
+        return found
+    home = _cache() / "tools" / "uv"
+    program = home / "bin" / "uv"
+    if (
+        program.exists()
+        and subprocess.run([str(program), "--version"], capture_output=True, check=False).returncode == 0
+    ):
+        return str(program)
+    try:
+        run("fetching uv, the installer", [python, "-m", "venv", "--clear", str(home)])
+        run("fetching uv, the installer", [str(home / "bin" / "python"), "-m", "pip", "install", "--quiet", "uv"])
+    except BootstrapError as error:
+        shutil.rmtree(home, ignore_errors=True)
+        if "ensurepip" in str(error):
+            version = ".".join(map(str, sys.version_info[:2]))
+            raise BootstrapError(
+                f"this Python cannot make virtual environments: apt-get install -y python{version}-venv"
+            ) from None
+        say(f"no uv ({error}); going on with pip, which is slower")
+        return None
+    return str(program)
+
+
+# --- servers
+
+
+def _wants_servers(arguments: Sequence[str]) -> bool:
+    """Whether these pytest arguments may select a test with a server: yes unless every path is of a level without."""
+    paths = [Path(argument.partition("::")[0]) for argument in arguments if not argument.startswith("-")]
+    tests = [path.parts[path.parts.index("tests") + 1 :] for path in paths if "tests" in path.parts]
+    return not tests or not all(parts and parts[0] in WITHOUT_SERVERS for parts in tests)
+
+
+def prepare_servers() -> None:
+    """Fetch Kafka and build MinIO once per machine, through the module that also starts them."""
+    _system_packages()
+    done = subprocess.run([str(PYTHON), "-m", "penstock.testing.servers", "ensure"], check=False)
+    if done.returncode != 0:
+        raise BootstrapError("the servers for Kafka and MinIO cannot be prepared (see above)")
+
+
+def _system_packages() -> None:
+    """On a CI machine that is ours to change, install Java and Maven; elsewhere the error says what to install."""
+    missing = [
+        package for tool, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")) if not shutil.which(tool)
+    ]
+    if missing and os.environ.get("CI") == "true" and os.geteuid() == 0 and shutil.which("apt-get"):
+        run("apt-get update", ["apt-get", "update", "-qq"])
+        environment = {"DEBIAN_FRONTEND": "noninteractive"}
+        install_them = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
+        run(f"apt-get install {' '.join(missing)}", install_them, environment)
+
+
+# --- running and telling
+
+
+def run(title: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+    """Run to the end, telling that it runs; its output is shown only when it fails."""
+    started = time.monotonic()
+    log = ROOT / ".cache" / "bootstrap.log"
+    log.parent.mkdir(exist_ok=True)
+    live = sys.stderr.isatty()
+    if not live:
+        say(f"{title} ...")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
+        )
+        try:
+            _watch(process, title, live=live)
+        except KeyboardInterrupt:
+            process.terminate()
+            process.wait()
+            raise BootstrapError("interrupted; run the same command again to go on") from None
+    seconds = time.monotonic() - started
+    if process.returncode != 0:
+        said = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        raise BootstrapError(
+            f"{title} failed: {' | '.join(said[-3:]) or 'no output'} (is the network reachable? full output: {log})"
+        )
+    say(f"{title}: done in {seconds:.0f} s")
+
+
+def _watch(process: subprocess.Popen[bytes], title: str, *, live: bool) -> None:
+    started = reported = time.monotonic()
+    while process.poll() is None:
+        time.sleep(0.1)
+        now = time.monotonic()
+        if live:
+            sys.stderr.write(f"\r\033[K{title} ... {now - started:.0f} s")
+            sys.stderr.flush()
+        elif now - reported >= REPORT_EVERY_S:
+            reported = now
+            say(f"{title} ... {now - started:.0f} s")
+    if live:
+        sys.stderr.write("\r\033[K")
+
+
+def say(line: str) -> None:
+    """Tell on standard error: standard output belongs to the command."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def _cache() -> Path:
+    if own := os.environ.get("PENSTOCK_CACHE"):
+        return Path(own).expanduser().resolve()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "penstock"
+
+
+@contextlib.contextmanager
+def _exclusive() -> Iterator[None]:
+    """Let one process at a time install into this checkout."""
+    folder = ROOT / ".cache"
+    folder.mkdir(exist_ok=True)
+    with (folder / "bootstrap.lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another process that is installing into this checkout")
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
