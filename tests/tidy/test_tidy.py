@@ -1,0 +1,194 @@
+"""The shape of the tree, measured: what a reviewer would otherwise have to say again and again."""
+
+import ast
+import re
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCES = ("platform", "connectors", "operators", "dags", "infra", "tests")
+PACKAGES = {
+    "platform": "penstock",
+    "connectors": "penstock_connectors",
+    "operators": "penstock_airflow",
+}
+TOP_LEVEL = {
+    *("dags", "platform", "operators", "connectors", "infra", "tests", "docs"),
+    *("pyproject.toml", "README.md", "LICENSE", "requirements.lock"),
+}
+MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 70, 6
+MAX_FILE_BYTES, MAX_TOTAL_BYTES = 200_000, 20_000_000
+# modules that are entered from outside Python's imports: the command line, the provider's entry point, a spawned process
+ENTRY_POINTS = {"penstock.cli.main", "penstock_airflow.get_provider_info"}
+
+
+@cache
+def tracked():
+    out = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    files = [Path(name) for name in out.stdout.split("\0") if name and (ROOT / name).exists()]
+    assert files, "not a git checkout: the tidy tests look at what is tracked"
+    return files
+
+
+@cache
+def python_files():
+    return [path for path in tracked() if path.suffix == ".py" and path.parts[0] in SOURCES]
+
+
+@cache
+def tree(path):
+    return ast.parse((ROOT / path).read_text(encoding="utf-8"), str(path))
+
+
+def functions(path):
+    return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+def nothing(found):
+    """Fail with one line per finding."""
+    found = list(found)
+    assert not found, "\n" + "\n".join(found)
+
+
+def test_modules_are_short():
+    nothing(
+        f"{path}: {lines} lines, at most {MAX_LINES}"
+        for path in python_files()
+        if (lines := (ROOT / path).read_text(encoding="utf-8").count("\n")) > MAX_LINES
+    )
+
+
+def test_functions_are_short():
+    nothing(
+        f"{path}:{node.lineno} {node.name}: {size} lines, at most {MAX_FUNCTION_LINES}"
+        for path in python_files()
+        for node in functions(path)
+        if (size := node.end_lineno - node.lineno + 1) > MAX_FUNCTION_LINES
+    )
+
+
+def parameters(node):
+    named = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return len(named) - (bool(named) and named[0].arg in ("self", "cls"))
+
+
+def is_command(node):
+    """A typer command's parameters are the options of the command line, not a function's interface."""
+    marks = [mark.func if isinstance(mark, ast.Call) else mark for mark in node.decorator_list]
+    return any(isinstance(mark, ast.Attribute) and mark.attr in ("command", "callback") for mark in marks)
+
+
+def test_functions_have_few_parameters():
+    nothing(
+        f"{path}:{node.lineno} {node.name}: {parameters(node)} parameters, at most {MAX_PARAMETERS}"
+        for path in python_files()
+        if path.parts[0] != "tests"  # a test's parameters are the fixtures it asks for
+        for node in functions(path)
+        if parameters(node) > MAX_PARAMETERS and not is_command(node)
+    )
+
+
+def test_modules_say_what_they_are_for():
+    nothing(
+        f"{path}: no module docstring"
+        for path in python_files()
+        if (ROOT / path).stat().st_size and not ast.get_docstring(tree(path))
+    )
+
+
+def test_nothing_is_left_for_later():
+    mark = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X|HA" r"CK)\b")
+    nothing(
+        f"{path}:{number} {line.strip()}"
+        for path in python_files()
+        for number, line in enumerate((ROOT / path).read_text(encoding="utf-8").splitlines(), 1)
+        if mark.search(line)
+    )
+
+
+@pytest.mark.parametrize("root", PACKAGES)
+def test_source_roots_are_no_packages(root):
+    assert Path(root, "__init__.py") not in tracked()
+    assert Path(root, PACKAGES[root], "py.typed") in tracked()
+
+
+def module_name(path):
+    parts = path.with_suffix("").parts[1:]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported_names(path):
+    """Every dotted name an import statement of the file may mean, and every string that looks like one (lazy loading)."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("penstock"):
+            yield node.value.partition(":")[0]
+
+
+def test_every_module_is_used():
+    ours = [path for path in python_files() if path.parts[0] in PACKAGES]
+    used = {name for path in ours for name in imported_names(path) if name != module_name(path)}
+    nothing(
+        f"{path}: no module of ours imports it"
+        for path in ours
+        if path.name not in ("__init__.py", "__main__.py") and module_name(path) not in used | ENTRY_POINTS
+    )
+
+
+def test_no_module_is_called_utils():
+    nothing(str(path) for path in python_files() if path.stem in ("util", "utils", "helpers", "common", "misc", "base"))
+
+
+def test_the_repository_stays_small():
+    sizes = {path: (ROOT / path).stat().st_size for path in tracked()}
+    nothing(f"{path}: {size} bytes, at most {MAX_FILE_BYTES}" for path, size in sizes.items() if size > MAX_FILE_BYTES)
+    assert sum(sizes.values()) < MAX_TOTAL_BYTES
+
+
+def test_top_level_is_what_the_architecture_says():
+    found = {path.parts[0] for path in tracked() if not path.parts[0].startswith(".")}
+    assert not found - TOP_LEVEL, f"not allowed at the top level: {sorted(found - TOP_LEVEL)}"
+    assert not TOP_LEVEL - found, f"missing at the top level: {sorted(TOP_LEVEL - found)}"
+
+
+def test_the_lock_names_no_registry():
+    text = (ROOT / "requirements.lock").read_text()
+    assert "://" not in text
+    assert "--index" not in text
+    assert "--find-links" not in text
+
+
+def test_the_lock_pins_every_package_with_hashes():
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pinned = [number for number, line in enumerate(lines) if re.match(r"[a-z0-9]", line)]
+    assert len(pinned) > 50
+    nothing(lines[number] for number in pinned if "==" not in lines[number] or "--hash=" not in lines[number + 1])
+
+
+def test_the_lock_holds_every_direct_dependency():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = project["project"]["optional-dependencies"]
+    direct = [
+        *project["project"]["dependencies"],
+        *(item for extra in ("kafka", "state", "s3") for item in extras[extra]),
+        *project["dependency-groups"]["dev"],
+    ]
+    names = {re.match(r"[\w-]+", item)[0].lower() for item in direct}
+    locked = set(re.findall(r"^([a-z0-9][\w.-]*)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
+    assert not names - locked, "run: uv lock, then the export in docs/contributing.md"
+
+
+def test_ci_runs_the_command_of_the_readme():
+    command = "python3 infra/bootstrap.py test"
+    assert command in (ROOT / "README.md").read_text()
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")]
+    assert lines == ["set -euo pipefail", 'cd "$(dirname "$0")/.."', f"exec {command}"]
