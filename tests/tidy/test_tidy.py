@@ -21,7 +21,7 @@ TOP_LEVEL = {
 }
 MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS = 400, 70, 6
 MAX_FILE_BYTES, MAX_TOTAL_BYTES = 200_000, 20_000_000
-# modules that are entered from outside Python's imports: the command line, the provider's entry point, a spawned process
+# modules entered from outside Python's imports: the command line and the provider's entry point
 ENTRY_POINTS = {"penstock.cli.main", "penstock_airflow.get_provider_info"}
 
 
@@ -121,7 +121,7 @@ def module_name(path):
 
 
 def imported_names(path):
-    """Every dotted name an import statement of the file may mean, and every string that looks like one (lazy loading)."""
+    """Every dotted name an import of the file may mean, and every string that looks like one (lazy loading)."""
     for node in ast.walk(tree(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
