@@ -1,0 +1,124 @@
+"""`penstock cluster start|status|stop`: a local standalone cluster that outlives the command."""
+
+from __future__ import annotations
+
+import contextlib
+import json as jsonlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import JsonOption, cluster_file, connect, home, print_json, say
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.core.clock import SystemClock
+from penstock.core.errors import PenstockError, UsageError
+
+commands = typer.Typer(help="A local standalone cluster.", no_args_is_help=True)
+_START_TIMEOUT_MS = 90_000
+_STOP_TIMEOUT_MS = 30_000
+_POLL_MS = 50
+
+
+@commands.command("start")
+def start(
+    *,
+    taskmanagers: Annotated[int, typer.Option(help="TaskManager processes.")] = 2,
+    slots: Annotated[int, typer.Option(help="Slots (worker processes) of each TaskManager.")] = 2,
+    rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
+    json: JsonOption = False,
+) -> None:
+    """Start a cluster in the background and print its address."""
+    record = cluster_file()
+    if record.exists() and _alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
+        msg = f"a cluster runs already ({record})"
+        raise UsageError(msg, hint="stop it with `penstock cluster stop`")
+    home().mkdir(parents=True, exist_ok=True)
+    record.unlink(missing_ok=True)
+    log = home() / "cluster.log"
+    arguments = ["cluster", "serve", "--taskmanagers", str(taskmanagers), "--slots", str(slots)]
+    with log.open("ab") as out:
+        process = subprocess.Popen(  # noqa: S603 - our own command line
+            [sys.executable, "-m", "penstock.cli.main", *arguments, "--rest-port", str(rest_port)],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+    clock = SystemClock()
+    deadline = clock.monotonic_ms() + _START_TIMEOUT_MS
+    while not record.exists():
+        if process.poll() is not None or clock.monotonic_ms() > deadline:
+            msg = f"the cluster did not start: {log.read_text(errors='replace').strip().rpartition(chr(10))[2]}"
+            raise PenstockError(msg, hint=f"its log is {log}")
+        clock.sleep_ms(_POLL_MS)
+    found = jsonlib.loads(record.read_text(encoding="utf-8"))
+    if json:
+        print_json(found)
+    else:
+        say(f"cluster at {found['rest']} (pid {found['pid']}, logs in {found['directory']})")
+
+
+@commands.command("serve", hidden=True)
+def serve(taskmanagers: int = 2, slots: int = 2, rest_port: int = 8081) -> None:
+    """Run a cluster in the foreground; what `start` puts into the background."""
+    directory = home() / "cluster"
+    config = LocalClusterConfig(
+        taskmanagers=taskmanagers, slots_per_taskmanager=slots, directory=directory, rest_port=rest_port
+    )
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    with LocalCluster(config) as cluster:
+        temporary = cluster_file().with_suffix(".tmp")
+        record = {"rest": cluster.rest_url, "pid": os.getpid(), "directory": str(directory)}
+        temporary.write_text(jsonlib.dumps(record), encoding="utf-8")
+        temporary.replace(cluster_file())
+        try:
+            ended.wait()
+        finally:
+            cluster_file().unlink(missing_ok=True)
+
+
+@commands.command("status")
+def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonOption = False) -> None:
+    """Show slots, TaskManagers and job counts."""
+    with connect(cluster) as client:
+        overview = client.overview()
+        managers = client.taskmanagers()
+    if json:
+        print_json({**overview, "taskmanager-list": managers})
+        return
+    say(f"{overview['taskmanagers']} TaskManagers, {overview['slots-available']} of {overview['slots-total']} slots free")
+    for manager in managers:
+        say(f"  {manager['id']} {manager['freeSlots']}/{manager['slotsNumber']} slots free")
+
+
+@commands.command("stop")
+def stop() -> None:
+    """Stop the local cluster; running jobs keep their checkpoints."""
+    if not cluster_file().exists():
+        msg = "no local cluster runs"
+        raise UsageError(msg, hint="`penstock cluster start` starts one")
+    pid = int(jsonlib.loads(cluster_file().read_text(encoding="utf-8"))["pid"])
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    clock = SystemClock()
+    deadline = clock.monotonic_ms() + _STOP_TIMEOUT_MS
+    while _alive(pid) and clock.monotonic_ms() < deadline:
+        clock.sleep_ms(_POLL_MS)
+    if _alive(pid):
+        msg = f"the cluster (pid {pid}) did not end within {_STOP_TIMEOUT_MS // 1000} s"
+        raise PenstockError(msg, hint=f"see {home() / 'cluster.log'}")
+    cluster_file().unlink(missing_ok=True)
+    say("cluster stopped")
+
+
+def _alive(pid: int) -> bool:
+    try:
+        status_text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return False
+    return status_text.rpartition(")")[2].split()[0] != "Z"

@@ -1,0 +1,167 @@
+"""`penstock demo`: the main job on real input, killed twice while it runs, checked against an independent computation at the end.
+
+Without `--kafka`: generator to files, Python alone suffices. With it: a real Kafka and a real MinIO, found or started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+
+from penstock.cli.oracle import OutputRow, Windows, compare
+from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.progress import JobProgress
+from penstock.client.executors import EmbeddedExecutor
+from penstock.core.clock import SystemClock
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from penstock.api.environment import Environment
+    from penstock.client.handle import JobHandle
+    from penstock.client.local_cluster import LocalCluster
+
+WINDOW_SECONDS = 10
+DISORDER_SECONDS = 5
+PARALLELISM = 2
+#: Workers are killed when this part of the input has been read.
+KILL_AT = (0.3, 0.6)
+
+
+class Scenario(Protocol):
+    """Where the demo's input comes from and its output goes."""
+
+    environment: dict[str, str]
+
+    def prepare(self) -> None:
+        """Make servers, topics, folders ready."""
+
+    def build(self) -> Environment:
+        """Return the environment with the job in it."""
+
+    def begin(self) -> None:
+        """The job runs: begin to produce, where that is needed."""
+
+    def expected(self) -> Windows:
+        """Compute the windows from the input, sharing no code with the engine."""
+
+    def output(self) -> Iterable[OutputRow]:
+        """Read the output as any reader would."""
+
+    def close(self) -> None:
+        """End everything that was started."""
+
+
+@dataclass
+class Killer:
+    """Kills a worker of the job with SIGKILL each time the next part of the input has been read."""
+
+    events: int
+    note: Callable[[str], None]
+    cluster: LocalCluster | None = None
+    kills: int = 0
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    def on_poll(self, handle: JobHandle, job: dict[str, Any]) -> None:
+        """Look at the job's progress; kill a worker when it is time."""
+        with contextlib.suppress(PenstockError):  # a JobManager between two lives: the next poll sees it
+            self.summary = handle.client.summary(handle.job_id)
+        due = self.kills < len(KILL_AT) and self.summary.get("source-records", 0) >= KILL_AT[self.kills] * self.events
+        if not due or job["state"] != "RUNNING" or self.summary.get("restarts", 0) < self.kills:
+            return
+        workers = handle.client.workers(handle.job_id)
+        if not workers or self.summary.get("checkpoints-completed", 0) <= self.kills:
+            return
+        victim = workers[self.kills % len(workers)]
+        os.kill(int(victim["pid"]), signal.SIGKILL)
+        self.kills += 1
+        self.note(f"killed worker {victim['id']} (pid {victim['pid']}) with SIGKILL")
+
+
+def demo(  # noqa: PLR0913 - a command's options are its parameters
+    *,
+    kafka: Annotated[bool, typer.Option("--kafka", help="Real Kafka and MinIO instead of generator and files.")] = False,
+    events: Annotated[int | None, typer.Option(help="Number of orders.")] = None,
+    directory: Annotated[Path | None, typer.Option(help="Keep input, output and checkpoints here.")] = None,
+    bootstrap: Annotated[str | None, typer.Option(help="Use this Kafka instead of starting one.")] = None,
+    s3_endpoint: Annotated[str | None, typer.Option(help="Use this S3 (credentials: PENSTOCK_S3_*).")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run the main job, kill a worker twice, and check that every window came out exactly once."""
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
+    with contextlib.ExitStack() as stack:
+        folder = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-demo-")))
+        folder.mkdir(parents=True, exist_ok=True)
+        progress = stack.enter_context(JobProgress(enabled=not json))
+        scenario = _scenario(folder.resolve(), kafka=kafka, events=events, servers=(bootstrap, s3_endpoint), note=progress.note)
+        stack.callback(scenario.close)
+        count = getattr(scenario, "events")  # noqa: B009
+        result = _run(scenario, int(count), progress)
+        progress.note("comparing the output with an independent computation")
+        verdict = compare(scenario.expected(), scenario.output())
+    figures = {
+        "events": int(count),
+        "windows": verdict.windows,
+        "missing": verdict.missing,
+        "duplicated": verdict.duplicated,
+        "wrong": verdict.wrong,
+        "restarts": int(result.get("restarts", 0)),
+        "checkpoints": int(result.get("checkpoints-completed", 0)),
+        "seconds": round((clock.monotonic_ms() - started_ms) / 1000, 1),
+    }
+    _report(figures, exact=verdict.exact, as_json=json)
+
+
+def _scenario(
+    folder: Path, *, kafka: bool, events: int | None, servers: tuple[str | None, str | None], note: Callable[[str], None]
+) -> Scenario:
+    if kafka:
+        from penstock.cli.demo_kafka import KafkaScenario  # noqa: PLC0415 - needs the kafka extra
+
+        return KafkaScenario(folder, events or 1_000_000, note, bootstrap=servers[0], s3_endpoint=servers[1])
+    from penstock.cli.demo_files import FilesScenario  # noqa: PLC0415 - loads Arrow
+
+    return FilesScenario(folder, events or 2_000_000)
+
+
+def _run(scenario: Scenario, events: int, progress: JobProgress) -> dict[str, Any]:
+    from penstock.api.environment import use_executor  # noqa: PLC0415 - loads Arrow
+
+    scenario.prepare()
+    killer = Killer(events, progress.note)
+
+    def on_poll(handle: JobHandle, job: dict[str, Any]) -> None:
+        progress.on_poll(handle, job)
+        killer.on_poll(handle, job)
+
+    def on_started(cluster: LocalCluster, handle: JobHandle) -> None:
+        progress.note(f"job {handle.job_id} runs on {cluster.rest_url}: a JobManager, {PARALLELISM} TaskManagers, their workers")
+        scenario.begin()
+
+    executor = EmbeddedExecutor(on_poll=on_poll, on_started=on_started, environment=scenario.environment)
+    with use_executor(executor, {}):
+        scenario.build().execute("order-totals")
+    if killer.kills < len(KILL_AT):
+        msg = f"the job ended after {killer.kills} of {len(KILL_AT)} kills: the demonstration shows nothing"
+        raise PenstockError(msg, hint="run it with more --events")
+    return killer.summary
+
+
+def _report(figures: dict[str, Any], *, exact: bool, as_json: bool) -> None:
+    if as_json:
+        print_json(figures)
+    else:
+        say(", ".join(f"{name} {value:,}" for name, value in figures.items()))
+        say("EXACT: every window once and right" if exact else "NOT EXACT")
+    if not exact:
+        sys.exit(1)

@@ -1,0 +1,73 @@
+"""Options shared by the commands, and where a command finds its cluster."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.client.rest_client import RestClient
+from penstock.core.errors import UsageError
+
+ClusterOption = Annotated[
+    str | None, typer.Option("--cluster", help="URL of the JobManager; default: $PENSTOCK_CLUSTER, else the local one.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+
+def home() -> Path:
+    """Return the folder of local clusters' records: $PENSTOCK_HOME or ~/.penstock."""
+    return Path(os.environ.get("PENSTOCK_HOME") or Path.home() / ".penstock")
+
+
+def cluster_file() -> Path:
+    """Return the file in which a local cluster's address lies."""
+    return home() / "cluster.json"
+
+
+def connect(cluster: str | None) -> RestClient:
+    """Return a client of the named cluster, of $PENSTOCK_CLUSTER, or of the one `penstock cluster start` made.
+
+    Raises:
+        UsageError: there is none.
+    """
+    url = cluster or os.environ.get("PENSTOCK_CLUSTER")
+    if url is None and cluster_file().exists():
+        url = json.loads(cluster_file().read_text(encoding="utf-8"))["rest"]
+    if url is None:
+        msg = "no cluster is known"
+        raise UsageError(msg, hint="start one with `penstock cluster start`, or pass --cluster URL")
+    return RestClient(url)
+
+
+def find_job(client: RestClient, job: str) -> dict[str, Any]:
+    """Return the overview of the job of that id (or unique id prefix) or name (the newest).
+
+    Raises:
+        UsageError: none or several fit.
+    """
+    jobs = client.jobs()
+    named = [j for j in jobs if j["name"] == job]
+    if named:
+        return max(named, key=lambda j: int(j["start-time"]))
+    found = [j for j in jobs if j["jid"].startswith(job)]
+    if len(found) == 1:
+        return found[0]
+    msg = f"no job {job!r}" if not found else f"{len(found)} jobs begin with {job!r}"
+    raise UsageError(msg, hint="`penstock list` shows ids and names")
+
+
+def print_json(value: object) -> None:
+    """Print one JSON document on one line."""
+    sys.stdout.write(json.dumps(value, separators=(",", ":"), default=str) + "\n")
+    sys.stdout.flush()
+
+
+def say(text: str) -> None:
+    """Print one line for a person."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,114 @@
+"""The live display of a running job: one panel in a terminal, plain lines elsewhere, nothing with `--json`.
+
+Used by `penstock run` and `penstock demo`; fed by the executor's `on_poll`.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from penstock.client.handle import JobHandle
+
+_PLAIN_EVERY_MS = 2_000
+_LIVE_EVERY_MS = 250
+
+
+class JobProgress:
+    """Shows rates, watermark, checkpoints and restarts of the job it is fed with; also takes notes (`note`)."""
+
+    def __init__(self, *, enabled: bool = True, console: Console | None = None, clock: Clock | None = None) -> None:
+        """`enabled` False shows nothing."""
+        self._console = console or Console(highlight=False)
+        self._clock = clock or SystemClock()
+        self._enabled = enabled
+        self._live: Live | None = None
+        self._last_ms = -1e12
+        self._last_source_records = 0.0
+        self._notes: list[str] = []
+
+    def __enter__(self) -> JobProgress:
+        """Start the display."""
+        if self._enabled and self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=False)
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the display, leaving its last state."""
+        if self._live is not None:
+            self._live.stop()
+
+    def note(self, text: str) -> None:
+        """Show a line of its own: a step done, a worker killed."""
+        if not self._enabled:
+            return
+        if self._live is None:
+            self._console.print(text, markup=False)
+        else:
+            self._notes = [*self._notes[-7:], text]
+            self._live.console.print(text, markup=False)
+
+    def on_poll(self, handle: JobHandle, job: dict[str, Any]) -> None:
+        """Show the newest state, at most as often as the display needs it."""
+        now_ms = self._clock.monotonic_ms()
+        every_ms = _LIVE_EVERY_MS if self._live is not None else _PLAIN_EVERY_MS
+        if not self._enabled or now_ms - self._last_ms < every_ms:
+            return
+        try:
+            summary = handle.client.summary(handle.job_id)
+        except PenstockError:  # a JobManager that is just being restarted: the next poll shows it
+            return
+        rate = self._rate(summary, now_ms)
+        self._last_ms = now_ms
+        if self._live is not None:
+            self._live.update(_panel(job, summary, rate))
+        else:
+            self._console.print(_line(job, summary, rate), markup=False)
+
+    def _rate(self, summary: dict[str, Any], now_ms: float) -> float:
+        records = float(summary["source-records"])
+        elapsed_ms = now_ms - self._last_ms
+        rate = max(0.0, records - self._last_source_records) / elapsed_ms * 1000 if elapsed_ms < 1e9 else 0.0
+        self._last_source_records = records
+        return rate
+
+
+def _line(job: dict[str, Any], summary: dict[str, Any], rate: float) -> str:
+    return (
+        f"{job['name']} {job['state']}: {summary['source-records']:,.0f} records read ({rate:,.0f}/s), "
+        f"{summary['records-out']:,.0f} rows out, watermark {_time(summary['watermark'])}, "
+        f"checkpoints {summary['checkpoints-completed']} ({summary['checkpoints-failed']} failed), "
+        f"restarts {summary['restarts']}"
+    )
+
+
+def _panel(job: dict[str, Any], summary: dict[str, Any], rate: float) -> Table:
+    table = Table(box=None, show_header=False, title=f"{job['name']} [bold]{job['state']}[/]", title_justify="left")
+    table.add_row("records read", f"{summary['source-records']:,.0f}", f"{rate:,.0f}/s")
+    table.add_row("rows out", f"{summary['records-out']:,.0f}", "")
+    table.add_row("watermark", _time(summary["watermark"]), "")
+    table.add_row("checkpoints", str(summary["checkpoints-completed"]), f"{summary['checkpoints-failed']} failed")
+    table.add_row("restarts", str(summary["restarts"]), "")
+    return table
+
+
+def _time(timestamp_ms: float | None) -> str:
+    if timestamp_ms is None:
+        return "-"
+    try:
+        return dt.datetime.fromtimestamp(timestamp_ms / 1000, dt.UTC).strftime("%H:%M:%S.%f")[:-3]
+    except (OverflowError, ValueError, OSError):
+        return "end"

@@ -1,0 +1,105 @@
+"""`penstock run job.py`: executes a job file with an executor of the user's choice behind `env.execute`."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.api.environment import use_executor
+from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.progress import JobProgress
+from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
+from penstock.core.errors import JobFailedError, PenstockError, UsageError
+
+
+def run(  # noqa: PLR0913 - a command's options are its parameters
+    job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
+    *,
+    parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
+    cluster: Annotated[str | None, typer.Option(help="URL of a JobManager; default: an embedded cluster.")] = None,
+    from_uri: Annotated[str | None, typer.Option("--from", help="Savepoint or checkpoint to start from.")] = None,
+    fresh: Annotated[bool, typer.Option(help="Start a new history instead of resuming the newest checkpoint.")] = False,
+    no_claim: Annotated[bool, typer.Option(help="With --from: fork, leaving the origin's pending output alone.")] = False,
+    accept_duplicates: Annotated[
+        bool, typer.Option(help="With --from: go back below output that was published already.")
+    ] = False,
+    detached: Annotated[bool, typer.Option(help="With --cluster: return once the job is submitted.")] = False,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a job file; it resumes its own newest checkpoint (identity: checkpoint root and job name)."""
+    if not job.is_file():
+        msg = f"there is no job file {job}"
+        raise UsageError(msg, hint="pass the path of a Python file")
+    if detached and cluster is None:
+        msg = "--detached needs --cluster: an embedded cluster ends with this command"
+        raise UsageError(msg, hint="start one with `penstock cluster start`")
+    overrides = _overrides(settings or [])
+    if parallelism is not None:
+        overrides["parallelism"] = str(parallelism)
+    options = SubmitOptions(
+        from_uri=from_uri, claim=not no_claim, fresh=fresh, accept_duplicates=accept_duplicates
+    )  # fmt: skip
+    with JobProgress(enabled=not json) as progress:
+        executor: ClusterExecutor | EmbeddedExecutor
+        if cluster is None:
+            executor = EmbeddedExecutor(options=options, on_poll=progress.on_poll)
+        else:
+            executor = ClusterExecutor(url=cluster, options=options, on_poll=progress.on_poll, detached=detached)
+        with use_executor(executor, overrides) as results:
+            _execute(job)
+    if not results:
+        msg = f"{job} ran to its end without calling env.execute(...)"
+        raise UsageError(msg, hint="end the job file with env.execute('name')")
+    for result in results:
+        if json:
+            print_json({"jobid": result.job_id, "name": result.name, "state": result.state})
+        else:
+            say(f"{result.name} {result.job_id} {result.state} after {result.duration_ms / 1000:.1f} s")
+
+
+def _overrides(settings: list[str]) -> dict[str, str]:
+    overrides = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            msg = f"--set {setting!r} has no value"
+            raise UsageError(msg, hint="write --set key=value")
+        overrides[key] = value
+    return overrides
+
+
+def _execute(job: Path) -> None:
+    sys.path.insert(0, str(job.resolve().parent))
+    try:
+        runpy.run_path(str(job), run_name="__main__")
+    except PenstockError as error:
+        if isinstance(error, JobFailedError):
+            raise
+        raise _located(error, job) from error
+    except Exception as error:
+        if os.environ.get("PENSTOCK_TRACEBACK"):
+            raise
+        msg = f"{_place(error, job)}: {type(error).__name__}: {error}"
+        raise UsageError(msg, hint="PENSTOCK_TRACEBACK=1 prints the whole traceback") from error
+
+
+def _located(error: PenstockError, job: Path) -> PenstockError:
+    """Return the error with the line of the job file it came from."""
+    located = type(error)(f"{_place(error, job)}: {error.message}", hint=error.hint)
+    located.__cause__ = error
+    return located
+
+
+def _place(error: BaseException, job: Path) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames: list[Any] = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve().parent == job.resolve().parent]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else str(job)

@@ -1,0 +1,143 @@
+"""Executors behind `env.execute` and `env.submit`: an embedded local cluster, or a running one by URL.
+
+`default_executor()` is what a plain `python job.py` gets; `penstock run` builds the same with the user's options.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.client.handle import JobHandle
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.client.rest_client import RestClient
+from penstock.core.clock import SystemClock
+from penstock.core.rand import SystemRand
+from penstock.graph.executor import JobResult
+from penstock.graph.job_graph import JobGraph, encode_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.config.settings import JobSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class SubmitOptions:
+    """How a job is started: where its state comes from."""
+
+    from_uri: str | None = None
+    claim: bool = True
+    fresh: bool = False
+    accept_duplicates: bool = False
+    token: str = ""
+
+
+@dataclass(kw_only=True)
+class ClusterExecutor:
+    """Submits to a running cluster."""
+
+    url: str
+    options: SubmitOptions = field(default_factory=SubmitOptions)
+    on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
+    #: `execute` returns once the job is submitted.
+    detached: bool = False
+
+    def submit(self, graph: JobGraph) -> JobHandle:
+        """Submit and return at once."""
+        return _submit(RestClient(self.url), graph, self.options)
+
+    def execute(self, graph: JobGraph) -> JobResult:
+        """Submit and wait for the end (or not, when detached)."""
+        handle = self.submit(graph)
+        if self.detached:
+            return JobResult(job_id=handle.job_id, name=handle.name, state=handle.status(), duration_ms=0.0)
+        return _run(handle, self.on_poll)
+
+
+@dataclass(kw_only=True)
+class EmbeddedExecutor:
+    """Starts a local cluster for the job and ends it with the job."""
+
+    taskmanagers: int = 2
+    directory: Path | None = None
+    options: SubmitOptions = field(default_factory=SubmitOptions)
+    environment: dict[str, str] = field(default_factory=dict)
+    on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
+    on_started: Callable[[LocalCluster, JobHandle], None] | None = None
+
+    def submit(self, graph: JobGraph) -> JobHandle:
+        """Start a cluster that lives as long as this process, and submit."""
+        cluster = self._cluster(graph)
+        cluster.start()
+        return self._submit_to(cluster, graph)
+
+    def execute(self, graph: JobGraph) -> JobResult:
+        """Start a cluster, run the job to its end, end the cluster."""
+        with self._cluster(graph) as cluster:
+            return _run(self._submit_to(cluster, graph), self.on_poll)
+
+    def _submit_to(self, cluster: LocalCluster, graph: JobGraph) -> JobHandle:
+        handle = _submit(cluster.client(), graph, self.options)
+        if self.on_started is not None:
+            self.on_started(cluster, handle)
+        return handle
+
+    def _cluster(self, graph: JobGraph) -> LocalCluster:
+        slots = required_slots(graph)
+        managers = max(1, min(self.taskmanagers, slots))
+        per_manager = -(-slots // managers)
+        return LocalCluster(
+            LocalClusterConfig(
+                taskmanagers=managers,
+                slots_per_taskmanager=per_manager,
+                directory=self.directory,
+                environment=self.environment,
+            )
+        )
+
+
+def required_slots(graph: JobGraph) -> int:
+    """Return the slots a job needs: per slot sharing group the largest parallelism."""
+    groups: dict[str, int] = {}
+    for vertex in graph.vertices:
+        groups[vertex.slot_sharing_group] = max(groups.get(vertex.slot_sharing_group, 0), vertex.parallelism)
+    return sum(groups.values())
+
+
+def default_executor() -> EmbeddedExecutor | ClusterExecutor:
+    """Return the executor of a plain `python job.py`: `$PENSTOCK_CLUSTER` if set, else an embedded cluster."""
+    url = os.environ.get("PENSTOCK_CLUSTER")
+    return ClusterExecutor(url=url) if url else EmbeddedExecutor()
+
+
+def _submit(client: RestClient, graph: JobGraph, options: SubmitOptions) -> JobHandle:
+    graph = msgspec.structs.replace(graph, settings=_located(graph.settings))
+    job_id = client.submit(
+        encode_graph(graph),
+        token=options.token or SystemRand().token(),
+        from_uri=options.from_uri,
+        claim=options.claim,
+        fresh=options.fresh,
+        accept_duplicates=options.accept_duplicates,
+    )
+    return JobHandle(client, job_id, graph.name)
+
+
+def _located(settings: JobSettings) -> JobSettings:
+    """Return settings whose folders are absolute: the cluster's processes have working folders of their own."""
+    root = settings.checkpoint_root or ".penstock/checkpoints"
+    if "://" not in root:
+        root = str(Path(root).resolve())
+    return msgspec.structs.replace(settings, checkpoint_root=root)
+
+
+def _run(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]], None] | None) -> JobResult:
+    clock = SystemClock()
+    started_ms = clock.monotonic_ms()
+    state = handle.wait(on_poll=None if on_poll is None else lambda job: on_poll(handle, job))
+    return JobResult(job_id=handle.job_id, name=handle.name, state=state, duration_ms=clock.monotonic_ms() - started_ms)

@@ -1,0 +1,96 @@
+"""A submitted job, seen from a client: status, wait, cancel, stop, savepoint. Returned by `env.submit` and used by the CLI."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import JobFailedError, PenstockError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.client.rest_client import RestClient
+
+_TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
+_POLL_MS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class JobHandle:
+    """One job on one cluster."""
+
+    client: RestClient
+    job_id: str
+    name: str
+    clock: Clock = SystemClock()
+
+    def status(self) -> str:
+        """Return the job's state, Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED..."""
+        return str(self.client.job(self.job_id)["state"])
+
+    def wait(
+        self, *, timeout_ms: float | None = None, on_poll: Callable[[dict[str, Any]], None] | None = None
+    ) -> str:
+        """Wait until the job has ended; return its state.
+
+        Raises:
+            JobFailedError: the job ended FAILED; carries its root cause.
+            PenstockError: `timeout_ms` passed.
+        """
+        deadline = None if timeout_ms is None else self.clock.monotonic_ms() + timeout_ms
+        while True:
+            job = self._job_through_restarts()
+            if job is not None:
+                if on_poll is not None:
+                    on_poll(job)
+                if job["state"] in _TERMINAL:
+                    return self._end(str(job["state"]))
+            if deadline is not None and self.clock.monotonic_ms() > deadline:
+                msg = f"job {self.name} did not end within {timeout_ms:.0f} ms"
+                raise PenstockError(msg, hint="its state is on `penstock show`")
+            self.clock.sleep_ms(_POLL_MS)
+
+    def cancel(self) -> None:
+        """Cancel; checkpoints are retained."""
+        self.client.cancel(self.job_id)
+
+    def stop(self, *, drain: bool = False, target: str | None = None, timeout_ms: float = 300_000) -> str:
+        """Stop with a savepoint and return its URI."""
+        return self._await_savepoint(self.client.stop(self.job_id, drain=drain, target=target), timeout_ms)
+
+    def savepoint(self, target: str | None = None, *, timeout_ms: float = 300_000) -> str:
+        """Take a savepoint of the running job and return its URI."""
+        return self._await_savepoint(self.client.savepoint(self.job_id, target), timeout_ms)
+
+    def _await_savepoint(self, request_id: str, timeout_ms: float) -> str:
+        deadline = self.clock.monotonic_ms() + timeout_ms
+        while self.clock.monotonic_ms() < deadline:
+            answer = self.client.savepoint_status(self.job_id, request_id)
+            if answer["status"]["id"] == "COMPLETED":
+                operation = answer["operation"]
+                if "failure-cause" in operation:
+                    cause = operation["failure-cause"]
+                    msg = f"savepoint of {self.name} failed: {cause.get('stack-trace') or cause.get('class')}"
+                    raise PenstockError(msg)
+                return str(operation["location"])
+            self.clock.sleep_ms(_POLL_MS)
+        msg = f"savepoint of {self.name} was not complete within {timeout_ms / 1000:.0f} s"
+        raise PenstockError(msg, hint="see its checkpoints with `penstock show`")
+
+    def _job_through_restarts(self) -> dict[str, Any] | None:
+        """Return the job, or None while a JobManager is being restarted (bounded by the caller's deadline)."""
+        try:
+            return self.client.job(self.job_id)
+        except PenstockError as error:
+            if "no JobManager answers" in error.message or "not found" in error.message.lower():
+                return None
+            raise
+
+    def _end(self, state: str) -> str:
+        if state == "FAILED":
+            history = self.client.exceptions(self.job_id)
+            cause = history.get("root-exception") or "no cause recorded"
+            raise JobFailedError(str(cause).strip(), hint="see `penstock show` and the workers' logs")
+        return state

@@ -1,0 +1,152 @@
+"""A whole cluster on this machine: one JobManager and some TaskManagers as processes, watched and restarted when they die.
+
+Used by the embedded executor (`penstock run`, `penstock demo`), the process-level tests and `penstock cluster start`.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+import threading
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.client.processes import ChildProcess
+from penstock.client.rest_client import RestClient
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_WATCH_MS = 50.0
+_REGISTER_TIMEOUT_MS = 60_000
+_MAX_RESTARTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalClusterConfig:
+    """Shape of a local cluster."""
+
+    taskmanagers: int = 2
+    slots_per_taskmanager: int = 1
+    #: Folder for logs, HA records and artifacts; None = a temporary one, removed at the end.
+    directory: Path | None = None
+    rest_port: int = 0
+    #: Where leadership and job records live; None = `<directory>/ha`.
+    ha_root: str | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    restart_dead: bool = True
+
+
+class LocalCluster:
+    """Start with `start()` or as a context manager; `close()` ends every process."""
+
+    def __init__(self, config: LocalClusterConfig, clock: Clock | None = None) -> None:
+        """Nothing is started yet."""
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._temporary = config.directory is None
+        self.directory = config.directory or Path(tempfile.mkdtemp(prefix="penstock-"))
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.jobmanager: ChildProcess | None = None
+        self.taskmanagers: list[ChildProcess] = []
+        self.rest_url = ""
+        self._rpc_address = ""
+        self._closing = threading.Event()
+        self._watcher: threading.Thread | None = None
+        self.restarts: list[str] = []
+
+    def __enter__(self) -> LocalCluster:
+        """Start and return self."""
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End every process."""
+        self.close()
+
+    def start(self) -> None:
+        """Start all processes and wait until every TaskManager is registered."""
+        try:
+            self._start_jobmanager()
+            for index in range(self._config.taskmanagers):
+                child = self._child(f"taskmanager-{index}", self._taskmanager_arguments(index))
+                child.start()
+                self.taskmanagers.append(child)
+            self._wait_registered()
+        except BaseException:
+            self.close()
+            raise
+        if self._config.restart_dead:
+            self._watcher = threading.Thread(target=self._watch, name="penstock-cluster-watch", daemon=True)
+            self._watcher.start()
+
+    def client(self) -> RestClient:
+        """Return a new client of this cluster."""
+        return RestClient(self.rest_url)
+
+    def close(self) -> None:
+        """End every process; idempotent."""
+        self._closing.set()
+        if self._watcher is not None and self._watcher is not threading.current_thread():
+            self._watcher.join(timeout=5)
+        for child in self.taskmanagers:
+            child.stop()
+        if self.jobmanager is not None:
+            self.jobmanager.stop()
+        if self._temporary:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+    def _child(self, name: str, arguments: list[str]) -> ChildProcess:
+        return ChildProcess(name, arguments, self.directory, self._clock, dict(self._config.environment))
+
+    def _start_jobmanager(self) -> None:
+        ha_root = self._config.ha_root or str(self.directory / "ha")
+        arguments = ["jobmanager", "--ha-root", ha_root, "--rest-port", str(self._config.rest_port)]
+        self.jobmanager = self._child("jobmanager", arguments)
+        self.jobmanager.start()
+        addresses = json.loads(self.jobmanager.wait_ready())
+        self.rest_url, self._rpc_address = addresses["rest"], addresses["rpc"]
+        # A restarted JobManager must be found under the same addresses.
+        rest_port, rpc_port = self.rest_url.rpartition(":")[2], self._rpc_address.rpartition(":")[2]
+        self.jobmanager.arguments = [
+            "jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", rpc_port,
+        ]  # fmt: skip
+
+    def _taskmanager_arguments(self, index: int) -> list[str]:
+        return [
+            "taskmanager",
+            "--jobmanager", self._rpc_address,
+            "--slots", str(self._config.slots_per_taskmanager),
+            "--id", f"tm-{index}",
+            "--work-dir", str(self.directory / f"tm-{index}"),
+        ]  # fmt: skip
+
+    def _wait_registered(self) -> None:
+        deadline = self._clock.monotonic_ms() + _REGISTER_TIMEOUT_MS
+        with self.client() as client:
+            while self._clock.monotonic_ms() < deadline:
+                if len(client.taskmanagers()) >= self._config.taskmanagers:
+                    return
+                for child in self.taskmanagers:
+                    if not child.alive:
+                        msg = f"{child.name} ended while starting: {child.log_tail()}"
+                        raise PenstockError(msg, hint=f"its log is {child.log_file}")
+                self._clock.sleep_ms(_WATCH_MS)
+        msg = f"TaskManagers did not register within {_REGISTER_TIMEOUT_MS / 1000:.0f} s"
+        raise PenstockError(msg, hint=f"their logs are in {self.directory}")
+
+    def _watch(self) -> None:
+        while not self._closing.wait(_WATCH_MS / 1000):
+            for child in [self.jobmanager, *self.taskmanagers]:
+                if child is None or child.alive or self._closing.is_set():
+                    continue
+                if len(self.restarts) >= _MAX_RESTARTS:
+                    return
+                self.restarts.append(child.name)
+                child.start()

@@ -1,0 +1,250 @@
+"""The FastAPI application over one dispatcher: every route under `/v1` and, as Flink has it, also without the prefix.
+
+Routes are coroutines even where they await nothing: the dispatcher belongs to the event loop's thread.
+
+Built by `rest.server` in the JobManager's process; errors become `{"errors": [...]}` with Flink's status codes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+
+import penstock
+from penstock.core.errors import (
+    ConnectorError,
+    JobIdentityError,
+    NotFoundError,
+    PenstockError,
+    StateMismatchError,
+    UsageError,
+)
+from penstock.jobmanager.dispatcher import SubmitOptions
+from penstock.metrics.prometheus import render
+from penstock.rest import flink_json
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.core.clock import Clock
+    from penstock.jobmanager.dispatcher import Dispatcher
+
+_MAX_GRAPH_BYTES = 64 << 20
+
+
+def create_app(dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None]) -> FastAPI:
+    """Return the application; `shutdown` is called by `DELETE /cluster`."""
+    app = FastAPI(title="penstock", version=penstock.__version__, description="Flink's REST API over penstock jobs.")
+    router = APIRouter()
+    _add_cluster_routes(router, dispatcher, shutdown)
+    _add_job_routes(router, dispatcher, clock)
+    _add_operation_routes(router, dispatcher)
+    _add_own_routes(router, dispatcher)
+    app.include_router(router, prefix="/v1")
+    app.include_router(router, include_in_schema=False)
+
+    @app.get("/metrics", include_in_schema=False)
+    async def prometheus() -> PlainTextResponse:
+        jobs = {job.job_id: (job.name, dispatcher.metrics(job.job_id)) for job in dispatcher.cluster().jobs}
+        return PlainTextResponse(render(jobs), media_type="text/plain; version=0.0.4")
+
+    @app.exception_handler(PenstockError)
+    async def on_error(_request: Request, error: PenstockError) -> JSONResponse:
+        return JSONResponse({"errors": [str(error)]}, status_code=_status_of(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def on_bad_request(_request: Request, error: RequestValidationError) -> JSONResponse:
+        texts = [f"{'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors()]
+        return JSONResponse({"errors": texts}, status_code=400)
+
+    return app
+
+
+def _status_of(error: PenstockError) -> int:
+    if isinstance(error, NotFoundError):
+        return 404
+    if isinstance(error, JobIdentityError):
+        return 409
+    if isinstance(error, (UsageError, ConnectorError, StateMismatchError)):
+        return 400
+    return 500
+
+
+def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Callable[[], None]) -> None:
+    @router.get("/overview")
+    async def overview() -> dict[str, Any]:
+        return flink_json.overview(dispatcher.cluster(), penstock.__version__)
+
+    @router.get("/config")
+    async def config() -> dict[str, Any]:
+        features = {"web-submit": False, "web-cancel": True, "web-rescale": False, "web-history": False}
+        return {
+            "refresh-interval": 3000,
+            "timezone-name": "UTC",
+            "timezone-offset": 0,
+            "flink-version": penstock.__version__,
+            "flink-revision": "",
+            "features": features,
+        }
+
+    @router.get("/taskmanagers")
+    async def taskmanagers() -> dict[str, Any]:
+        return {"taskmanagers": [flink_json.taskmanager(view) for view in dispatcher.taskmanagers()]}
+
+    @router.delete("/cluster")
+    async def end() -> dict[str, Any]:
+        shutdown()
+        return {}
+
+
+def _add_job_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
+    @router.get("/jobs")
+    async def jobs() -> dict[str, Any]:
+        return {"jobs": [{"id": job.job_id, "status": job.state} for job in dispatcher.jobs()]}
+
+    @router.get("/jobs/overview")
+    async def jobs_overview() -> dict[str, Any]:
+        return {"jobs": [flink_json.job_overview(job, clock.now_ms()) for job in dispatcher.jobs()]}
+
+    @router.get("/jobs/{job_id}")
+    async def job(job_id: str) -> dict[str, Any]:
+        return flink_json.job_detail(dispatcher.detail(job_id), clock.now_ms())
+
+    @router.get("/jobs/{job_id}/plan")
+    async def plan(job_id: str) -> dict[str, Any]:
+        return {"plan": flink_json.plan(dispatcher.detail(job_id))}
+
+    @router.get("/jobs/{job_id}/vertices/{vertex_id}")
+    async def vertex(job_id: str, vertex_id: str) -> dict[str, Any]:
+        for view in dispatcher.detail(job_id).vertices:
+            if view.id == vertex_id:
+                now_ms = clock.now_ms()
+                return {
+                    "id": view.id,
+                    "name": view.name,
+                    "parallelism": view.parallelism,
+                    "maxParallelism": view.max_parallelism,
+                    "now": now_ms,
+                    "subtasks": [flink_json.subtask(s, now_ms) for s in view.subtasks],
+                }
+        msg = f"job {job_id} has no vertex {vertex_id}"
+        raise NotFoundError(msg)
+
+    @router.get("/jobs/{job_id}/checkpoints")
+    async def checkpoints(job_id: str) -> dict[str, Any]:
+        return flink_json.checkpoints(dispatcher.checkpoints(job_id))
+
+    @router.get("/jobs/{job_id}/exceptions")
+    async def exceptions(job_id: str) -> dict[str, Any]:
+        return flink_json.exceptions(dispatcher.exceptions(job_id))
+
+    @router.get("/jobs/{job_id}/accumulators")
+    async def accumulators(job_id: str) -> dict[str, Any]:
+        dispatcher.resolve(job_id)
+        return {"job-accumulators": [], "user-task-accumulators": [], "serialized-user-task-accumulators": {}}
+
+
+def _add_operation_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
+    @router.patch("/jobs/{job_id}", status_code=202)
+    async def cancel(job_id: str, mode: str = "cancel") -> dict[str, Any]:
+        if mode != "cancel":
+            msg = f"termination mode {mode!r} is not known"
+            raise UsageError(msg, hint="use mode=cancel, or POST .../stop for a savepoint")
+        await dispatcher.cancel(job_id)
+        return {}
+
+    @router.post("/jobs/{job_id}/stop", status_code=202)
+    async def stop(job_id: str, request: Request) -> dict[str, Any]:
+        body = await _body(request)
+        uri = str(body.get("targetDirectory") or "")
+        return {"request-id": await dispatcher.stop(job_id, drain=bool(body.get("drain")), uri=uri)}
+
+    @router.post("/jobs/{job_id}/savepoints", status_code=202)
+    async def savepoint(job_id: str, request: Request) -> dict[str, Any]:
+        body = await _body(request)
+        uri = str(body.get("target-directory") or "")
+        if body.get("cancel-job"):
+            return {"request-id": await dispatcher.stop(job_id, uri=uri)}
+        return {"request-id": await dispatcher.savepoint(job_id, uri)}
+
+    @router.post("/jobs/{job_id}/checkpoints", status_code=202)
+    async def checkpoint(job_id: str) -> dict[str, Any]:
+        return {"request-id": await dispatcher.trigger_checkpoint(job_id)}
+
+    @router.get("/jobs/{job_id}/savepoints/{request_id}")
+    async def savepoint_status(job_id: str, request_id: str) -> dict[str, Any]:
+        dispatcher.resolve(job_id)
+        return flink_json.savepoint_status(dispatcher.operation(request_id))
+
+    @router.get("/jobs/{job_id}/checkpoints/{request_id}/status")
+    async def checkpoint_status(job_id: str, request_id: str) -> dict[str, Any]:
+        dispatcher.resolve(job_id)
+        return flink_json.savepoint_status(dispatcher.operation(request_id))
+
+
+def _add_own_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
+    @router.post("/penstock/submit", status_code=202)
+    async def submit(request: Request) -> dict[str, Any]:
+        graph = await request.body()
+        if len(graph) > _MAX_GRAPH_BYTES:
+            msg = f"the job graph has {len(graph):,} bytes, more than {_MAX_GRAPH_BYTES:,}"
+            raise UsageError(msg, hint="pass large data through files or topics, not through the job")
+        query = request.query_params
+        options = SubmitOptions(
+            token=query.get("token", ""),
+            from_uri=query.get("from", ""),
+            fresh=query.get("fresh", "false") == "true",
+            claim=query.get("claim", "true") == "true",
+            accept_duplicates=query.get("accept-duplicates", "false") == "true",
+        )
+        return {"jobid": await dispatcher.submit(graph, options)}
+
+    @router.get("/penstock/jobs/{job_id}/summary")
+    async def summary(job_id: str) -> dict[str, Any]:
+        return flink_json.progress(dispatcher.detail(job_id))
+
+    @router.get("/penstock/jobs/{job_id}/story")
+    async def story(job_id: str) -> dict[str, Any]:
+        entries = [{"at_ms": e.at_ms, "kind": e.kind, "text": e.text} for e in dispatcher.story(job_id)]
+        return {"entries": entries}
+
+    @router.get("/penstock/jobs/{job_id}/workers")
+    async def workers(job_id: str) -> dict[str, Any]:
+        found = dispatcher.resolve(job_id)
+        held = [
+            {"id": w.worker_id, "pid": w.pid, "taskmanager": t.taskmanager_id, "memory": w.memory_bytes}
+            for t in dispatcher.taskmanagers()
+            for w in t.workers
+            if w.job_id == found
+        ]
+        return {"workers": sorted(held, key=lambda w: str(w["id"]))}
+
+    @router.get("/penstock/jobs/{job_id}/metrics")
+    async def metrics(job_id: str) -> dict[str, Any]:
+        return {"tasks": dispatcher.metrics(job_id)}
+
+    @router.get("/penstock/workers/{worker_id}/log")
+    async def log(worker_id: str) -> dict[str, Any]:
+        for manager in dispatcher.taskmanagers():
+            if any(w.worker_id == worker_id for w in manager.workers):
+                return {"text": await dispatcher.log_tail(manager.taskmanager_id, worker_id)}
+        msg = f"no worker {worker_id}"
+        raise NotFoundError(msg)
+
+
+async def _body(request: Request) -> dict[str, Any]:
+    if not await request.body():
+        return {}
+    try:
+        body = await request.json()
+    except ValueError as error:
+        msg = f"the body is not JSON: {error}"
+        raise UsageError(msg, hint="send an object, or nothing") from error
+    if not isinstance(body, dict):
+        msg = "the body is not a JSON object"
+        raise UsageError(msg, hint="send an object, or nothing")
+    return body
+

@@ -1,0 +1,351 @@
+"""Flink's JSON shapes made from the dispatcher's views; numbers are never null, Flink's defaults stand in.
+
+Pure functions, called by the routes in `rest.jobs` and `rest.cluster`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.jobmanager.views import (
+        CheckpointsView,
+        CheckpointView,
+        ClusterView,
+        ExceptionView,
+        JobDetail,
+        JobSummary,
+        OperationStatus,
+        SubtaskView,
+        TaskManagerView,
+        VertexView,
+    )
+
+Json = dict[str, Any]
+_TASK_STATES = (
+    "CREATED",
+    "SCHEDULED",
+    "DEPLOYING",
+    "INITIALIZING",
+    "RUNNING",
+    "FINISHED",
+    "CANCELING",
+    "CANCELED",
+    "FAILED",
+    "RECONCILING",
+)
+_MIN_WATERMARK_MS = -(1 << 63) // 1000
+
+
+def overview(cluster: ClusterView, version: str) -> Json:
+    """`/overview`."""
+    states = [job.state for job in cluster.jobs]
+    ended = sum(state in ("FINISHED", "CANCELED", "FAILED") for state in states)
+    return {
+        "taskmanagers": cluster.taskmanagers,
+        "slots-total": cluster.slots,
+        "slots-available": cluster.free_slots,
+        "jobs-running": len(states) - ended,
+        "jobs-finished": states.count("FINISHED"),
+        "jobs-cancelled": states.count("CANCELED"),
+        "jobs-failed": states.count("FAILED"),
+        "flink-version": version,
+        "flink-commit": "",
+    }
+
+
+def job_overview(job: JobSummary, now_ms: int) -> Json:
+    """One entry of `/jobs/overview`."""
+    return {
+        "jid": job.job_id,
+        "name": job.name,
+        "state": job.state,
+        "start-time": job.start_ms,
+        "end-time": job.end_ms,
+        "duration": _duration(job.start_ms, job.end_ms, now_ms),
+        "last-modification": job.last_modified_ms,
+        "tasks": {"total": sum(job.tasks.values()), **_task_counts(job.tasks)},
+    }
+
+
+def job_detail(detail: JobDetail, now_ms: int) -> Json:
+    """`/jobs/:id`."""
+    summary = detail.summary
+    counts: dict[str, int] = {}
+    for vertex in detail.vertices:
+        counts[vertex.state] = counts.get(vertex.state, 0) + 1
+    return {
+        "jid": summary.job_id,
+        "name": summary.name,
+        "isStoppable": False,
+        "state": summary.state,
+        "job-type": "STREAMING",
+        "start-time": summary.start_ms,
+        "end-time": summary.end_ms,
+        "duration": _duration(summary.start_ms, summary.end_ms, now_ms),
+        "maxParallelism": detail.settings.key_groups,
+        "now": now_ms,
+        "timestamps": {
+            state: detail.timestamps.get(state, 0)
+            for state in (
+                "INITIALIZING", "CREATED", "RUNNING", "FAILING", "FAILED", "CANCELLING", "CANCELED", "FINISHED",
+                "RESTARTING", "SUSPENDED", "RECONCILING",
+            )
+        },
+        "vertices": [vertex_overview(vertex, now_ms) for vertex in detail.vertices],
+        "status-counts": {state: counts.get(state, 0) for state in _TASK_STATES},
+        "plan": plan(detail),
+    }  # fmt: skip
+
+
+def vertex_overview(vertex: VertexView, now_ms: int) -> Json:
+    """One vertex of `/jobs/:id`."""
+    counts: dict[str, int] = {}
+    for subtask in vertex.subtasks:
+        counts[subtask.state] = counts.get(subtask.state, 0) + 1
+    return {
+        "id": vertex.id,
+        "slotSharingGroupId": "",
+        "name": vertex.name,
+        "maxParallelism": vertex.max_parallelism,
+        "parallelism": vertex.parallelism,
+        "status": vertex.state,
+        "start-time": vertex.start_ms,
+        "end-time": vertex.end_ms,
+        "duration": _duration(vertex.start_ms, vertex.end_ms, now_ms),
+        "tasks": {state: counts.get(state, 0) for state in _TASK_STATES},
+        "metrics": io_metrics([subtask.metrics for subtask in vertex.subtasks]),
+    }
+
+
+def io_metrics(metrics: list[dict[str, float]]) -> Json:
+    """Flink's `metrics` object of a vertex or subtask, summed."""
+
+    def total(name: str) -> int:
+        return int(sum(m.get(name, 0) for m in metrics))
+
+    return {
+        "read-bytes": total("numBytesIn"),
+        "read-bytes-complete": True,
+        "write-bytes": total("numBytesOut"),
+        "write-bytes-complete": True,
+        "read-records": total("numRecordsIn"),
+        "read-records-complete": True,
+        "write-records": total("numRecordsOut"),
+        "write-records-complete": True,
+        "accumulated-backpressured-time": total("accumulateBackPressuredTimeMs"),
+        "accumulated-idle-time": total("accumulateIdleTimeMs"),
+        "accumulated-busy-time": float(total("accumulateBusyTimeMs")),
+    }
+
+
+def subtask(view: SubtaskView, now_ms: int) -> Json:
+    """One subtask of `/jobs/:id/vertices/:vertex`."""
+    return {
+        "subtask": view.subtask,
+        "status": view.state,
+        "attempt": view.attempt,
+        "endpoint": view.host,
+        "start-time": view.start_ms,
+        "end-time": view.end_ms,
+        "duration": _duration(view.start_ms, view.end_ms, now_ms),
+        "metrics": io_metrics([view.metrics]),
+        "taskmanager-id": view.taskmanager_id,
+        "status-duration": {},
+    }
+
+
+def plan(detail: JobDetail) -> Json:
+    """`/jobs/:id/plan`'s `plan`."""
+    nodes = []
+    for vertex in detail.vertices:
+        inputs = [
+            {
+                "num": edge.input_index,
+                "id": edge.source,
+                "ship_strategy": {"key_group": "HASH"}.get(edge.partitioner, edge.partitioner.upper()),
+                "exchange": "pipelined_bounded",
+            }
+            for edge in detail.edges
+            if edge.target == vertex.id
+        ]
+        node: Json = {
+            "id": vertex.id,
+            "parallelism": vertex.parallelism,
+            "operator": "",
+            "operator_strategy": "",
+            "description": vertex.name,
+            "optimizer_properties": {},
+        }
+        nodes.append({**node, "inputs": inputs} if inputs else node)
+    return {"jid": detail.summary.job_id, "name": detail.summary.name, "type": "STREAMING", "nodes": nodes}
+
+
+def checkpoints(view: CheckpointsView) -> Json:
+    """`/jobs/:id/checkpoints`."""
+    completed = [entry for entry in view.history if entry.status == "COMPLETED"]
+    restored = None
+    if view.restored_id is not None:
+        restored = {
+            "id": view.restored_id,
+            "restore_timestamp": view.restored_ms,
+            "is_savepoint": False,
+            "external_path": view.restored_path,
+        }
+    return {
+        "counts": {
+            "restored": view.restored,
+            "total": view.completed + view.failed + view.in_progress,
+            "in_progress": view.in_progress,
+            "completed": view.completed,
+            "failed": view.failed,
+        },
+        "summary": {
+            "checkpointed_size": _statistics([entry.new_bytes for entry in completed]),
+            "state_size": _statistics([entry.state_bytes for entry in completed]),
+            "end_to_end_duration": _statistics([entry.duration_ms for entry in completed]),
+            "alignment_buffered": _statistics([]),
+            "processed_data": _statistics([]),
+            "persisted_data": _statistics([]),
+        },
+        "latest": {
+            "completed": checkpoint(view.latest_completed) if view.latest_completed else None,
+            "savepoint": checkpoint(view.latest_savepoint) if view.latest_savepoint else None,
+            "failed": checkpoint(view.latest_failed) if view.latest_failed else None,
+            "restored": restored,
+        },
+        "history": [checkpoint(entry) for entry in view.history],
+    }
+
+
+def checkpoint(view: CheckpointView) -> Json:
+    """One entry of the checkpoint history."""
+    document: Json = {
+        "className": {"COMPLETED": "completed", "FAILED": "failed"}.get(view.status, "in_progress"),
+        "id": view.id,
+        "status": view.status,
+        "is_savepoint": view.kind in ("savepoint", "stop", "drain"),
+        "savepointFormat": "CANONICAL" if view.kind in ("savepoint", "stop", "drain") else None,
+        "trigger_timestamp": view.trigger_ms,
+        "latest_ack_timestamp": view.end_ms,
+        "checkpointed_size": view.new_bytes,
+        "state_size": view.state_bytes,
+        "end_to_end_duration": view.duration_ms,
+        "alignment_buffered": 0,
+        "processed_data": 0,
+        "persisted_data": 0,
+        "num_subtasks": view.total,
+        "num_acknowledged_subtasks": view.acknowledged,
+        "checkpoint_type": "CHECKPOINT" if view.kind in ("checkpoint", "final") else "SAVEPOINT",
+        "tasks": {},
+    }
+    if view.status == "COMPLETED":
+        document |= {"external_path": view.path, "discarded": False}
+    if view.status == "FAILED":
+        document |= {"failure_timestamp": view.end_ms, "failure_message": view.failure}
+    return document
+
+
+def exceptions(views: tuple[ExceptionView, ...]) -> Json:
+    """`/jobs/:id/exceptions`."""
+    newest = views[0] if views else None
+    return {
+        "root-exception": (newest.detail or newest.error) if newest else None,
+        "timestamp": newest.at_ms if newest else None,
+        "all-exceptions": [],
+        "truncated": False,
+        "exceptionHistory": {
+            "entries": [
+                {
+                    "exceptionName": view.error,
+                    "stacktrace": view.detail or view.error,
+                    "timestamp": view.at_ms,
+                    "taskName": view.task or None,
+                    "endpoint": view.worker_id or None,
+                    "taskManagerId": view.taskmanager_id or None,
+                    "failureLabels": {},
+                    "concurrentExceptions": [],
+                }
+                for view in views
+            ],
+            "truncated": False,
+        },
+    }
+
+
+def savepoint_status(status: OperationStatus) -> Json:
+    """`/jobs/:id/savepoints/:request`."""
+    if status.status == "IN_PROGRESS":
+        return {"status": {"id": "IN_PROGRESS"}, "operation": None}
+    if status.status == "FAILED":
+        cause = {"class": "PenstockError", "stack-trace": status.error, "serialized-throwable": ""}
+        return {"status": {"id": "COMPLETED"}, "operation": {"failure-cause": cause}}
+    return {"status": {"id": "COMPLETED"}, "operation": {"location": status.uri}}
+
+
+def taskmanager(view: TaskManagerView) -> Json:
+    """One entry of `/taskmanagers`."""
+    return {
+        "id": view.taskmanager_id,
+        "path": view.host,
+        "dataPort": 0,
+        "jmxPort": -1,
+        "timeSinceLastHeartbeat": view.last_heartbeat_ms,
+        "slotsNumber": view.slots,
+        "freeSlots": view.free_slots,
+        "totalResource": {"cpuCores": 0.0, "taskHeapMemory": 0, "managedMemory": 0, "networkMemory": 0},
+        "freeResource": {"cpuCores": 0.0, "taskHeapMemory": 0, "managedMemory": 0, "networkMemory": 0},
+        "hardware": {"cpuCores": 0, "physicalMemory": 0, "freeMemory": 0, "managedMemory": 0},
+        "memoryConfiguration": {},
+        "blocked": False,
+        "pid": view.pid,
+    }
+
+
+def progress(detail: JobDetail) -> Json:
+    """`/penstock/jobs/:id/summary`: the figures of a progress display. The watermark (ms) is the lowest of all subtasks'."""
+    sources = {edge.target for edge in detail.edges}
+    tails = {edge.source for edge in detail.edges}
+    read = [s.metrics.get("numRecordsOut", 0) for v in detail.vertices if v.id not in sources for s in v.subtasks]
+    written = [s.metrics.get("numRecordsOut", 0) for v in detail.vertices if v.id not in tails for s in v.subtasks]
+    marks = [s.metrics.get("currentInputWatermark") for v in detail.vertices if v.id in sources for s in v.subtasks]
+    known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
+    summary = detail.summary
+    return {
+        "state": summary.state,
+        "source-records": sum(read),
+        "records-out": sum(written),
+        "watermark": min(known) if known and len(known) == len(marks) else None,
+        "checkpoints-completed": summary.checkpoints_completed,
+        "checkpoints-failed": summary.checkpoints_failed,
+        "restarts": summary.restarts,
+        "error": summary.error,
+    }
+
+
+def _task_counts(tasks: dict[str, int]) -> dict[str, int]:
+    return {state.lower(): tasks.get(state, 0) for state in _TASK_STATES}
+
+
+def _duration(start_ms: int, end_ms: int, now_ms: int) -> int:
+    if start_ms < 0:
+        return -1
+    return (end_ms if end_ms >= 0 else now_ms) - start_ms
+
+
+def _statistics(values: list[int]) -> Json:
+    ordered = sorted(values)
+
+    def quantile(part: float) -> float:
+        return float(ordered[min(len(ordered) - 1, int(part * len(ordered)))]) if ordered else 0.0
+
+    return {
+        "min": ordered[0] if ordered else 0,
+        "max": ordered[-1] if ordered else 0,
+        "avg": sum(ordered) // len(ordered) if ordered else 0,
+        "p50": quantile(0.5),
+        "p90": quantile(0.9),
+        "p95": quantile(0.95),
+        "p99": quantile(0.99),
+        "p999": quantile(0.999),
+    }

@@ -1,0 +1,34 @@
+"""Settings: durations, overrides and what a wrong one says."""
+
+import pytest
+
+from penstock.config.settings import JobSettings, parse_duration_ms, with_overrides
+from penstock.core.errors import UsageError
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("500ms", 500), ("5s", 5_000), ("1m", 60_000), ("2h", 7_200_000), ("1.5s", 1_500), (2, 2_000), ("1d", 86_400_000)],
+)
+def test_durations(text: str | int, expected: int) -> None:
+    assert parse_duration_ms(text) == expected
+
+
+@pytest.mark.parametrize("text", ["5", "5 parsecs", "", "-1s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a duration"):
+        parse_duration_ms(text)
+
+
+def test_overrides_reach_nested_settings_and_keep_the_rest() -> None:
+    settings = with_overrides(
+        JobSettings(parallelism=2), {"checkpoint-interval-ms": "2s", "restart.kind": "none", "parallelism": "4"}
+    )
+    assert (settings.checkpoint_interval_ms, settings.restart.kind, settings.parallelism) == (2_000, "none", 4)
+    assert settings.key_groups == JobSettings().key_groups
+
+
+@pytest.mark.parametrize("overrides", [{"paralelism": "2"}, {"parallelism": "two"}, {"restart.kind": "sometimes"}])
+def test_wrong_overrides_are_usage_errors(overrides: dict[str, str]) -> None:
+    with pytest.raises(UsageError):
+        with_overrides(JobSettings(), overrides)
