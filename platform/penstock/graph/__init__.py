@@ -1,1 +1,1 @@
-"""What runs, as values: stream graph (as written) -> chained job graph (submitted) -> execution graph (subtasks) -> deployments."""
+"""What runs, as values: stream graph (as written) -> job graph (chained, submitted) -> execution graph -> deployments."""

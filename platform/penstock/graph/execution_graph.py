@@ -1,0 +1,134 @@
+"""The execution graph: a job graph times its parallelism, placed on workers; what each worker is told of each subtask.
+
+A pure planner: the scheduler says where each subtask runs, ids come from the caller. Called by `penstock.jobmanager` at
+every deployment (of the whole job or of one region); the result travels in `rpc.messages.DeployTasks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+import msgspec
+
+from penstock.core.keygroup import ALL_HASHES, HashRange, hash_range_of
+from penstock.graph.deployment import (
+    ChannelId,
+    ExecutionId,
+    InputChannelSpec,
+    InputSpec,
+    OutputChannelSpec,
+    OutputSpec,
+    TaskDeployment,
+)
+from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex
+from penstock.graph.restore_plan import RestorePlan
+
+#: (vertex id, subtask) -> worker id.
+Placement = Mapping[tuple[str, int], str]
+
+
+class PlanIds(msgspec.Struct, frozen=True, kw_only=True):
+    """Who deploys: goes into every deployment, message and permit."""
+
+    job_id: str
+    run_id: str
+    generation: int
+    #: Execution attempt of the subtasks.
+    attempt: int
+    #: The job's restart number: frames of an earlier deployment are told apart by it.
+    epoch: int
+
+
+class _Planner:
+    """Lookups made once per plan, so that set-up is linear in subtasks and channels."""
+
+    def __init__(self, graph: JobGraph, ids: PlanIds, placement: Placement, endpoints: Mapping[str, str]) -> None:
+        self.graph = graph
+        self.ids = ids
+        self.placement = placement
+        self.endpoints = endpoints
+        self.vertices = {v.id: v for v in graph.vertices}
+        self.inputs: dict[str, list[tuple[int, JobEdge]]] = {v.id: [] for v in graph.vertices}
+        self.outputs: dict[str, list[tuple[int, JobEdge]]] = {v.id: [] for v in graph.vertices}
+        for index, edge in enumerate(graph.edges):
+            self.inputs[edge.target].append((index, edge))
+            self.outputs[edge.source].append((index, edge))
+        for edges in self.inputs.values():
+            edges.sort(key=lambda item: item[1].input_index)
+
+    def where(self, vertex_id: str, subtask: int) -> tuple[str, str]:
+        """Return the worker of a subtask and that worker's endpoint."""
+        worker = self.placement[vertex_id, subtask]
+        return worker, self.endpoints[worker]
+
+    def input(self, index: int, edge: JobEdge, subtask: int) -> InputSpec:
+        """Return the channels of one edge that end at `subtask`."""
+        sources = [subtask] if isinstance(edge.partitioner, Forward) else range(self.vertices[edge.source].parallelism)
+        channels = tuple(
+            InputChannelSpec(ChannelId(index, source, subtask, self.ids.epoch), *self.where(edge.source, source))
+            for source in sources
+        )
+        return InputSpec(input_index=edge.input_index, schema=edge.schema, channels=channels)
+
+    def output(self, index: int, edge: JobEdge, subtask: int) -> OutputSpec:
+        """Return the channels of one edge that begin at `subtask`."""
+        targets = [subtask] if isinstance(edge.partitioner, Forward) else range(self.vertices[edge.target].parallelism)
+        channels = tuple(
+            OutputChannelSpec(ChannelId(index, subtask, target, self.ids.epoch), *self.where(edge.target, target))
+            for target in targets
+        )
+        return OutputSpec(
+            partitioner=edge.partitioner, schema=edge.schema, channels=channels, side_output=edge.side_output
+        )
+
+
+def plan(
+    graph: JobGraph,
+    *,
+    ids: PlanIds,
+    placement: Placement,
+    endpoints: Mapping[str, str],
+    restore: RestorePlan | None = None,
+    only: Collection[str] | None = None,
+) -> list[TaskDeployment]:
+    """Return a deployment for every subtask (of the vertices in `only`: whole regions), in topological order.
+
+    `placement` says the worker of every subtask, `endpoints` the network endpoint of every worker.
+
+    Raises:
+        KeyError: a subtask without a worker, or a worker without an endpoint (a fault of the scheduler).
+    """
+    planner = _Planner(graph, ids, placement, endpoints)
+    return [
+        _deployment(planner, vertex, subtask, restore)
+        for vertex in graph.vertices
+        if only is None or vertex.id in only
+        for subtask in range(vertex.parallelism)
+    ]
+
+
+def hashes_of(vertex: JobVertex, subtask: int, key_groups: int) -> HashRange:
+    """Return the hashes a subtask owns; all of them where there are more subtasks than key groups (never keyed)."""
+    return ALL_HASHES if vertex.parallelism > key_groups else hash_range_of(subtask, vertex.parallelism, key_groups)
+
+
+def _deployment(planner: _Planner, vertex: JobVertex, subtask: int, restore: RestorePlan | None) -> TaskDeployment:
+    graph, ids = planner.graph, planner.ids
+    hashes = hashes_of(vertex, subtask, graph.settings.key_groups)
+    return TaskDeployment(
+        job_id=ids.job_id,
+        job_name=graph.name,
+        run_id=ids.run_id,
+        generation=ids.generation,
+        execution=ExecutionId(vertex.id, subtask, ids.attempt),
+        vertex_name=vertex.name,
+        parallelism=vertex.parallelism,
+        hash_low=hashes.low,
+        hash_high=hashes.high,
+        operators=vertex.operators,
+        inputs=tuple(planner.input(index, edge, subtask) for index, edge in planner.inputs[vertex.id]),
+        outputs=tuple(planner.output(index, edge, subtask) for index, edge in planner.outputs[vertex.id]),
+        restore=restore.of(vertex.id, subtask) if restore is not None else (),
+        restored_checkpoint=restore.checkpoint_id if restore is not None else None,
+        settings=graph.settings,
+    )

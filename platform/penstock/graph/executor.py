@@ -1,0 +1,71 @@
+"""How a job graph is run: the protocol between `Environment` and whatever executes, and what comes back.
+
+Implemented by `penstock.client.executors`; called by `penstock.api.environment`, which imports neither.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from penstock.graph.job_graph import JobGraph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobResult:
+    """How a job ended."""
+
+    job_id: str
+    name: str
+    #: FINISHED or CANCELED; a job that FAILED raises `JobFailedError` instead.
+    state: str
+    duration_ms: float
+    checkpoints: int = 0
+    restarts: int = 0
+
+
+class JobHandle(Protocol):
+    """A submitted job."""
+
+    @property
+    def job_id(self) -> str:
+        """32 hex digits."""
+
+    @property
+    def name(self) -> str:
+        """The name it was submitted under."""
+
+    def status(self) -> str:
+        """Return the job's state, Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED..."""
+
+    def wait(self, *, timeout_ms: float | None = None, on_poll: Callable[[dict[str, Any]], None] | None = None) -> str:
+        """Wait until the job has ended; return its state.
+
+        Raises:
+            JobFailedError: the job ended FAILED.
+            PenstockError: `timeout_ms` passed.
+        """
+
+    def cancel(self) -> None:
+        """Cancel; checkpoints are retained."""
+
+    def stop(self, *, drain: bool = False, target: str | None = None, timeout_ms: float = 300_000) -> str:
+        """Stop with a savepoint and return its URI."""
+
+    def savepoint(self, target: str | None = None, *, timeout_ms: float = 300_000) -> str:
+        """Take a savepoint of the running job and return its URI."""
+
+
+class JobExecutor(Protocol):
+    """Runs job graphs: an embedded cluster or a remote one."""
+
+    def execute(self, graph: JobGraph) -> JobResult:
+        """Run the job and wait for its end.
+
+        Raises:
+            JobFailedError: the job ended FAILED.
+        """
+
+    def submit(self, graph: JobGraph) -> JobHandle:
+        """Start the job and return at once."""

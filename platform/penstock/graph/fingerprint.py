@@ -1,0 +1,49 @@
+"""The fingerprint of a job graph: what of it must fit a snapshot, hashed.
+
+Parallelism, names, settings and stateless operators are not part of it: a job may change them and resume its
+checkpoint.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.graph.job_graph import JobEdge, JobVertex, KeyGroup, OperatorSpec
+
+#: Kinds whose whole configuration shapes their state.
+_STATE_CONFIG = {"window_aggregate": ("key", "window", "aggregates")}
+
+
+def fingerprint(vertices: Sequence[JobVertex], edges: Sequence[JobEdge]) -> str:
+    """Return 32 hex digits over uids, kinds, state schemas and key columns of the stateful operators."""
+    keys = {e.target: list(e.partitioner.columns) for e in edges if isinstance(e.partitioner, KeyGroup)}
+    parts = [
+        [*_state_of(operator), keys.get(vertex.id, []) if operator is vertex.operators[0] else []]
+        for vertex in vertices
+        for operator in vertex.operators
+        if operator.stateful
+    ]
+    text = msgspec.json.encode(sorted(parts, key=str), order="sorted")
+    return hashlib.blake2b(text, digest_size=16, person=b"penstock.graph").hexdigest()
+
+
+def _state_of(operator: OperatorSpec) -> list[Any]:
+    config = operator.config
+    if operator.kind in _STATE_CONFIG:
+        shape: Any = {key: config.get(key) for key in _STATE_CONFIG[operator.kind]}
+        return [operator.uid, operator.kind, shape, _fields(operator.output_schema)]
+    connector = config.get("source") or config.get("sink") or {}
+    return [operator.uid, operator.kind, connector.get("factory", ""), connector.get("delivery", "")]
+
+
+def _fields(schema: str) -> list[str]:
+    """Return `name: type` of each column; the text form of a schema itself may differ between Arrow versions."""
+    if not schema:
+        return []
+    from penstock.core.schema import schema_from_text
+
+    return [f"{field.name}: {field.type}" for field in schema_from_text(schema)]

@@ -1,0 +1,73 @@
+"""How non-keyed operator state is handed to a new number of subtasks: `list`, `union` and `subtask` mode.
+
+`list` goes round robin, `union` goes to everybody, `subtask` stays where it was when the number of subtasks is
+unchanged, else everybody gets the element-wise minimum (watermarks). `split` is the job's to assign. Called by
+`penstock.graph.restore_plan`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.core.errors import StateMismatchError
+from penstock.core.snapshot import OperatorStateSnapshot
+
+#: A state as one old subtask left it.
+Left = tuple[int, OperatorStateSnapshot]
+
+
+def redistribute(left: Sequence[Left], parallelism: int) -> list[tuple[OperatorStateSnapshot, ...]]:
+    """Return, per new subtask, the states of one operator; `left` is in the order of old subtasks.
+
+    Raises:
+        StateMismatchError: an unknown mode, or watermarks that cannot be merged.
+    """
+    by_name: dict[tuple[str, str], list[Left]] = {}
+    for subtask, state in left:
+        by_name.setdefault((state.name, state.mode), []).append((subtask, state))
+    parts: list[list[OperatorStateSnapshot]] = [[] for _ in range(parallelism)]
+    for (name, mode), states in by_name.items():
+        if mode == "split":
+            continue
+        for subtask, items in enumerate(_items(name, mode, states, parallelism)):
+            if items:
+                uid = states[0][1].uid
+                parts[subtask].append(OperatorStateSnapshot(uid=uid, name=name, mode=mode, items=items))
+    return [tuple(part) for part in parts]
+
+
+def _items(name: str, mode: str, states: Sequence[Left], parallelism: int) -> list[tuple[Any, ...]]:
+    if mode == "list":
+        everything = [item for _, state in states for item in state.items]
+        return [tuple(everything[subtask::parallelism]) for subtask in range(parallelism)]
+    if mode == "union":
+        union = tuple(item for _, state in states for item in state.items)
+        return [union] * parallelism
+    if mode == "subtask":
+        own = {subtask: state.items for subtask, state in states}
+        if sorted(own) == list(range(parallelism)):
+            return [own[subtask] for subtask in range(parallelism)]
+        return [_minimum(name, [state.items for _, state in states])] * parallelism
+    msg = f"operator state {name!r} has the unknown mode {mode!r}"
+    raise StateMismatchError(msg, hint="the snapshot is of a newer penstock; restore it with that version")
+
+
+def _minimum(name: str, rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    if len({len(row) for row in rows}) != 1:
+        msg = f"operator state {name!r} cannot be merged: its subtasks hold different numbers of watermarks"
+        raise StateMismatchError(msg, hint="restore at the parallelism the snapshot was taken at")
+    return tuple(_least(name, column) for column in zip(*rows, strict=True))
+
+
+def _least(name: str, values: Sequence[Any]) -> Any:
+    """Return the smallest watermark; None (none seen yet) is smaller than any; mappings are merged key by key."""
+    if any(value is None for value in values):
+        return None
+    if all(isinstance(value, dict) for value in values):
+        keys = sorted({key for value in values for key in value})
+        return {key: _least(name, [value[key] for value in values if key in value]) for key in keys}
+    if all(isinstance(value, (int, float)) for value in values):
+        return min(values)
+    msg = f"operator state {name!r} cannot be merged: {values!r} are not watermarks"
+    raise StateMismatchError(msg, hint="restore at the parallelism the snapshot was taken at")

@@ -1,0 +1,167 @@
+"""What every subtask gets back from a snapshot: keyed state clipped to its hashes, other state handed out by its mode.
+
+Pure; called by `penstock.jobmanager` before a deployment and by `penstock check`. Source splits are only collected:
+handing them out is the job's (`jobmanager.split_assignment`).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from penstock.core.errors import StateMismatchError
+from penstock.core.keygroup import HashRange, hash_range_of
+from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot, Segment, SubtaskSnapshot, Tombstone
+from penstock.graph.deployment import OperatorRestore
+from penstock.graph.job_graph import JobGraph
+from penstock.graph.redistribute import redistribute
+
+
+class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """State by (vertex id, subtask), and all source splits by uid."""
+
+    restores: dict[tuple[str, int], tuple[OperatorRestore, ...]] = {}
+    #: uid -> `connector.source.SourceSplit` values as builtins, of all old subtasks.
+    splits: dict[str, tuple[Any, ...]] = {}
+    #: Checkpoint the state is of, set by the caller.
+    checkpoint_id: int | None = None
+
+    def of(self, vertex_id: str, subtask: int) -> tuple[OperatorRestore, ...]:
+        """Return what one subtask gets back."""
+        return self.restores.get((vertex_id, subtask), ())
+
+
+class _Held(msgspec.Struct):
+    """Everything one uid left behind."""
+
+    keyed: list[KeyedStateSnapshot] = []
+    #: (old subtask, its state), in the order of subtasks.
+    operator: list[tuple[int, OperatorStateSnapshot]] = []
+    unpublished: int = 0
+
+
+def assign_state(
+    graph: JobGraph,
+    snapshots: Sequence[SubtaskSnapshot],
+    *,
+    checkpoint_id: int | None = None,
+    allow_non_restored: Collection[str] = (),
+) -> RestorePlan:
+    """Return what every subtask of `graph` gets back from `snapshots` (a manifest's `subtasks`).
+
+    Raises:
+        StateMismatchError: state of a uid the graph does not have (and that is not in `allow_non_restored`), or two
+        subtasks that
+            claim the same key hashes.
+    """
+    held = _by_uid(snapshots)
+    known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
+    _check_known(held, known, allow_non_restored)
+    for uid, left in held.items():
+        _check_disjoint(uid, left.keyed)
+    restores: dict[tuple[str, int], list[OperatorRestore]] = {}
+    for vertex in graph.vertices:
+        for operator in vertex.operators:
+            own = held.get(operator.uid)
+            if own is None:
+                continue
+            parts = redistribute(own.operator, vertex.parallelism)
+            for subtask in range(vertex.parallelism):
+                keyed = _keyed_part(own.keyed, subtask, vertex.parallelism, graph.settings.key_groups)
+                if keyed or parts[subtask]:
+                    restores.setdefault((vertex.id, subtask), []).append(
+                        OperatorRestore(uid=operator.uid, keyed=keyed, operator=parts[subtask])
+                    )
+    return RestorePlan(
+        restores={place: tuple(found) for place, found in restores.items()},
+        splits=_splits(held, known),
+        checkpoint_id=checkpoint_id,
+    )
+
+
+def clip_keyed(state: KeyedStateSnapshot, hashes: HashRange) -> KeyedStateSnapshot | None:
+    """Return the part of a keyed state that lies in `hashes`, or None when the ranges do not meet."""
+    own = HashRange(state.hash_low, state.hash_high).intersect(hashes)
+    if own is None:
+        return None
+    return msgspec.structs.replace(
+        state,
+        hash_low=own.low,
+        hash_high=own.high,
+        segments=tuple(s for s in (_clip_segment(segment, own) for segment in state.segments) if s is not None),
+        tombstones=tuple(t for t in (_clip_tombstone(stone, own) for stone in state.tombstones) if t is not None),
+    )
+
+
+def _clip_segment(segment: Segment, hashes: HashRange) -> Segment | None:
+    clip = HashRange(segment.clip_low, segment.clip_high).intersect(hashes)
+    if clip is None or clip.intersect(HashRange(segment.hash_min, segment.hash_max)) is None:
+        return None
+    return msgspec.structs.replace(segment, clip_low=clip.low, clip_high=clip.high)
+
+
+def _clip_tombstone(stone: Tombstone, hashes: HashRange) -> Tombstone | None:
+    clip = HashRange(stone.hash_low, stone.hash_high).intersect(hashes)
+    if clip is None:
+        return None
+    return msgspec.structs.replace(stone, hash_low=clip.low, hash_high=clip.high)
+
+
+def _keyed_part(
+    states: Sequence[KeyedStateSnapshot], subtask: int, parallelism: int, key_groups: int
+) -> tuple[KeyedStateSnapshot, ...]:
+    if not states:
+        return ()
+    hashes = hash_range_of(subtask, parallelism, key_groups)
+    return tuple(part for part in (clip_keyed(state, hashes) for state in states) if part is not None)
+
+
+def _by_uid(snapshots: Iterable[SubtaskSnapshot]) -> dict[str, _Held]:
+    held: dict[str, _Held] = {}
+    for snapshot in sorted(snapshots, key=lambda s: (s.vertex_id, s.subtask)):
+        for keyed in snapshot.keyed:
+            held.setdefault(keyed.uid, _Held()).keyed.append(keyed)
+        for operator in snapshot.operator:
+            held.setdefault(operator.uid, _Held()).operator.append((snapshot.subtask, operator))
+        for committable in snapshot.committables:
+            held.setdefault(committable.uid, _Held()).unpublished += 1
+    return held
+
+
+def _check_known(held: dict[str, _Held], known: set[str], allowed: Collection[str]) -> None:
+    for uid, left in sorted(held.items()):
+        if uid in known or uid in allowed:
+            continue
+        what = "unpublished output" if left.unpublished else "state"
+        msg = f"the snapshot holds {what} of {uid!r}, and the job has no operator of that uid"
+        raise StateMismatchError(
+            msg, hint=f"give the operator its old uid back, or drop what it held with allow_non_restored={uid!r}"
+        )
+
+
+def _check_disjoint(uid: str, states: Sequence[KeyedStateSnapshot]) -> None:
+    """Two owners of one hash would both restore its rows: a damaged or hand-made manifest."""
+    by_state: dict[str, list[KeyedStateSnapshot]] = {}
+    for state in states:
+        by_state.setdefault(state.state, []).append(state)
+    for name, parts in by_state.items():
+        parts.sort(key=lambda p: p.hash_low)
+        for left, right in itertools.pairwise(parts):
+            if right.hash_low <= left.hash_high:
+                msg = (
+                    f"the snapshot's state {name!r} of {uid!r} is claimed twice for the hashes "
+                    f"{right.hash_low} to {min(left.hash_high, right.hash_high)}"
+                )
+                raise StateMismatchError(msg, hint="the manifest is damaged; restore an older one with --from")
+
+
+def _splits(held: dict[str, _Held], known: set[str]) -> dict[str, tuple[Any, ...]]:
+    found: dict[str, tuple[Any, ...]] = {}
+    for uid, left in held.items():
+        items = tuple(item for _, state in left.operator if state.mode == "split" for item in state.items)
+        if uid in known and (items or any(state.mode == "split" for _, state in left.operator)):
+            found[uid] = items
+    return found

@@ -1,0 +1,170 @@
+"""The stream graph: the job as the user wrote it, one node an operator, before chaining; and the builder the API fills.
+
+A `StreamGraph` is a frozen value. `StreamGraphBuilder` is what `penstock.api` writes into while the job file runs:
+nodes are replaced, never changed, so that a value handed out earlier stays true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import msgspec
+
+from penstock.config.settings import JobSettings
+from penstock.core.errors import GraphError
+from penstock.graph.job_graph import Forward, OperatorSpec, Partitioner, Rebalance
+
+
+class Upstream(msgspec.Struct, frozen=True, kw_only=True):
+    """Where rows come from: an operator's main output, or a side output of it, and how they travel from there."""
+
+    node: int
+    #: None: forward when both sides have the same parallelism, else rebalance.
+    partitioner: Partitioner | None = None
+    side_output: str | None = None
+
+
+class StreamNode(msgspec.Struct, frozen=True, kw_only=True):
+    """One operator as written."""
+
+    id: int
+    #: Its `uid` is empty until the user gives one; `build` gives stateless operators a generated one.
+    operator: OperatorSpec
+    #: None: the environment's parallelism.
+    parallelism: int | None = None
+    #: None: inherited from the inputs, else the region's own.
+    slot_sharing_group: str | None = None
+    chaining: bool = True
+    #: Side outputs the operator can write: tag -> schema as text.
+    side_outputs: dict[str, str] = {}
+    #: File and line of the user's call, for error messages.
+    where: str = ""
+
+    @property
+    def label(self) -> str:
+        """How error messages call the operator."""
+        name = f"{self.operator.uid!r}" if self.operator.uid else self.operator.name
+        return f"{name} ({self.where})" if self.where else name
+
+
+class StreamEdge(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of `source` flow to input `input_index` of `target` (a union gives each of its streams an index)."""
+
+    source: int
+    target: int
+    input_index: int
+    partitioner: Partitioner | None
+    #: Schema on the edge as text.
+    schema: str
+    side_output: str | None = None
+
+
+class StreamGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """The job as written; nodes are in topological order."""
+
+    name: str
+    nodes: tuple[StreamNode, ...]
+    edges: tuple[StreamEdge, ...]
+    settings: JobSettings
+
+    def node(self, node_id: int) -> StreamNode:
+        """Return the node of that id."""
+        return next(n for n in self.nodes if n.id == node_id)
+
+    def parallelism(self, node: StreamNode) -> int:
+        """Return how many subtasks the operator has."""
+        return node.parallelism or self.settings.parallelism
+
+    def in_edges(self, node_id: int) -> tuple[StreamEdge, ...]:
+        """Return the edges that end at the node, in input order."""
+        return tuple(e for e in self.edges if e.target == node_id)
+
+    def out_edges(self, node_id: int) -> tuple[StreamEdge, ...]:
+        """Return the edges that begin at the node."""
+        return tuple(e for e in self.edges if e.source == node_id)
+
+    def partitioner(self, edge: StreamEdge) -> Partitioner:
+        """Return how rows travel on the edge: as written, else forward or rebalance by parallelism."""
+        if edge.partitioner is not None:
+            return edge.partitioner
+        same = self.parallelism(self.node(edge.source)) == self.parallelism(self.node(edge.target))
+        return Forward() if same else Rebalance()
+
+
+class StreamGraphBuilder:
+    """Collects nodes and edges while a job file runs."""
+
+    def __init__(self) -> None:
+        """Start without any node."""
+        self._nodes: dict[int, StreamNode] = {}
+        self._edges: list[StreamEdge] = []
+
+    def add(self, node: StreamNode, inputs: Iterable[tuple[Upstream, str]] = ()) -> int:
+        """Add an operator behind `inputs` (with the schema on each edge); return its id (that of `node` is ignored)."""
+        node_id = len(self._nodes) + 1
+        self._nodes[node_id] = msgspec.structs.replace(node, id=node_id)
+        for index, (upstream, schema) in enumerate(inputs):
+            self._edges.append(
+                StreamEdge(
+                    source=upstream.node,
+                    target=node_id,
+                    input_index=index,
+                    partitioner=upstream.partitioner,
+                    schema=schema,
+                    side_output=upstream.side_output,
+                )
+            )
+        return node_id
+
+    def node(self, node_id: int) -> StreamNode:
+        """Return a node as it is now."""
+        return self._nodes[node_id]
+
+    def update(self, node_id: int, **changes: Any) -> None:
+        """Replace fields of a node."""
+        self._nodes[node_id] = msgspec.structs.replace(self._nodes[node_id], **changes)
+
+    def update_operator(self, node_id: int, **changes: Any) -> None:
+        """Replace fields of a node's operator."""
+        self.update(node_id, operator=msgspec.structs.replace(self._nodes[node_id].operator, **changes))
+
+    def build(
+        self, name: str, settings: JobSettings, *, only: Collection[int] | None = None, require_uids: bool = True
+    ) -> StreamGraph:
+        """Return the graph; with `only`, just these nodes and all they are fed by.
+
+        Without `require_uids`, stateful operators get generated uids too: then a changed job does not find its state
+        again.
+
+        Raises:
+            GraphError: there is nothing to run.
+        """
+        kept = set(self._nodes) if only is None else self._ancestors(only)
+        if not kept:
+            msg = f"job {name!r} has no operator"
+            raise GraphError(msg, hint="begin with env.from_source(...) and end with .sink_to(...)")
+        given = {self._nodes[i].operator.uid for i in kept}
+        nodes = tuple(self._with_uid(self._nodes[i], given, require_uids) for i in sorted(kept))
+        edges = tuple(e for e in self._edges if e.source in kept and e.target in kept)
+        return StreamGraph(name=name, nodes=nodes, edges=edges, settings=settings)
+
+    def _ancestors(self, ends: Collection[int]) -> set[int]:
+        kept: set[int] = set()
+        waiting = list(ends)
+        while waiting:
+            node_id = waiting.pop()
+            if node_id not in kept:
+                kept.add(node_id)
+                waiting.extend(e.source for e in self._edges if e.target == node_id)
+        return kept
+
+    @staticmethod
+    def _with_uid(node: StreamNode, given: Collection[str], require_uids: bool) -> StreamNode:
+        """Give a stateless operator a uid by its place; a stateful one is left without, which `validate` refuses."""
+        if node.operator.uid or (node.operator.stateful and require_uids):
+            return node
+        uid = f"{node.operator.kind}-{node.id}"
+        while uid in given:
+            uid += "_"
+        return msgspec.structs.replace(node, operator=msgspec.structs.replace(node.operator, uid=uid))

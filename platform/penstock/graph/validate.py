@@ -1,0 +1,192 @@
+"""Checks of a stream graph before anything runs; every fault is one `GraphError` that says what to write instead.
+
+The column and type checks are called by `penstock.api` while the job file runs, so that the traceback shows the user's
+own line; `validate` looks at the whole graph and is called by `penstock.graph.chaining`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import GraphError
+from penstock.graph.job_graph import KeyGroup
+from penstock.graph.stream_graph import StreamGraph, StreamNode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: What a window adds to its output; an input column of that name would be hidden.
+WINDOW_COLUMNS = ("window_start", "window_end")
+#: Key column types whose hash is the same here and in Spark (`penstock.kernels` and PROTOCOLS know the same list).
+KEY_TYPES = "int8-int64, uint8-uint32, bool, float32, float64, string, timestamp, decimal128"
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_NAME_RULE = "use letters, digits, '-', '_' and '.', at most 100, beginning with a letter or digit"
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """Return a hint for a misspelt name: the nearest one when there is any, and all that are known."""
+    names = list(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    listed = f"there are: {', '.join(names)}" if names else "there are none"
+    return f"did you mean {close[0]!r}? {listed}" if close else listed
+
+
+def require_columns(columns: Sequence[str], known: Sequence[str], where: str) -> None:
+    """Check that all columns exist.
+
+    Raises:
+        GraphError: one does not; names the nearest.
+    """
+    for column in columns:
+        if column not in known:
+            msg = f"{where}: unknown column {column!r}"
+            raise GraphError(msg, hint=near(column, known))
+
+
+def require_unique(names: Sequence[str], where: str) -> None:
+    """Check that no name occurs twice.
+
+    Raises:
+        GraphError: one does.
+    """
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            msg = f"{where}: column {name!r} occurs twice"
+            raise GraphError(msg, hint="give one of them another name, for example with .alias(...)")
+        seen.add(name)
+
+
+def require_key_types(columns: Sequence[str], schema: pa.Schema, where: str) -> None:
+    """Check that rows can be partitioned by the columns.
+
+    Raises:
+        GraphError: a column is missing or its type cannot be a key.
+    """
+    require_columns(columns, [n for n in schema.names if not n.startswith("__")], where)
+    for column in columns:
+        data_type = schema.field(column).type
+        if not is_key_type(data_type):
+            msg = f"{where}: column {column!r} of type {data_type} cannot be a key"
+            raise GraphError(msg, hint=f"keys can be {KEY_TYPES}; convert it first with .with_columns(...)")
+
+
+def is_key_type(data_type: pa.DataType) -> bool:
+    """Whether a column of that type can be part of a key."""
+    import pyarrow as pa
+
+    types: Any = pa.types
+    return bool(
+        types.is_signed_integer(data_type)
+        or (types.is_unsigned_integer(data_type) and not types.is_uint64(data_type))
+        or types.is_boolean(data_type)
+        or types.is_float32(data_type)
+        or types.is_float64(data_type)
+        or types.is_string(data_type)
+        or types.is_timestamp(data_type)
+        or types.is_decimal128(data_type)
+    )
+
+
+def require_no_window_columns(names: Sequence[str], where: str) -> None:
+    """Check that a window's input has no column of the names the window adds.
+
+    Raises:
+        GraphError: it has.
+    """
+    for name in WINDOW_COLUMNS:
+        if name in names:
+            msg = f"{where}: the input already has a column {name!r}, which the window adds"
+            raise GraphError(msg, hint=f"rename it first: .select(pl.exclude({name!r}), pl.col({name!r}).alias(...))")
+
+
+def require_name(name: str, what: str) -> None:
+    """Check that a job name or uid can be part of paths and transactional ids.
+
+    Raises:
+        GraphError: it cannot.
+    """
+    if not _NAME.fullmatch(name):
+        msg = f"{what} {name!r} cannot be used in paths and transactional ids"
+        raise GraphError(msg, hint=_NAME_RULE)
+
+
+def validate(graph: StreamGraph) -> None:
+    """Check the whole graph.
+
+    Raises:
+        GraphError: it cannot run as written.
+    """
+    require_name(graph.name, "job name")
+    _check_uids(graph)
+    for node in graph.nodes:
+        _check_parallelism(graph, node)
+        _check_output_used(graph, node)
+        _check_side_outputs(graph, node)
+    _check_delivery(graph)
+
+
+def _check_uids(graph: StreamGraph) -> None:
+    seen: dict[str, StreamNode] = {}
+    for node in graph.nodes:
+        uid = node.operator.uid
+        if not uid:
+            kind = node.operator.kind
+            what = f"the {kind}" if kind in {"source", "sink"} else "the stateful operator"
+            msg = f"{what} {node.label} has no uid"
+            way = "uid='...'" if kind in {"source", "sink"} else ".uid('...')"
+            raise GraphError(msg, hint=f"its state is found again by uid after a restart: add {way}")
+        require_name(uid, "uid")
+        if uid in seen:
+            msg = f"uid {uid!r} is given twice: {_at(seen[uid])} and {_at(node)}"
+            raise GraphError(msg, hint="every operator needs a uid of its own")
+        seen[uid] = node
+
+
+def _check_parallelism(graph: StreamGraph, node: StreamNode) -> None:
+    parallelism = graph.parallelism(node)
+    if parallelism < 1:
+        msg = f"{node.label}: parallelism {parallelism} is not a number of subtasks"
+        raise GraphError(msg, hint="use 1 or more")
+    keyed = any(isinstance(e.partitioner, KeyGroup) for e in graph.in_edges(node.id))
+    if keyed and parallelism > graph.settings.key_groups:
+        msg = f"{node.label}: parallelism {parallelism} is more than the {graph.settings.key_groups} key groups"
+        raise GraphError(msg, hint="lower it, or raise ps.Environment(key_groups=...)")
+
+
+def _check_output_used(graph: StreamGraph, node: StreamNode) -> None:
+    if node.operator.kind != "sink" and not graph.out_edges(node.id):
+        msg = f"the output of {node.label} goes nowhere"
+        raise GraphError(msg, hint="end it with .sink_to(...), or take the operator out")
+
+
+def _check_side_outputs(graph: StreamGraph, node: StreamNode) -> None:
+    read = {e.side_output for e in graph.out_edges(node.id)}
+    late = node.operator.config.get("late_tag")
+    if late is not None and late not in read:
+        msg = f"{node.label} sends late rows to {late!r}, which nobody reads"
+        raise GraphError(msg, hint=f"read it with .side_output({late!r}), or take .late_to({late!r}) out")
+
+
+def _check_delivery(graph: StreamGraph) -> None:
+    """An exactly-once sink publishes at checkpoints; an endless job without any would never publish."""
+    endless = [n for n in graph.nodes if n.operator.kind == "source" and not _config(n, "source").get("bounded", False)]
+    if not endless or graph.settings.checkpoint_interval_ms is not None:
+        return
+    for node in graph.nodes:
+        delivery = _config(node, "sink").get("delivery", "none") if node.operator.kind == "sink" else "none"
+        if delivery.startswith("exactly-once"):
+            msg = f"{node.label} delivers {delivery}, but without checkpoints nothing would ever be published"
+            raise GraphError(msg, hint="set ps.Environment(checkpoint_interval='5s'), or another delivery")
+
+
+def _config(node: StreamNode, key: str) -> dict[str, Any]:
+    value: dict[str, Any] = node.operator.config.get(key) or {}
+    return value
+
+
+def _at(node: StreamNode) -> str:
+    return f"{node.operator.name} at {node.where}" if node.where else node.operator.name
