@@ -1,0 +1,147 @@
+"""An object store in a local folder: the embedded default and a shared file system; opened by
+`checkpoint.stores.open_store`.
+
+Objects appear whole (temporary file, fsync, rename or link); compare-and-set holds a lock file, which the kernel
+frees when a
+process dies. Temporary files and locks begin with a dot and are never listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import os
+import urllib.parse
+from collections.abc import Iterator
+from pathlib import Path
+
+from penstock.core.errors import StorageError, UsageError
+
+_counter = itertools.count()
+
+
+class LocalStore:
+    """Keys are files below a folder."""
+
+    def __init__(self, uri: str) -> None:
+        """Take a plain path or a `file://` URI; the folder is made by the first write."""
+        path = urllib.parse.unquote(uri.removeprefix("file://")) if uri.startswith("file://") else uri
+        self._root = Path(path).expanduser().absolute()
+
+    @property
+    def uri(self) -> str:
+        """Root URI, always with its scheme."""
+        return f"file://{self._root}"
+
+    def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return (part of) an object; raises FileNotFoundError."""
+        with self._guard("read", key), self._path(key).open("rb") as source:
+            if offset:
+                source.seek(offset)
+            return source.read() if length is None else source.read(length)
+
+    def read_with_etag(self, key: str) -> tuple[bytes, str]:
+        """Return an object and its version tag; raises FileNotFoundError."""
+        data = self.read(key)
+        return data, _etag(data)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace, atomically."""
+        with self._guard("write", key), self._temporary(key, data) as (temporary, target):
+            temporary.replace(target)
+            _sync_folder(target.parent)
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write only when the key does not exist; False when it does."""
+        with self._guard("write", key), self._temporary(key, data) as (temporary, target):
+            try:
+                os.link(temporary, target)
+            except FileExistsError:
+                return False
+            _sync_folder(target.parent)
+            return True
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+        """Replace only the version `etag`; False when it is another or gone."""
+        with self._guard("write", key), self._locked(key):
+            try:
+                current = self._path(key).read_bytes()
+            except FileNotFoundError:
+                return False
+            if _etag(current) != etag:
+                return False
+            self.put(key, data)
+            return True
+
+    def delete(self, key: str) -> None:
+        """Remove; absent is fine."""
+        with self._guard("delete", key):
+            self._path(key).unlink(missing_ok=True)
+
+    def list(self, prefix: str) -> list[str]:
+        """Return all keys that start with `prefix`, sorted."""
+        folder = prefix.rpartition("/")[0]
+        found: list[str] = []
+        with self._guard("list", prefix):
+            for current, folders, files in os.walk(self._root / folder):
+                folders[:] = [name for name in folders if not name.startswith(".")]
+                base = Path(current).relative_to(self._root).as_posix()
+                keys = (name if base == "." else f"{base}/{name}" for name in files if not name.startswith("."))
+                found += [key for key in keys if key.startswith(prefix)]
+        return sorted(found)
+
+    def _path(self, key: str) -> Path:
+        parts = key.split("/")
+        if any(part in ("", ".", "..") for part in parts):
+            msg = f"bad object key {key!r}"
+            raise UsageError(msg, hint="keys are names joined by single slashes")
+        return self._root.joinpath(*parts)
+
+    @contextlib.contextmanager
+    def _temporary(self, key: str, data: bytes) -> Iterator[tuple[Path, Path]]:
+        target = self._path(key)
+        temporary = target.parent / f".tmp-{os.getpid()}-{next(_counter)}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            yield temporary, target
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _locked(self, key: str) -> Iterator[None]:
+        target = self._path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(target.parent / f".lock-{target.name}", os.O_CREAT | os.O_RDWR, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _guard(self, verb: str, key: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            msg = f"cannot {verb} {self.uri}/{key}: {error.strerror or error}"
+            raise StorageError(msg, hint="check that the folder exists, is writable and has space") from error
+
+
+def _etag(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

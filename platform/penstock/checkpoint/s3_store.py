@@ -1,0 +1,166 @@
+"""An object store on MinIO or S3; opened by `checkpoint.stores.open_store`.
+
+Endpoint and credentials come from each process's environment: PENSTOCK_S3_ENDPOINT (`http://host:port`),
+PENSTOCK_S3_ACCESS_KEY,
+PENSTOCK_S3_SECRET_KEY, PENSTOCK_S3_REGION. Conditional writes go through pre-signed URLs: the client's own upload
+would turn the
+condition into metadata and overwrite silently.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+import io
+import os
+import urllib.parse
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+from penstock.core.errors import StorageError, UsageError
+
+_CONNECT_S = 3.0
+_READ_S = 30.0
+_RETRIES = 3
+_URL_LIFETIME = dt.timedelta(minutes=10)
+_MISSING = frozenset({"NoSuchKey", "NoSuchObject"})
+_HINTS = {
+    "NoSuchBucket": "create the bucket first",
+    "AccessDenied": "check PENSTOCK_S3_ACCESS_KEY and PENSTOCK_S3_SECRET_KEY and the bucket's policy",
+    "InvalidAccessKeyId": "check PENSTOCK_S3_ACCESS_KEY",
+    "SignatureDoesNotMatch": "check PENSTOCK_S3_SECRET_KEY",
+}
+
+
+@lru_cache(maxsize=8)
+def _client_of(process: int, endpoint: str, access: str, secret: str, region: str) -> tuple[Any, Any]:  # noqa: ARG001
+    """One client and connection pool per process and endpoint (connections must not cross a fork)."""
+    try:
+        import urllib3
+        from minio import Minio
+    except ImportError as error:
+        msg = "s3:// needs the MinIO client"
+        raise UsageError(msg, hint="pip install 'penstock[s3]'") from error
+    parts = urllib.parse.urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
+    pool = urllib3.PoolManager(
+        maxsize=16,
+        timeout=urllib3.Timeout(connect=_CONNECT_S, read=_READ_S),
+        retries=urllib3.Retry(total=_RETRIES, backoff_factor=0.1, status_forcelist=(500, 502, 503, 504)),
+    )
+    client = Minio(
+        parts.netloc,
+        access_key=access or None,
+        secret_key=secret or None,
+        secure=parts.scheme == "https",
+        region=region,
+        http_client=pool,
+    )
+    return client, pool
+
+
+class S3Store:
+    """Keys are objects below a prefix of one bucket."""
+
+    def __init__(self, uri: str) -> None:
+        """Take `s3://bucket/prefix`; nothing is contacted before the first call."""
+        parts = urllib.parse.urlsplit(uri)
+        if not parts.netloc:
+            msg = f"{uri!r} names no bucket"
+            raise UsageError(msg, hint="write s3://bucket/prefix")
+        self._bucket = parts.netloc
+        prefix = parts.path.strip("/")
+        self._prefix = f"{prefix}/" if prefix else ""
+        self._uri = f"s3://{self._bucket}/{prefix}".rstrip("/")
+
+    @property
+    def uri(self) -> str:
+        """Root URI."""
+        return self._uri
+
+    def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Return (part of) an object; raises FileNotFoundError."""
+        return b"" if length == 0 else self._get(key, offset, length)[0]
+
+    def read_with_etag(self, key: str) -> tuple[bytes, str]:
+        """Return an object and its version tag; raises FileNotFoundError."""
+        return self._get(key, 0, None)
+
+    def put(self, key: str, data: bytes) -> None:
+        """Write or replace, atomically."""
+        with self._guard("write", key):
+            self._client[0].put_object(self._bucket, self._prefix + key, io.BytesIO(data), len(data))
+
+    def put_if_absent(self, key: str, data: bytes) -> bool:
+        """Write only when the key does not exist; False when it does."""
+        return self._put_conditionally(key, data, {"If-None-Match": "*"})
+
+    def put_if_match(self, key: str, data: bytes, etag: str) -> bool:
+        """Replace only the version `etag`; False when it is another or gone."""
+        return self._put_conditionally(key, data, {"If-Match": etag})
+
+    def delete(self, key: str) -> None:
+        """Remove; absent is fine."""
+        with self._guard("delete", key), contextlib.suppress(FileNotFoundError):
+            self._client[0].remove_object(self._bucket, self._prefix + key)
+
+    def list(self, prefix: str) -> list[str]:
+        """Return all keys that start with `prefix`, sorted."""
+        with self._guard("list", prefix):
+            found = self._client[0].list_objects(self._bucket, self._prefix + prefix, recursive=True)
+            return sorted(entry.object_name.removeprefix(self._prefix) for entry in found)
+
+    @property
+    def _client(self) -> tuple[Any, Any]:
+        env = os.environ
+        return _client_of(
+            os.getpid(),
+            env.get("PENSTOCK_S3_ENDPOINT", "https://s3.amazonaws.com"),
+            env.get("PENSTOCK_S3_ACCESS_KEY", ""),
+            env.get("PENSTOCK_S3_SECRET_KEY", ""),
+            env.get("PENSTOCK_S3_REGION", "us-east-1"),
+        )
+
+    def _get(self, key: str, offset: int, length: int | None) -> tuple[bytes, str]:
+        with self._guard("read", key):
+            response = self._client[0].get_object(self._bucket, self._prefix + key, offset=offset, length=length or 0)
+            try:
+                return response.read(), str(response.headers.get("ETag", ""))
+            finally:
+                response.close()
+                response.release_conn()
+
+    def _put_conditionally(self, key: str, data: bytes, headers: dict[str, str]) -> bool:
+        with self._guard("write", key):
+            client, pool = self._client
+            url = client.get_presigned_url("PUT", self._bucket, self._prefix + key, expires=_URL_LIFETIME)
+            response = pool.request("PUT", url, body=data, headers=headers)
+            if response.status == 200:
+                return True
+            text = response.data.decode(errors="replace")
+            if response.status in (409, 412) or (response.status == 404 and "NoSuchKey" in text):
+                return False
+            code = text.partition("<Code>")[2].partition("</Code>")[0] or f"HTTP {response.status}"
+            raise self._error("write", key, code, code)
+
+    def _error(self, verb: str, key: str, code: str, reason: str) -> StorageError:
+        endpoint = os.environ.get("PENSTOCK_S3_ENDPOINT", "https://s3.amazonaws.com")
+        hint = _HINTS.get(code, "is PENSTOCK_S3_ENDPOINT right and the server up?")
+        return StorageError(f"cannot {verb} {self._uri}/{key} at {endpoint}: {reason}", hint=hint)
+
+    @contextlib.contextmanager
+    def _guard(self, verb: str, key: str) -> Iterator[None]:
+        from minio.error import MinioException, S3Error
+        from urllib3.exceptions import HTTPError
+
+        try:
+            yield
+        except S3Error as error:
+            code = str(error.code)
+            if code in _MISSING:
+                raise FileNotFoundError(f"{self._uri}/{key}") from error
+            raise self._error(verb, key, code, f"{code}: {error.message}") from error
+        except (MinioException, HTTPError, OSError) as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise self._error(verb, key, "", str(error).splitlines()[0][:300]) from error

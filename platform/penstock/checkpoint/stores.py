@@ -1,0 +1,80 @@
+"""Opening object stores by URI, and reading parts of files wherever a manifest says they lie.
+
+Used by the JobManager (manifests, leases), by workers (segments, staged output) and by the offline tools.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+from penstock.checkpoint.local_store import LocalStore
+from penstock.checkpoint.memory_store import open_memory_store
+from penstock.checkpoint.s3_store import S3Store
+from penstock.checkpoint.store import ObjectStore
+from penstock.core.errors import SnapshotDamagedError, UsageError
+from penstock.core.snapshot import FileRef
+
+
+def open_store(uri: str) -> ObjectStore:
+    """Return the store at `uri`: a folder, `file://...`, `s3://bucket/prefix` or `memory://name`.
+
+    Raises:
+        UsageError: not a URI we know.
+    """
+    if not uri:
+        msg = "no checkpoint store was given"
+        raise UsageError(msg, hint="set checkpoint_root to a folder or s3://bucket/prefix")
+    scheme = uri.partition("://")[0] if "://" in uri else "file"
+    if scheme == "file":
+        return LocalStore(uri)
+    if scheme == "s3":
+        return S3Store(uri)
+    if scheme == "memory":
+        return open_memory_store(uri.removeprefix("memory://"))
+    msg = f"unknown kind of store {uri!r}"
+    raise UsageError(msg, hint="use a folder, file://, s3:// or memory://")
+
+
+def join_uri(root: str, *parts: str) -> str:
+    """Return `root/part/...` with single slashes."""
+    return "/".join([root.rstrip("/"), *(part.strip("/") for part in parts if part)])
+
+
+def open_job_store(checkpoint_root: str, job_name: str) -> ObjectStore:
+    """Return the store of one job's folder: the paths in its manifests are relative to this."""
+    return open_store(join_uri(checkpoint_root, job_name))
+
+
+def checksum_of(data: bytes) -> str:
+    """Return the checksum as it stands in a `FileRef`."""
+    return f"crc32:{zlib.crc32(data):08x}"
+
+
+def read_file(store: ObjectStore, ref: FileRef) -> bytes:
+    """Return the bytes of a part, verified; `store` is the job's, absolute paths are opened by themselves.
+
+    Raises:
+        SnapshotDamagedError: the part is missing, short, or its checksum is wrong.
+    """
+    if ref.inline is not None:
+        data, where = ref.inline, "(inline)"
+    else:
+        base, key = (store, ref.path) if "://" not in ref.path else _split(ref.path)
+        where = join_uri(base.uri, key)
+        try:
+            data = base.read(key, ref.offset, ref.length or None)
+        except FileNotFoundError as error:
+            msg = f"{where} is missing"
+            raise SnapshotDamagedError(msg, hint="it is named by a manifest; restore an older savepoint") from error
+        if ref.length and len(data) != ref.length:
+            msg = f"{where} is shorter than its manifest says: {len(data)} of {ref.length} bytes at {ref.offset}"
+            raise SnapshotDamagedError(msg, hint="restore an older savepoint")
+    if ref.checksum.startswith("crc32:") and checksum_of(data) != ref.checksum:
+        msg = f"{where} is damaged: checksum {checksum_of(data)}, expected {ref.checksum}"
+        raise SnapshotDamagedError(msg, hint="restore an older savepoint")
+    return data
+
+
+def _split(path: str) -> tuple[ObjectStore, str]:
+    root, _, name = path.rpartition("/")
+    return open_store(root), name
