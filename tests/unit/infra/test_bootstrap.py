@@ -1,0 +1,101 @@
+"""The bootstrap prepares what the arguments need, installs once, and fails in one line."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def bootstrap(tmp_path, monkeypatch):
+    """The script as a module that works in an empty checkout and only notes what it would run."""
+    spec = importlib.util.spec_from_file_location("bootstrap", ROOT / "infra" / "bootstrap.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ROOT, module.VENV = tmp_path, tmp_path / ".venv"
+    module.PYTHON, module.STAMP = tmp_path / ".venv/bin/python", tmp_path / ".venv/stamp"
+    module.LOCK = tmp_path / "requirements.lock"
+    module.LOCK.write_text("a==1")
+    (tmp_path / "pyproject.toml").write_text("[project]")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    module.ran = []
+    module.fails = set()
+
+    def run(title, argv, environment=None):
+        module.ran.append(argv)
+        if argv[0] in module.fails:
+            raise module.BootstrapError(f"{title} failed")
+
+    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(module, "_uv", lambda python: "uv")
+    monkeypatch.setattr(module, "_usable", lambda python: True)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], True),
+        (["-x"], True),
+        (["tests"], True),
+        (["tests/cluster"], True),
+        (["tests/unit", "tests/cluster/test_servers.py"], True),
+        (["tests/unit"], False),
+        (["-x", "tests/unit/core/test_clock.py::test_a", "tests/property"], False),
+        (["/somewhere/penstock/tests/tidy"], False),
+    ],
+)
+def test_servers_are_prepared_when_a_path_may_need_them(bootstrap, arguments, wanted):
+    assert bootstrap._wants_servers(arguments) is wanted
+
+
+def test_install_runs_once_per_lock(bootstrap):
+    bootstrap.PYTHON.touch()
+    bootstrap.install()
+    assert any("--require-hashes" in argv for argv in bootstrap.ran)
+    bootstrap.ran.clear()
+    bootstrap.install()
+    assert bootstrap.ran == []
+    bootstrap.LOCK.write_text("a==2")
+    bootstrap.install()
+    assert bootstrap.ran
+
+
+def test_pip_takes_over_where_uv_fails(bootstrap):
+    bootstrap.fails = {"uv"}
+    bootstrap.install()
+    assert [argv[1:4] for argv in bootstrap.ran[-2:]] == [["-m", "pip", "install"]] * 2
+    assert bootstrap.STAMP.exists()
+
+
+def test_a_failed_install_is_not_taken_for_done(bootstrap):
+    bootstrap.fails = {"uv", str(bootstrap.PYTHON)}
+    with pytest.raises(bootstrap.BootstrapError):
+        bootstrap.install()
+    assert not bootstrap.STAMP.exists()
+
+
+def test_unknown_command(bootstrap, capsys):
+    assert bootstrap.main(["fly"]) == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_an_unsupported_python_is_named(bootstrap, monkeypatch, capsys):
+    monkeypatch.setattr(bootstrap, "VERSIONS", ((2, 7),))
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
+    assert bootstrap.main(["setup"]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("error: Python 3.11, 3.12 or 3.13 is needed, this is ")
+
+
+def test_run_shows_the_end_of_a_failed_step(bootstrap, tmp_path, monkeypatch):
+    spec = importlib.util.spec_from_file_location("fresh", ROOT / "infra" / "bootstrap.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.ROOT = tmp_path
+    with pytest.raises(module.BootstrapError, match=r"a step failed: no route to host \(is the network reachable"):
+        module.run("a step", [sys.executable, "-c", "print('no route to host'); raise SystemExit(3)"])
