@@ -1,4 +1,1 @@
 """Event time as pure arithmetic: watermark strategies, their merging over channels and splits, bounds of windows."""
-
-Watermark strategies, their merging over channels and splits, and the bounds of windows.
-"""

@@ -1,0 +1,42 @@
+"""From an operator's kind to its class, imported only when it is deployed: the one list of what a job graph may hold.
+
+Called by `penstock.task` when a chain is built. A kind is part of the graph's wire form, so it is never renamed.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import GraphError
+
+if TYPE_CHECKING:
+    from penstock.operators.operator import Operator
+
+#: kind -> `module:class`; the class is made without arguments and told everything in `open`.
+OPERATORS = {
+    "source": "penstock.operators.source:SourceOperator",
+    "project": "penstock.operators.project:ProjectOperator",
+    "map": "penstock.operators.functions:MapOperator",
+    "flat_map": "penstock.operators.functions:FlatMapOperator",
+    "filter_rows": "penstock.operators.functions:FilterRowsOperator",
+    "map_batches": "penstock.operators.functions:MapBatchesOperator",
+    "window_aggregate": "penstock.operators.window:WindowAggregateOperator",
+    "sink": "penstock.operators.sink:SinkOperator",
+    "collect": "penstock.operators.collect:CollectOperator",
+}
+
+
+def create_operator(kind: str) -> Operator:
+    """Return a new operator of this kind, not yet opened.
+
+    Raises:
+        GraphError: no such kind.
+    """
+    path = OPERATORS.get(kind)
+    if path is None:
+        msg = f"unknown operator kind {kind!r}"
+        raise GraphError(msg, hint="the graph was made by another version of penstock; run one version everywhere")
+    module_name, _, class_name = path.partition(":")
+    operator: Operator = getattr(importlib.import_module(module_name), class_name)()
+    return operator

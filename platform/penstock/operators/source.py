@@ -1,0 +1,303 @@
+"""The head of a source chain: polls a connector's reader, gives rows their event time, keeps watermarks by split.
+
+The task loop calls `poll` instead of feeding it. What a checkpoint holds are the splits with the reader's positions
+and each split's own watermark, so that after a restore a row is late exactly if it was late before.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from penstock.connector.sink import load_factory
+from penstock.connector.source import PollResult, SourceContext, SourceFactory, SourceReader, SourceSpec, SourceSplit
+from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark, WatermarkStatus
+from penstock.core.errors import BadRecordError
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.eventtime.split_watermarks import SplitWatermarks
+from penstock.eventtime.strategy import strategy_from_builtins
+from penstock.operators.columns import conform, with_ts
+from penstock.operators.event_time import TimestampColumn, largest_by_split
+from penstock.operators.operator import Operator, OperatorSnapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.connector.source import SourceBatch
+    from penstock.core.elements import Barrier
+    from penstock.core.permits import CommitPermit
+    from penstock.operators.event_time import Bools, Int64s
+    from penstock.operators.operator import Collector, OperatorContext
+
+BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
+
+#: Rows asked of the reader in one poll: large enough for kernels, small enough that a barrier waits only milliseconds.
+POLL_ROWS = 65_536
+#: Names of the saved states.
+SPLITS_STATE = "splits"
+WATERMARK_STATE = "watermark"
+
+
+class SourceOperator(Operator):
+    """Polls splits, emits batches, watermarks and statuses."""
+
+    def open(self, context: OperatorContext) -> None:
+        self._context = context
+        spec = msgspec.convert(context.spec.config["source"], SourceSpec)
+        self._spec = spec
+        self._where = f"source {context.spec.uid!r}"
+        self._policy = bad_record_policy(spec)
+        self._schema = schema_from_text(spec.schema)
+        self._strategy = strategy_from_builtins(context.spec.config.get("watermarks"))
+        self._times = TimestampColumn(self._strategy, self._schema) if self._strategy.has_event_time else None
+        self._watermarks = SplitWatermarks(self._strategy.idle_timeout_ms, _restored_floor(context.restored))
+        self._positions: dict[int, tuple[SourceSplit, ...]] = {}
+        self._known: set[str] = set()
+        self._unfinished: set[str] = set()
+        self._assigned = self._no_more = self._ended = self._suspended = self._idle = False
+        self._floor_due = self._watermarks.combined > MIN_TIMESTAMP
+        factory: SourceFactory = load_factory(spec.factory)
+        self._reader: SourceReader | None = factory.create_reader(
+            spec,
+            SourceContext(
+                subtask=context.subtask,
+                parallelism=context.parallelism,
+                job_name=context.job_name,
+                uid=context.spec.uid,
+                clock=context.clock,
+                wake=context.wake,
+            ),
+        )
+        for state in context.restored:
+            if state.mode == "split" and state.items:
+                self.add_splits(state.items, no_more=False)
+
+    # --- what the job and the task say -----------------------------------------------------------------------------
+
+    def add_splits(self, splits: Iterable[Any], *, no_more: bool) -> None:
+        """Start reading these splits (values or their builtins); ids already known are ignored."""
+        parsed = [s if isinstance(s, SourceSplit) else msgspec.convert(s, SourceSplit) for s in splits]
+        fresh = tuple(split for split in parsed if split.id not in self._known)
+        for split in fresh:
+            self._known.add(split.id)
+            self._watermarks.add(split.id, split.watermark, finished=split.finished)
+            if not split.finished:
+                self._unfinished.add(split.id)
+        self._assigned = True
+        self._no_more = self._no_more or no_more
+        if fresh and self._reader is not None:
+            self._reader.add_splits(fresh)
+
+    def suspend(self) -> None:
+        """Emit nothing more."""
+        self._suspended = True
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was read and the watermark at the end of time was emitted."""
+        return self._ended
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        msg = f"{self._where} has no input"
+        raise TypeError(msg)
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def poll(self, out: Collector, *, backpressured: bool) -> bool:
+        """Emit what one poll of the reader gives, then the minimum watermark when it advanced."""
+        if self._ended or self._suspended or self._reader is None:
+            return False
+        now = self._context.clock.monotonic_ms()
+        if backpressured:
+            self._watermarks.pass_time(now, (), backpressured=True)
+            return False
+        emitted = self._emit_floor(out)
+        result = self._reader.poll(POLL_ROWS)
+        for batch in result.batches:
+            emitted |= self._emit(batch, out)
+        self._take_progress(result, now)
+        emitted |= self._emit_progress(out)
+        return emitted | self._emit_end(out)
+
+    def _take_progress(self, result: PollResult, now: float) -> None:
+        for split_id in result.finished:
+            self._watermarks.finish(split_id)
+            self._unfinished.discard(split_id)
+        self._watermarks.pass_time(now, result.caught_up, backpressured=False)
+        self._context.metrics.extra.update(result.metrics)
+
+    def _emit(self, source: SourceBatch, out: Collector) -> bool:
+        if source.dead_letters is not None and source.dead_letters.num_rows:
+            self._dead_letters(source.dead_letters, out)
+        if source.data.num_rows == 0:
+            return False
+        data = conform(source.data, self._schema, self._where)
+        if self._times is None:
+            out.batch(Batch(data))
+            return True
+        times, bad = self._times.read(data)
+        index = source.split_index
+        if bad is not None:
+            self._bad_times(source, bad, out)
+            good = ~bad
+            data, times = data.filter(pa.array(good)), times[good]
+            index = None if index is None else index[good]
+            if data.num_rows == 0:
+                return False
+        self._set_idle(out, idle=False)
+        data = pa.RecordBatch.from_arrays([*data.columns, pa.array(times)], schema=with_ts(self._schema))
+        if self._strategy.exact:
+            self._emit_exact(data, times, (source.split_ids, index), out)
+            return True
+        out.batch(Batch(data))
+        for split_id, largest in zip(
+            source.split_ids, largest_by_split(times, index, len(source.split_ids)).tolist(), strict=True
+        ):
+            if largest != MIN_TIMESTAMP:
+                self._watermarks.advance(split_id, self._strategy.watermark_of(largest))
+        return True
+
+    def _emit_exact(
+        self, data: pa.RecordBatch, times: Int64s, origin: tuple[tuple[str, ...], Any], out: Collector
+    ) -> None:
+        """Cut the batch behind every row that advances the watermark; a Python step per row, meant for comparisons."""
+        split_ids, index = origin
+        start = 0
+        for row, time in enumerate(times.tolist()):
+            split_id = split_ids[0 if index is None else int(index[row])]
+            self._watermarks.advance(split_id, self._strategy.watermark_of(time))
+            watermark = self._watermarks.take_advance()
+            if watermark is not None:
+                out.batch(Batch(data.slice(start, row + 1 - start)))
+                out.watermark(Watermark(watermark))
+                start = row + 1
+        if start < data.num_rows:
+            out.batch(Batch(data.slice(start)))
+
+    # --- watermarks and status -------------------------------------------------------------------------------------
+
+    def _emit_floor(self, out: Collector) -> bool:
+        """After a restore: what had been emitted before it, so that lateness downstream is what it was."""
+        if not self._floor_due:
+            return False
+        self._floor_due = False
+        out.watermark(Watermark(self._watermarks.combined))
+        return True
+
+    def _emit_progress(self, out: Collector) -> bool:
+        if self._times is None or not self._assigned:
+            return False
+        idle = self._watermarks.idle
+        if not idle:
+            self._set_idle(out, idle=False)
+        watermark = self._watermarks.take_advance()
+        if watermark is not None:
+            out.watermark(Watermark(watermark))
+        if idle and not (self._no_more and not self._unfinished):
+            self._set_idle(out, idle=True)
+        return watermark is not None
+
+    def _set_idle(self, out: Collector, *, idle: bool) -> None:
+        if idle != self._idle:
+            self._idle = idle
+            out.status(WatermarkStatus(idle))
+
+    def _emit_end(self, out: Collector) -> bool:
+        if not self._no_more or self._unfinished:
+            return False
+        self._set_idle(out, idle=False)
+        out.watermark(Watermark(MAX_TIMESTAMP))
+        self._ended = True
+        return True
+
+    # --- bad records -----------------------------------------------------------------------------------------------
+
+    def _bad_times(self, source: SourceBatch, bad: Bools, out: Collector) -> None:
+        assert self._times is not None  # noqa: S101 - only called with event time
+        rows = np.flatnonzero(bad)
+        self._count("badRecords", len(rows))
+        first = int(rows[0])
+        split = source.split_ids[0 if source.split_index is None else int(source.split_index[first])]
+        name = self._times.name
+        value = source.data.column(name)[first]
+        error = f"event time {name!r} is null or outside the years 1 to 9999"
+        if self._policy == "fail":
+            msg = f"{self._where}: {error}: {value} (in {split})"
+            raise BadRecordError(msg, hint="check the strategy's unit, or set on_bad_record='skip' or 'dead-letter'")
+        if self._policy == "dead-letter":
+            taken = source.data.filter(pa.array(bad))
+            lines = pl.DataFrame(pl.from_arrow(taken)).write_ndjson().encode().splitlines()
+            index = np.zeros(len(rows), np.int64) if source.split_index is None else source.split_index[rows]
+            columns: list[list[Any]] = [
+                lines,
+                [source.split_ids[i] for i in index.tolist()],
+                [None] * len(rows),
+                [None] * len(rows),
+            ]
+            columns.append([error] * len(rows))
+            self._dead_letters(pa.record_batch(columns, schema=DEAD_LETTER_SCHEMA), out)
+
+    def _dead_letters(self, letters: pa.RecordBatch, out: Collector) -> None:
+        self._count("deadLetters", letters.num_rows)
+        out.side(DEAD_LETTER_TAG, Batch(letters))
+
+    def _count(self, name: str, rows: int) -> None:
+        extra = self._context.metrics.extra
+        extra[name] = extra.get(name, 0.0) + rows
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        if self._reader is None:
+            return OperatorSnapshot()
+        splits = tuple(
+            msgspec.structs.replace(
+                split,
+                watermark=self._watermarks.watermark_of(split.id),
+                finished=split.finished or split.id not in self._unfinished,
+            )
+            for split in self._reader.snapshot()
+        )
+        self._positions[barrier.checkpoint_id] = splits
+        uid = self._context.spec.uid
+        items = tuple(msgspec.to_builtins(split) for split in splits)
+        states = [OperatorStateSnapshot(uid=uid, name=SPLITS_STATE, mode="split", items=items)]
+        if self._watermarks.combined > MIN_TIMESTAMP and not self._idle:
+            floor = (self._watermarks.combined,)
+            states.append(OperatorStateSnapshot(uid=uid, name=WATERMARK_STATE, mode="subtask", items=floor))
+        return OperatorSnapshot(operator=tuple(states))
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        if permit.run_id != self._context.run_id:
+            return
+        splits = self._positions.pop(permit.checkpoint_id, None)
+        for older in [c for c in self._positions if c < permit.checkpoint_id]:
+            del self._positions[older]
+        if splits and self._reader is not None:
+            self._reader.notify_complete(splits)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        self._positions.pop(checkpoint_id, None)
+
+    def close(self) -> None:
+        reader, self._reader = getattr(self, "_reader", None), None
+        if reader is not None:
+            reader.close()
+
+
+def bad_record_policy(spec: SourceSpec) -> BadRecordPolicy:
+    """Return what the source does with bad records: `on_bad_record` of its config, `fail` when it names none."""
+    policy: BadRecordPolicy = spec.config.get("on_bad_record", "fail")
+    return policy
+
+
+def _restored_floor(restored: tuple[OperatorStateSnapshot, ...]) -> int:
+    """The lowest watermark any active subtask had emitted: all that is certain once splits may have moved."""
+    emitted = [int(item) for state in restored if state.name == WATERMARK_STATE for item in state.items]
+    return min(emitted, default=MIN_TIMESTAMP)
