@@ -16,8 +16,7 @@ import pytest
 
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
-from penstock.testing.servers import KafkaServer, MinioServer, Server, kafka_local, provision, start_kafka, start_minio
-from penstock.testing.servers.choose import uses_containers
+from penstock.testing.servers import KafkaServer, MinioServer, Server, choose, start_kafka, start_minio
 
 SESSION_MARK = "PENSTOCK_TEST_SESSION"
 SESSION_TOKEN = secrets.token_hex(8)
@@ -34,14 +33,12 @@ SESSION_SERVERS: list[Server] = []
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetch and build the servers before the first test: it takes minutes once, and no test's time limit should pay."""
     wanted = {name for item in session.items for name in getattr(item, "fixturenames", ())}
-    if session.config.option.collectonly or not wanted & {"kafka_server", "minio_server"} or uses_containers():
+    marked = any(item.get_closest_marker("servers") for item in session.items)
+    if session.config.option.collectonly or not (marked or wanted & {"kafka_server", "minio_server"}):
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     try:
-        if "kafka_server" in wanted:
-            kafka_local.prepare(provision.ensure_kafka_jars(reporter.write_line), reporter.write_line)
-        if "minio_server" in wanted:
-            provision.ensure_minio(reporter.write_line)
+        choose.prepare(reporter.write_line)
     except PenstockError as error:
         reporter.write_line(f"servers: {error}")  # the tests that need them will fail with the same words
 

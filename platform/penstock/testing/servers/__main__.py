@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
-from penstock.testing.servers import choose, kafka_local, provision
+from penstock.testing.servers import choose
 from penstock.testing.servers.spec import Server
 
 
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         if options.command == "ensure":
-            ensure()
+            choose.prepare(_say)
         else:
             _run(options.data, options.kafka_port, options.minio_port)
     except PenstockError as error:
@@ -38,15 +38,6 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def ensure() -> None:
-    """Prepare both servers, unless a Docker engine will run them."""
-    if choose.uses_containers():
-        _say("a Docker engine answers: Kafka and MinIO will run as containers")
-        return
-    kafka_local.prepare(provision.ensure_kafka_jars(_say), _say)
-    provision.ensure_minio(_say)
 
 
 def _run(data: Path, kafka_port: int, minio_port: int) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.core.errors import PenstockError, UsageError
-from penstock.testing.servers import containers
-from penstock.testing.servers.kafka_local import LocalKafka
+from penstock.testing.servers import containers, provision
+from penstock.testing.servers.kafka_local import LocalKafka, prepare_kafka
 from penstock.testing.servers.minio_local import LocalMinio
 from penstock.testing.servers.spec import KafkaServer, MinioServer, Progress, Server, silent
 
@@ -34,6 +34,21 @@ def uses_containers() -> bool:
     """Whether servers start as containers here."""
     mode = server_mode()
     return mode == "containers" or (mode == "auto" and containers.engine_answers())
+
+
+def prepare(progress: Progress) -> None:
+    """Do once per machine what takes long: pull the images, or fetch Kafka and build MinIO."""
+    if uses_containers():
+        try:
+            containers.fetch_images(progress)
+        except PenstockError as error:
+            if server_mode() != "auto":
+                raise
+            progress(f"{error.message}; preparing local processes instead")
+        else:
+            return
+    prepare_kafka(progress)
+    provision.ensure_minio(progress)
 
 
 def start_kafka(

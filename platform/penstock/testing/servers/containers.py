@@ -17,10 +17,11 @@ from penstock.testing.servers import minio_local, provision
 from penstock.testing.servers.kafka_local import READY_MARK, SETTINGS
 from penstock.testing.servers.process import LOOPBACK, accepts, free_port
 from penstock.testing.servers.s3 import ensure_bucket
+from penstock.testing.servers.spec import Progress
 
-KAFKA_IMAGE = f"apache/kafka:{provision.KAFKA_VERSION}"
-MINIO_IMAGE = "minio/minio:latest"
 ENGINE_TIMEOUT_S = 2
+PULL_TIMEOUT_S = 600
+IMAGE_HINT = "pull it, set PENSTOCK_KAFKA_IMAGE or PENSTOCK_MINIO_IMAGE, or PENSTOCK_SERVERS=local"
 START_LIMIT_MS = 120_000
 POLL_MS = 100
 CLIENT_PORT, CONTROLLER_PORT, BROKER_PORT, S3_PORT = 9092, 9093, 9094, 9000
@@ -45,6 +46,34 @@ def engine_answers() -> bool:
         probe.sendall(b"GET /_ping HTTP/1.0\r\n\r\n")
         return b" 200 " in probe.recv(64)
     return False
+
+
+def fetch_images(progress: Progress) -> None:
+    """Pull the images that are not there yet."""
+    import docker
+
+    engine = docker.from_env(timeout=PULL_TIMEOUT_S)
+    try:
+        for image in (kafka_image(), minio_image()):
+            with contextlib.suppress(docker.errors.ImageNotFound):
+                engine.images.get(image)
+                continue
+            progress(f"pulling {image}")
+            engine.images.pull(image)
+    except docker.errors.DockerException as error:
+        raise PenstockError(f"the Docker engine answers but has no image: {error}", hint=IMAGE_HINT) from error
+    finally:
+        engine.close()
+
+
+def kafka_image() -> str:
+    """Return the broker's image."""
+    return os.environ.get("PENSTOCK_KAFKA_IMAGE", f"apache/kafka:{provision.KAFKA_VERSION}")
+
+
+def minio_image() -> str:
+    """Return the S3 server's image."""
+    return os.environ.get("PENSTOCK_MINIO_IMAGE", "minio/minio:latest")
 
 
 def _family(scheme: str) -> socket.AddressFamily:
@@ -123,7 +152,7 @@ class _Container:
         except docker.errors.DockerException as error:
             raise PenstockError(
                 f"the Docker engine answers but cannot start {self._image}: {error}",
-                hint="pull it, set PENSTOCK_KAFKA_IMAGE or PENSTOCK_MINIO_IMAGE, or PENSTOCK_SERVERS=local",
+                hint=IMAGE_HINT,
             ) from error
         self._started = True
 
@@ -141,7 +170,7 @@ class ContainerKafka(_Container):
 
     def __init__(self, *, port: int | None = None, settings: Mapping[str, str] | None = None) -> None:
         """Nothing runs before `start`; `settings` override the broker's."""
-        super().__init__(os.environ.get("PENSTOCK_KAFKA_IMAGE", KAFKA_IMAGE), CLIENT_PORT, port)
+        super().__init__(kafka_image(), CLIENT_PORT, port)
         own = {
             "listeners": f"CLIENT://:{CLIENT_PORT},CONTROLLER://localhost:{CONTROLLER_PORT},BROKER://localhost:{BROKER_PORT}",
             "advertised.listeners": f"CLIENT://{self.endpoint},BROKER://localhost:{BROKER_PORT}",
@@ -170,7 +199,7 @@ class ContainerMinio(_Container):
 
     def __init__(self, *, port: int | None = None) -> None:
         """Nothing runs before `start`."""
-        super().__init__(os.environ.get("PENSTOCK_MINIO_IMAGE", MINIO_IMAGE), S3_PORT, port)
+        super().__init__(minio_image(), S3_PORT, port)
         self._container.with_env("MINIO_ROOT_USER", self.access_key).with_env("MINIO_ROOT_PASSWORD", self.secret_key)
         self._container.with_command("server /data")
 

@@ -109,8 +109,7 @@ class LocalKafka:
     def start(self) -> None:
         if self.pid is not None:
             return
-        home = provision.ensure_kafka_jars(self._progress)
-        prepare(home, self._progress)
+        home = prepare_kafka(self._progress)
         archive = home / "broker.jsa"
         self._launch(home, [f"-XX:SharedArchiveFile={archive}"] if archive.exists() else [])
 
@@ -163,11 +162,12 @@ def _properties(storage: Path, port: int, controller_port: int, overrides: Mappi
     return "".join(f"{key}={value}\n" for key, value in {**SETTINGS, **own, **overrides}.items())
 
 
-def prepare(home: Path, progress: Progress) -> None:
-    """Make the formatted template and the class archive, once per machine."""
+def prepare_kafka(progress: Progress) -> Path:
+    """Fetch the jars, make the formatted template and the class archive, once per machine; returns their folder."""
+    home = provision.ensure_kafka_jars(progress)
     formatted, archive = home / "formatted", home / "broker.jsa"
     if formatted.exists() and archive.exists():
-        return
+        return home
     with provision.locked("kafka", progress), tempfile.TemporaryDirectory(prefix="penstock-kafka-") as scratch:
         folder = Path(scratch)
         if not formatted.exists():
@@ -184,6 +184,7 @@ def prepare(home: Path, progress: Progress) -> None:
                 LocalKafka(folder / "run").launch_to_archive(home, part)
             if part.exists():
                 part.replace(archive)
+    return home
 
 
 def _format(home: Path, folder: Path) -> None:
