@@ -1,9 +1,8 @@
 """Aligned barriers over the input channels of one subtask: a pure decider, driven by the task's input loop.
 
 A channel that delivered the barrier of the running checkpoint is blocked until all have; barriers flow behind
-`EndOfInput` too,
-so an ended channel stays a channel. A newer barrier supersedes the running checkpoint; an aborted one is never waited
-for.
+`EndOfInput` too, so an ended channel stays a channel. A newer barrier supersedes the running checkpoint; an aborted
+one is never waited for.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""An object store in a local folder: the embedded default and a shared file system; opened by
-`checkpoint.stores.open_store`.
+"""An object store in a local folder: the embedded default; opened by `checkpoint.stores.open_store`.
 
 Objects appear whole (temporary file, fsync, rename or link); compare-and-set holds a lock file, which the kernel
-frees when a
-process dies. Temporary files and locks begin with a dot and are never listed.
+frees when a process dies. Temporary files and locks begin with a dot and are never listed.
 """
 
 from __future__ import annotations

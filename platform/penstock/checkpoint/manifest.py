@@ -1,7 +1,8 @@
 """The manifest: one JSON document per entry of the dense log; a checkpoint exists when its manifest was appended.
 
-Entries are `manifests/<sequence, 20 digits>.json`; kinds: `checkpoint`, `savepoint` (recorded, not a recovery point), `seal` (a new
-leader's first entry) and `end` (the job reached a terminal state). Written by `checkpoint.log`, read by recovery and offline tools.
+Entries are `manifests/<sequence, 20 digits>.json`; kinds: `checkpoint`, `savepoint` (recorded, not a recovery point),
+`seal` (a new leader's first entry) and `end` (the job reached a terminal state). Written by `checkpoint.log`, read by
+recovery and offline tools.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     pending: tuple[Committable, ...] = ()
     #: Run ids whose transactional ids may still be open (fenced at the next recovery), newest last.
     runs: tuple[str, ...] = ()
+    #: Why the cut was taken: a `core.elements.BarrierKind`, or `final` at the end of a bounded job; empty in seals.
+    barrier: str = ""
     #: Savepoint: where its self-contained copy lies; seal/end: a reason.
     note: str = ""
 

@@ -1,10 +1,8 @@
 """An object store on MinIO or S3; opened by `checkpoint.stores.open_store`.
 
 Endpoint and credentials come from each process's environment: PENSTOCK_S3_ENDPOINT (`http://host:port`),
-PENSTOCK_S3_ACCESS_KEY,
-PENSTOCK_S3_SECRET_KEY, PENSTOCK_S3_REGION. Conditional writes go through pre-signed URLs: the client's own upload
-would turn the
-condition into metadata and overwrite silently.
+PENSTOCK_S3_ACCESS_KEY, PENSTOCK_S3_SECRET_KEY, PENSTOCK_S3_REGION. Conditional writes go through pre-signed URLs: the
+client's own upload would turn the condition into metadata and overwrite silently.
 """
 
 from __future__ import annotations

@@ -1,0 +1,174 @@
+"""The lease of a job identity (checkpoint root, job name): who runs it, under which generation, until when.
+
+Held by the JobManager's job driver, renewed by compare-and-set. Safety does not rest on the clock: the generation it
+hands out
+seals the manifest log. The lease is there so that a second process is refused at once and told who holds the job.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from penstock.checkpoint.log import highest_generation
+from penstock.checkpoint.store import ObjectStore
+from penstock.core.clock import Clock
+from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
+
+KEY = "lease.json"
+_MAX_RACES = 20
+
+
+class LeaseHolder(msgspec.Struct, frozen=True, kw_only=True):
+    """A process that may hold leases; `id` is stable over restarts on one HA root: a successor takes over at once."""
+
+    id: str
+    host: str
+    #: Boot id and pid namespace: only there does the pid mean anything.
+    machine: str
+    pid: int
+
+
+class LeaseRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What lies in the store."""
+
+    holder: LeaseHolder
+    job_id: str
+    generation: int
+    expires_ms: int
+    released: bool = False
+    renewals: int = 0
+
+
+def this_process(holder_id: str) -> LeaseHolder:
+    """Return this process as a holder."""
+    return LeaseHolder(id=holder_id, host=socket.gethostname(), machine=_machine(), pid=os.getpid())
+
+
+class JobLease:
+    """One held lease."""
+
+    def __init__(self, store: ObjectStore, holder: LeaseHolder, clock: Clock, ttl_ms: int = 15_000) -> None:
+        """`store` is the job's folder."""
+        self._store = store
+        self._holder = holder
+        self._clock = clock
+        self._ttl_ms = ttl_ms
+        self._record: LeaseRecord | None = None
+
+    @property
+    def ttl_ms(self) -> int:
+        """How long a renewal lasts; renew at a third of it."""
+        return self._ttl_ms
+
+    @property
+    def record(self) -> LeaseRecord:
+        """What we hold."""
+        if self._record is None:
+            msg = "the lease is not held"
+            raise LeadershipLostError(msg, hint="acquire comes first")
+        return self._record
+
+    def acquire(self, job_id: str) -> LeaseRecord:
+        """Take the lease under a new generation.
+
+        Raises:
+            JobIdentityError: another process holds it; names the holder.
+        """
+        for _ in range(_MAX_RACES):
+            try:
+                data, etag = self._store.read_with_etag(KEY)
+            except FileNotFoundError:
+                wanted = self._next(job_id, highest_generation(self._store), 0)
+                if self._store.put_if_absent(KEY, msgspec.json.encode(wanted)):
+                    self._record = wanted
+                    return wanted
+                continue
+            held = msgspec.json.decode(data, type=LeaseRecord)
+            self._refuse_held(held)
+            wanted = self._next(job_id, held.generation, held.renewals)
+            if self._store.put_if_match(KEY, msgspec.json.encode(wanted), etag):
+                self._record = wanted
+                return wanted
+        msg = f"the lease {self._store.uri}/{KEY} changes too fast"
+        raise StorageError(msg, hint="several processes fight for the same job")
+
+    def renew(self) -> None:
+        """Extend the lease.
+
+        Raises:
+            LeadershipLostError: somebody else has taken it.
+        """
+        self._swap(msgspec.structs.replace(
+            self.record, expires_ms=self._clock.now_ms() + self._ttl_ms, renewals=self.record.renewals + 1
+        ))  # fmt: skip
+
+    def release(self) -> None:
+        """Give the lease back, by overwriting it (a conditional delete is not to be had); losing it before is fine."""
+        if self._record is None:
+            return
+        try:
+            self._swap(msgspec.structs.replace(self.record, released=True, expires_ms=0))
+        except LeadershipLostError:
+            return
+        finally:
+            self._record = None
+
+    def _swap(self, wanted: LeaseRecord) -> None:
+        for _ in range(_MAX_RACES):
+            try:
+                data, etag = self._store.read_with_etag(KEY)
+            except FileNotFoundError as error:
+                msg = f"the lease {self._store.uri}/{KEY} is gone"
+                raise LeadershipLostError(msg, hint="who deletes files in the checkpoint folder?") from error
+            present = msgspec.json.decode(data, type=LeaseRecord)
+            if present.generation != self.record.generation or present.holder != self._holder:
+                msg = f"job lease {self._store.uri}/{KEY} was taken over by {_who(present)}"
+                raise LeadershipLostError(msg, hint="this process steps down")
+            if present == wanted or self._store.put_if_match(KEY, msgspec.json.encode(wanted), etag):
+                self._record = wanted
+                return
+        msg = f"the lease {self._store.uri}/{KEY} changes too fast"
+        raise StorageError(msg, hint="several processes fight for the same job")
+
+    def _next(self, job_id: str, generation: int, renewals: int) -> LeaseRecord:
+        expires_ms = self._clock.now_ms() + self._ttl_ms
+        return LeaseRecord(
+            holder=self._holder, job_id=job_id, generation=generation + 1, expires_ms=expires_ms, renewals=renewals + 1
+        )
+
+    def _refuse_held(self, held: LeaseRecord) -> None:
+        if held.released or held.holder.id == self._holder.id:
+            return
+        if self._clock.now_ms() >= held.expires_ms or _is_gone(held.holder, self._holder):
+            return
+        seconds = (held.expires_ms - self._clock.now_ms()) / 1000
+        msg = f"{self._store.uri} is run by {_who(held)}; its lease lasts another {seconds:.0f} s"
+        raise JobIdentityError(msg, hint="stop that job, wait, or use another job name or checkpoint root")
+
+
+def _who(record: LeaseRecord) -> str:
+    return f"process {record.holder.pid} on {record.holder.host} (job {record.job_id}, holder {record.holder.id[:12]})"
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        namespace = Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return ""
+    return f"{boot} {namespace}"
+
+
+def _is_gone(holder: LeaseHolder, asking: LeaseHolder) -> bool:
+    """Whether the holder ran on this machine and its process has ended (a zombie has)."""
+    if not holder.machine or holder.machine != asking.machine:
+        return False
+    try:
+        status = Path(f"/proc/{holder.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return True
+    return status.rpartition(")")[2].split()[:1] == ["Z"]

@@ -1,0 +1,183 @@
+"""The dense manifest log of one job: the only place where a checkpoint comes to exist, the only maker of permits.
+
+Used by the JobManager's job driver in a store thread, never by two threads at once. Appending is put-if-absent at
+last + 1: whoever was superseded finds that place taken by the newer leader's seal, steps down and deletes nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from penstock.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
+from penstock.checkpoint.store import ObjectStore
+from penstock.core.clock import Clock
+from penstock.core.errors import LeadershipLostError, SnapshotDamagedError, StorageError
+from penstock.core.permits import CommitPermit
+from penstock.core.rand import Rand
+
+PREFIX = "manifests/"
+_ATTEMPTS = 4
+_FIRST_PAUSE_MS = 100.0
+_MAX_STEPS = 10_000
+
+
+class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
+    """An entry that is in the log, with the permission that follows from that."""
+
+    manifest: Manifest
+    permit: CommitPermit
+
+
+def key_of(sequence: int) -> str:
+    """Return the key of an entry within the job's folder."""
+    return f"{PREFIX}{sequence:020d}.json"
+
+
+def sequence_of(key: str) -> int | None:
+    """Inverse of `key_of`; None for anything else."""
+    name = key.removeprefix(PREFIX).removesuffix(".json")
+    return int(name) if len(name) == 20 and name.isdigit() else None
+
+
+class ManifestLog:
+    """Appends under one generation; `seal` comes first."""
+
+    def __init__(self, store: ObjectStore, generation: int, clock: Clock, rand: Rand) -> None:
+        """`store` is the job's folder; nothing is read before `seal` or `read`."""
+        self._store = store
+        self._generation = generation
+        self._clock = clock
+        self._rand = rand
+        self._last = 0
+        self._sealed = False
+        #: Nonces of appends whose fate is unknown: found later in the log, they are ours.
+        self._undecided: set[str] = set()
+
+    @property
+    def last_sequence(self) -> int:
+        """Sequence of the newest entry known."""
+        return self._last
+
+    def seal(self, entry: Manifest) -> LogEntry:
+        """Append this generation's first entry; older generations can append nothing from here on.
+
+        Raises:
+            LeadershipLostError: a newer generation has sealed already.
+        """
+        sequences = [n for n in map(sequence_of, self._store.list(PREFIX)) if n is not None]
+        self._last = max(sequences, default=0)
+        if self._last:
+            self._refuse_newer(self._load(self._last))
+        self._sealed = True
+        return self._append(entry, past_older=True)
+
+    def append(self, entry: Manifest) -> LogEntry:
+        """Append; `sequence` and `nonce` of `entry` are filled in.
+
+        Raises:
+            LeadershipLostError: a newer generation has taken the log over.
+            StorageError: the store failed for longer than the retries; the entry may or may not turn up later.
+        """
+        if not self._sealed:
+            msg = "an entry was appended before the seal"
+            raise LeadershipLostError(msg, hint="this is a fault of penstock")
+        return self._append(entry, past_older=False)
+
+    def read(self) -> tuple[LogEntry, ...]:
+        """Return all entries, oldest first, as they are in the store now.
+
+        Raises:
+            LeadershipLostError: a newer generation is in the log. SnapshotDamagedError: an entry cannot be decoded.
+        """
+        found: list[LogEntry] = []
+        for key in self._store.list(PREFIX):
+            sequence = sequence_of(key)
+            if sequence is None:
+                continue
+            manifest = self._load(sequence)
+            self._refuse_newer(manifest)
+            self._last = max(self._last, sequence)
+            found.append(self._entry(manifest))
+        return tuple(found)
+
+    def delete(self, sequences: tuple[int, ...]) -> None:
+        """Remove entries that `checkpoint.retention` gave up; call only after one's own append succeeded."""
+        for sequence in sequences:
+            self._store.delete(key_of(sequence))
+
+    def _append(self, entry: Manifest, *, past_older: bool) -> LogEntry:
+        nonce = self._rand.token()
+        for _ in range(_MAX_STEPS):
+            wanted = msgspec.structs.replace(entry, sequence=self._last + 1, nonce=nonce, generation=self._generation)
+            if self._put(wanted):
+                self._last += 1
+                return self._entry(wanted)
+            present = self._load(self._last + 1)
+            if present.nonce == nonce:
+                self._last += 1
+                return self._entry(present)
+            self._refuse_newer(present)
+            if present.nonce not in self._undecided and not (past_older and present.generation < self._generation):
+                msg = f"{self._store.uri}/{key_of(self._last + 1)} was written by somebody else of our generation"
+                raise LeadershipLostError(msg, hint="two leaders share a generation: is the lease file intact?")
+            self._undecided.discard(present.nonce)
+            self._last += 1
+        msg = f"the manifest log {self._store.uri} grows faster than we can append"
+        raise StorageError(msg, hint="is another process writing to this folder?")
+
+    def _put(self, entry: Manifest) -> bool:
+        """Put if absent; a failed call is repeated, since only its own nonce makes a refusal ours."""
+        data, pause_ms = encode_manifest(entry), _FIRST_PAUSE_MS
+        for attempt in range(_ATTEMPTS):
+            try:
+                return self._store.put_if_absent(key_of(entry.sequence), data)
+            except StorageError:
+                if attempt == _ATTEMPTS - 1:
+                    self._undecided.add(entry.nonce)
+                    raise
+                self._clock.sleep_ms(pause_ms)
+                pause_ms *= 3
+        raise AssertionError
+
+    def _load(self, sequence: int) -> Manifest:
+        where = f"{self._store.uri}/{key_of(sequence)}"
+        try:
+            return decode_manifest(self._store.read(key_of(sequence)))
+        except FileNotFoundError as error:
+            msg = f"{where} was there and is gone"
+            raise SnapshotDamagedError(
+                msg, hint="does something else delete files in the checkpoint folder?"
+            ) from error
+        except msgspec.MsgspecError as error:
+            msg = f"{where} is damaged: {error}"
+            raise SnapshotDamagedError(msg, hint="start from a savepoint with --from URI") from error
+
+    def _refuse_newer(self, present: Manifest) -> None:
+        if present.generation > self._generation:
+            msg = (
+                f"generation {present.generation} has taken job {present.job_name!r} over "
+                f"from generation {self._generation}"
+            )
+            raise LeadershipLostError(msg, hint="this process steps down and leaves everything as it is")
+
+    def _entry(self, manifest: Manifest) -> LogEntry:
+        permit = CommitPermit(
+            job_id=manifest.job_id,
+            run_id=manifest.run_id,
+            generation=self._generation,
+            checkpoint_id=manifest.checkpoint_id if manifest.checkpoint_id is not None else 0,
+            manifest_sequence=manifest.sequence,
+        )
+        return LogEntry(manifest=manifest, permit=permit)
+
+
+def highest_generation(store: ObjectStore) -> int:
+    """Return the newest generation that ever wrote to the log of a job's folder, 0 for an empty one."""
+    sequences = [n for n in map(sequence_of, store.list(PREFIX)) if n is not None]
+    if not sequences:
+        return 0
+    try:
+        return decode_manifest(store.read(key_of(max(sequences)))).generation
+    except (FileNotFoundError, msgspec.MsgspecError) as error:
+        msg = f"{store.uri}/{key_of(max(sequences))} is damaged: {error}"
+        raise SnapshotDamagedError(msg, hint="start from a savepoint with --from URI") from error

@@ -1,0 +1,177 @@
+"""What to restore: a pure decision over the entries of the manifest log (and perhaps a savepoint the user named).
+
+Called by `penstock.jobmanager.job_master` at every (re)start. Never chooses below output that may have been published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.checkpoint.log import LogEntry
+from penstock.checkpoint.manifest import Manifest
+from penstock.core.errors import StateMismatchError
+from penstock.core.snapshot import Committable, FileRef, SubtaskSnapshot
+
+#: Note of a seal that begins a new history: nothing before it is looked at.
+FRESH = "fresh"
+#: Note of a seal that continued from a savepoint: begins with this, then the URI.
+FROM = "from "
+_ENDING = frozenset({"stop", "drain", "final"})
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryPlan:
+    """The decision."""
+
+    #: What is restored; None = an empty start.
+    restored: Manifest | None
+    #: The log entry that permits publishing what is owed; None when there is neither state nor an older run.
+    permit_entry: LogEntry | None
+    #: Output not known to be published.
+    pending: tuple[Committable, ...]
+    #: Runs whose transactional ids may still be open, as (job name in the ids, run id).
+    fence: tuple[tuple[str, str], ...]
+    next_checkpoint_id: int
+    #: Entries of the present history that count, oldest first.
+    history: tuple[Manifest, ...]
+    #: The job's last cut is durable and nothing but publishing it was left to do.
+    finishing: bool = False
+
+
+def live_entries(entries: Sequence[LogEntry]) -> tuple[LogEntry, ...]:
+    """Return the entries that count: none whose generation is older than a seal before it."""
+    newest = 0
+    kept = []
+    for entry in entries:
+        if entry.manifest.generation < newest:
+            continue
+        if entry.manifest.kind == "seal":
+            newest = entry.manifest.generation
+        kept.append(entry)
+    return tuple(kept)
+
+
+def current_history(entries: Sequence[LogEntry]) -> tuple[LogEntry, ...]:
+    """Return the live entries from the newest fresh seal on."""
+    live = live_entries(entries)
+    start = 0
+    for index, entry in enumerate(live):
+        if entry.manifest.kind == "seal" and entry.manifest.note == FRESH:
+            start = index
+    return live[start:]
+
+
+def plan_recovery(
+    entries: Sequence[LogEntry], run_id: str, *, source: Manifest | None = None, claim: bool = True
+) -> RecoveryPlan:
+    """Decide what the next deployment restores and what must be fenced and published before.
+
+    `source` is a savepoint to start from (checked by `check_source`); it counts only until `run_id` has a checkpoint.
+    """
+    live, history = live_entries(entries), current_history(entries)
+    newest = next((e for e in reversed(history) if e.manifest.kind == "checkpoint"), None)
+    next_id = 1 + max((e.manifest.checkpoint_id or 0 for e in live), default=0)
+    if source is not None and (newest is None or newest.manifest.run_id != run_id):
+        return _from_source(live, source, next_id, claim=claim)
+    if newest is None:
+        fence = _runs(live) if live else ()
+        return RecoveryPlan(None, live[-1] if live else None, (), fence, next_id, _manifests(history))
+    behind = [e.manifest for e in history if e.manifest.sequence > newest.manifest.sequence]
+    ended = [m for m in behind if m.kind == "end"]
+    pending = newest.manifest.pending
+    if ended:
+        left = {c.id for c in ended[-1].pending}
+        pending = tuple(c for c in pending if c.id in left)
+    finishing = newest.manifest.barrier in _ENDING and not ended and newest.manifest.run_id == run_id
+    return RecoveryPlan(
+        newest.manifest, newest, pending, _runs(live), next_id, _manifests(history), finishing=finishing
+    )
+
+
+def _from_source(live: tuple[LogEntry, ...], source: Manifest, next_id: int, *, claim: bool) -> RecoveryPlan:
+    """Start from a savepoint: a continuation owns its lineage, a fork leaves the origin's output to the origin."""
+    seal = live[-1]
+    entry = msgspec.structs.replace(
+        seal,
+        permit=msgspec.structs.replace(
+            seal.permit, run_id=source.run_id, checkpoint_id=source.checkpoint_id or 0, job_id=seal.manifest.job_id
+        ),
+    )
+    history = (seal.manifest,)
+    next_id = max(next_id, 1 + (source.checkpoint_id or 0))
+    if not claim:
+        return RecoveryPlan(source, entry, (), _runs(live), next_id, history)
+    runs = tuple((source.job_name, run) for run in dict.fromkeys((*source.runs, source.run_id)))
+    fence = tuple(dict.fromkeys((*runs, *_runs(live))))
+    return RecoveryPlan(source, entry, source.pending, fence, next_id, history)
+
+
+def check_source(entries: Sequence[LogEntry], source: Manifest, *, accept_duplicates: bool) -> None:
+    """Refuse to go back below output that may have been published.
+
+    Raises:
+        StateMismatchError: the job has newer checkpoints than `source`, and the user did not accept that.
+    """
+    newest = next((e.manifest for e in reversed(current_history(entries)) if e.manifest.kind == "checkpoint"), None)
+    if newest is None or accept_duplicates:
+        return
+    if newest.sequence <= source.sequence and newest.job_name == source.job_name:
+        own = next((e.manifest for e in entries if e.manifest.sequence == source.sequence), None)
+        if own is not None and own.nonce == source.nonce:
+            return
+    msg = (
+        f"job {newest.job_name!r} has checkpoint {newest.checkpoint_id} (run {newest.run_id[:8]}), which is not part "
+        f"of the savepoint's past: its output may have been published already"
+    )
+    raise StateMismatchError(
+        msg, hint="leave out --from to resume it, use another job name, or go back with --accept-duplicates"
+    )
+
+
+def absolute_paths(manifest: Manifest, uri: str) -> Manifest:
+    """Return a savepoint's manifest with file paths that are valid from anywhere."""
+
+    def moved(ref: FileRef) -> FileRef:
+        if not ref.path or "://" in ref.path:
+            return ref
+        return msgspec.structs.replace(ref, path=f"{uri.rstrip('/')}/{ref.path}")
+
+    def moved_output(output: Committable) -> Committable:
+        return msgspec.structs.replace(output, files=tuple(moved(ref) for ref in output.files))
+
+    def moved_subtask(part: SubtaskSnapshot) -> SubtaskSnapshot:
+        keyed = tuple(
+            msgspec.structs.replace(
+                state, segments=tuple(msgspec.structs.replace(s, file=moved(s.file)) for s in state.segments)
+            )
+            for state in part.keyed
+        )
+        return msgspec.structs.replace(
+            part, keyed=keyed, committables=tuple(moved_output(c) for c in part.committables)
+        )
+
+    return msgspec.structs.replace(
+        manifest,
+        subtasks=tuple(moved_subtask(part) for part in manifest.subtasks),
+        pending=tuple(moved_output(c) for c in manifest.pending),
+    )
+
+
+def _runs(entries: Sequence[LogEntry]) -> tuple[tuple[str, str], ...]:
+    """Runs not known to be fenced: from the newest checkpoint's list on, every run that sealed or wrote since."""
+    start = 0
+    for index, entry in enumerate(entries):
+        if entry.manifest.kind == "checkpoint":
+            start = index
+    found: dict[tuple[str, str], None] = {}
+    for entry in entries[start:]:
+        for run in (*entry.manifest.runs, entry.manifest.run_id):
+            found[entry.manifest.job_name, run] = None
+    return tuple(found)
+
+
+def _manifests(entries: Sequence[LogEntry]) -> tuple[Manifest, ...]:
+    return tuple(entry.manifest for entry in entries)

@@ -1,0 +1,64 @@
+"""What may be deleted: a pure decision over the manifests of the present history.
+
+Called by the job after its own append succeeded, never otherwise. A file goes when no kept manifest names it; seals
+stay for ever (they are what refuses an old leader), and so does the entry right before a seal: its writer may still
+ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.checkpoint.manifest import Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionPlan:
+    """What goes, and what stays known."""
+
+    sequences: tuple[int, ...]
+    files: tuple[str, ...]
+    kept: tuple[Manifest, ...]
+
+
+def files_of(manifest: Manifest) -> set[str]:
+    """Return the paths below the job's folder that a manifest names."""
+    found: set[str] = set()
+    for part in manifest.subtasks:
+        for state in part.keyed:
+            found.update(segment.file.path for segment in state.segments)
+        for output in part.committables:
+            found.update(ref.path for ref in output.files)
+    for output in manifest.pending:
+        found.update(ref.path for ref in output.files)
+    return {path for path in found if path and "://" not in path}
+
+
+def plan_retention(
+    history: Sequence[Manifest], retained: int, *, pinned: Collection[int] = (), in_use: Iterable[str] = ()
+) -> RetentionPlan:
+    """Keep the newest `retained` checkpoints, what is newer, what is `pinned` (sequences) and what fences.
+
+    `in_use` are files that live attempts or owed output still name.
+    """
+    checkpoints = [m.sequence for m in history if m.kind == "checkpoint"]
+    oldest = checkpoints[-max(1, retained)] if len(checkpoints) >= max(1, retained) else -1
+    kept: list[Manifest] = []
+    dropped: list[int] = []
+    needed = set(in_use)
+    for index, manifest in enumerate(history):
+        wanted = manifest.sequence >= oldest or manifest.sequence in pinned
+        before_seal = index + 1 < len(history) and history[index + 1].kind == "seal"
+        if wanted:
+            needed |= files_of(manifest)
+            kept.append(manifest)
+        elif manifest.kind == "seal" or before_seal:
+            # Kept for its place in the log; its files are not.
+            kept.append(msgspec.structs.replace(manifest, subtasks=(), pending=()))
+        else:
+            dropped.append(manifest.sequence)
+    named: set[str] = set().union(*(files_of(m) for m in history))
+    return RetentionPlan(tuple(dropped), tuple(sorted(named - needed)), tuple(kept))

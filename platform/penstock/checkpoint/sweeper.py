@@ -1,0 +1,42 @@
+"""Files nobody names: left by attempts that died before their ack, or by aborted checkpoints.
+
+A pure decider. The candidates are listed once, at a start, before any attempt of the new leader is live: what was
+unnamed then can
+never be named again, since attempts name only what was restored and what they wrote themselves, under names of their
+own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.retention import files_of
+
+#: Folders below the job's folder that hold files named by manifests.
+SWEPT_PREFIXES = ("data/", "pending/", "channels/")
+
+
+class Sweeper:
+    """Remembers the candidates, gives them up once after the grace time."""
+
+    def __init__(self, grace_ms: int) -> None:
+        """Delete nothing younger than `grace_ms` (seen from the listing)."""
+        self._grace_ms = grace_ms
+        self._candidates: frozenset[str] = frozenset()
+        self._due_ms: int | None = None
+
+    def listed(self, files: Collection[str], named_by: Iterable[Manifest], now_ms: int) -> None:
+        """Take a listing made before deployment; `named_by` are all manifests in the log, of every history."""
+        named: set[str] = set().union(*(files_of(m) for m in named_by))
+        self._candidates = frozenset(f for f in files if f.startswith(SWEPT_PREFIXES)) - named
+        self._due_ms = now_ms + self._grace_ms if self._candidates else None
+
+    def appended(self, named_by: Iterable[Manifest], now_ms: int) -> tuple[str, ...]:
+        """Our own append has succeeded: return what may be deleted now."""
+        if self._due_ms is None or now_ms < self._due_ms:
+            return ()
+        named: set[str] = set().union(*(files_of(m) for m in named_by))
+        gone = tuple(sorted(self._candidates - named))
+        self._candidates, self._due_ms = frozenset(), None
+        return gone
