@@ -1,0 +1,85 @@
+"""The end of `execute_and_collect()`: rows into local files, one per subtask and epoch, read back by the client.
+
+An epoch's file is named by the barrier it follows; a restored subtask removes the files behind the checkpoint it
+starts from, so that what is collected is exact too. Only for results small enough to be read by one process.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.core.schema import schema_from_text
+from penstock.operators.columns import conform, without_ts
+from penstock.operators.operator import Operator, OperatorSnapshot
+
+if TYPE_CHECKING:
+    from penstock.core.elements import Barrier, Batch
+    from penstock.core.permits import CommitPermit
+    from penstock.operators.operator import Collector, OperatorContext
+
+_FILE = re.compile(r"rows-(\d+)-(\d+)\.arrow")
+
+
+class CollectOperator(Operator):
+    """Writes rows under config `folder`, with the schema of config `schema` (text) or the input's, without `__ts`."""
+
+    def open(self, context: OperatorContext) -> None:
+        config: dict[str, Any] = context.spec.config
+        self._folder = Path(config["folder"])
+        text = config.get("schema")
+        self._schema = schema_from_text(text) if text else without_ts(context.input_schemas[0])
+        self._where = f"collect {context.spec.uid!r}"
+        self._subtask = context.subtask
+        self._epoch = context.restored_checkpoint or 0
+        self._writer: pa.RecordBatchStreamWriter | None = None
+        self._folder.mkdir(parents=True, exist_ok=True)
+        for path, subtask, epoch in _files(self._folder):
+            # after a rescale, files of subtasks that are no more have an owner too
+            if subtask % context.parallelism == self._subtask and epoch >= self._epoch:
+                path.unlink(missing_ok=True)
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        if self._writer is None:
+            path = self._folder / f"rows-{self._subtask}-{self._epoch}.arrow"
+            self._file = pa.OSFile(str(path), "wb")
+            self._writer = pa.ipc.new_stream(self._file, self._schema)
+        self._writer.write_batch(conform(batch.data.select(self._schema.names), self._schema, self._where))
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        self.close()
+        self._epoch = barrier.checkpoint_id
+        return OperatorSnapshot()
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Nothing waits for a permit here."""
+
+    def finish(self, out: Collector) -> None:
+        self.close()
+
+    def close(self) -> None:
+        writer, self._writer = getattr(self, "_writer", None), None
+        if writer is not None:
+            writer.close()
+            self._file.close()
+
+
+def read_collected(folder: str, schema: pa.Schema) -> pa.Table:
+    """Return all collected rows, in order of subtask and epoch."""
+    tables = [pa.Table.from_batches([], schema=schema)]
+    for path, _, _ in _files(Path(folder)):
+        with pa.OSFile(str(path), "rb") as source:
+            tables.append(pa.ipc.open_stream(source).read_all().cast(schema))
+    return pa.concat_tables(tables)
+
+
+def _files(folder: Path) -> list[tuple[Path, int, int]]:
+    found = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        match = _FILE.fullmatch(path.name)
+        if match is not None:
+            found.append((path, int(match[1]), int(match[2])))
+    return sorted(found, key=lambda entry: entry[1:])

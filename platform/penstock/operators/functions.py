@@ -1,0 +1,182 @@
+"""Python functions in a stream: `map`, `flat_map`, `filter` by row and `map_batches` by batch.
+
+The one place with a Python loop over rows. The payload is a cloudpickle of (function, row type or None, output row
+type or None). An error in user code becomes one sentence that names the line in the user's file; its traceback starts
+there.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import pickle
+import traceback
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from penstock.core.elements import TS_COLUMN, Batch
+from penstock.core.errors import PenstockError
+from penstock.core.schema import schema_from_text
+from penstock.operators.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
+from penstock.operators.operator import Operator
+from penstock.operators.rows import RowDecoder, RowEncoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from penstock.operators.operator import Collector, OperatorContext
+
+
+class UserFunctionError(PenstockError):
+    """A user's function raised; `__cause__` is the exception, its traceback beginning in the user's own code."""
+
+
+def user_error(where: str, error: BaseException) -> UserFunctionError:
+    """Return `error` as a `UserFunctionError`, with our own frames taken off its traceback."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames) and frames.tb_next is not None:
+        frames = frames.tb_next
+    error.with_traceback(frames)
+    place = ""
+    for frame in traceback.extract_tb(frames):
+        place = f" at {frame.filename}:{frame.lineno} in {frame.name}"
+        break
+    text = str(error).splitlines()
+    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {text[0] if text else ''}{place}")
+    wrapped.__cause__ = error
+    return wrapped
+
+
+def _is_ours(frames: TracebackType) -> bool:
+    return str(frames.tb_frame.f_globals.get("__name__", "")).startswith("penstock.operators.")
+
+
+class _FunctionOperator(Operator):
+    """What the four operators share: the unpickled function, where it stands, its schemas."""
+
+    def open(self, context: OperatorContext) -> None:
+        spec = context.spec
+        self._where = f"{spec.kind} {spec.uid!r}"
+        try:
+            function, row_type, output_type = pickle.loads(spec.payload)
+        except Exception as error:
+            msg = f"{self._where}: the function cannot be loaded: {error}"
+            raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        self._function: Callable[[Any], Any] = function
+        self._input_schema = context.input_schemas[0]
+        text = spec.output_schema
+        self._schema = without_ts(schema_from_text(text) if text else self._input_schema)
+        self._prepare(row_type, output_type)
+
+    def _prepare(self, row_type: type | None, output_type: type | None) -> None:
+        del output_type  # its schema is the operator's declared one
+        self._decoder = RowDecoder(self._input_schema, row_type)
+        self._encoder = RowEncoder(self._schema, self._where)
+
+
+class MapOperator(_FunctionOperator):
+    """One row for each row; event time follows."""
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        function = self._function
+        try:
+            rows = [function(row) for row in self._decoder.rows(batch.data)]
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        out.batch(Batch(assemble(self._encoder.columns(rows), self._schema, ts_of(batch.data))))
+
+
+class FlatMapOperator(_FunctionOperator):
+    """Any number of rows for each row; each gets the event time of the row it came from."""
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        function = self._function
+        try:
+            parts = [tuple(function(row)) for row in self._decoder.rows(batch.data)]
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        rows = list(itertools.chain.from_iterable(parts))
+        if not rows:
+            return
+        ts = ts_of(batch.data)
+        if ts is not None:
+            ts = pa.array(np.repeat(ts.to_numpy(), [len(part) for part in parts]))
+        out.batch(Batch(assemble(self._encoder.columns(rows), self._schema, ts)))
+
+
+class FilterRowsOperator(_FunctionOperator):
+    """Keeps rows for which the function is true; the rows themselves stay in Arrow."""
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        function = self._function
+        try:
+            mask = np.fromiter(
+                (bool(function(row)) for row in self._decoder.rows(batch.data)), np.bool_, batch.num_rows
+            )
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        kept = int(mask.sum())
+        if kept:
+            out.batch(batch if kept == batch.num_rows else Batch(batch.data.filter(pa.array(mask))))
+
+
+class MapBatchesOperator(_FunctionOperator):
+    """Hands whole batches to the function, as a Polars frame when its first parameter is annotated so, else as Arrow.
+
+    The function sees `__ts` when there is event time. It may return it (needed when the number of rows changes),
+    otherwise the times of the input rows are put back by position.
+    """
+
+    def _prepare(self, row_type: type | None, output_type: type | None) -> None:
+        del row_type, output_type  # batches have schemas, not row types
+        self._polars = takes_polars(self._function)
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        given = pl.DataFrame(pl.from_arrow(batch.data)) if self._polars else batch.data
+        try:
+            result = self._function(given)
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        data = self._record_batch(result)
+        if data.num_rows == 0:
+            return
+        ts = ts_of(batch.data)
+        if ts is not None:
+            ts = self._event_times(data, ts)
+        rows = conform(
+            data.drop_columns([TS_COLUMN]) if TS_COLUMN in data.schema.names else data, self._schema, self._where
+        )
+        out.batch(Batch(assemble(rows.columns, self._schema, ts)))
+
+    def _event_times(self, data: pa.RecordBatch, given: pa.Array) -> pa.Array:
+        returned = ts_of(data)
+        if returned is not None:
+            return conform(data.select([TS_COLUMN]), pa.schema([TS_FIELD]), self._where).column(0)
+        if data.num_rows == len(given):
+            return given
+        msg = f"{self._where}: {len(given)} rows gave {data.num_rows} and the result has no {TS_COLUMN!r}"
+        raise ColumnError(msg, hint=f"keep the column {TS_COLUMN!r} in the result, it is the rows' event time")
+
+    def _record_batch(self, result: Any) -> pa.RecordBatch:
+        if isinstance(result, pl.DataFrame):
+            result = result.rechunk().to_arrow()
+        if isinstance(result, pa.Table):
+            batches = result.combine_chunks().to_batches()
+            return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=result.schema)
+        if isinstance(result, pa.RecordBatch):
+            return result
+        msg = f"{self._where}: returned {type(result).__name__}"
+        raise ColumnError(msg, hint="return a pa.RecordBatch, a pa.Table or a pl.DataFrame")
+
+
+def takes_polars(function: Callable[..., Any]) -> bool:
+    """Whether the first parameter of a batch function is annotated as a Polars frame."""
+    try:
+        parameters = list(inspect.signature(function, eval_str=True).parameters.values())
+    except (TypeError, ValueError, NameError):
+        return False
+    return bool(parameters) and parameters[0].annotation is pl.DataFrame
