@@ -47,7 +47,7 @@ class CollectOperator(Operator):
             path = self._folder / f"rows-{self._subtask}-{self._epoch}.arrow"
             self._file = pa.OSFile(str(path), "wb")
             self._writer = pa.ipc.new_stream(self._file, self._schema)
-        self._writer.write_batch(conform(batch.data.select(self._schema.names), self._schema, self._where))
+        self._writer.write_batch(conform(batch.data, self._schema, self._where))
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         self.close()
