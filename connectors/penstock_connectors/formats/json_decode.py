@@ -5,6 +5,7 @@ Made once a reader by `penstock_connectors.kafka`; `warm()` loads the compiled c
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -49,9 +50,8 @@ class JsonDecoder:
             names = [field.name.encode() for field in schema]
             self._names = np.frombuffer(b"".join(names) or b"\0", np.uint8)
             self._name_offsets = np.cumsum([0, *map(len, names)]).astype(np.int64)
-            rows = [kinds, [0 if f.nullable else 1 for f in schema], *zip(*map(_bounds, schema), strict=True)]
-            rows.append([_FACTORS[timestamp_unit]] * len(kinds))
-            self._spec = np.ascontiguousarray(rows, dtype=np.int64)
+            fields = [(k, not f.nullable, *_bounds(f), _FACTORS[timestamp_unit]) for k, f in zip(kinds, schema, strict=True)]
+            self._fields = np.asarray(fields, np.int64)
 
     def decode(self, payloads: pa.LargeBinaryArray) -> Decoded:
         """Decode every payload; null and empty ones are bad."""
@@ -62,24 +62,23 @@ class JsonDecoder:
         offsets = np.frombuffer(offset_buffer, np.int64)[payloads.offset : payloads.offset + count + 1]
         if count > 1 and offsets[-1] - offsets[0] > _MAX_BYTES:
             return self._decode_halves(payloads)
-        data = np.frombuffer(data_buffer, np.uint8) if data_buffer is not None and data_buffer.size else np.zeros(1, np.uint8)
         fields = len(self.schema)
-        values = np.zeros((fields, count), np.int64)
-        lengths = np.zeros((fields, count), np.int64)
-        valid = np.zeros((fields, count), np.uint8)
-        status = np.empty(count, np.uint8)
-        out = (values, values.view(np.float64), lengths, valid)
-        worst = json_table.parse(data, offsets, self._names, self._name_offsets, self._spec, out, status)
-        self._finish_floats(data, out, status)
+        values, lengths = np.zeros((2, fields, count), np.int64)
+        valid, status = np.zeros((fields, count), np.uint8), np.zeros(count, np.uint8)
+        head = (fields, count, *(a.ctypes.data for a in (self._names, self._name_offsets, values, lengths, valid)))
+        layout = np.concatenate([np.asarray(head, np.int64), self._fields.ravel()])
+        data = data_buffer.address if data_buffer is not None and data_buffer.size else 0
+        worst = json_table.parse(data, offsets.ctypes.data, layout.ctypes.data, status.ctypes.data)
+        self._finish_floats(values, lengths, valid, status)
         if worst == 0 and not status.any():
-            return Decoded(self._batch(data, values, lengths, valid))
+            return Decoded(self._batch(values, lengths, valid))
         if (status == NON_ASCII).any() and not _is_utf8(payloads):
             status[status == NON_ASCII] = ASK
         ask = np.flatnonzero(status == ASK)
         if len(ask) == 0:
-            return Decoded(self._batch(data, values, lengths, valid))
+            return Decoded(self._batch(values, lengths, valid))
         keep = np.flatnonzero(status != ASK)
-        quick = self._batch(data, *(np.ascontiguousarray(a[:, keep]) for a in (values, lengths, valid)))
+        quick = self._batch(*(np.ascontiguousarray(a[:, keep]) for a in (values, lengths, valid)))
         return _merge(Decoded(quick, keep), self._decode_exactly(payloads, ask))
 
     def _decode_halves(self, payloads: pa.LargeBinaryArray) -> Decoded:
@@ -101,24 +100,23 @@ class JsonDecoder:
         batch = pa.RecordBatch.from_arrays(self._exact.columns(rows), schema=self.schema)
         return Decoded(batch, np.asarray(index, np.int64), tuple(bad))
 
-    def _finish_floats(self, data: Any, out: Any, status: Any) -> None:
+    def _finish_floats(self, values: Any, lengths: Any, valid: Any, status: Any) -> None:
         """Read the floats the compiled pass left as text; one too large for a double makes its row one for the exact decoder."""
-        values, floats, lengths, valid = out
-        for c in np.flatnonzero(self._spec[0] == FLOAT).tolist():
+        for c in np.flatnonzero(self._fields[:, 0] == FLOAT).tolist():
+            floats = values[c].view(np.float64)
             for i in np.flatnonzero(valid[c] == AS_TEXT).tolist():
-                start = int(values[c, i])
-                floats[c, i] = float(data[start : start + int(lengths[c, i])].tobytes())
-                if np.isinf(floats[c, i]):
+                floats[i] = float(ctypes.string_at(int(values[c, i]), int(lengths[c, i])))
+                if np.isinf(floats[i]):
                     status[i] = ASK
 
-    def _batch(self, data: Any, values: Any, lengths: Any, valid: Any) -> pa.RecordBatch:
+    def _batch(self, values: Any, lengths: Any, valid: Any) -> pa.RecordBatch:
         columns = []
         for c, field in enumerate(self.schema):
-            kind = int(self._spec[0, c])
+            kind = int(self._fields[c, 0])
             present = valid[c] != NULL
             full = bool(present.all())
             if kind == TEXT:
-                columns.append(_text(data, (values[c], lengths[c], valid[c]), None if full else present, field.type))
+                columns.append(_text((values[c], lengths[c], valid[c]), None if full else present, field.type))
                 continue
             column = values[c]
             if kind == FLOAT:
@@ -171,11 +169,12 @@ def _fixed(column: Any, present: Any, kind: int, target: pa.DataType) -> pa.Arra
     return pa.Array.from_buffers(target, count, [_bits(present), pa.py_buffer(column)])
 
 
-def _text(data: Any, column: Any, present: Any, target: pa.DataType) -> pa.Array:
-    starts, lengths, valid = column
-    size = int(lengths[valid != NULL].sum()) if present is not None else int(lengths.sum())
+def _text(column: Any, present: Any, target: pa.DataType) -> pa.Array:
+    starts, lengths, _ = column
+    size = int(lengths.sum()) if present is None else int(lengths[present].sum())
     offsets, text = np.empty(len(starts) + 1, np.int32), np.empty(max(size, 1), np.uint8)
-    used = json_table.texts(data, starts, lengths, valid, offsets, text)
+    source = np.asarray([a.ctypes.data for a in column], np.int64)
+    used = json_table.texts(source.ctypes.data, len(starts), offsets.ctypes.data, text.ctypes.data)
     buffers = [_bits(present), pa.py_buffer(offsets), pa.py_buffer(text[:used])]
     array = pa.Array.from_buffers(pa.string(), len(starts), buffers)
     return array if target == pa.string() else array.cast(target)

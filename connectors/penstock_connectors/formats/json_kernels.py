@@ -1,16 +1,17 @@
 """Compiled JSON parsing: one pass over the payloads of a batch for flat schemas, one status a row.
 
 A row the pass accepts is exactly what `json_rows` would decode; whatever it is not sure of (bad, unusual, too long) it leaves to
-that module by status `ASK`. Strings and difficult floats are left where they are, as (start, length) into the payloads.
-Called by `json_decode`; everything is compiled or loaded from the disk cache at import, so workers import it while warming up.
+that module by status `ASK`. Strings and difficult floats are left where they are, as (address, length). The scanners work on
+plain addresses `p` (next byte) and `end`, not on arrays: passing array headers from function to function took most of the time.
+Called by `json_table`; everything is compiled or loaded from the disk cache at import, so workers import it while warming up.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numba import njit, types
+from numba import types
+
+from penstock_connectors.formats.memory import byte, compiled
 
 INTEGER, FLOAT, BOOLEAN, TEXT, TIMESTAMP = range(5)
 #: Row status: accepted, accepted but holds non-ASCII bytes that are still to be validated, to be decoded exactly.
@@ -24,32 +25,24 @@ _MIN_MICROS = -62_135_596_800_000_000
 _MAX_MICROS = 253_402_300_799_999_999
 _AUTO_FROM = 100_000_000_000_000
 
-_BYTES = types.Array(types.uint8, 1, "C", readonly=True)
-_INTS = types.Array(types.int64, 1, "C", readonly=True)
-_OUT = types.int64[:, ::1]
-_PAIR = types.UniTuple(types.int64, 2)
 _I = types.int64
+_PAIR = types.UniTuple(types.int64, 2)
 
 
-def _compiled(signature: Any, function: Any) -> Any:
-    """Compile now, without the interpreter lock, into the disk cache."""
-    return njit(signature, nogil=True, cache=True, boundscheck=False)(function)
-
-
-def _space(data: Any, p: int, end: int) -> int:
-    while p < end and (data[p] == 32 or data[p] == 10 or data[p] == 13 or data[p] == 9):
+def _space(p: int, end: int) -> int:
+    while p < end and (byte(p) == 32 or byte(p) == 10 or byte(p) == 13 or byte(p) == 9):
         p += 1
     return p
 
 
-space = _compiled(_I(_BYTES, _I, _I), _space)
+space = compiled(_I(_I, _I), _space)
 
 
-def _string_end(data: Any, p: int, end: int) -> tuple[int, int]:
+def _string_end(p: int, end: int) -> tuple[int, int]:
     """`p` is behind the opening quote; return (position of the closing quote or -1, 1 = escapes | 2 = non-ASCII)."""
     flags = 0
     while p < end:
-        c = data[p]
+        c = byte(p)
         if c == 34:
             return p, flags
         if c < 32:
@@ -61,13 +54,13 @@ def _string_end(data: Any, p: int, end: int) -> tuple[int, int]:
             p += 1
             if p >= end:
                 return -1, 0
-            c = data[p]
+            c = byte(p)
             if c == 117:
                 if p + 4 >= end:
                     return -1, 0
                 code = 0
                 for k in range(1, 5):
-                    h = data[p + k]
+                    h = byte(p + k)
                     digit = h - 48 if 48 <= h <= 57 else (h | 32) - 87 if 97 <= (h | 32) <= 102 else -1
                     if digit < 0:
                         return -1, 0
@@ -81,82 +74,82 @@ def _string_end(data: Any, p: int, end: int) -> tuple[int, int]:
     return -1, 0
 
 
-string_end = _compiled(_PAIR(_BYTES, _I, _I), _string_end)
+string_end = compiled(_PAIR(_I, _I), _string_end)
 
 
-def _number_end(data: Any, p: int, end: int) -> tuple[int, int]:
+def _number_end(p: int, end: int) -> tuple[int, int]:
     """Return (position behind the number or -1, whether it has a fraction or an exponent)."""
-    if p < end and data[p] == 45:
+    if p < end and byte(p) == 45:
         p += 1
     start = p
-    while p < end and 48 <= data[p] <= 57:
+    while p < end and 48 <= byte(p) <= 57:
         p += 1
-    if p == start or (data[start] == 48 and p > start + 1):
+    if p == start or (byte(start) == 48 and p > start + 1):
         return -1, 0
     floating = 0
-    if p < end and data[p] == 46:
+    if p < end and byte(p) == 46:
         floating = 1
         p += 1
         start = p
-        while p < end and 48 <= data[p] <= 57:
+        while p < end and 48 <= byte(p) <= 57:
             p += 1
         if p == start:
             return -1, 0
-    if p < end and (data[p] == 101 or data[p] == 69):
+    if p < end and (byte(p) == 101 or byte(p) == 69):
         floating = 1
         p += 1
-        if p < end and (data[p] == 43 or data[p] == 45):
+        if p < end and (byte(p) == 43 or byte(p) == 45):
             p += 1
         start = p
-        while p < end and 48 <= data[p] <= 57:
+        while p < end and 48 <= byte(p) <= 57:
             p += 1
         if p == start:
             return -1, 0
     return p, floating
 
 
-number_end = _compiled(_PAIR(_BYTES, _I, _I), _number_end)
+number_end = compiled(_PAIR(_I, _I), _number_end)
 
 
-def _literal(data: Any, p: int, end: int) -> int:
+def _literal(p: int, end: int) -> int:
     """Return 1 true, 2 false, 3 null, 0 none of them; `p` is at its first letter."""
-    if p + 4 <= end and data[p] == 116 and data[p + 1] == 114 and data[p + 2] == 117 and data[p + 3] == 101:
+    if p + 4 <= end and byte(p) == 116 and byte(p + 1) == 114 and byte(p + 2) == 117 and byte(p + 3) == 101:
         return 1
-    if p + 5 <= end and data[p] == 102 and data[p + 1] == 97 and data[p + 2] == 108 and data[p + 3] == 115:
-        return 2 if data[p + 4] == 101 else 0
-    if p + 4 <= end and data[p] == 110 and data[p + 1] == 117 and data[p + 2] == 108 and data[p + 3] == 108:
+    if p + 5 <= end and byte(p) == 102 and byte(p + 1) == 97 and byte(p + 2) == 108 and byte(p + 3) == 115:
+        return 2 if byte(p + 4) == 101 else 0
+    if p + 4 <= end and byte(p) == 110 and byte(p + 1) == 117 and byte(p + 2) == 108 and byte(p + 3) == 108:
         return 3
     return 0
 
 
-literal = _compiled(_I(_BYTES, _I, _I), _literal)
+literal = compiled(_I(_I, _I), _literal)
 
 
-def _skip(data: Any, p: int, end: int) -> tuple[int, int]:
+def _skip(p: int, end: int) -> tuple[int, int]:
     """Pass over one value of any kind, strictly; return (position behind it or -1, string flags seen)."""
     objects = np.uint64(0)  # one bit a level: 1 = object
     depth, flags = 0, 0
     want_value, may_close = True, False
     while True:
-        p = space(data, p, end)
+        p = space(p, end)
         if p >= end:
             return -1, 0
-        c = data[p]
+        c = byte(p)
         if want_value and not (may_close and (c == 93 or c == 125)):
             if depth > 0 and objects & np.uint64(1):
                 if c != 34:
                     return -1, 0
-                p, seen = string_end(data, p + 1, end)
+                p, seen = string_end(p + 1, end)
                 if p < 0:
                     return -1, 0
                 flags |= seen
-                p = space(data, p + 1, end)
-                if p >= end or data[p] != 58:
+                p = space(p + 1, end)
+                if p >= end or byte(p) != 58:
                     return -1, 0
-                p = space(data, p + 1, end)
+                p = space(p + 1, end)
                 if p >= end:
                     return -1, 0
-                c = data[p]
+                c = byte(p)
             may_close = False
             if c == 123 or c == 91:
                 if depth == 60:
@@ -167,13 +160,13 @@ def _skip(data: Any, p: int, end: int) -> tuple[int, int]:
                 p += 1
                 continue
             if c == 34:
-                p, seen = string_end(data, p + 1, end)
+                p, seen = string_end(p + 1, end)
                 flags |= seen
                 p = p + 1 if p >= 0 else -1
             elif c == 45 or 48 <= c <= 57:
-                p, seen = number_end(data, p, end)
+                p, seen = number_end(p, end)
             else:
-                word = literal(data, p, end)
+                word = literal(p, end)
                 p = -1 if word == 0 else p + 5 if word == 2 else p + 4
             if p < 0:
                 return -1, 0
@@ -193,27 +186,27 @@ def _skip(data: Any, p: int, end: int) -> tuple[int, int]:
             return p, flags
 
 
-skip = _compiled(_PAIR(_BYTES, _I, _I), _skip)
+skip = compiled(_PAIR(_I, _I), _skip)
 
 
-def _two(data: Any, p: int) -> int:
+def _two(p: int) -> int:
     """Return the two-digit number at `p`, or -1000."""
-    a, b = data[p] - 48, data[p + 1] - 48
+    a, b = byte(p) - 48, byte(p + 1) - 48
     return a * 10 + b if 0 <= a <= 9 and 0 <= b <= 9 else -1000
 
 
-two = _compiled(_I(_BYTES, _I), _two)
+two = compiled(_I(_I), _two)
 
 
-def _iso_micros(data: Any, p: int, end: int) -> tuple[int, int]:
+def _iso_micros(p: int, end: int) -> tuple[int, int]:
     """Return (1, microseconds) of the accepted ISO 8601 spellings, else (0, 0)."""
-    if end - p < 16 or data[p + 4] != 45 or data[p + 7] != 45 or data[p + 13] != 58:
+    if end - p < 16 or byte(p + 4) != 45 or byte(p + 7) != 45 or byte(p + 13) != 58:
         return 0, 0
-    if data[p + 10] != 84 and data[p + 10] != 32:
+    if byte(p + 10) != 84 and byte(p + 10) != 32:
         return 0, 0
-    year = two(data, p) * 100 + two(data, p + 2)
-    month, day = two(data, p + 5), two(data, p + 8)
-    hour, minute = two(data, p + 11), two(data, p + 14)
+    year = two(p) * 100 + two(p + 2)
+    month, day = two(p + 5), two(p + 8)
+    hour, minute = two(p + 11), two(p + 14)
     if year < 1 or month < 1 or month > 12 or day < 1 or hour < 0 or hour > 23 or minute < 0 or minute > 59:
         return 0, 0
     leap = 1 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 0
@@ -221,17 +214,17 @@ def _iso_micros(data: Any, p: int, end: int) -> tuple[int, int]:
         return 0, 0
     second, fraction = 0, 0
     p += 16
-    if p + 2 < end and data[p] == 58:
-        second = two(data, p + 1)
+    if p + 2 < end and byte(p) == 58:
+        second = two(p + 1)
         if second < 0 or second > 59:
             return 0, 0
         p += 3
-        if p < end and data[p] == 46:
+        if p < end and byte(p) == 46:
             p += 1
             digits = 0
-            while p < end and 48 <= data[p] <= 57:
+            while p < end and 48 <= byte(p) <= 57:
                 if digits < 6:
-                    fraction = fraction * 10 + (data[p] - 48)
+                    fraction = fraction * 10 + (byte(p) - 48)
                 digits += 1
                 p += 1
             if digits < 1 or digits > 9:
@@ -239,17 +232,17 @@ def _iso_micros(data: Any, p: int, end: int) -> tuple[int, int]:
             for _ in range(digits, 6):
                 fraction *= 10
     offset = 0
-    if p < end and data[p] == 90:
+    if p < end and byte(p) == 90:
         p += 1
-    elif p + 2 < end and (data[p] == 43 or data[p] == 45):
-        sign = 1 if data[p] == 43 else -1
-        hours, minutes = two(data, p + 1), 0
+    elif p + 2 < end and (byte(p) == 43 or byte(p) == 45):
+        sign = 1 if byte(p) == 43 else -1
+        hours, minutes = two(p + 1), 0
         p += 3
-        if p + 2 < end and data[p] == 58:
-            minutes = two(data, p + 1)
+        if p + 2 < end and byte(p) == 58:
+            minutes = two(p + 1)
             p += 3
         elif p + 1 < end:
-            minutes = two(data, p)
+            minutes = two(p)
             p += 2
         if hours < 0 or hours > 23 or minutes < 0 or minutes > 59:
             return 0, 0
@@ -265,34 +258,34 @@ def _iso_micros(data: Any, p: int, end: int) -> tuple[int, int]:
     return (1, micros) if _MIN_MICROS <= micros <= _MAX_MICROS else (0, 0)
 
 
-iso_micros = _compiled(_PAIR(_BYTES, _I, _I), _iso_micros)
+iso_micros = compiled(_PAIR(_I, _I), _iso_micros)
 
 
-def _integer_value(data: Any, p: int, end: int) -> tuple[int, int]:
+def _integer_value(p: int, end: int) -> tuple[int, int]:
     """Return (1, value) of the digits between, or (0, 0) when they may not fit 64 bits."""
-    negative = data[p] == 45
+    negative = byte(p) == 45
     if negative:
         p += 1
     if end - p > 18:
         return 0, 0
     value = 0
     for k in range(p, end):
-        value = value * 10 + (data[k] - 48)
+        value = value * 10 + (byte(k) - 48)
     return 1, -value if negative else value
 
 
-integer_value = _compiled(_PAIR(_BYTES, _I, _I), _integer_value)
+integer_value = compiled(_PAIR(_I, _I), _integer_value)
 
 
-def _float_value(data: Any, p: int, end: int) -> tuple[int, float]:
+def _float_value(p: int, end: int) -> tuple[int, float]:
     """Return (1, value) when it follows exactly from one multiplication or division of exact doubles, else (0, 0)."""
-    negative = data[p] == 45
+    negative = byte(p) == 45
     if negative:
         p += 1
     mantissa, digits, exponent = 0, 0, 0
     point = False
     while p < end:
-        c = data[p]
+        c = byte(p)
         if c == 46:
             point = True
         elif 48 <= c <= 57:
@@ -306,14 +299,14 @@ def _float_value(data: Any, p: int, end: int) -> tuple[int, float]:
         p += 1
     if p < end:  # e or E
         p += 1
-        below = data[p] == 45
-        if below or data[p] == 43:
+        below = byte(p) == 45
+        if below or byte(p) == 43:
             p += 1
         given = 0
         if end - p > 5:
             return 0, 0.0
         while p < end:
-            given = given * 10 + (data[p] - 48)
+            given = given * 10 + (byte(p) - 48)
             p += 1
         exponent += -given if below else given
     if mantissa > 9_007_199_254_740_992 or exponent < -22 or exponent > 22:
@@ -323,4 +316,4 @@ def _float_value(data: Any, p: int, end: int) -> tuple[int, float]:
     return 1, -value if negative else value
 
 
-float_value = _compiled(types.Tuple((_I, types.float64))(_BYTES, _I, _I), _float_value)
+float_value = compiled(types.Tuple((_I, types.float64))(_I, _I), _float_value)

@@ -1,23 +1,18 @@
 """The compiled loop over a batch of JSON payloads: fields to columns, and texts to one Arrow buffer.
 
-Called by `json_decode`; built on the scanners of `json_kernels`.
+Called by `json_decode`; built on the scanners of `json_kernels`. All places are addresses. A `layout` is a block of 64-bit words
+that describes the job: number of fields, rows, addresses of the names, of their offsets and of the four outputs (values, the
+lengths of texts, validity), then five words a field: kind, required, lowest, highest, factor of timestamps (0: by magnitude).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 from numba import types
 
 from penstock_connectors.formats.json_kernels import (
     _AUTO_FROM,
-    _BYTES,
-    _I,
-    _INTS,
     _MAX_MICROS,
     _MIN_MICROS,
-    _OUT,
     AS_TEXT,
     ASK,
     BOOLEAN,
@@ -30,7 +25,6 @@ from penstock_connectors.formats.json_kernels import (
     TEXT,
     TIMESTAMP,
     VALUE,
-    _compiled,
     float_value,
     integer_value,
     iso_micros,
@@ -40,235 +34,245 @@ from penstock_connectors.formats.json_kernels import (
     space,
     string_end,
 )
+from penstock_connectors.formats.memory import byte, compiled, copy, put_byte, put_float, put_word, word
 
-_MATRIX = types.uint8[:, ::1]
+#: Words of a layout before the fields, and of each field.
+HEAD_WORDS, FIELD_WORDS = 7, 5
+_I = types.int64
+_PAIR = types.UniTuple(types.int64, 2)
 
 
-def _find(data: Any, p: int, length: int, names: Any, name_offsets: Any, first: int) -> int:
+def _find(p: int, length: int, layout: int, first: int) -> int:
     """Return the column whose name is these bytes, looking at `first` first; -1: none."""
-    count = len(name_offsets) - 1
+    count, names, offsets = word(layout), word(layout + 16), word(layout + 24)
     for k in range(count):
         c = first + k
         if c >= count:
             c -= count
-        start = name_offsets[c]
-        if name_offsets[c + 1] - start == length:
-            same = True
-            for j in range(length):
-                if names[start + j] != data[p + j]:
-                    same = False
-                    break
-            if same:
+        start = word(offsets + 8 * c)
+        if word(offsets + 8 * c + 8) - start == length:
+            j = 0
+            while j < length and byte(names + start + j) == byte(p + j):
+                j += 1
+            if j == length:
                 return c
     return -1
 
 
-find = _compiled(_I(_BYTES, _I, _I, _BYTES, _INTS, _I), _find)
+find = compiled(_I(_I, _I, _I, _I), _find)
 
 
-def _store(data: Any, p: int, end: int, i: int, c: int, spec: Any, out: Any) -> tuple[int, int]:
+def _store(p: int, end: int, i: int, c: int, layout: int) -> tuple[int, int]:
     """Read the value at `p` into column `c` of row `i`; return (position behind it or -1, string flags)."""
-    values, floats, lengths, valid = out
-    kind = spec[0, c]
-    first = data[p]
+    cell = c * word(layout + 8) + i
+    values, lengths, valid = word(layout + 32) + 8 * cell, word(layout + 40) + 8 * cell, word(layout + 48) + cell
+    field = layout + 8 * (HEAD_WORDS + FIELD_WORDS * c)
+    kind, low, high = word(field), word(field + 16), word(field + 24)
+    first = byte(p)
     if first == 110:
-        valid[c, i] = NULL
-        return (p + 4 if literal(data, p, end) == 3 else -1), 0
+        put_byte(valid, NULL)
+        return (p + 4 if literal(p, end) == 3 else -1), 0
     if first == 34:
-        q, flags = string_end(data, p + 1, end)
+        q, flags = string_end(p + 1, end)
         if q < 0:
             return -1, 0
         if kind == TEXT:
-            values[c, i] = p + 1
-            lengths[c, i] = q - p - 1
-            valid[c, i] = ESCAPED if flags & 1 else VALUE
+            put_word(values, p + 1)
+            put_word(lengths, q - p - 1)
+            put_byte(valid, ESCAPED if flags & 1 else VALUE)
             return q + 1, flags
         if kind == TIMESTAMP:
-            known, micros = iso_micros(data, p + 1, q)
-            if known and spec[2, c] <= micros <= spec[3, c]:
-                values[c, i] = micros
-                valid[c, i] = VALUE
+            known, micros = iso_micros(p + 1, q)
+            if known and low <= micros <= high:
+                put_word(values, micros)
+                put_byte(valid, VALUE)
                 return q + 1, flags
         return -1, 0
     if first == 116 or first == 102:
-        word = literal(data, p, end)
-        if kind != BOOLEAN or word == 0:
+        spelled = literal(p, end)
+        if kind != BOOLEAN or spelled == 0:
             return -1, 0
-        values[c, i] = 1 if word == 1 else 0
-        valid[c, i] = VALUE
-        return p + (4 if word == 1 else 5), 0
-    q, floating = number_end(data, p, end)
+        put_word(values, 1 if spelled == 1 else 0)
+        put_byte(valid, VALUE)
+        return p + (4 if spelled == 1 else 5), 0
+    q, floating = number_end(p, end)
     if q < 0:
         return -1, 0
     if kind == FLOAT:
-        exact, number = float_value(data, p, q)
+        exact, number = float_value(p, q)
         if exact:
-            floats[c, i] = number
-            valid[c, i] = VALUE
+            put_float(values, number)
+            put_byte(valid, VALUE)
         else:
-            values[c, i] = p
-            lengths[c, i] = q - p
-            valid[c, i] = AS_TEXT
+            put_word(values, p)
+            put_word(lengths, q - p)
+            put_byte(valid, AS_TEXT)
         return q, 0
     if floating or (kind != INTEGER and kind != TIMESTAMP):
         return -1, 0
-    known, value = integer_value(data, p, q)
+    known, value = integer_value(p, q)
     if not known:
         return -1, 0
     if kind == TIMESTAMP:
-        factor = spec[4, c]
+        factor = word(field + 32)
         if factor == 0:
             factor = 1000 if -_AUTO_FROM < value < _AUTO_FROM else 1
         if value > _MAX_MICROS // factor or value < -(-_MIN_MICROS // factor):
             return -1, 0
         value *= factor
-    if value < spec[2, c] or value > spec[3, c]:
+    if value < low or value > high:
         return -1, 0
-    values[c, i] = value
-    valid[c, i] = VALUE
+    put_word(values, value)
+    put_byte(valid, VALUE)
     return q, 0
 
 
-_ARRAYS = types.Tuple((_OUT, types.float64[:, ::1], _OUT, _MATRIX))
-_SPEC = types.Array(types.int64, 2, "C", readonly=True)
-store = _compiled(types.UniTuple(_I, 2)(_BYTES, _I, _I, _I, _I, _SPEC, _ARRAYS), _store)
+store = compiled(_PAIR(_I, _I, _I, _I, _I), _store)
 
 
-def _row(data: Any, p: int, end: int, i: int, names: Any, name_offsets: Any, spec: Any, out: Any) -> int:
+def _members(p: int, end: int, i: int, layout: int) -> tuple[int, int]:
+    """Read the members of an object, `p` being at the first one's name; return (position behind `}` or -1, string flags)."""
+    seen, hint, count = 0, 0, word(layout)
+    while True:
+        if p >= end or byte(p) != 34:
+            return -1, 0
+        q, flags = string_end(p + 1, end)
+        if q < 0 or flags & 1:
+            return -1, 0
+        seen |= flags
+        c = find(p + 1, q - p - 1, layout, hint)
+        p = space(q + 1, end)
+        if p >= end or byte(p) != 58:
+            return -1, 0
+        p = space(p + 1, end)
+        if p >= end:
+            return -1, 0
+        if c < 0:
+            p, flags = skip(p, end)
+        else:
+            p, flags = store(p, end, i, c, layout)
+            hint = c + 1 if c + 1 < count else 0
+        if p < 0:
+            return -1, 0
+        seen |= flags
+        p = space(p, end)
+        if p >= end:
+            return -1, 0
+        if byte(p) == 125:
+            return p + 1, seen
+        if byte(p) != 44:
+            return -1, 0
+        p = space(p + 1, end)
+
+
+members = compiled(_PAIR(_I, _I, _I, _I), _members)
+
+
+def _row(p: int, end: int, i: int, layout: int) -> int:
     """Parse one payload into row `i`; return its status."""
     seen = 0
-    p = space(data, p, end)
-    if p >= end or data[p] != 123:
+    p = space(p, end)
+    if p >= end or byte(p) != 123:
         return ASK
-    p = space(data, p + 1, end)
-    hint = 0
-    if p < end and data[p] == 125:
+    p = space(p + 1, end)
+    if p < end and byte(p) == 125:
         p += 1
     else:
-        while True:
-            if p >= end or data[p] != 34:
-                return ASK
-            q, flags = string_end(data, p + 1, end)
-            if q < 0 or flags & 1:
-                return ASK
-            seen |= flags
-            c = find(data, p + 1, q - p - 1, names, name_offsets, hint)
-            p = space(data, q + 1, end)
-            if p >= end or data[p] != 58:
-                return ASK
-            p = space(data, p + 1, end)
-            if p >= end:
-                return ASK
-            if c < 0:
-                p, flags = skip(data, p, end)
-            else:
-                p, flags = store(data, p, end, i, c, spec, out)
-                hint = c + 1 if c + 1 < spec.shape[1] else 0
-            if p < 0:
-                return ASK
-            seen |= flags
-            p = space(data, p, end)
-            if p >= end:
-                return ASK
-            if data[p] == 125:
-                p += 1
-                break
-            if data[p] != 44:
-                return ASK
-            p = space(data, p + 1, end)
-    if space(data, p, end) != end:
+        p, seen = members(p, end, i, layout)
+        if p < 0:
+            return ASK
+    if space(p, end) != end:
         return ASK
-    for c in range(spec.shape[1]):
-        if spec[1, c] != 0 and out[3][c, i] == NULL:
+    rows, valid = word(layout + 8), word(layout + 48)
+    for c in range(word(layout)):
+        if word(layout + 8 * (HEAD_WORDS + FIELD_WORDS * c + 1)) != 0 and byte(valid + c * rows + i) == NULL:
             return ASK
     return NON_ASCII if seen & 2 else GOOD
 
 
-row = _compiled(_I(_BYTES, _I, _I, _I, _BYTES, _INTS, _SPEC, _ARRAYS), _row)
+row = compiled(_I(_I, _I, _I, _I), _row)
 
 
-def _parse(data: Any, offsets: Any, names: Any, name_offsets: Any, spec: Any, out: Any, status: Any) -> int:
-    """Parse payload i = data[offsets[i]:offsets[i+1]] into row i of `out`; return the highest status.
-
-    `spec` has one column a field: kind, required, low, high, factor of timestamps (0 = by magnitude).
-    `out` is (values, the same memory as floats, lengths of texts, validity), the last one zeroed by the caller.
-    """
+def _parse(data: int, offsets: int, layout: int, status: int) -> int:
+    """Parse payload i, from data + offsets[i] to data + offsets[i+1], into row i; write its status; return the highest one."""
     worst = 0
-    for i in range(len(status)):
-        s = row(data, offsets[i], offsets[i + 1], i, names, name_offsets, spec, out)
-        status[i] = s
+    for i in range(word(layout + 8)):
+        start, end = word(offsets + 8 * i), word(offsets + 8 * i + 8)
+        s = row(data + start, data + end, i, layout)
+        put_byte(status + i, s)
         worst = max(worst, s)
     return worst
 
 
-parse = _compiled(_I(_BYTES, _INTS, _BYTES, _INTS, _SPEC, _ARRAYS, types.uint8[::1]), _parse)
+parse = compiled(_I(_I, _I, _I, _I), _parse)
 
 
-def _texts(data: Any, starts: Any, lengths: Any, valid: Any, offsets: Any, target: Any) -> int:
-    """Copy the texts one behind the other, escapes resolved; return the bytes written."""
-    w = 0
-    for i in range(len(starts)):
-        offsets[i] = w
-        if valid[i] == VALUE:
-            p = starts[i]
-            for k in range(lengths[i]):
-                target[w + k] = data[p + k]
-            w += lengths[i]
-        elif valid[i] == ESCAPED:
-            p = starts[i]
-            end = p + lengths[i]
+def _escape(p: int, target: int) -> tuple[int, int]:
+    """Resolve the escape whose backslash is before `p`; return (position behind it, position behind what was written)."""
+    c = byte(p)
+    p += 1
+    if c == 117:
+        code = 0
+        for k in range(4):
+            h = byte(p + k)
+            code = code * 16 + (h - 48 if h <= 57 else (h | 32) - 87)
+        if code < 0x80:
+            put_byte(target, code)
+            return p + 4, target + 1
+        if code < 0x800:
+            put_byte(target, 0xC0 | (code >> 6))
+            put_byte(target + 1, 0x80 | (code & 63))
+            return p + 4, target + 2
+        put_byte(target, 0xE0 | (code >> 12))
+        put_byte(target + 1, 0x80 | ((code >> 6) & 63))
+        put_byte(target + 2, 0x80 | (code & 63))
+        return p + 4, target + 3
+    if c == 98:
+        c = 8
+    elif c == 102:
+        c = 12
+    elif c == 110:
+        c = 10
+    elif c == 114:
+        c = 13
+    elif c == 116:
+        c = 9
+    put_byte(target, c)
+    return p, target + 1
+
+
+escape = compiled(_PAIR(_I, _I), _escape)
+
+
+def _texts(source: int, count: int, offsets: int, target: int) -> int:
+    """Copy texts one behind the other, escapes resolved, and write their 32-bit offsets; return the bytes written.
+
+    `source` is the address of three addresses: of the texts' addresses, of their lengths, and of their validity.
+    """
+    starts, lengths, valid = word(source), word(source + 8), word(source + 16)
+    w = target
+    for i in range(count):
+        at = w - target
+        for k in range(4):
+            put_byte(offsets + 4 * i + k, at >> (8 * k))
+        p, length, state = word(starts + 8 * i), word(lengths + 8 * i), byte(valid + i)
+        if state == VALUE:
+            copy(w, p, length)
+            w += length
+        elif state == ESCAPED:
+            end = p + length
             while p < end:
-                c = np.int64(data[p])
+                c = byte(p)
                 p += 1
-                if c != 92:
-                    target[w] = c
+                if c == 92:
+                    p, w = escape(p, w)
+                else:
+                    put_byte(w, c)
                     w += 1
-                    continue
-                c = np.int64(data[p])
-                p += 1
-                if c == 117:
-                    code = 0
-                    for k in range(4):
-                        h = np.int64(data[p + k])
-                        code = code * 16 + (h - 48 if h <= 57 else (h | 32) - 87)
-                    p += 4
-                    if code < 0x80:
-                        target[w] = code
-                        w += 1
-                    elif code < 0x800:
-                        target[w] = 0xC0 | (code >> 6)
-                        target[w + 1] = 0x80 | (code & 63)
-                        w += 2
-                    else:
-                        target[w] = 0xE0 | (code >> 12)
-                        target[w + 1] = 0x80 | ((code >> 6) & 63)
-                        target[w + 2] = 0x80 | (code & 63)
-                        w += 3
-                    continue
-                if c == 98:
-                    c = 8
-                elif c == 102:
-                    c = 12
-                elif c == 110:
-                    c = 10
-                elif c == 114:
-                    c = 13
-                elif c == 116:
-                    c = 9
-                target[w] = c
-                w += 1
-    offsets[len(starts)] = w
-    return w
+    at = w - target
+    for k in range(4):
+        put_byte(offsets + 4 * count + k, at >> (8 * k))
+    return at
 
 
-texts = _compiled(
-    _I(
-        _BYTES,
-        types.Array(types.int64, 1, "C"),
-        types.Array(types.int64, 1, "C"),
-        types.uint8[::1],
-        types.int32[::1],
-        types.uint8[::1],
-    ),
-    _texts,
-)
+texts = compiled(_I(_I, _I, _I, _I), _texts)

@@ -1,0 +1,93 @@
+"""Memory by address for compiled code: load, store and copy without array headers, and the one way we compile.
+
+Used by the kernels of the formats and of the Kafka reader. The caller vouches for every address.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+_WIDE = ir.IntType(64)
+
+
+def compiled(signature: Any, function: Any) -> Any:
+    """Compile `function` for one signature now, without the interpreter lock, into the disk cache."""
+    return njit(signature, nogil=True, cache=True, boundscheck=False)(function)
+
+
+def _pointer(builder: Any, address: Any, kind: Any) -> Any:
+    return builder.inttoptr(address, kind.as_pointer())
+
+
+def _byte(_typing: Any, _address: Any) -> Any:
+    """Return the byte at an address as an integer."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.zext(builder.load(_pointer(builder, arguments[0], ir.IntType(8))), _WIDE)
+
+    return types.int64(types.int64), generate
+
+
+def _word(_typing: Any, _address: Any) -> Any:
+    """Return the 64-bit integer at an address."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load(_pointer(builder, arguments[0], _WIDE))
+
+    return types.int64(types.int64), generate
+
+
+def _put_byte(_typing: Any, _address: Any, _value: Any) -> Any:
+    """Write the low byte of an integer."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        narrow = ir.IntType(8)
+        builder.store(builder.trunc(arguments[1], narrow), _pointer(builder, arguments[0], narrow))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _put_word(_typing: Any, _address: Any, _value: Any) -> Any:
+    """Write a 64-bit integer."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], _pointer(builder, arguments[0], _WIDE))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+def _put_float(_typing: Any, _address: Any, _value: Any) -> Any:
+    """Write a double."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        builder.store(arguments[1], _pointer(builder, arguments[0], ir.DoubleType()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.float64), generate
+
+
+def _copy(_typing: Any, _target: Any, _source: Any, _count: Any) -> Any:
+    """Copy bytes between places that do not overlap."""
+
+    def generate(context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        narrow = ir.IntType(8)
+        target, source = (_pointer(builder, address, narrow) for address in arguments[:2])
+        cgutils.raw_memcpy(builder, target, source, arguments[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), generate
+
+
+byte = intrinsic(_byte)
+word = intrinsic(_word)
+put_byte = intrinsic(_put_byte)
+put_word = intrinsic(_put_word)
+put_float = intrinsic(_put_float)
+copy = intrinsic(_copy)
