@@ -1,3 +1,92 @@
-"""penstock: exactly-once stream processing in Python, on Arrow data with open state."""
+"""penstock: exactly-once stream processing in Python, on Arrow data with open state.
+
+    import penstock as ps
+
+    env = ps.Environment(parallelism=2, checkpoint_interval="5s")
+
+Names are loaded on first use, so that processes that only need a part (a JobManager, the command line) stay small.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from penstock.api.aggregates import Aggregate as Aggregate
+    from penstock.api.aggregates import count as count
+    from penstock.api.aggregates import first as first
+    from penstock.api.aggregates import last as last
+    from penstock.api.aggregates import max as max  # noqa: A004
+    from penstock.api.aggregates import mean as mean
+    from penstock.api.aggregates import min as min  # noqa: A004
+    from penstock.api.aggregates import std as std
+    from penstock.api.aggregates import sum as sum  # noqa: A004
+    from penstock.api.aggregates import var as var
+    from penstock.api.data_stream import DataStream as DataStream
+    from penstock.api.environment import Environment as Environment
+    from penstock.api.keyed_stream import KeyedStream as KeyedStream
+    from penstock.api.watermarks import WatermarkStrategy as WatermarkStrategy
+    from penstock.api.windowed_stream import WindowedStream as WindowedStream
+    from penstock.api.windows import Sliding as Sliding
+    from penstock.api.windows import Tumbling as Tumbling
+    from penstock.config.settings import RestartStrategy as RestartStrategy
+    from penstock.core.errors import GraphError as GraphError
+    from penstock.core.errors import JobFailedError as JobFailedError
+    from penstock.core.errors import PenstockError as PenstockError
+    from penstock.core.errors import UsageError as UsageError
+    from penstock.core.schema import Precision as Precision
+    from penstock.core.schema import Schema as Schema
+    from penstock.graph.executor import JobExecutor as JobExecutor
+    from penstock.graph.executor import JobHandle as JobHandle
+    from penstock.graph.executor import JobResult as JobResult
 
 __version__ = "0.1.0"
+
+#: Where each name lives.
+_MODULES = {
+    "penstock.api.aggregates": ["Aggregate", "count", "first", "last", "max", "mean", "min", "std", "sum", "var"],
+    "penstock.api.data_stream": ["DataStream"],
+    "penstock.api.environment": ["Environment"],
+    "penstock.api.keyed_stream": ["KeyedStream"],
+    "penstock.api.watermarks": ["WatermarkStrategy"],
+    "penstock.api.windowed_stream": ["WindowedStream"],
+    "penstock.api.windows": ["Sliding", "Tumbling"],
+    "penstock.config.settings": ["RestartStrategy"],
+    "penstock.core.errors": ["GraphError", "JobFailedError", "PenstockError", "UsageError"],
+    "penstock.core.schema": ["Precision", "Schema"],
+    "penstock.graph.executor": ["JobExecutor", "JobHandle", "JobResult"],
+}
+_NAMES = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_NAMES)]  # noqa: PLE0604 - names, computed
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use."""
+    if name not in _NAMES:
+        msg = f"penstock has no {name!r}; there are: {', '.join(sorted(_NAMES))}"
+        raise AttributeError(msg)
+    if _NAMES[name].startswith("penstock.api."):
+        _wire()
+    value = getattr(importlib.import_module(_NAMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return list(__all__)
+
+
+def _wire() -> None:
+    """Tell the API what a job started as a plain Python program runs on; the client is loaded when a job is."""
+    from penstock.api.executors import set_default_executor
+
+    set_default_executor(_default_executor)
+
+
+def _default_executor() -> JobExecutor:
+    from penstock.client.executors import default_executor
+
+    return default_executor()

@@ -1,1 +1,1 @@
-"""What runs, as values: stream graph (as written) -> job graph (chained, submitted) -> execution graph -> deployments."""
+"""What runs, as values: stream graph (as written) -> job graph (chained) -> execution graph -> deployments."""

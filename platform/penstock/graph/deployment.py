@@ -25,7 +25,7 @@ class ExecutionId(msgspec.Struct, frozen=True, order=True):
 
 
 class ChannelId(msgspec.Struct, frozen=True, order=True):
-    """A channel between two subtasks of one deployment; `epoch` is the job's restart number and tells old frames apart."""
+    """A channel between two subtasks of one deployment; `epoch`, the job's restart number, tells old frames apart."""
 
     edge: int
     source_subtask: int

@@ -97,12 +97,14 @@ class StreamGraphBuilder:
 
     def __init__(self) -> None:
         """Start without any node."""
+        self._last_id = 0
         self._nodes: dict[int, StreamNode] = {}
         self._edges: list[StreamEdge] = []
 
     def add(self, node: StreamNode, inputs: Iterable[tuple[Upstream, str]] = ()) -> int:
         """Add an operator behind `inputs` (with the schema on each edge); return its id (that of `node` is ignored)."""
-        node_id = len(self._nodes) + 1
+        self._last_id += 1
+        node_id = self._last_id
         self._nodes[node_id] = msgspec.structs.replace(node, id=node_id)
         for index, (upstream, schema) in enumerate(inputs):
             self._edges.append(
@@ -116,6 +118,11 @@ class StreamGraphBuilder:
                 )
             )
         return node_id
+
+    def remove(self, node_id: int) -> None:
+        """Take out a node that nothing was added behind."""
+        del self._nodes[node_id]
+        self._edges = [edge for edge in self._edges if edge.target != node_id]
 
     def node(self, node_id: int) -> StreamNode:
         """Return a node as it is now."""

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 #: What a window adds to its output; an input column of that name would be hidden.
 WINDOW_COLUMNS = ("window_start", "window_end")
 #: Key column types whose hash is the same here and in Spark (`penstock.kernels` and PROTOCOLS know the same list).
-KEY_TYPES = "int8-int64, uint8-uint32, bool, float32, float64, string, timestamp, decimal128"
+KEY_TYPES = "int8-int64, uint8-uint32, bool, float32, float64, string, binary, date, timestamp, decimal128"
+#: Kinds of operators that have no output.
+_ENDS = frozenset({"sink", "collect"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _NAME_RULE = "use letters, digits, '-', '_' and '.', at most 100, beginning with a letter or digit"
 
@@ -86,6 +88,8 @@ def is_key_type(data_type: pa.DataType) -> bool:
         or types.is_float32(data_type)
         or types.is_float64(data_type)
         or types.is_string(data_type)
+        or types.is_binary(data_type)
+        or types.is_date32(data_type)
         or types.is_timestamp(data_type)
         or types.is_decimal128(data_type)
     )
@@ -158,17 +162,18 @@ def _check_parallelism(graph: StreamGraph, node: StreamNode) -> None:
 
 
 def _check_output_used(graph: StreamGraph, node: StreamNode) -> None:
-    if node.operator.kind != "sink" and not graph.out_edges(node.id):
+    if node.operator.kind not in _ENDS and not graph.out_edges(node.id):
         msg = f"the output of {node.label} goes nowhere"
         raise GraphError(msg, hint="end it with .sink_to(...), or take the operator out")
 
 
 def _check_side_outputs(graph: StreamGraph, node: StreamNode) -> None:
+    """Rows put aside on the user's wish (late ones, undecodable ones) must arrive somewhere."""
     read = {e.side_output for e in graph.out_edges(node.id)}
-    late = node.operator.config.get("late_tag")
-    if late is not None and late not in read:
-        msg = f"{node.label} sends late rows to {late!r}, which nobody reads"
-        raise GraphError(msg, hint=f"read it with .side_output({late!r}), or take .late_to({late!r}) out")
+    for tag in node.side_outputs:
+        if tag not in read:
+            msg = f"{node.label} puts rows aside as {tag!r}, and nobody reads them"
+            raise GraphError(msg, hint=f"read them: .side_output({tag!r}).sink_to(...)")
 
 
 def _check_delivery(graph: StreamGraph) -> None:

@@ -1,0 +1,74 @@
+"""Window aggregates as values: `ps.count()`, `ps.sum("amount")`...; computed by `penstock.operators.window`.
+
+Named (`total=ps.sum("amount")`) or positional (`ps.sum("amount").alias("total")`); the functions hide Python's own
+`sum`, `min` and `max` on purpose: they are meant to be used as `ps.sum`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+AggregateFunction = Literal["count", "sum", "min", "max", "mean", "var", "std", "first", "last"]
+
+
+class Aggregate(msgspec.Struct, frozen=True):
+    """One aggregate of a window: a function, the column it reads, the column it gives."""
+
+    fn: AggregateFunction
+    column: str | None
+    name: str
+
+    def alias(self, name: str) -> Aggregate:
+        """Return the same aggregate under another name."""
+        return msgspec.structs.replace(self, name=name)
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the aggregate as it lies in an operator's config."""
+        return {"fn": self.fn, "column": self.column, "alias": self.name}
+
+
+def count() -> Aggregate:
+    """Return the number of rows; called `count` unless named."""
+    return Aggregate("count", None, "count")
+
+
+def sum(column: str) -> Aggregate:  # noqa: A001
+    """Return the sum of a numeric column; null counts as nothing; called `sum_<column>` unless named."""
+    return Aggregate("sum", column, f"sum_{column}")
+
+
+def min(column: str) -> Aggregate:  # noqa: A001
+    """Return the smallest value; called `min_<column>` unless named."""
+    return Aggregate("min", column, f"min_{column}")
+
+
+def max(column: str) -> Aggregate:  # noqa: A001
+    """Return the largest value; called `max_<column>` unless named."""
+    return Aggregate("max", column, f"max_{column}")
+
+
+def mean(column: str) -> Aggregate:
+    """Return the arithmetic mean; called `mean_<column>` unless named."""
+    return Aggregate("mean", column, f"mean_{column}")
+
+
+def var(column: str) -> Aggregate:
+    """Return the sample variance (n - 1); called `var_<column>` unless named."""
+    return Aggregate("var", column, f"var_{column}")
+
+
+def std(column: str) -> Aggregate:
+    """Return the sample standard deviation (n - 1); called `std_<column>` unless named."""
+    return Aggregate("std", column, f"std_{column}")
+
+
+def first(column: str) -> Aggregate:
+    """Return the first value in event time; called `first_<column>` unless named."""
+    return Aggregate("first", column, f"first_{column}")
+
+
+def last(column: str) -> Aggregate:
+    """Return the last value in event time; called `last_<column>` unless named."""
+    return Aggregate("last", column, f"last_{column}")

@@ -1,0 +1,210 @@
+"""`DataStream`: rows on their way through a job; each method adds an operator or says how rows travel to the next."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import polars as pl
+
+from penstock.api.call_site import call_site
+from penstock.api.expressions import ColumnLike, project
+from penstock.api.operator_handle import OperatorHandle, StreamSink
+from penstock.api.row_functions import compile_function
+from penstock.core.elements import TS_COLUMN
+from penstock.core.errors import GraphError
+from penstock.core.schema import schema_to_text
+from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec, Partitioner, Rebalance
+from penstock.graph.stream_graph import StreamNode, Upstream
+from penstock.graph.validate import near, require_key_types, require_name, require_unique
+from penstock.operators.columns import without_ts
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.api.connectors import Sink
+    from penstock.api.environment import Environment
+    from penstock.api.keyed_stream import KeyedStream
+
+
+class Flow(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a stream's rows come from and what they are."""
+
+    upstreams: tuple[Upstream, ...]
+    #: Arrow schema, with `__ts` when rows have event time.
+    schema: Any
+    #: The class that stands for a row, when there is one.
+    row_type: Any = None
+
+    @property
+    def has_event_time(self) -> bool:
+        """Whether rows carry their event time."""
+        return TS_COLUMN in self.schema.names
+
+
+class DataStream(OperatorHandle):
+    """A stream of rows with a known schema."""
+
+    def __init__(self, environment: Environment, flow: Flow, node: int | None = None) -> None:
+        """Made by the environment and by other streams."""
+        super().__init__(environment, node)
+        self.flow = flow
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the rows."""
+        return without_ts(self.flow.schema)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.schema.names)
+
+    # --- column operations
+    # ---------------------------------------------------------------------------------------------------
+
+    def select(self, *columns: ColumnLike, **named: Any) -> DataStream:
+        """Keep these columns: names or Polars expressions, also as `name=expression`."""
+        projection = project("select", columns, named, self.flow.schema)
+        return self.append_operator(projection.spec, projection.schema)
+
+    def with_columns(self, *columns: pl.Expr, **named: Any) -> DataStream:
+        """Add or replace columns: Polars expressions, also as `name=expression`."""
+        projection = project("with_columns", columns, named, self.flow.schema)
+        return self.append_operator(projection.spec, projection.schema)
+
+    def filter(self, condition: pl.Expr | Callable[[Any], bool]) -> DataStream:
+        """Keep the rows for which a Polars expression, or a function of one row, is true."""
+        if isinstance(condition, pl.Expr):
+            projection = project("filter", [condition], {}, self.flow.schema)
+            return self.append_operator(projection.spec, projection.schema, self.flow.row_type)
+        return self._function("filter_rows", condition, None)
+
+    # --- Python functions
+    # ----------------------------------------------------------------------------------------------------
+
+    def map(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
+        """Turn each row into one row; the output type is the function's return annotation, or `returns`."""
+        return self._function("map", function, returns)
+
+    def flat_map(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
+        """Turn each row into any number of rows; annotated as `Iterator[Row]` or the like, or `returns=Row`."""
+        return self._function("flat_map", function, returns)
+
+    def map_batches(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
+        """Turn a whole batch (`pl.DataFrame` or `pa.RecordBatch`, as annotated) into another, row by row alike."""
+        return self._function("map_batches", function, returns)
+
+    # --- how rows travel
+    # -----------------------------------------------------------------------------------------------------
+
+    def key_by(self, *columns: str) -> KeyedStream:
+        """Send all rows of a key to the same subtask of the next operator; windows then work per key."""
+        from penstock.api.keyed_stream import KeyedStream
+
+        if not columns:
+            msg = "key_by: no column is given"
+            raise GraphError(msg, hint=f"there are: {', '.join(self.columns)}")
+        for column in columns:
+            if not isinstance(column, str):
+                msg = f"key_by: {column!r} is not a column's name"
+                raise GraphError(msg, hint="compute the key with .with_columns(key=...) and then .key_by('key')")
+        require_key_types(columns, self.flow.schema, "key_by")
+        require_unique(columns, "key_by")
+        return KeyedStream(self.environment, self._partitioned(KeyGroup(tuple(columns))), tuple(columns))
+
+    def rebalance(self) -> DataStream:
+        """Send batches to the next operator's subtasks in turn."""
+        return DataStream(self.environment, self._partitioned(Rebalance()))
+
+    def broadcast(self) -> DataStream:
+        """Send every row to every subtask of the next operator."""
+        return DataStream(self.environment, self._partitioned(Broadcast()))
+
+    def union(self, *others: DataStream) -> DataStream:
+        """Merge with streams of the same schema; the order between them is not defined."""
+        for other in others:
+            if other.environment is not self.environment:
+                msg = "union: the streams belong to different environments"
+                raise GraphError(msg, hint="build them from one ps.Environment")
+            if not other.flow.schema.equals(self.flow.schema):
+                msg = f"union: the streams differ: {_difference(self.flow.schema, other.flow.schema)}"
+                raise GraphError(msg, hint="bring them to one schema with .select(...); give both or none watermarks")
+        upstreams = tuple(u for stream in (self, *others) for u in stream.flow.upstreams)
+        types = {stream.flow.row_type for stream in (self, *others)}
+        row_type = types.pop() if len(types) == 1 else None
+        return DataStream(self.environment, Flow(upstreams=upstreams, schema=self.flow.schema, row_type=row_type))
+
+    def side_output(self, tag: str) -> DataStream:
+        """Return the rows that the operator put aside under `tag`: late rows, records that could not be decoded."""
+        node = self._operator("side_output")
+        tags = self.environment.builder.node(node).side_outputs
+        if tag not in tags:
+            msg = f"{self.environment.builder.node(node).label} has no side output {tag!r}"
+            raise GraphError(msg, hint=f"{near(tag, tags)}; windows get one with .late_to(tag)")
+        from penstock.core.schema import schema_from_text
+
+        flow = Flow(upstreams=(Upstream(node=node, side_output=tag),), schema=schema_from_text(tags[tag]))
+        return DataStream(self.environment, flow)
+
+    # --- ends
+    # ----------------------------------------------------------------------------------------------------------------
+
+    def sink_to(self, sink: Sink, *, uid: str = "") -> StreamSink:
+        """Write the rows to a sink."""
+        if not callable(getattr(sink, "spec", None)):
+            msg = f"sink_to: {sink!r} is not a sink"
+            raise GraphError(msg, hint="use a connector, for example penstock_connectors.kafka.KafkaSink")
+        if uid:
+            require_name(uid, "uid")
+        spec = OperatorSpec(
+            uid=uid,
+            name=f"Sink: {uid or type(sink).__name__}",
+            kind="sink",
+            config={"sink": msgspec.to_builtins(sink.spec(self.schema))},
+            stateful=True,
+        )
+        return StreamSink(self.environment, self.append_node(StreamNode(id=0, operator=spec, where=call_site())))
+
+    def execute_and_collect(self, name: str = "collect") -> pl.DataFrame:
+        """Run the job up to here on a bounded input and return its rows; for tests and notebooks."""
+        from penstock.api.collect import collect
+
+        return collect(self, name)
+
+    # --- for the other modules of this package
+    # -------------------------------------------------------------------------------
+
+    def _function(self, kind: Any, function: Callable[..., Any], returns: Any) -> DataStream:
+        made = compile_function(kind, function, returns, schema=self.flow.schema, row_type=self.flow.row_type)
+        return self.append_operator(made.spec, made.schema, made.row_type)
+
+    def _partitioned(self, partitioner: Partitioner) -> Flow:
+        upstreams = tuple(msgspec.structs.replace(u, partitioner=partitioner) for u in self.flow.upstreams)
+        return msgspec.structs.replace(self.flow, upstreams=upstreams)
+
+    def append_node(self, node: StreamNode) -> int:
+        text = schema_to_text(self.flow.schema)
+        return self.environment.builder.add(node, [(upstream, text) for upstream in self.flow.upstreams])
+
+    def append_operator(
+        self, spec: OperatorSpec, schema: pa.Schema, row_type: Any = None, side_outputs: dict[str, str] | None = None
+    ) -> DataStream:
+        """Add an operator behind this stream and return its output."""
+        spec = msgspec.structs.replace(spec, output_schema=schema_to_text(schema))
+        node = self.append_node(StreamNode(id=0, operator=spec, side_outputs=side_outputs or {}, where=call_site()))
+        return DataStream(
+            self.environment, Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type), node
+        )
+
+
+def _difference(left: pa.Schema, right: pa.Schema) -> str:
+    if left.names != right.names:
+        return f"columns {', '.join(left.names)} and {', '.join(right.names)}"
+    pairs = [(a, b) for a, b in zip(left, right, strict=True) if not a.equals(b)]
+    return "; ".join(f"{a.name} is {_shown(a)} and {_shown(b)}" for a, b in pairs) or "schema metadata"
+
+
+def _shown(field: pa.Field) -> str:
+    return f"{field.type}{'' if field.nullable else ' not null'}"

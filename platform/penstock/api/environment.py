@@ -1,0 +1,189 @@
+"""`ps.Environment`: where a job begins (`from_source`) and ends (`execute`, `submit`, `explain`)."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, Unpack
+
+import msgspec
+
+from penstock.api.call_site import call_site
+from penstock.api.data_stream import DataStream, Flow
+from penstock.api.executors import current_executor, current_overrides, set_default_executor, use_executor
+from penstock.api.settings import SettingsKeywords, checkpoint_root, settings_from
+from penstock.api.watermarks import WatermarkStrategy, check_strategy
+from penstock.config.settings import JobSettings, with_overrides
+from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG
+from penstock.core.errors import GraphError, UsageError
+from penstock.core.schema import schema_from_text, schema_to_text
+from penstock.eventtime.strategy import strategy_to_builtins
+from penstock.graph.chaining import build_job_graph
+from penstock.graph.explain import explain
+from penstock.graph.job_graph import JobGraph, OperatorSpec
+from penstock.graph.stream_graph import StreamGraph, StreamGraphBuilder, StreamNode, Upstream
+from penstock.graph.validate import require_name
+from penstock.operators.columns import with_ts
+
+if TYPE_CHECKING:
+    from penstock.api.connectors import Source
+    from penstock.graph.executor import JobHandle, JobResult
+
+__all__ = ["Environment", "set_default_executor", "use_executor"]
+
+
+class Environment:
+    """Builds one job and runs it.
+
+    The keywords are the job's settings (`penstock.config.settings.JobSettings`); durations are texts such as `"5s"` or
+    seconds.
+    """
+
+    def __init__(
+        self,
+        parallelism: int | None = None,
+        *,
+        checkpoint_interval: str | float | None = None,
+        checkpoint_root: str | Path | None = None,
+        state_backend: Literal["hashmap", "rocksdb"] | None = None,
+        require_uids: bool = True,
+        **settings: Unpack[SettingsKeywords],
+    ) -> None:
+        """Nothing is started; `require_uids=False` lets stateful operators go without a uid of their own.
+
+        Raises:
+            UsageError: an unknown setting or a value that cannot be used.
+        """
+        self.builder = StreamGraphBuilder()
+        self.require_uids = require_uids
+        self._settings = settings_from(
+            {
+                "parallelism": parallelism,
+                "checkpoint_interval": checkpoint_interval,
+                "checkpoint_root": checkpoint_root,
+                "state_backend": state_backend,
+                **settings,
+            }
+        )
+
+    @classmethod
+    def from_args(cls, arguments: Sequence[str] | None = None, **defaults: Any) -> Self:
+        """Make an environment from the command line: `--parallelism N`, `--checkpoint-interval 5s`, `--set key=value`.
+
+        `defaults` are keywords of `Environment`, used for what the command line leaves out; arguments that are not ours
+        are left to the job file.
+        """
+        parser = _Arguments(add_help=False, allow_abbrev=False)
+        for option in ("parallelism", "checkpoint-interval", "checkpoint-root", "state-backend"):
+            parser.add_argument(f"--{option}")
+        parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
+        known, _ = parser.parse_known_args(sys.argv[1:] if arguments is None else arguments)
+        given = {key: value for key, value in vars(known).items() if key != "set" and value is not None}
+        if "parallelism" in given:
+            given["parallelism"] = _number(given["parallelism"])
+        environment = cls(**{**defaults, **given})
+        overrides = dict(_key_value(text) for text in known.set)
+        environment._settings = with_overrides(environment._settings, overrides)
+        return environment
+
+    @property
+    def settings(self) -> JobSettings:
+        """The job's settings, with what the command line overrides."""
+        settings = with_overrides(self._settings, current_overrides())
+        return msgspec.structs.replace(settings, checkpoint_root=checkpoint_root(settings.checkpoint_root))
+
+    def from_source(self, source: Source, *, watermarks: WatermarkStrategy | None = None, uid: str = "") -> DataStream:
+        """Read a source; `watermarks` says which column is event time and how far rows may be out of order.
+
+        Raises:
+            GraphError: not a source, or a strategy that does not fit its columns.
+        """
+        if not callable(getattr(source, "spec", None)):
+            msg = f"from_source: {source!r} is not a source"
+            raise GraphError(msg, hint="use a connector, for example penstock_connectors.kafka.KafkaSource")
+        if uid:
+            require_name(uid, "uid")
+        spec = source.spec()
+        schema = schema_from_text(spec.schema)
+        name = f"Source: {uid or type(source).__name__}"
+        if check_strategy(watermarks, schema, name):
+            schema = with_ts(schema)
+        operator = OperatorSpec(
+            uid=uid,
+            name=name,
+            kind="source",
+            config={"source": msgspec.to_builtins(spec), "watermarks": strategy_to_builtins(watermarks)},
+            stateful=True,
+            output_schema=schema_to_text(schema),
+        )
+        dead_letters = spec.config.get("on_bad_record") == DEAD_LETTER_TAG
+        side_outputs = {DEAD_LETTER_TAG: schema_to_text(DEAD_LETTER_SCHEMA)} if dead_letters else {}
+        node = self.builder.add(StreamNode(id=0, operator=operator, side_outputs=side_outputs, where=call_site()))
+        row_type = source.row_schema if isinstance(source.row_schema, type) else None
+        return DataStream(self, Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type), node)
+
+    def stream_graph(self, name: str = "job", *, only: Collection[int] | None = None) -> StreamGraph:
+        """Return the graph as written; with `only`, just these operators and what they are fed by."""
+        return self.builder.build(name, self.settings, only=only, require_uids=self.require_uids)
+
+    def job_graph(self, name: str = "job", *, only: Collection[int] | None = None) -> JobGraph:
+        """Return the chained graph: what is submitted.
+
+        Raises:
+            GraphError: the job cannot run as written; says what to write instead.
+        """
+        graph = build_job_graph(self.stream_graph(name, only=only))
+        return msgspec.structs.replace(graph, settings=_with_own_folder(graph))
+
+    def explain(self, name: str = "job") -> str:
+        """Return the three graphs as text: as written, chained, and laid out in slots."""
+        return explain(self.stream_graph(name), self.job_graph(name))
+
+    def execute(self, name: str) -> JobResult:
+        """Run the job and wait for its end.
+
+        Raises:
+            JobFailedError: it ended FAILED.
+        """
+        in_place = current_executor()
+        result = in_place.executor.execute(self.job_graph(name))
+        in_place.results.append(result)
+        return result
+
+    def submit(self, name: str) -> JobHandle:
+        """Start the job and return at once."""
+        return current_executor().executor.submit(self.job_graph(name))
+
+
+class _Arguments(argparse.ArgumentParser):
+    """A parser whose complaint is an error of ours, not the end of the process."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, hint="see ps.Environment.from_args")
+
+
+def _with_own_folder(graph: JobGraph) -> JobSettings:
+    """Let workers import what lies beside the job file, where functions of the user travel by reference."""
+    settings = graph.settings
+    needed = any(operator.python for vertex in graph.vertices for operator in vertex.operators)
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    if not needed or settings.python_path or main is None:
+        return settings
+    return msgspec.structs.replace(settings, python_path=(str(Path(main).resolve().parent),))
+
+
+def _number(text: str) -> int:
+    if not text.isdigit():
+        msg = f"--parallelism {text!r} is not a number"
+        raise UsageError(msg, hint="write for example --parallelism 4")
+    return int(text)
+
+
+def _key_value(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        msg = f"--set {text!r} has no value"
+        raise UsageError(msg, hint="write --set key=value")
+    return key, value

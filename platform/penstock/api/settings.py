@@ -1,0 +1,113 @@
+"""From the keywords of `ps.Environment(...)` to `JobSettings`: durations as `"5s"`, sizes as `"256MB"`, names checked.
+
+Every field of `JobSettings` can be given under its own name, or without its `_ms` or `_bytes` as a text with a unit.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import msgspec
+
+from penstock.config.settings import JobSettings, RestartStrategy, parse_duration_ms
+from penstock.core.errors import UsageError
+from penstock.graph.validate import near
+
+_UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
+_FIELDS = JobSettings.__struct_fields__
+#: Where checkpoints lie unless said otherwise, below the working directory.
+DEFAULT_CHECKPOINTS = ".penstock/checkpoints"
+
+
+class SettingsKeywords(TypedDict, total=False):
+    """Further keywords of `ps.Environment`; what is left out has the default of `JobSettings`."""
+
+    key_groups: int
+    checkpoint_timeout: str | float
+    checkpoint_min_pause: str | float
+    checkpoint_max_age: str | float
+    checkpoint_tolerated_failures: int
+    retained_checkpoints: int
+    managed_memory: str | int
+    buffer_timeout: str | float
+    buffer_size: str | int
+    exclusive_buffers: int
+    floating_buffers: int
+    sink_pending_max: str | int
+    sink_pending_max_epochs: int
+    restart: RestartStrategy | str
+    requirements: Sequence[str]
+    python_path: Sequence[str]
+
+
+def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
+    """Return the settings that these keywords ask for; None leaves the default.
+
+    Raises:
+        UsageError: an unknown keyword (names the nearest), or a value of the wrong type.
+    """
+    fields: dict[str, Any] = {}
+    for keyword, value in keywords.items():
+        if value is not None:
+            fields.update(_field(keyword, value))
+    fields["checkpoint_root"] = checkpoint_root(fields.get("checkpoint_root", ""))
+    try:
+        return msgspec.convert(fields, JobSettings)
+    except msgspec.ValidationError as error:
+        msg = f"ps.Environment: {error}"
+        raise UsageError(msg, hint="see the table of settings in the docs") from error
+
+
+def checkpoint_root(given: str) -> str:
+    """Return the root as a URI or an absolute path, so that every process of a cluster means the same place."""
+    root = given or os.environ.get("PENSTOCK_CHECKPOINT_ROOT", "") or DEFAULT_CHECKPOINTS
+    return root if "://" in root else str(Path(root).expanduser().absolute())
+
+
+def _field(keyword: str, value: Any) -> dict[str, Any]:
+    if keyword == "checkpoints":
+        keyword = "checkpoint_root"
+    if keyword == "restart":
+        return {"restart": _restart(value)}
+    if keyword in _FIELDS:
+        if isinstance(value, Path):
+            return {keyword: str(value)}
+        return {keyword: tuple(value) if isinstance(value, (list, set)) else value}
+    if f"{keyword}_ms" in _FIELDS:
+        return {f"{keyword}_ms": parse_duration_ms(value, keyword.replace("_", " "))}
+    if f"{keyword}_bytes" in _FIELDS:
+        return {f"{keyword}_bytes": parse_bytes(value, keyword.replace("_", " "))}
+    msg = f"ps.Environment: unknown setting {keyword!r}"
+    raise UsageError(msg, hint=near(keyword, sorted(_names())))
+
+
+def _names() -> list[str]:
+    return ["checkpoints", *(name.removesuffix("_ms").removesuffix("_bytes") for name in _FIELDS)]
+
+
+def _restart(value: RestartStrategy | str) -> dict[str, Any]:
+    plain = {"kind": value} if isinstance(value, str) else msgspec.to_builtins(value)
+    try:
+        return dict(msgspec.to_builtins(msgspec.convert(plain, RestartStrategy)))
+    except msgspec.ValidationError as error:
+        msg = f"ps.Environment: restart={value!r}: {error}"
+        raise UsageError(msg, hint="use 'fixed-delay', 'exponential-delay', 'failure-rate', 'none'") from error
+
+
+def parse_bytes(value: str | int, what: str) -> int:
+    """Return bytes of `"256MB"`, `"1GB"`...; numbers are bytes; units are powers of 1024.
+
+    Raises:
+        UsageError: not a size.
+    """
+    if isinstance(value, int):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(value).upper())
+    if match is None:
+        msg = f"{what} {value!r} is not a size"
+        raise UsageError(msg, hint="write for example '256MB' or '1GB'")
+    return int(float(match[1]) * _UNITS_BYTES[match[2].replace("I", "")])

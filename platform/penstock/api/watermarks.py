@@ -1,0 +1,37 @@
+"""`ps.WatermarkStrategy`: how a source's rows get event time and watermarks.
+
+The class itself is `penstock.eventtime.strategy.WatermarkStrategy`, because the source operator applies it; here is
+what `env.from_source` does with it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import GraphError
+from penstock.eventtime.strategy import WatermarkStrategy
+from penstock.graph.validate import require_columns
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["WatermarkStrategy", "check_strategy"]
+
+
+def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -> bool:
+    """Check the strategy against a source's rows; return whether they get event time.
+
+    Raises:
+        GraphError: the timestamp column is unknown or holds no time, or a number is out of range.
+    """
+    if strategy is None or not strategy.has_event_time:
+        return False
+    import pyarrow.types as pt
+
+    require_columns([strategy.timestamp], schema.names, f"{where}: watermarks")
+    strategy.validate(tuple(schema.names))
+    data_type = schema.field(strategy.timestamp).type
+    if not (pt.is_timestamp(data_type) or pt.is_integer(data_type)):
+        msg = f"{where}: watermarks need a time, and column {strategy.timestamp!r} is {data_type}"
+        raise GraphError(msg, hint="declare it as datetime, or as int with unit='s', 'ms', 'us' or 'ns'")
+    return True
