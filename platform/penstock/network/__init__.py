@@ -1,1 +1,1 @@
-"""The data plane between subtasks: partitioners, channels, flow control, gates, and the one connection per pair of workers."""
+"""Data plane between subtasks: partitioners, channels, flow control, gates, one connection per pair of workers."""

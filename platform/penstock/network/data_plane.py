@@ -1,26 +1,27 @@
-"""What a worker's task code sees of the network: gates to read from, partitions to write to, and when to start and stop them.
+"""What a worker's task code sees of the network: gates to read from, partitions to write to, start and stop.
 
-`WorkerNetwork` (sockets, one thread) and `MemoryNetwork` (the simulator) both are a `DataPlane`. The order of calls for one
-deployment of a job: `create_gate` and `create_outputs` for every subtask placed in this worker, then `start_channels(job_id)`
-once, then run the subtasks; at the end (finished, failed or cancelled) `release(job_id)`. Nothing is sent on a channel before
-its receiver's `start_channels`, so workers may be started in any order. After `release` a new deployment of the same job (a
-higher epoch in its channel ids) may be created at once.
+`WorkerNetwork` (sockets, one thread) and `MemoryNetwork` (the simulator) both are a `DataPlane`. The order of calls
+for one deployment of a job: `create_gate` and `create_outputs` for every subtask placed in this worker, then
+`start_channels(job_id)` once, then run the subtasks; at the end (finished, failed or cancelled) `release(job_id)`.
+Nothing is sent on a channel before its receiver's `start_channels`, so workers may be started in any order. After
+`release` a new deployment of the same job (a higher epoch in its channel ids) may be created at once.
 
     gate    = network.create_gate(deployment, on_data)          InputGate | None (None: no inputs, a source)
         gate.poll()              -> (channel, element) | None   fair over channels; after None wait for `on_data`
-        gate.input_index_of(channel) -> int                     which input of the head operator the channel belongs to
+        gate.input_index_of(channel) -> int                     which input of the head operator it belongs to
         gate.channel_count
-        gate.block(channel) / gate.unblock(channel)             alignment; blocked channels still fill up to their credit
+        gate.block(channel) / gate.unblock(channel)             alignment; they still fill up to their credit
         gate.bytes_queued, gate.records_in, gate.bytes_in
-    outputs = network.create_outputs(deployment, on_available)  list[ResultPartition], in the order of deployment.outputs
+    outputs = network.create_outputs(deployment, on_available)  list[ResultPartition], as deployment.outputs
         output.spec.side_output                                 which collector it belongs to
         output.batch(b) .watermark(w) .status(s) .barrier(b) .end()    never block; they may overdraw
         output.available         -> bool                        False: stop feeding the operator until `on_available`
         output.next_deadline_ms  -> float | None                monotonic; call `flush_due(clock.monotonic_ms())` then
         output.records_out, output.bytes_out
 
-`on_data` and `on_available` are called from other threads, hold no lock, and must only wake the task. A lost connection is
-told to `on_connection_lost` and makes the gates and outputs concerned raise `ConnectionLostError` from their next call.
+`on_data` and `on_available` are called from other threads, hold no lock, and must only wake the task. A lost
+connection is told to `on_connection_lost` and makes the gates and outputs concerned raise `ConnectionLostError` from
+their next call.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class DataPlane(Protocol):
         """Make the outgoing partitions of one subtask, one an outgoing edge."""
 
     def start_channels(self, job_id: str) -> None:
-        """Connect all channels made so far for the job; returns at once, a peer that cannot be reached is a lost connection."""
+        """Connect the job's channels made so far; returns at once, an unreachable peer is a lost connection."""
 
     def release(self, job_id: str) -> None:
         """Close and forget all channels of the job in this worker; peers still using them are told. Idempotent."""

@@ -1,0 +1,122 @@
+"""Endpoints of workers, `unix:<path>` on one host and `tcp:<host>:<port>` across hosts, and their sockets."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import re
+import socket
+import tempfile
+from pathlib import Path
+
+from penstock.core.errors import UsageError
+
+#: The kernel allows 107 bytes of path; some tools fewer.
+_PATH_LIMIT = 100
+_BACKLOG = 512
+_BUFFER_BYTES = 1 << 20
+
+
+class Listener:
+    """The listening socket of a worker."""
+
+    def __init__(self, worker_id: str, listen: str) -> None:
+        """Listen in the folder of `unix:<folder>` or at `tcp:<host>:<port>` (port 0: any).
+
+        Raises:
+            UsageError: the address has another form.
+        """
+        self._path: Path | None = None
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+        kind, _, rest = listen.partition(":")
+        if kind == "unix" and rest:
+            self._path = self._free_path(Path(rest), worker_id)
+            self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.sock.bind(str(self._path))
+            self.endpoint = f"unix:{self._path}"
+        elif kind == "tcp":
+            host, port = _host_port(rest)
+            self.sock = socket.create_server((host, port), backlog=_BACKLOG)
+            self.endpoint = f"tcp:{host}:{self.sock.getsockname()[1]}"
+        else:
+            raise UsageError(f"cannot listen at {listen!r}", hint="unix:<folder> or tcp:<host>:<port>")
+        self.sock.listen(_BACKLOG)
+
+    def accept(self) -> socket.socket | None:
+        """Return the next waiting connection, or None."""
+        try:
+            sock, _ = self.sock.accept()
+        except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+            return None
+        _tune(sock)
+        return sock
+
+    def close(self) -> None:
+        """Stop listening and remove the socket file."""
+        self.sock.close()
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+        if self._folder is not None:
+            self._folder.cleanup()
+
+    def _free_path(self, folder: Path, worker_id: str) -> Path:
+        name = worker_id if re.fullmatch(r"[\w.-]{1,40}", worker_id) else _digest(worker_id)
+        path = folder.absolute() / f"{name}.sock"
+        if len(str(path).encode()) >= _PATH_LIMIT:
+            self._folder = tempfile.TemporaryDirectory(prefix="penstock-", dir="/tmp")
+            path = Path(self._folder.name) / f"{_digest(worker_id)}.sock"
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()  # of an earlier worker of that id: ids are never shared by two that live
+        return path
+
+
+def dial(endpoint: str) -> tuple[socket.socket, bool]:
+    """Return a non-blocking socket to `endpoint` and whether it is connected already.
+
+    Raises:
+        OSError: nobody listens there.
+        UsageError: the address has another form.
+    """
+    kind, _, rest = endpoint.partition(":")
+    target: str | tuple[str, int]
+    if kind == "unix":
+        family, target = socket.AF_UNIX, rest
+    elif kind == "tcp":
+        host, port = _host_port(rest)
+        family, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0], (host, port)
+    else:
+        raise UsageError(f"cannot connect to {endpoint!r}", hint="unix:<path> or tcp:<host>:<port>")
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        _tune(sock)
+        sock.connect(target)
+    except BlockingIOError as error:
+        if family == socket.AF_UNIX:  # its queue is full; unlike TCP the attempt does not go on by itself
+            sock.close()
+            raise ConnectionRefusedError(f"{endpoint}: {error}") from error
+        return sock, False
+    except OSError:
+        sock.close()
+        raise
+    return sock, True
+
+
+def _tune(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    if sock.family == socket.AF_UNIX:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def _host_port(text: str) -> tuple[str, int]:
+    host, separator, port = text.rpartition(":")
+    if not separator or not host or not port.isdigit():
+        raise UsageError(f"{text!r} is not host:port", hint="for example tcp:127.0.0.1:0")
+    return host, int(port)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

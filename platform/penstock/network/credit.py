@@ -1,0 +1,135 @@
+"""Credit-based flow control in bytes, both sides, pure: a sender spends what a receiver has granted.
+
+A message costs its size, but never more than a channel's exclusive bytes: so a message larger than the whole budget
+still passes, once everything before it has been consumed. `subpartition` owns a `SenderCredit`, `input_gate` a
+`GateCredit`. Invariants: the floating bytes held by channels plus those in the pool are constant; per channel, credit
+at the sender (or on its way) plus queued cost plus credit not yet announced equals exclusive plus floating bytes
+held.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+
+class SenderCredit:
+    """What one channel may still send."""
+
+    __slots__ = ("_exclusive", "balance")
+
+    def __init__(self, exclusive: int) -> None:
+        """Start with nothing; the receiver's first grant opens the channel."""
+        self._exclusive = exclusive
+        self.balance = 0
+
+    def cost(self, size: int) -> int:
+        """Return what a message of `size` bytes costs."""
+        return min(size, self._exclusive)
+
+    def grant(self, amount: int) -> None:
+        """Add credit from the receiver."""
+        self.balance += amount
+
+    def covers(self, size: int) -> bool:
+        """Whether a message of `size` bytes may be sent now."""
+        return self.cost(size) <= self.balance
+
+    def spend(self, size: int) -> int:
+        """Pay for a message and return its cost.
+
+        Raises:
+            RuntimeError: not enough credit; the caller forgot to ask.
+        """
+        cost = self.cost(size)
+        if cost > self.balance:
+            msg = f"credit would become negative: {self.balance} - {cost}"
+            raise RuntimeError(msg)
+        self.balance -= cost
+        return cost
+
+
+class GateCredit:
+    """What one gate has granted: exclusive bytes to each channel, floating bytes where a backlog is announced."""
+
+    def __init__(self, channels: int, exclusive: int, floating: int) -> None:
+        """`exclusive` bytes per channel, `floating` bytes for all channels together."""
+        self.exclusive = exclusive
+        self.floating_total = floating
+        self.floating_free = floating
+        self.floating_held = [0] * channels
+        self.outstanding = [exclusive] * channels
+        self.queued = [0] * channels
+        self.unannounced = [0] * channels
+        self._backlog = [0] * channels
+        self._waiting: deque[int] = deque()
+        self._announce_at = max(1, exclusive // 4)
+
+    def cost(self, size: int) -> int:
+        """Return what a message of `size` bytes costs: the same rule as the sender's."""
+        return min(size, self.exclusive)
+
+    def on_data(self, channel: int, cost: int, backlog: int) -> int:
+        """Take note of an arrived message; return floating credit to grant to its channel at once.
+
+        Raises:
+            RuntimeError: the sender spent more than it was granted.
+        """
+        if cost > self.outstanding[channel]:
+            msg = f"channel {channel} sent {cost} bytes on {self.outstanding[channel]} bytes of credit"
+            raise RuntimeError(msg)
+        self.outstanding[channel] -= cost
+        self.queued[channel] += cost
+        self._backlog[channel] = backlog
+        granted = self._take_floating(channel)
+        self._wait_if_short(channel)
+        return granted
+
+    def on_consumed(self, channel: int, cost: int) -> list[tuple[int, int]]:
+        """Take note of a consumed message; return (channel, bytes) to grant; who waits longest is first."""
+        self.queued[channel] -= cost
+        back = min(cost, self.floating_held[channel])
+        self.floating_held[channel] -= back
+        self.floating_free += back
+        self.unannounced[channel] += cost - back
+        self._wait_if_short(channel)
+        grants = self._serve_waiting() if back else []
+        if self.unannounced[channel] and (self.unannounced[channel] >= self._announce_at or not self.queued[channel]):
+            amount, self.unannounced[channel] = self.unannounced[channel], 0
+            self.outstanding[channel] += amount
+            grants.append((channel, amount))
+        return grants
+
+    def on_ended(self, channel: int) -> list[tuple[int, int]]:
+        """No rows will follow on `channel`: its unspent floating credit is void and goes to the others."""
+        back = max(0, self.floating_held[channel] - self.queued[channel])
+        self.floating_held[channel] -= back
+        self.floating_free += back
+        self.outstanding[channel] -= min(back, self.outstanding[channel])
+        self._backlog[channel] = 0
+        return self._serve_waiting()
+
+    def _short(self, channel: int) -> int:
+        return self._backlog[channel] - self.outstanding[channel] - self.unannounced[channel]
+
+    def _take_floating(self, channel: int) -> int:
+        taken = min(max(0, self._short(channel)), self.floating_free)
+        self.floating_free -= taken
+        self.floating_held[channel] += taken
+        self.outstanding[channel] += taken
+        return taken
+
+    def _wait_if_short(self, channel: int) -> None:
+        if self._short(channel) > 0 and channel not in self._waiting:
+            self._waiting.append(channel)
+
+    def _serve_waiting(self) -> list[tuple[int, int]]:
+        grants: list[tuple[int, int]] = []
+        while self.floating_free and self._waiting:
+            channel = self._waiting[0]
+            taken = self._take_floating(channel)
+            if taken:
+                grants.append((channel, taken))
+            if self._short(channel) > 0:
+                break
+            self._waiting.popleft()
+        return grants

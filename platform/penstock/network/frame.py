@@ -1,0 +1,291 @@
+"""Wire frames of the connection between two workers, pure: headers, payloads in pieces, and an incremental decoder.
+
+A frame is a 48-byte header and a payload. A message larger than `FRAME_LIMIT` spans several frames, between which
+frames of other channels may come; the frames of one channel's message are in order. Used by `session`.
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+
+from penstock.core.elements import Barrier, BarrierKind, EndOfInput, Watermark, WatermarkStatus
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+    from penstock.graph.deployment import ChannelId
+
+PROTOCOL_VERSION = 1
+#: Largest payload of one frame: what one channel may hold up the others for.
+FRAME_LIMIT = 256 << 10
+#: Largest message: Arrow's own limit for many things, and a bound on what a damaged header can make us allocate.
+MESSAGE_LIMIT = (1 << 31) - 1
+_SCRATCH_BYTES = 64 << 10
+_DIRECT_TAIL_BYTES = 4 << 10
+_ARROW_ALLOCATES_FROM = 16 << 10
+# payload bytes, kind, reserved x2, job, epoch, edge, source, target, message bytes, sequence, backlog or credit
+_HEADER = struct.Struct("<IBBHIIIIIIQQ")
+HEADER_BYTES = _HEADER.size
+
+
+class FrameError(PenstockError):
+    """The bytes of a connection make no sense; it must be closed."""
+
+
+class FrameKind(enum.IntEnum):
+    """What a frame carries."""
+
+    #: An Arrow IPC record batch message; its schema is the edge's.
+    DATA = 1
+    #: Watermark, status, barrier or end of input.
+    EVENT = 2
+    #: Bytes the receiver grants, in the backlog field.
+    CREDIT = 3
+    #: First message each way: who I am.
+    HELLO = 4
+    #: This channel (or, with a zero key, the connection) is closed; the payload says why.
+    RESET = 5
+
+
+class ChannelKey(NamedTuple):
+    """A channel as it is named on the wire."""
+
+    job: int
+    epoch: int
+    edge: int
+    source: int
+    target: int
+
+    @classmethod
+    def of(cls, job_id: str, channel: ChannelId) -> ChannelKey:
+        """Return the key of a channel of a job."""
+        job = zlib.crc32(job_id.encode())
+        return cls(job, channel.epoch, channel.edge, channel.source_subtask, channel.target_subtask)
+
+
+NO_CHANNEL = ChannelKey(0, 0, 0, 0, 0)
+_KINDS = {int(kind): kind for kind in FrameKind}
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True):
+    """Payload of the first message each way."""
+
+    worker_id: str
+    version: int = PROTOCOL_VERSION
+
+
+class Message(NamedTuple):
+    """A whole message, put together again by the decoder."""
+
+    kind: FrameKind
+    key: ChannelKey
+    sequence: int
+    #: DATA: bytes still queued behind it; CREDIT: bytes granted.
+    backlog: int
+    payload: Buffer
+
+    @property
+    def size(self) -> int:
+        """Bytes of the payload."""
+        return memoryview(self.payload).nbytes
+
+
+@dataclass(slots=True)
+class OutgoingMessage:
+    """A message on its way out, cut into frames without copying its payload."""
+
+    kind: FrameKind
+    key: ChannelKey
+    sequence: int
+    backlog: int
+    payload: memoryview
+    sent: int = 0
+
+    @property
+    def done(self) -> bool:
+        """Whether all bytes were taken; ask after the first frame (a message without payload is one frame)."""
+        return self.sent >= len(self.payload)
+
+    def next_frame(self, limit: int = FRAME_LIMIT) -> list[Buffer]:
+        """Return header and payload piece of the next frame."""
+        total = len(self.payload)
+        length = min(limit, total - self.sent)
+        header = _HEADER.pack(length, self.kind, 0, 0, *self.key, total, self.sequence, self.backlog)
+        if length == 0:
+            return [header]
+        piece = self.payload if length == total else self.payload[self.sent : self.sent + length]
+        self.sent += length
+        return [header, piece]
+
+
+def encode_message(
+    kind: FrameKind, key: ChannelKey = NO_CHANNEL, *, sequence: int = 0, backlog: int = 0, payload: bytes = b""
+) -> bytes:
+    """Return a small message as one frame (credit, hello, reset)."""
+    header = _HEADER.pack(len(payload), kind, 0, 0, *key, len(payload), sequence, backlog)
+    return header + payload
+
+
+class _Partial:
+    """A message of which not all bytes are here."""
+
+    __slots__ = ("backlog", "filled", "key", "kind", "payload", "sequence", "view")
+
+    def __init__(self, kind: FrameKind, key: ChannelKey, total: int, sequence: int, backlog: int) -> None:
+        self.kind, self.key, self.sequence, self.backlog = kind, key, sequence, backlog
+        # Arrow's allocator aligns for kernels and does not clear; for small messages a bytearray costs less
+        self.payload: Any = pa.allocate_buffer(total) if total >= _ARROW_ALLOCATES_FROM else bytearray(total)
+        self.view = memoryview(self.payload).cast("B")
+        self.filled = 0
+
+
+class FrameDecoder:
+    """Turns received bytes into messages; large payloads are received straight into their own memory."""
+
+    def __init__(self, message_limit: int = MESSAGE_LIMIT) -> None:
+        """Refuse messages above `message_limit` bytes."""
+        self._message_limit = message_limit
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._start = self._end = 0
+        self._partials: dict[ChannelKey, _Partial] = {}
+        self._current: _Partial | None = None
+        #: Bytes of the current frame's payload still to come.
+        self._missing = 0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no message is half received."""
+        return self._start == self._end and not self._partials
+
+    def buffers(self) -> list[memoryview]:
+        """Return where the next bytes should be received into, in order (for `recvmsg_into`)."""
+        if self._start:  # what is left is at most a part of a header
+            rest = self._end - self._start
+            self._scratch[:rest] = bytes(self._scratch[self._start : self._end])
+            self._start, self._end = 0, rest
+        partial = self._current
+        if partial is None:
+            return [self._scratch[self._end :]]
+        direct = partial.view[partial.filled : partial.filled + self._missing]
+        return [direct, self._scratch[:_DIRECT_TAIL_BYTES]]
+
+    def received(self, count: int) -> list[Message]:
+        """Take note that `count` bytes were put into `buffers()`; return the messages that are now whole.
+
+        Raises:
+            FrameError: the bytes are not frames of this protocol.
+        """
+        messages: list[Message] = []
+        partial = self._current
+        if partial is not None:
+            direct = min(count, self._missing)
+            partial.filled += direct
+            self._missing -= direct
+            count -= direct
+            if self._missing == 0:
+                self._finish_frame(partial, messages)
+        self._end += count
+        self._parse(messages)
+        return messages
+
+    def feed(self, data: Buffer) -> list[Message]:
+        """Take bytes that are already somewhere else (tests, the simulator)."""
+        view = memoryview(data).cast("B")
+        messages: list[Message] = []
+        while len(view):
+            taken = 0
+            for buffer in self.buffers():
+                piece = view[taken : taken + len(buffer)]
+                buffer[: len(piece)] = piece
+                taken += len(piece)
+            messages += self.received(taken)
+            view = view[taken:]
+        return messages
+
+    def _parse(self, messages: list[Message]) -> None:
+        scratch = self._scratch
+        while self._end - self._start >= HEADER_BYTES:
+            length, kind_code, _, _, *ids, total, sequence, backlog = _HEADER.unpack_from(scratch, self._start)
+            kind = _KINDS.get(kind_code)
+            if kind is None or length > total or total > self._message_limit:
+                raise FrameError(f"frame header makes no sense: kind {kind_code}, {length} of {total} bytes")
+            key = ChannelKey(*ids)
+            self._start += HEADER_BYTES
+            available = self._end - self._start
+            if length == total <= available and key not in self._partials:
+                payload = bytes(scratch[self._start : self._start + length])
+                self._start += length
+                messages.append(Message(kind, key, sequence, backlog, payload))
+                continue
+            partial = self._partials.get(key)
+            if partial is None:
+                partial = self._partials[key] = _Partial(kind, key, total, sequence, backlog)
+            elif partial.sequence != sequence or partial.filled + length > total or len(partial.view) != total:
+                raise FrameError(f"frame of message {sequence} inside message {partial.sequence} of channel {key}")
+            elif length == 0:
+                raise FrameError(f"empty frame inside message {sequence} of channel {key}")
+            here = min(available, length)
+            partial.view[partial.filled : partial.filled + here] = scratch[self._start : self._start + here]
+            partial.filled += here
+            self._start += here
+            self._missing = length - here
+            if self._missing:
+                self._current = partial
+                break
+            self._finish_frame(partial, messages)
+        if self._start == self._end:
+            self._start = self._end = 0
+
+    def _finish_frame(self, partial: _Partial, messages: list[Message]) -> None:
+        self._current = None
+        if partial.filled == len(partial.view):
+            del self._partials[partial.key]
+            partial.view.release()
+            messages.append(Message(partial.kind, partial.key, partial.sequence, partial.backlog, partial.payload))
+
+
+Event = Watermark | WatermarkStatus | Barrier | EndOfInput
+_WATERMARK, _STATUS, _BARRIER, _END = range(4)
+
+
+def encode_event(event: Event) -> bytes:
+    """Return an event's payload."""
+    match event:
+        case Watermark(timestamp):
+            return msgspec.msgpack.encode((_WATERMARK, timestamp))
+        case WatermarkStatus(idle):
+            return msgspec.msgpack.encode((_STATUS, idle))
+        case Barrier(checkpoint_id, kind):
+            return msgspec.msgpack.encode((_BARRIER, checkpoint_id, kind.value))
+        case EndOfInput():
+            return msgspec.msgpack.encode((_END,))
+
+
+def decode_event(payload: Buffer) -> Event:
+    """Inverse of `encode_event`.
+
+    Raises:
+        FrameError: no event of this version.
+    """
+    try:
+        tag, *values = msgspec.msgpack.decode(payload)
+        match tag:
+            case 0:
+                return Watermark(*values)
+            case 1:
+                return WatermarkStatus(*values)
+            case 2:
+                return Barrier(values[0], BarrierKind(values[1]))
+            case 3:
+                return EndOfInput()
+    except (msgspec.DecodeError, ValueError, TypeError, IndexError) as error:
+        raise FrameError(f"an event cannot be read: {error}") from error
+    raise FrameError(f"unknown event {tag!r}")

@@ -1,0 +1,159 @@
+"""The outgoing edge of one subtask: partitioner, subpartitions, flush deadlines, back-pressure and counters.
+
+The task calls `batch`, `watermark`, `status`, `barrier`, `end` (they never block and may overdraw), looks at
+`available` between operator calls, and calls `flush_due` at `next_deadline_ms`. All times are `Clock.monotonic_ms()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from penstock.core.elements import Barrier, Batch, Watermark, WatermarkStatus
+from penstock.core.errors import GraphError
+from penstock.core.schema import schema_from_text
+from penstock.network.partitioner import SplitKernels, splitter_for
+from penstock.network.sizes import BatchSizer
+from penstock.network.subpartition import ChannelLimits, PartitionBudget, Subpartition
+
+if TYPE_CHECKING:
+    from penstock.config.settings import JobSettings
+    from penstock.core.clock import Clock
+    from penstock.graph.deployment import OutputSpec
+
+
+def exclusive_bytes(settings: JobSettings) -> int:
+    """Return the credit every channel always has: the same on both sides of it."""
+    return max(1, settings.exclusive_buffers) * max(1, settings.buffer_size_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputOptions:
+    """What a partition needs besides its edge."""
+
+    settings: JobSettings
+    clock: Clock
+    #: The sending subtask.
+    subtask: int = 0
+    #: Called from another thread when the partition has become available again.
+    on_available: Callable[[], None] | None = None
+    #: Twins of the compiled split, for tests.
+    kernels: SplitKernels | None = None
+
+
+class ResultPartition:
+    """All channels of one outgoing edge of one subtask."""
+
+    def __init__(self, spec: OutputSpec, options: OutputOptions) -> None:
+        """Make the channels; they open when their receivers grant credit."""
+        settings = options.settings
+        self.spec = spec
+        self.schema = schema_from_text(spec.schema) if spec.schema else None
+        self._clock = options.clock
+        self._budget = PartitionBudget(options.on_available)
+        limits = ChannelLimits(
+            buffer_size_bytes=max(1, settings.buffer_size_bytes),
+            buffer_timeout_ms=settings.buffer_timeout_ms,
+            exclusive_bytes=exclusive_bytes(settings),
+        )
+        self.channels = tuple(Subpartition(limits, self._budget, BatchSizer(self.schema)) for _ in spec.channels)
+        self._splitter = splitter_for(
+            spec.partitioner,
+            channels=len(self.channels),
+            key_groups=settings.key_groups,
+            subtask=options.subtask,
+            kernels=options.kernels,
+        )
+        #: Rows put in (Flink's numRecordsOut) and bytes of the batches as they were put in.
+        self.records_out = 0
+        self._sizer = BatchSizer(self.schema)
+        self.bytes_out = 0
+
+    def batch(self, batch: Batch) -> None:
+        """Send rows to the channels they belong to.
+
+        Raises:
+            GraphError: the rows do not have the edge's columns.
+        """
+        data = self._conforming(batch.data)
+        if not data.num_rows:
+            return
+        self.records_out += data.num_rows
+        self.bytes_out += self._sizer.size(data)
+        now = self._clock.monotonic_ms()
+        for channel, rows in self._splitter.split(data):
+            self.channels[channel].add_rows(rows, now)
+
+    def watermark(self, watermark: Watermark) -> None:
+        """Send a watermark behind all rows so far, on every channel."""
+        self._event(watermark)
+
+    def status(self, status: WatermarkStatus) -> None:
+        """Send idle or active, on every channel."""
+        self._event(status)
+
+    def barrier(self, barrier: Barrier) -> None:
+        """Flush, then send the barrier on every channel."""
+        for channel in self.channels:
+            channel.add_barrier(barrier)
+
+    def end(self) -> None:
+        """Flush, then send the end of input on every channel; only barriers may follow."""
+        for channel in self.channels:
+            channel.add_end()
+
+    def flush(self) -> None:
+        """Send everything that waits, whatever its deadline."""
+        for channel in self.channels:
+            channel.flush()
+
+    def flush_due(self, now_ms: float) -> None:
+        """Send what has waited for the buffer time-out."""
+        for channel in self.channels:
+            if channel.deadline_ms is not None and channel.deadline_ms <= now_ms:
+                channel.flush()
+
+    @property
+    def next_deadline_ms(self) -> float | None:
+        """When `flush_due` has something to do; None: nothing waits."""
+        deadlines = [channel.deadline_ms for channel in self.channels if channel.deadline_ms is not None]
+        return min(deadlines) if deadlines else None
+
+    @property
+    def available(self) -> bool:
+        """Whether every channel is below its bound."""
+        return self._budget.available
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of rows that have not left yet."""
+        return sum(channel.queued_bytes for channel in self.channels)
+
+    def close(self) -> None:
+        """Drop everything that has not left."""
+        for channel in self.channels:
+            channel.close()
+
+    def _event(self, event: Watermark | WatermarkStatus) -> None:
+        now = self._clock.monotonic_ms()
+        for channel in self.channels:
+            channel.add_event(event, now)
+
+    def _conforming(self, data: pa.RecordBatch) -> pa.RecordBatch:
+        """Return `data` under the edge's schema: the receiver knows no other, and would read garbage."""
+        schema = self.schema
+        if schema is None or data.schema.equals(schema):
+            return data
+        if data.schema.names == schema.names and data.schema.types == schema.types:
+            return pa.RecordBatch.from_arrays(data.columns, schema=schema)  # only nullability or metadata differ
+        raise GraphError(
+            f"rows have columns {_columns(data.schema)}, the edge has {_columns(schema)}",
+            hint="an operator emits rows of another schema than it declares",
+        )
+
+
+def _columns(schema: pa.Schema) -> str:
+    return ", ".join(f"{field.name}: {field.type}" for field in schema)

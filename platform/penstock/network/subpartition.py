@@ -1,0 +1,294 @@
+"""One outgoing channel: small slices are coalesced, watermarks wait behind rows, the queue is bounded in bytes.
+
+The producer is the subtask's thread (`add_*`, `flush`), the consumer whoever carries the channel (`local`,
+`session`): it calls `grant` and `poll`. A watermark never flushes and never overtakes rows; barriers and the end of
+input flush. The builder belongs to the producer alone; the queue is guarded by the lock of the partition it belongs
+to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pyarrow as pa
+
+from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, WatermarkStatus
+from penstock.network.credit import SenderCredit
+from penstock.network.data_plane import ConnectionLostError
+
+if TYPE_CHECKING:
+    from penstock.network.frame import Event
+    from penstock.network.sizes import BatchSizer
+
+#: More pending watermarks and status changes than this are flushed: bounded, and no longer worth saving.
+_MAX_PENDING_EVENTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelLimits:
+    """Bounds of one outgoing channel, from the job's settings."""
+
+    buffer_size_bytes: int
+    #: 0: everything is sent at once.
+    buffer_timeout_ms: int
+    #: Exclusive credit of the receiver, and the most bytes that may queue here before the producer is asked to stop.
+    exclusive_bytes: int
+
+
+class PartitionBudget:
+    """Lock and back-pressure state shared by the channels of one partition."""
+
+    def __init__(self, on_available: Callable[[], None] | None = None) -> None:
+        """`on_available` is called, without the lock, when the last channel over its bound falls below it."""
+        self.lock = threading.Lock()
+        self.over = 0
+        self.on_available = on_available
+
+    @property
+    def available(self) -> bool:
+        """Whether no channel is over its bound."""
+        return self.over == 0
+
+
+class Outgoing(NamedTuple):
+    """What `poll` hands to the carrier: rows (encoded for the wire, a batch for a local gate) or an event."""
+
+    item: Batch | pa.Buffer | Event
+    #: Bytes of rows; 0 for events.
+    size: int
+    #: Bytes still queued behind it.
+    backlog: int
+    #: Number of this element in its channel, from 0.
+    sequence: int
+
+    @property
+    def is_data(self) -> bool:
+        """Whether it carries rows."""
+        return self.size > 0
+
+
+class Subpartition:
+    """The queue of one channel."""
+
+    def __init__(self, limits: ChannelLimits, budget: PartitionBudget, sizer: BatchSizer) -> None:
+        """Start closed: nothing leaves before the receiver's first grant."""
+        self._limits = limits
+        self._budget = budget
+        self._sizer = sizer
+        self._rows: list[pa.RecordBatch] = []
+        self._rows_bytes = 0
+        self._pending: list[Watermark | WatermarkStatus] = []
+        #: Monotonic milliseconds at which what is pending must leave; None when nothing is.
+        self.deadline_ms: float | None = None
+        self._queue: deque[tuple[Any, int]] = deque()
+        self._queued_bytes = 0
+        self._over = False
+        self._credit = SenderCredit(limits.exclusive_bytes)
+        self._open = False
+        self._scheduled = False
+        self._sequence = 0
+        self._on_ready: Callable[[], None] | None = None
+        self._encode: Callable[[pa.RecordBatch], pa.Buffer] | None = None
+        self._failure: str | None = None
+        self._closed = False
+        #: Whether the end of input was put in.
+        self.ended = False
+
+    # --- producer -----------------------------------------------------------------------------------------------------
+
+    def add_rows(self, rows: pa.RecordBatch, now_ms: float) -> None:
+        """Take rows; they leave when the buffer is full, at the deadline, or with the next barrier."""
+        self._check()
+        size = self._sizer.size(rows)
+        limit = self._limits.buffer_size_bytes
+        if self._rows_bytes + size > limit or (self._pending and not self._only_watermark_pending()):
+            self.flush()  # rows may go before a pending watermark, never before a pending status
+        self._rows.append(rows)
+        self._rows_bytes += size
+        self._due(now_ms)
+        if self._rows_bytes >= limit or self._limits.buffer_timeout_ms == 0:
+            self.flush()
+
+    def add_event(self, event: Watermark | WatermarkStatus, now_ms: float) -> None:
+        """Take a watermark or status: it waits behind the rows and replaces one of its kind right before it."""
+        self._check()
+        if self._pending and type(self._pending[-1]) is type(event):
+            self._pending[-1] = event
+        else:
+            self._pending.append(event)
+        self._due(now_ms)
+        if self._limits.buffer_timeout_ms == 0 or len(self._pending) > _MAX_PENDING_EVENTS:
+            self.flush()
+
+    def add_barrier(self, barrier: Barrier) -> None:
+        """Flush and take a barrier; behind the end of input it is dropped when the receiver has left."""
+        if self.ended and self._failure is not None:
+            return
+        self._check()
+        self.flush()
+        self._enqueue([(barrier, 0)])
+
+    def add_end(self) -> None:
+        """Flush and take the end of input."""
+        self._check()
+        self.flush()
+        self.ended = True
+        self._enqueue([(EndOfInput(), 0)])
+
+    def flush(self) -> None:
+        """Move pending rows, then pending events, into the queue."""
+        self.deadline_ms = None
+        entries: list[tuple[Any, int]] = []
+        if self._rows:
+            rows = self._rows[0] if len(self._rows) == 1 else pa.concat_batches(self._rows)
+            size, self._rows, self._rows_bytes = self._rows_bytes, [], 0
+            entries = [self._entry(piece) for piece in self._pieces(rows, size)]
+        if self._pending:
+            entries += [(event, 0) for event in self._pending]
+            self._pending = []
+        if entries:
+            self._enqueue(entries)
+
+    def _due(self, now_ms: float) -> None:
+        if self.deadline_ms is None:
+            self.deadline_ms = now_ms + self._limits.buffer_timeout_ms
+
+    def _only_watermark_pending(self) -> bool:
+        return len(self._pending) == 1 and isinstance(self._pending[0], Watermark)
+
+    def _pieces(self, rows: pa.RecordBatch, size: int) -> list[pa.RecordBatch]:
+        count = min(-(-size // self._limits.buffer_size_bytes), rows.num_rows)
+        if count <= 1:
+            return [rows]
+        step = -(-rows.num_rows // count)
+        return [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
+
+    def _entry(self, rows: pa.RecordBatch) -> tuple[Any, int]:
+        if self._encode is None:
+            return Batch(rows), max(1, self._sizer.size(rows))
+        message = self._encode(rows)
+        self._sizer.learn(rows.num_rows, message.size)
+        return message, message.size
+
+    def _enqueue(self, entries: list[tuple[Any, int]]) -> None:
+        with self._budget.lock:
+            queue = self._queue
+            for item, size in entries:
+                if queue and isinstance(item, Watermark) and isinstance(queue[-1][0], Watermark):
+                    queue[-1] = (item, 0)
+                else:
+                    queue.append((item, size))
+                    self._queued_bytes += size
+            self._mark_over()
+            call = self._schedule()
+        if call is not None:
+            call()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise ConnectionLostError(self._failure)
+        if self._closed:
+            raise ConnectionLostError("the channel was released")
+
+    # --- consumer -----------------------------------------------------------------------------------------------------
+
+    def encode_with(self, encode: Callable[[pa.RecordBatch], pa.Buffer]) -> None:
+        """Rows leave as encoded messages (a remote channel); must be said before the first row."""
+        self._encode = encode
+
+    def attach(self, on_ready: Callable[[], None]) -> None:
+        """Name the carrier: `on_ready` is called, without the lock, when there is something to poll again."""
+        with self._budget.lock:
+            self._on_ready = on_ready
+            call = self._schedule()
+        if call is not None:
+            call()
+
+    def grant(self, amount: int) -> None:
+        """Take credit from the receiver; the first grant opens the channel."""
+        with self._budget.lock:
+            self._open = True
+            self._credit.grant(amount)
+            call = self._schedule()
+        if call is not None:
+            call()
+
+    def poll(self) -> Outgoing | None:
+        """Return the next element, paid for; None when empty or out of credit (`on_ready` will be called)."""
+        budget = self._budget
+        with budget.lock:
+            if not self._sendable():
+                self._scheduled = False
+                return None
+            item, size = self._queue.popleft()
+            if size:
+                self._credit.spend(size)
+                self._queued_bytes -= size
+            relieved = self._unmark_over()
+            sequence = self._sequence
+            self._sequence = sequence + 1
+            outgoing = Outgoing(item, size, self._queued_bytes, sequence)
+        if relieved and budget.on_available is not None:
+            budget.on_available()
+        return outgoing
+
+    def fail(self, reason: str) -> bool:
+        """The receiver is gone: drop the queue, raise from the producer's next call; return whether rows are lost."""
+        with self._budget.lock:
+            if self._closed or self._failure is not None or (self.ended and not self._queue):
+                self._failure = self._failure or reason
+                return False
+            self._failure = reason
+            self._drop()
+        if self._budget.on_available is not None:
+            self._budget.on_available()
+        return True
+
+    def close(self) -> None:
+        """Drop everything; nothing more is taken or given."""
+        with self._budget.lock:
+            self._closed = True
+            self._drop()
+
+    @property
+    def drained(self) -> bool:
+        """Whether the end of input was put in and everything has left."""
+        return self.ended and not self._queue
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of rows waiting in the queue and the builder."""
+        return self._queued_bytes + self._rows_bytes
+
+    def _sendable(self) -> bool:
+        if not (self._open and self._queue):
+            return False
+        size = self._queue[0][1]
+        return size == 0 or self._credit.covers(size)
+
+    def _schedule(self) -> Callable[[], None] | None:
+        if self._scheduled or self._on_ready is None or not self._sendable():
+            return None
+        self._scheduled = True
+        return self._on_ready
+
+    def _drop(self) -> None:
+        self._queue.clear()
+        self._queued_bytes = 0
+        self._unmark_over()
+
+    def _mark_over(self) -> None:
+        if not self._over and self._queued_bytes >= self._limits.exclusive_bytes:
+            self._over = True
+            self._budget.over += 1
+
+    def _unmark_over(self) -> bool:
+        if self._over and self._queued_bytes < self._limits.exclusive_bytes:
+            self._over = False
+            self._budget.over -= 1
+            return self._budget.over == 0
+        return False
