@@ -221,7 +221,7 @@ class SourceOperator(Operator):
     def _bad_times(self, source: SourceBatch, bad: Bools, out: Collector) -> None:
         assert self._times is not None  # noqa: S101 - only called with event time
         rows = np.flatnonzero(bad)
-        self._count("badRecords", len(rows))
+        self._count("badTimestamps", len(rows))
         first = int(rows[0])
         split = source.split_ids[0 if source.split_index is None else int(source.split_index[first])]
         name = self._times.name

@@ -1,0 +1,223 @@
+"""Local files as a bounded source: `FileSource` for users, its enumerator and reader for the runtime.
+
+One split a file. A reader keeps a bounded number of files open and takes a piece of each in turn, so that event times
+of files written side by side advance together.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import pyarrow as pa
+
+from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
+from penstock.connector.staging import DEAD_LETTER_SCHEMA
+from penstock.core.errors import BadRecordError, ConnectorError, GraphError
+from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
+from penstock_connectors.files.cursors import open_cursor
+
+if TYPE_CHECKING:
+    from penstock.connector.source import SourceContext
+    from penstock_connectors.files.cursors import BadLine, Cursor, Piece
+
+FileFormat = Literal["jsonl", "parquet", "csv"]
+OnBadRecord = Literal["fail", "skip", "dead-letter"]
+
+_FACTORY = "penstock_connectors.files.source:FileSourceFactory"
+_FORMATS = ("jsonl", "parquet", "csv")
+_POLICIES = ("fail", "skip", "dead-letter")
+_OPEN_FILES = 16
+
+
+class _Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels in `SourceSpec.config`."""
+
+    path: str
+    format: FileFormat
+    on_bad_record: OnBadRecord
+
+
+@dataclass(frozen=True)
+class FileSource:
+    """The rows of a file, a folder's files or a glob pattern, read once from beginning to end.
+
+    `schema` is a `ps.Schema` (or another row type) or an Arrow schema. Files that begin with a dot are left out.
+    """
+
+    path: str | os.PathLike[str]
+    schema: Any
+    format: FileFormat = "jsonl"
+    on_bad_record: OnBadRecord = "fail"
+
+    @property
+    def row_schema(self) -> pa.Schema:
+        """Schema of the rows."""
+        return self.schema if isinstance(self.schema, pa.Schema) else arrow_schema_of(self.schema)
+
+    def spec(self) -> SourceSpec:
+        """Return the source as a value.
+
+        Raises:
+            GraphError: an unknown format or policy, or a URL for a path.
+        """
+        path = os.fspath(self.path)
+        if self.format not in _FORMATS:
+            msg = f"FileSource: unknown format {self.format!r}"
+            raise GraphError(msg, hint=f"use one of {', '.join(_FORMATS)}")
+        if self.on_bad_record not in _POLICIES:
+            msg = f"FileSource: unknown on_bad_record {self.on_bad_record!r}"
+            raise GraphError(msg, hint=f"use one of {', '.join(_POLICIES)}")
+        if "://" in path:
+            msg = f"FileSource: {path!r} is not a local path"
+            raise GraphError(msg, hint="give a path that every worker sees")
+        config = _Config(path=str(Path(path).absolute()), format=self.format, on_bad_record=self.on_bad_record)
+        return SourceSpec(
+            factory=_FACTORY,
+            config=msgspec.to_builtins(config),
+            schema=schema_to_text(self.row_schema),
+            bounded=True,
+        )
+
+
+class FileSourceFactory:
+    """Makes enumerator and reader from the spec."""
+
+    def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> FileEnumerator:
+        """Return the enumerator; files are listed once, at the job's first start."""
+        return FileEnumerator(msgspec.convert(spec.config, _Config), first_run=first_run)
+
+    def create_reader(self, spec: SourceSpec, context: SourceContext) -> FileReader:
+        """Return a reader for one subtask."""
+        del context
+        return FileReader(msgspec.convert(spec.config, _Config), schema_from_text(spec.schema))
+
+    def validate(self, spec: SourceSpec) -> None:
+        """Check that there is a file and that the first one can be opened.
+
+        Raises:
+            ConnectorError: there is none, or it lacks columns.
+        """
+        config = msgspec.convert(spec.config, _Config)
+        split = FileEnumerator(config, first_run=True).discover(frozenset())[0]
+        open_cursor(split.id, config.format, schema_from_text(spec.schema), split.state).close()
+
+
+class FileEnumerator:
+    """Lists the files of a path or pattern."""
+
+    def __init__(self, config: _Config, *, first_run: bool) -> None:
+        self._config = config
+        self._listed = not first_run
+
+    def discover(self, known: frozenset[str]) -> tuple[SourceSplit, ...]:
+        """Return the files of the first look-up, sorted; nothing later, the input is bounded.
+
+        Raises:
+            ConnectorError: no file matches.
+        """
+        if self._listed and known:
+            return ()
+        self._listed = True
+        pattern = self._config.path
+        if Path(pattern).is_dir():
+            pattern = str(Path(glob.escape(pattern)) / "*")
+        found = [Path(name) for name in sorted(glob.glob(pattern))]  # noqa: PTH207 - the pattern is a whole path
+        files = [path for path in found if path.is_file() and not path.name.startswith(".")]
+        if not files:
+            msg = f"file source: no file at {self._config.path}"
+            raise ConnectorError(msg, hint="give a file, a folder with files, or a glob pattern")
+        return tuple(
+            SourceSplit(id=str(path), state={"size": path.stat().st_size}) for path in files if str(path) not in known
+        )
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+@dataclass(slots=True)
+class _Split:
+    state: dict[str, Any]
+    finished: bool
+    cursor: Cursor | None = None
+
+    def position(self) -> dict[str, Any]:
+        return self.state if self.cursor is None else self.cursor.position()
+
+
+class FileReader:
+    """Reads the files it was given, a few at a time."""
+
+    def __init__(self, config: _Config, schema: pa.Schema) -> None:
+        self._config = config
+        self._schema = schema
+        self._splits: dict[str, _Split] = {}
+        self._bad_records = 0
+
+    def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
+        """Read these files from their positions."""
+        for split in splits:
+            self._splits[split.id] = _Split(dict(split.state), split.finished)
+
+    def poll(self, max_rows: int) -> PollResult:
+        """Return a piece of each open file."""
+        active = [(path, split) for path, split in self._splits.items() if not split.finished][:_OPEN_FILES]
+        batches: list[SourceBatch] = []
+        finished: list[str] = []
+        for path, split in active:
+            if split.cursor is None:
+                split.cursor = open_cursor(path, self._config.format, self._schema, split.state)
+            piece = split.cursor.read(max(1, max_rows // len(active)))
+            if piece is None:
+                split.state, split.finished = split.cursor.position(), True
+                split.cursor.close()
+                split.cursor = None
+                finished.append(path)
+            else:
+                batches.append(self._batch(path, piece))
+        return PollResult(tuple(batches), tuple(finished), (), {"badRecords": float(self._bad_records)})
+
+    def _batch(self, path: str, piece: Piece) -> SourceBatch:
+        if not piece.bad:
+            return SourceBatch(piece.rows, (path,))
+        self._bad_records += len(piece.bad)
+        policy = self._config.on_bad_record
+        if policy == "fail":
+            first = piece.bad[0]
+            msg = f"file source: {path} at byte {first.offset}: {first.reason}"
+            raise BadRecordError(msg, hint="mend the file, or set on_bad_record='skip' or 'dead-letter'")
+        letters = _letters(path, piece.bad) if policy == "dead-letter" else None
+        return SourceBatch(piece.rows, (path,), dead_letters=letters)
+
+    def snapshot(self) -> tuple[SourceSplit, ...]:
+        """Return every file with its position."""
+        return tuple(
+            SourceSplit(id=path, state=split.position(), finished=split.finished)
+            for path, split in self._splits.items()
+        )
+
+    def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
+        """Nothing outside wants to know."""
+
+    def close(self) -> None:
+        """Close all open files."""
+        for split in self._splits.values():
+            if split.cursor is not None:
+                split.state = split.cursor.position()
+                split.cursor.close()
+                split.cursor = None
+
+
+def _letters(path: str, bad: tuple[BadLine, ...]) -> pa.RecordBatch:
+    columns: list[list[Any]] = [
+        [line.value for line in bad],
+        [path] * len(bad),
+        [None] * len(bad),
+        [line.offset for line in bad],
+        [line.reason for line in bad],
+    ]
+    return pa.record_batch(columns, schema=DEAD_LETTER_SCHEMA)
