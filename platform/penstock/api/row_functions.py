@@ -116,7 +116,7 @@ def _input_type(annotated: Any, row_type: Any, schema: pa.Schema, where: str) ->
 
 
 def _takes_any_columns(row_type: Any) -> bool:
-    """Whether rows may have more columns than the type names; dataclasses and named tuples are made from exactly theirs."""
+    """Whether rows may have more columns than the type; dataclasses and named tuples are made from exactly theirs."""
     return hasattr(row_type, "model_fields") or typing.is_typeddict(row_type)
 
 

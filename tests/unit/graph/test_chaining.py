@@ -1,0 +1,141 @@
+"""Which operators share a task, and what the edges between tasks are."""
+
+import pytest
+
+from penstock.graph.chaining import vertex_id_of
+from penstock.graph.job_graph import Broadcast, Forward, KeyGroup, Rebalance, decode_graph, encode_graph
+from penstock.graph.stream_graph import Upstream
+
+
+def chains(graph):
+    return [v.name for v in graph.vertices]
+
+
+def partitioners(graph):
+    return [type(e.partitioner) for e in graph.edges]
+
+
+def test_forward_edges_of_equal_parallelism_are_fused(graphs):
+    a = graphs.source("a")
+    graphs.sink(graphs.operator("c", "map", graphs.operator("b", "map", a)), name="d")
+    graph = graphs.job_graph()
+    assert chains(graph) == ["a -> b -> c -> d"]
+    assert graph.edges == ()
+
+
+def test_a_key_edge_begins_a_chain_even_at_parallelism_one(graphs):
+    graphs.set(parallelism=1)
+    graphs.sink(graphs.window(graphs.source("a"), "w"), name="s")
+    graph = graphs.job_graph()
+    assert chains(graph) == ["a", "w -> s"]
+    assert graph.edges[0].partitioner == KeyGroup(("user",))
+
+
+def test_different_parallelism_is_rebalanced(graphs):
+    graphs.sink(graphs.operator("b", "map", graphs.source("a"), parallelism=3), name="s", parallelism=3)
+    graph = graphs.job_graph()
+    assert chains(graph) == ["a", "b -> s"]
+    assert [v.parallelism for v in graph.vertices] == [2, 3]
+    assert partitioners(graph) == [Rebalance]
+
+
+@pytest.mark.parametrize("where", ["source", "target"])
+def test_disable_chaining_keeps_a_task_for_itself(graphs, where):
+    a = graphs.source("a", chaining=where != "source")
+    graphs.sink(a, name="s", chaining=where != "target")
+    graph = graphs.job_graph()
+    assert chains(graph) == ["a", "s"]
+    assert partitioners(graph) == [Forward]
+
+
+def test_another_slot_sharing_group_ends_a_chain_and_is_inherited(graphs):
+    b = graphs.operator("b", "map", graphs.source("a"), slot_sharing_group="heavy")
+    graphs.sink(b, name="s")
+    graph = graphs.job_graph()
+    assert chains(graph) == ["a", "b -> s"]
+    assert [v.slot_sharing_group for v in graph.vertices] == ["default", "heavy"]
+
+
+def test_a_union_is_one_task_with_an_input_for_each_stream(graphs):
+    a, b = graphs.source("a"), graphs.source("b")
+    graphs.sink(a, b, name="s")
+    graph = graphs.job_graph()
+    assert chains(graph) == ["a", "b", "s"]
+    assert [(e.source, e.input_index) for e in graph.in_edges(vertex_id_of("s"))] == [
+        (vertex_id_of("a"), 0),
+        (vertex_id_of("b"), 1),
+    ]
+
+
+def test_an_operator_read_twice_ends_its_chain(graphs):
+    b = graphs.operator("b", "map", graphs.source("a"))
+    graphs.sink(b, name="s")
+    graphs.sink(b, name="t")
+    assert chains(graphs.job_graph()) == ["a -> b", "s", "t"]
+
+
+def test_a_side_output_ends_its_chain(graphs):
+    w = graphs.window(graphs.source("a"), "w", side_outputs={"late": ""})
+    graphs.sink(w, name="s")
+    graphs.sink(Upstream(node=w, side_output="late"), name="t")
+    graph = graphs.job_graph()
+    assert chains(graph) == ["a", "w", "s", "t"]
+    assert [e.side_output for e in graph.edges] == [None, None, "late"]
+
+
+def test_an_explicit_broadcast_is_kept(graphs):
+    graphs.sink(Upstream(node=graphs.source("a"), partitioner=Broadcast()), name="s")
+    assert partitioners(graphs.job_graph()) == [Broadcast]
+
+
+def test_vertex_ids_are_those_of_the_first_uid(graphs):
+    graphs.sink(graphs.source("a"), name="s")
+    vertex = graphs.job_graph().vertices[0]
+    assert vertex.id == vertex_id_of("a")
+    assert len(vertex.id) == 32
+    assert int(vertex.id, 16) > 0
+
+
+def test_every_region_has_a_slot_sharing_group_of_its_own(graphs):
+    graphs.sink(graphs.source("a"), name="s")
+    graphs.sink(graphs.window(graphs.source("b"), "w"), name="t")
+    assert [(v.name, v.slot_sharing_group) for v in graphs.job_graph().vertices] == [
+        ("a -> s", "default"),
+        ("b", "region-2"),
+        ("w -> t", "region-2"),
+    ]
+
+
+def test_the_graph_survives_its_wire_form(graphs):
+    w = graphs.window(graphs.source("a"), "w")
+    graphs.sink(w, name="s")
+    graph = graphs.job_graph()
+    assert decode_graph(encode_graph(graph)) == graph
+
+
+def test_only_what_leads_to_the_asked_ends_is_built(graphs):
+    a = graphs.source("a")
+    end = graphs.sink(a, name="s")
+    graphs.sink(graphs.source("b"), name="t")
+    assert chains(graphs.job_graph(only=[end])) == ["a -> s"]
+
+
+def test_stateless_operators_get_a_uid_that_nobody_has_given(graphs):
+    a = graphs.source("a")
+    graphs.sink(graphs.operator("b", "map", a), name="map-2")
+    uids = [o.uid for v in graphs.job_graph().vertices for o in v.operators]
+    assert uids == ["a", "map-2_", "map-2"]
+
+
+def fingerprint(graphs, **window):
+    graphs.sink(graphs.window(graphs.source("a"), "w", **window), name="s")
+    return graphs.job_graph().fingerprint
+
+
+def test_the_fingerprint_sees_state_and_nothing_else(graphs):
+    first = fingerprint(graphs)
+    same = type(graphs)()
+    same.set(parallelism=7, key_groups=64)
+    assert fingerprint(same, slot_sharing_group="x") == first
+    other = type(graphs)()
+    assert fingerprint(other, columns=("product",)) != first
