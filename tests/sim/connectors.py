@@ -1,7 +1,7 @@
 """Source and sink of the simulation: the real connector SPI over `SimKafka`.
 
-The engine loads factories by name (`tests.sim.connectors:...`), so the broker and the committer's crash hook of the running
-world are module-level; a world sets them with `use`.
+The engine loads factories by name (`tests.sim.connectors:...`), so the broker and the committer's crash hook of the
+running world are module-level; a world sets them with `use`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
+from tests.sim.kafka_log import SimKafka
 
 from penstock.connector.sink import CommitOutcome, FileReader, SinkContext, SinkSpec, SinkWriter
 from penstock.connector.source import PollResult, SourceBatch, SourceContext, SourceSpec, SourceSplit
 from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable
-from tests.sim.kafka_log import SimKafka
 
 ORDER_SCHEMA = pa.schema(
     [

@@ -1,8 +1,8 @@
 """A Kafka broker as the simulation sees it: partitions, transactions with fencing, marker offsets committed with them.
 
-Copies the broker's behaviour that matters to exactly-once: a new epoch per `init_transactions` fences older producers and aborts
-their open transaction; records of an open transaction are invisible to read-committed readers and hold back those behind them;
-offsets sent to a transaction appear with its commit and with nothing else.
+Copies the broker's behaviour that matters to exactly-once: a new epoch per `init_transactions` fences older producers
+and aborts their open transaction; records of an open transaction are invisible to read-committed readers and hold
+back those behind them; offsets sent to a transaction appear with its commit and with nothing else.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A seeded scheduler in virtual time: a heap of (time, tie-break, action); the simulation's only source of order.
 
-Actions due at one instant run in an order drawn from the seed, so that nothing relies on it. After every action the invariants
-are checked; a failure carries the seed and the last actions.
+Actions due at one instant run in an order drawn from the seed, so that nothing relies on it. After every action the
+invariants are checked; a failure carries the seed and the last actions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The object store as the checkpoint code sees it: six primitives, blocking, safe to call from several threads.
 
-Implementations: `checkpoint.local_store` (a folder), `checkpoint.s3_store` (MinIO/S3), and the simulator's. Keys are `/`-separated
-and relative to the store's root.
+Implementations: `checkpoint.local_store` (a folder), `checkpoint.s3_store` (MinIO/S3), and the simulator's. Keys are
+`/`-separated and relative to the store's root.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from typing import Protocol
 
 
 class ObjectStore(Protocol):
-    """Whole objects under keys. Every method raises `StorageError` (with the URI) when the store cannot be reached or refuses."""
+    """Whole objects under keys.
+
+    Every method raises `StorageError` (with the URI) when the store cannot be reached or refuses.
+    """
 
     @property
     def uri(self) -> str:

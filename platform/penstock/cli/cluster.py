@@ -43,7 +43,7 @@ def start(
     log = home() / "cluster.log"
     arguments = ["cluster", "serve", "--taskmanagers", str(taskmanagers), "--slots", str(slots)]
     with log.open("ab") as out:
-        process = subprocess.Popen(  # noqa: S603 - our own command line
+        process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", *arguments, "--rest-port", str(rest_port)],
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
         )  # fmt: skip
@@ -91,7 +91,8 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
     if json:
         print_json({**overview, "taskmanager-list": managers})
         return
-    say(f"{overview['taskmanagers']} TaskManagers, {overview['slots-available']} of {overview['slots-total']} slots free")
+    slots = f"{overview['slots-available']} of {overview['slots-total']} slots free"
+    say(f"{overview['taskmanagers']} TaskManagers, {slots}")
     for manager in managers:
         say(f"  {manager['id']} {manager['freeSlots']}/{manager['slotsNumber']} slots free")
 

@@ -1,4 +1,6 @@
-"""`penstock demo`: the main job on real input, killed twice while it runs, checked against an independent computation at the end.
+"""`penstock demo`: the main job on real input.
+
+Killed twice while it runs, checked against an independent computation at the end.
 
 Without `--kafka`: generator to files, Python alone suffices. With it: a real Kafka and a real MinIO, found or started.
 """
@@ -16,8 +18,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from penstock.cli.oracle import OutputRow, Windows, compare
 from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.oracle import OutputRow, Windows, compare
 from penstock.cli.progress import JobProgress
 from penstock.client.executors import EmbeddedExecutor
 from penstock.core.clock import SystemClock
@@ -87,9 +89,11 @@ class Killer:
         self.note(f"killed worker {victim['id']} (pid {victim['pid']}) with SIGKILL")
 
 
-def demo(  # noqa: PLR0913 - a command's options are its parameters
+def demo(
     *,
-    kafka: Annotated[bool, typer.Option("--kafka", help="Real Kafka and MinIO instead of generator and files.")] = False,
+    kafka: Annotated[
+        bool, typer.Option("--kafka", help="Real Kafka and MinIO instead of generator and files.")
+    ] = False,
     events: Annotated[int | None, typer.Option(help="Number of orders.")] = None,
     directory: Annotated[Path | None, typer.Option(help="Keep input, output and checkpoints here.")] = None,
     bootstrap: Annotated[str | None, typer.Option(help="Use this Kafka instead of starting one.")] = None,
@@ -103,7 +107,9 @@ def demo(  # noqa: PLR0913 - a command's options are its parameters
         folder = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-demo-")))
         folder.mkdir(parents=True, exist_ok=True)
         progress = stack.enter_context(JobProgress(enabled=not json))
-        scenario = _scenario(folder.resolve(), kafka=kafka, events=events, servers=(bootstrap, s3_endpoint), note=progress.note)
+        scenario = _scenario(
+            folder.resolve(), kafka=kafka, events=events, servers=(bootstrap, s3_endpoint), note=progress.note
+        )
         stack.callback(scenario.close)
         count = getattr(scenario, "events")  # noqa: B009
         result = _run(scenario, int(count), progress)
@@ -123,19 +129,24 @@ def demo(  # noqa: PLR0913 - a command's options are its parameters
 
 
 def _scenario(
-    folder: Path, *, kafka: bool, events: int | None, servers: tuple[str | None, str | None], note: Callable[[str], None]
+    folder: Path,
+    *,
+    kafka: bool,
+    events: int | None,
+    servers: tuple[str | None, str | None],
+    note: Callable[[str], None],
 ) -> Scenario:
     if kafka:
-        from penstock.cli.demo_kafka import KafkaScenario  # noqa: PLC0415 - needs the kafka extra
+        from penstock.cli.demo_kafka import KafkaScenario
 
         return KafkaScenario(folder, events or 1_000_000, note, bootstrap=servers[0], s3_endpoint=servers[1])
-    from penstock.cli.demo_files import FilesScenario  # noqa: PLC0415 - loads Arrow
+    from penstock.cli.demo_files import FilesScenario
 
     return FilesScenario(folder, events or 2_000_000)
 
 
 def _run(scenario: Scenario, events: int, progress: JobProgress) -> dict[str, Any]:
-    from penstock.api.environment import use_executor  # noqa: PLC0415 - loads Arrow
+    from penstock.api.environment import use_executor
 
     scenario.prepare()
     killer = Killer(events, progress.note)
@@ -145,7 +156,9 @@ def _run(scenario: Scenario, events: int, progress: JobProgress) -> dict[str, An
         killer.on_poll(handle, job)
 
     def on_started(cluster: LocalCluster, handle: JobHandle) -> None:
-        progress.note(f"job {handle.job_id} runs on {cluster.rest_url}: a JobManager, {PARALLELISM} TaskManagers, their workers")
+        progress.note(
+            f"job {handle.job_id} runs on {cluster.rest_url}: a JobManager, {PARALLELISM} TaskManagers, their workers"
+        )
         scenario.begin()
 
     executor = EmbeddedExecutor(on_poll=on_poll, on_started=on_started, environment=scenario.environment)

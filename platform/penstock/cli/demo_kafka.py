@@ -1,4 +1,7 @@
-"""The demo on a real Kafka and a real MinIO: starts or finds them, produces orders while the job runs, reads the output back."""
+"""The demo on a real Kafka and a real MinIO.
+
+Starts or finds them, produces orders while the job runs, reads the output back.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +62,8 @@ class KafkaScenario:
 
     @property
     def bootstrap(self) -> str:
-        """The broker's address."""
-        assert self._bootstrap is not None
-        return self._bootstrap
+        """The broker's address, known after `prepare`."""
+        return self._bootstrap or ""
 
     def prepare(self) -> None:
         """Start or find Kafka and MinIO, create topics and bucket."""
@@ -87,9 +89,9 @@ class KafkaScenario:
 
     def build(self) -> Environment:
         """The nine-line job."""
-        import penstock as ps  # noqa: PLC0415
-        from penstock.cli.demo_files import Order  # noqa: PLC0415
-        from penstock_connectors.kafka import KafkaSink, KafkaSource  # noqa: PLC0415
+        import penstock as ps
+        from penstock.cli.demo_files import Order
+        from penstock_connectors.kafka import KafkaSink, KafkaSource
 
         env = ps.Environment(
             parallelism=PARALLELISM, checkpoint_interval="1s", checkpoint_root=f"s3://{_BUCKET}/checkpoints"
@@ -132,7 +134,9 @@ class KafkaScenario:
         """Read the output topic as a read-committed consumer sees it."""
         for value in self._read(self._totals):
             row = json.loads(value)
-            start_us = int(np.datetime64(str(row["window_start"]).rstrip("Z").replace("+00:00", ""), "us").astype(np.int64))
+            start_us = int(
+                np.datetime64(str(row["window_start"]).rstrip("Z").replace("+00:00", ""), "us").astype(np.int64)
+            )
             yield int(row["user_id"]), start_us, int(row["n"]), int(row["total"])
 
     def close(self) -> None:
@@ -144,7 +148,7 @@ class KafkaScenario:
             server.remove()
 
     def _create_topics(self) -> None:
-        from confluent_kafka.admin import AdminClient, NewTopic  # noqa: PLC0415
+        from confluent_kafka.admin import AdminClient, NewTopic
 
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         topics = [NewTopic(self._orders, _PARTITIONS, 1), NewTopic(self._totals, PARALLELISM, 1)]
@@ -156,7 +160,7 @@ class KafkaScenario:
                 raise ConnectorError(msg, hint="is it a reachable Kafka broker?") from error
 
     def _produce(self) -> None:
-        from confluent_kafka import Producer  # noqa: PLC0415
+        from confluent_kafka import Producer
 
         clock = SystemClock()
         try:
@@ -175,7 +179,7 @@ class KafkaScenario:
             self._producer_error = error
 
     def _read(self, topic: str) -> Iterator[bytes]:
-        from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition  # noqa: PLC0415
+        from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
         consumer = Consumer(
             {
@@ -209,7 +213,10 @@ class KafkaScenario:
 
 
 def _orders(low: int, high: int) -> Iterator[tuple[int, bytes]]:
-    """Orders `low..high`: scattered users, amounts 1-1000, event time running on with up to five seconds of disorder."""
+    """Orders `low..high`: scattered users.
+
+    Amounts 1-1000, event time running on with up to five seconds of disorder.
+    """
     for index in range(low, high):
         mixed: Any = (index * 2654435761) & 0xFFFFFFFF
         user, amount = (mixed >> 7) % _USERS, 1 + (mixed >> 3) % 1000

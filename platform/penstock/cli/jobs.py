@@ -40,7 +40,9 @@ def show(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = 
         print_json({"job": details, "checkpoints": checkpoints, "exceptions": failures})
         return
     console = Console()
-    console.print(f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {_when(details['start-time'])}")
+    console.print(
+        f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {_when(details['start-time'])}"
+    )
     table = Table("vertex", "parallelism", "status", "rows in", "rows out", box=None)
     for vertex in details["vertices"]:
         metrics = vertex["metrics"]
@@ -56,7 +58,9 @@ def show(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = 
     latest = (checkpoints["latest"] or {}).get("completed")
     text = f"checkpoints: {counts['completed']} completed, {counts['failed']} failed"
     if latest:
-        text += f"; newest {latest['id']} at {_when(latest['latest_ack_timestamp'])}, {latest['end_to_end_duration']} ms"
+        text += (
+            f"; newest {latest['id']} at {_when(latest['latest_ack_timestamp'])}, {latest['end_to_end_duration']} ms"
+        )
     console.print(text)
     if failures.get("root-exception"):
         console.print(f"last failure: {str(failures['root-exception']).strip().splitlines()[0]}", markup=False)
@@ -87,7 +91,9 @@ def stop(
 
 def savepoint(
     job: JobArgument,
-    uri: Annotated[str | None, typer.Argument(help="Where to write it; default: under the job's checkpoint root.")] = None,
+    uri: Annotated[
+        str | None, typer.Argument(help="Where to write it; default: under the job's checkpoint root.")
+    ] = None,
     *,
     cluster: ClusterOption = None,
     json: JsonOption = False,

@@ -1,4 +1,7 @@
-"""Entry point of `penstock`: registers the commands and turns errors into one line and an exit code (0 done, 1 failed, 2 bad usage)."""
+"""Entry point of `penstock`.
+
+Registers the commands and turns errors into one line and an exit code (0 done, 1 failed, 2 bad usage).
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The demo's judge: recomputes every window from the input and compares it with what a reader of the output sees.
 
-Shares no code with the engine on purpose (plain Python, numpy): a fault in the engine's windows must not be repeated here.
-Called by `penstock demo`; the process-level tests use it from outside too.
+Shares no code with the engine on purpose (plain Python, numpy): a fault in the engine's windows must not be repeated
+here. Called by `penstock demo`; the process-level tests use it from outside too.
 """
 
 from __future__ import annotations

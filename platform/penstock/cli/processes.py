@@ -26,7 +26,7 @@ def jobmanager(
 ) -> None:
     """Run a JobManager until it is told to stop."""
     _die_with_parent()
-    from penstock.rest.server import JobManagerConfig, run_jobmanager_process  # noqa: PLC0415 - keep the CLI's start short
+    from penstock.rest.server import JobManagerConfig, run_jobmanager_process
 
     config = JobManagerConfig(ha_root=ha_root, host=host, rest_port=rest_port, rpc_port=rpc_port)
     sys.exit(run_jobmanager_process(config, lambda text: _announce(ready_file, text)))
@@ -42,7 +42,7 @@ def taskmanager(
 ) -> None:
     """Run a TaskManager until it is told to stop."""
     _die_with_parent()
-    from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager  # noqa: PLC0415 - keep the CLI's start short
+    from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
 
     name = identity or f"{os.uname().nodename}-{os.getpid()}"
     config = TaskManagerConfig(

@@ -6,7 +6,7 @@ Used by `penstock run` and `penstock demo`; fed by the executor's `on_poll`.
 from __future__ import annotations
 
 import datetime as dt
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 from rich.live import Live
@@ -37,7 +37,7 @@ class JobProgress:
         self._last_source_records = 0.0
         self._notes: list[str] = []
 
-    def __enter__(self) -> JobProgress:
+    def __enter__(self) -> Self:
         """Start the display."""
         if self._enabled and self._console.is_terminal:
             self._live = Live(console=self._console, refresh_per_second=8, transient=False)

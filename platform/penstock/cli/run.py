@@ -18,19 +18,23 @@ from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitO
 from penstock.core.errors import JobFailedError, PenstockError, UsageError
 
 
-def run(  # noqa: PLR0913 - a command's options are its parameters
+def run(
     job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
     *,
     parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
     cluster: Annotated[str | None, typer.Option(help="URL of a JobManager; default: an embedded cluster.")] = None,
     from_uri: Annotated[str | None, typer.Option("--from", help="Savepoint or checkpoint to start from.")] = None,
     fresh: Annotated[bool, typer.Option(help="Start a new history instead of resuming the newest checkpoint.")] = False,
-    no_claim: Annotated[bool, typer.Option(help="With --from: fork, leaving the origin's pending output alone.")] = False,
+    no_claim: Annotated[
+        bool, typer.Option(help="With --from: fork, leaving the origin's pending output alone.")
+    ] = False,
     accept_duplicates: Annotated[
         bool, typer.Option(help="With --from: go back below output that was published already.")
     ] = False,
     detached: Annotated[bool, typer.Option(help="With --cluster: return once the job is submitted.")] = False,
-    settings: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run a job file; it resumes its own newest checkpoint (identity: checkpoint root and job name)."""

@@ -1,8 +1,11 @@
-"""A submitted job, seen from a client: status, wait, cancel, stop, savepoint. Returned by `env.submit` and used by the CLI."""
+"""A submitted job, seen from a client: status, wait, cancel, stop, savepoint.
+
+Returned by `env.submit` and used by the CLI.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock, SystemClock
@@ -24,15 +27,13 @@ class JobHandle:
     client: RestClient
     job_id: str
     name: str
-    clock: Clock = SystemClock()
+    clock: Clock = field(default_factory=SystemClock)
 
     def status(self) -> str:
         """Return the job's state, Flink's names: CREATED, RUNNING, RESTARTING, FINISHED, CANCELED, FAILED..."""
         return str(self.client.job(self.job_id)["state"])
 
-    def wait(
-        self, *, timeout_ms: float | None = None, on_poll: Callable[[dict[str, Any]], None] | None = None
-    ) -> str:
+    def wait(self, *, timeout_ms: float | None = None, on_poll: Callable[[dict[str, Any]], None] | None = None) -> str:
         """Wait until the job has ended; return its state.
 
         Raises:

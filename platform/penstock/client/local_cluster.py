@@ -1,4 +1,6 @@
-"""A whole cluster on this machine: one JobManager and some TaskManagers as processes, watched and restarted when they die.
+"""A whole cluster on this machine.
+
+One JobManager and some TaskManagers as processes, watched and restarted when they die.
 
 Used by the embedded executor (`penstock run`, `penstock demo`), the process-level tests and `penstock cluster start`.
 """
@@ -11,7 +13,7 @@ import tempfile
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from penstock.client.processes import ChildProcess
 from penstock.client.rest_client import RestClient
@@ -59,7 +61,7 @@ class LocalCluster:
         self._watcher: threading.Thread | None = None
         self.restarts: list[str] = []
 
-    def __enter__(self) -> LocalCluster:
+    def __enter__(self) -> Self:
         """Start and return self."""
         self.start()
         return self

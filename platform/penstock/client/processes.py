@@ -1,7 +1,7 @@
 """JobManager and TaskManagers as local child processes: started, watched, restarted, ended by their own pid.
 
-Used by the embedded executor, `penstock demo` and `penstock cluster start`. Children get `PENSTOCK_DIE_WITH_PARENT` so that the
-kernel ends them with us, however we end.
+Used by the embedded executor, `penstock demo` and `penstock cluster start`. Children get `PENSTOCK_DIE_WITH_PARENT`
+so that the kernel ends them with us, however we end.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class ChildProcess:
         environment = {**os.environ, **self.environment, "PENSTOCK_DIE_WITH_PARENT": str(os.getpid())}
         command = [sys.executable, "-m", "penstock.cli.main", *self.arguments, "--ready-file", str(self.ready_file)]
         with self.log_file.open("ab") as log:
-            self.process = subprocess.Popen(  # noqa: S603 - our own command line
+            self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.directory
             )
 

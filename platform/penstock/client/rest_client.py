@@ -5,7 +5,7 @@ Paths and field names are Flink's where Flink has them, `/v1/penstock/...` for o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
@@ -25,7 +25,7 @@ class RestClient:
         self.url = url.rstrip("/")
         self._http = httpx.Client(base_url=self.url, timeout=timeout_seconds)
 
-    def __enter__(self) -> RestClient:
+    def __enter__(self) -> Self:
         """Return self."""
         return self
 

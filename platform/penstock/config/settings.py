@@ -1,7 +1,7 @@
 """Settings of a job and of a cluster, as frozen serialisable values; the one table of options with their defaults.
 
-Built by `ps.Environment`, the command line (`--set key=value`) and REST; read by every process. Durations are milliseconds,
-sizes are bytes. Secrets are never settings: they come from each process's environment.
+Built by `ps.Environment`, the command line (`--set key=value`) and REST; read by every process. Durations are
+milliseconds, sizes are bytes. Secrets are never settings: they come from each process's environment.
 """
 
 from __future__ import annotations

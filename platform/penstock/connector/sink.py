@@ -2,7 +2,8 @@
 
 Delivery modes: `exactly-once` (staged: rows are written with the checkpoint, published once its manifest exists),
 `exactly-once-2pc` (the open transaction is the prepared state), `at-least-once`, `none`.
-Called by `penstock.operators.sink` (writer, committer) and `penstock.task.recovery` (committer before a region is deployed).
+Called by `penstock.operators.sink` (writer, committer) and `penstock.task.recovery` (committer before a region is
+deployed).
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ Delivery = Literal["exactly-once", "exactly-once-2pc", "at-least-once", "none"]
 
 
 class SinkSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A sink as a value: `factory` is `module:attribute` of a `SinkFactory`; `config` is JSON-able and holds no secret."""
+    """A sink as a value: `factory` is `module:attribute` of a `SinkFactory`.
+
+    `config` is JSON-able and holds no secret.
+    """
 
     factory: str
     config: dict[str, Any]
@@ -53,7 +57,10 @@ class SinkContext:
 
 
 class SinkWriter(Protocol):
-    """Writes one epoch after another; lives in the subtask's thread. Staged sinks have no writer: the sink operator stages."""
+    """Writes one epoch after another; lives in the subtask's thread.
+
+    Staged sinks have no writer: the sink operator stages.
+    """
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Take rows (without `__ts`); hand them to the outside system or its client's buffer."""
@@ -83,7 +90,10 @@ FileReader = Callable[[FileRef], bytes]
 
 
 class Committer(Protocol):
-    """Publishes committables; may be called in any process. Calls block; they run in a committer thread, never the subtask's."""
+    """Publishes committables; may be called in any process.
+
+    Calls block; they run in a committer thread, never the subtask's.
+    """
 
     def commit(
         self, permit: CommitPermit, committables: tuple[Committable, ...], read: FileReader
@@ -97,7 +107,9 @@ class Committer(Protocol):
     def recover(
         self, permit: CommitPermit, prefixes: tuple[str, ...], committables: tuple[Committable, ...], read: FileReader
     ) -> tuple[CommitOutcome, ...]:
-        """Before a region is deployed: fence every transactional id under `prefixes`, read the markers, publish what is owed.
+        """Before a region is deployed.
+
+        Fence every transactional id under `prefixes`, read the markers, publish what is owed.
 
         `permit.checkpoint_id` is the restored checkpoint; what later checkpoints left open is aborted.
         """
@@ -129,13 +141,15 @@ def load_factory(path: str) -> Any:
     Raises:
         ConnectorError: no such module or attribute.
     """
-    import importlib  # noqa: PLC0415 - loading by name is this function's purpose
+    import importlib
 
-    from penstock.core.errors import ConnectorError  # noqa: PLC0415
+    from penstock.core.errors import ConnectorError
 
     module_name, _, attribute = path.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)()
     except (ImportError, AttributeError) as error:
         msg = f"connector {path!r} cannot be loaded: {error}"
-        raise ConnectorError(msg, hint="install the extra it needs, for example `pip install penstock[kafka]`") from error
+        raise ConnectorError(
+            msg, hint="install the extra it needs, for example `pip install penstock[kafka]`"
+        ) from error

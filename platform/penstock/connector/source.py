@@ -1,7 +1,8 @@
 """Source SPI: a value that travels in the job graph, an enumerator in the JobManager, a reader in each source subtask.
 
-Assignment is the coordinator's (never the broker's): the enumerator lists splits, the job hands them to subtasks, readers read
-them and say in `snapshot()` how far they are. Called by `penstock.operators.source` and `penstock.jobmanager.split_assignment`.
+Assignment is the coordinator's (never the broker's): the enumerator lists splits, the job hands them to subtasks,
+readers read them and say in `snapshot()` how far they are. Called by `penstock.operators.source` and
+`penstock.jobmanager.split_assignment`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ class SourceSplit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """A source as a value: `factory` is `module:attribute` of a `SourceFactory`; `config` is JSON-able and holds no secret."""
+    """A source as a value: `factory` is `module:attribute` of a `SourceFactory`.
+
+    `config` is JSON-able and holds no secret.
+    """
 
     factory: str
     config: dict[str, Any]
@@ -61,10 +65,12 @@ class SourceBatch:
     """Rows from one or several splits, in read order within each split."""
 
     data: pa.RecordBatch
-    #: Splits present; row i comes from `split_ids[split_index[i]]`, or all from `split_ids[0]` when `split_index` is None.
+    #: Splits present; row i comes from `split_ids[split_index[i]]`, or all from `split_ids[0]` when `split_index` is
+    #: None.
     split_ids: tuple[str, ...]
     split_index: np.ndarray[Any, Any] | None = None
-    #: Rows that could not be decoded and are to be routed to the dead letter sink: raw value, topic/partition/offset, error.
+    #: Rows that could not be decoded and are to be routed to the dead letter sink: raw value, topic/partition/offset,
+    #: error.
     dead_letters: pa.RecordBatch | None = None
 
 
@@ -94,7 +100,10 @@ class SourceReader(Protocol):
         """Return all splits with positions just behind what `poll` returned (finished ones too)."""
 
     def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
-        """The checkpoint that holds these positions is durable: publish them for monitoring, best effort and counted."""
+        """The checkpoint that holds these positions is durable.
+
+        Publish them for monitoring, best effort and counted.
+        """
 
     def close(self) -> None:
         """Free everything; idempotent."""
@@ -104,7 +113,9 @@ class SplitEnumerator(Protocol):
     """Lists splits; lives in the JobManager, called in a helper thread, so it may block up to its own time-out."""
 
     def discover(self, known: frozenset[str]) -> tuple[SourceSplit, ...]:
-        """Return splits not in `known`; those of the very first call start where the user said, later ones at the earliest.
+        """Return splits not in `known`.
+
+        Those of the very first call start where the user said, later ones at the earliest.
 
         Raises:
             ConnectorError: the outside system cannot be reached or the topic does not exist.

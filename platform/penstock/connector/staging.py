@@ -1,6 +1,7 @@
 """The form of staged output and of dead letters: what sink and source operators write and connectors read.
 
-A staged chunk is one Arrow IPC file, lz4-compressed. Encoded in the background by `penstock.task`, decoded by committers.
+A staged chunk is one Arrow IPC file, lz4-compressed. Encoded in the background by `penstock.task`, decoded by
+committers.
 """
 
 from __future__ import annotations

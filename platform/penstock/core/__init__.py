@@ -1,1 +1,4 @@
-"""The vocabulary every other package speaks: ids, stream elements, clock, errors; imports nothing of penstock above itself."""
+"""The vocabulary every other package speaks: ids, stream elements, clock, errors.
+
+Imports nothing of penstock above itself.
+"""

@@ -1,7 +1,7 @@
 """The one union of things that flow between operators: `Batch | Watermark | WatermarkStatus | Barrier | EndOfInput`.
 
-Event time is carried inside the batch in the reserved column `__ts` (int64 microseconds since the epoch, UTC), so that every
-kernel that moves rows moves their time too. No feature adds a field to `Barrier`.
+Event time is carried inside the batch in the reserved column `__ts` (int64 microseconds since the epoch, UTC), so
+that every kernel that moves rows moves their time too. No feature adds a field to `Barrier`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Reserved column of event time: int64 microseconds since the epoch, UTC. Absent before a watermark strategy is applied.
+#: Reserved column of event time: int64 microseconds since the epoch, UTC. Absent before a watermark strategy is
+#: applied.
 TS_COLUMN = "__ts"
 #: A watermark at the end of all event time: every window and timer fires.
 MAX_TIMESTAMP = (1 << 63) - 1

@@ -1,6 +1,7 @@
 """Errors a user can act on: one sentence that names the place, and a hint that names the way out.
 
-The command line prints `PenstockError` as one line and exits 1; everything else is a fault of ours and keeps its traceback.
+The command line prints `PenstockError` as one line and exits 1; everything else is a fault of ours and keeps its
+traceback.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A bounded log of what a decider saw and decided: the source of `penstock story` and of error messages with a history."""
+"""A bounded log of what a decider saw and decided.
+
+The source of `penstock story` and of error messages with a history.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,12 @@
-"""Named failpoints: places in the code where a test may kill, hold or break a process; off unless armed by the environment.
+"""Named failpoints: places in the code where a test may kill, hold or break a process.
 
-`PENSTOCK_FAILPOINTS="name=action[@nth][;name=action...]"` arms points; actions: `kill` (SIGKILL to oneself), `hold` (write
-evidence, then wait until `<dir>/<name>.release` appears or 60 s have passed), `error` (raise `FailpointError`).
-`PENSTOCK_FAILPOINT_DIR` is where evidence goes (`<name>.hit`, one JSON line a hit, put in place before acting). A point acts
-once per evidence folder, however many processes pass it: the first to create `<name>.fired` wins.
+Off unless armed by the environment.
+
+`PENSTOCK_FAILPOINTS="name=action[@nth][;name=action...]"` arms points; actions: `kill` (SIGKILL to oneself), `hold`
+(write evidence, then wait until `<dir>/<name>.release` appears or 60 s have passed), `error` (raise
+`FailpointError`). `PENSTOCK_FAILPOINT_DIR` is where evidence goes (`<name>.hit`, one JSON line a hit, put in place
+before acting). A point acts once per evidence folder, however many processes pass it: the first to create
+`<name>.fired` wins.
 """
 
 from __future__ import annotations
@@ -57,7 +60,10 @@ _armed: _Armed | None = None
 
 
 def hit(name: str, **context: object) -> None:
-    """Pass the failpoint `name`; `context` (checkpoint id, subtask...) becomes the evidence. Free when nothing is armed."""
+    """Pass the failpoint `name`; `context` (checkpoint id, subtask...) becomes the evidence.
+
+    Free when nothing is armed.
+    """
     global _armed  # noqa: PLW0603 - parsed once per process, on first use
     if _armed is None:
         _armed = _Armed()

@@ -1,7 +1,8 @@
 """Key groups: contiguous ranges of the signed 64-bit key hash, and which subtask owns which range.
 
-Group of hash h among G groups: `(((h >> 32) + 2^31) * G) >> 32`. Because groups are ranges of the *signed* hash, files sorted by
-hash can be cut for any G. Called by the planner, the partitioner's kernel twin, restore and the offline tools.
+Group of hash h among G groups: `(((h >> 32) + 2^31) * G) >> 32`. Because groups are ranges of the *signed* hash,
+files sorted by hash can be cut for any G. Called by the planner, the partitioner's kernel twin, restore and the
+offline tools.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Permission as objects: a `Generation` fences what a leader writes, a `CommitPermit` is the only way to a sink's commit."""
+"""Permission as objects.
+
+A `Generation` fences what a leader writes, a `CommitPermit` is the only way to a sink's commit.
+"""
 
 from __future__ import annotations
 

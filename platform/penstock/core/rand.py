@@ -37,7 +37,7 @@ class SeededRand:
 
     def __init__(self, seed: int) -> None:
         """Two instances of one seed give the same sequence."""
-        self._random = random.Random(seed)  # noqa: S311 - reproducibility is the purpose here
+        self._random = random.Random(seed)
 
     def token(self, hex_digits: int = 32) -> str:
         """Return the next hex id of the sequence."""

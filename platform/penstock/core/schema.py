@@ -1,7 +1,9 @@
-"""Row schemas: a pydantic model on the user's side, an Arrow schema on ours, and the one text form in which Arrow schemas travel.
+"""Row schemas: a pydantic model on the user's side.
 
-`Schema` is `ps.Schema`. Field types: int -> int64, float -> float64, bool, str, bytes, datetime -> timestamp[us, UTC], date,
-Decimal (with `Annotated[Decimal, Precision(p, s)]`), list[T]; `T | None` makes a field nullable.
+An Arrow schema on ours, and the one text form in which Arrow schemas travel.
+
+`Schema` is `ps.Schema`. Field types: int -> int64, float -> float64, bool, str, bytes, datetime -> timestamp[us,
+UTC], date, Decimal (with `Annotated[Decimal, Precision(p, s)]`), list[T]; `T | None` makes a field nullable.
 """
 
 from __future__ import annotations
@@ -51,7 +53,7 @@ def arrow_schema_of(row_type: type) -> pa.Schema:
     Raises:
         GraphError: `row_type` is none of these, or a field's type has no Arrow type.
     """
-    import pyarrow as pa  # noqa: PLC0415 - the control plane imports this module and must not load Arrow
+    import pyarrow as pa
 
     if isinstance(row_type, type) and issubclass(row_type, pydantic.BaseModel):
         hints: dict[str, Any] = {
@@ -71,7 +73,7 @@ def arrow_schema_of(row_type: type) -> pa.Schema:
 
 
 def _arrow_type(hint: Any, where: str) -> tuple[pa.DataType, bool]:
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -101,7 +103,9 @@ def _arrow_type(hint: Any, where: str) -> tuple[pa.DataType, bool]:
         msg = f"{where}: a Decimal needs its precision"
         raise GraphError(msg, hint="write Annotated[Decimal, ps.Precision(18, 2)]")
     msg = f"{where}: {hint!r} has no Arrow type"
-    raise GraphError(msg, hint="use int, float, bool, str, bytes, datetime, date, Decimal, list[...] or one of these | None")
+    raise GraphError(
+        msg, hint="use int, float, bool, str, bytes, datetime, date, Decimal, list[...] or one of these | None"
+    )
 
 
 def schema_to_text(schema: pa.Schema) -> str:
@@ -111,6 +115,6 @@ def schema_to_text(schema: pa.Schema) -> str:
 
 def schema_from_text(text: str) -> pa.Schema:
     """Inverse of `schema_to_text`."""
-    import pyarrow as pa  # noqa: PLC0415
+    import pyarrow as pa
 
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text)))

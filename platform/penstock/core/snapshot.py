@@ -1,4 +1,6 @@
-"""What a subtask hands over at a checkpoint, as values that travel in acks, lie in manifests and come back at a restore.
+"""What a subtask hands over at a checkpoint.
+
+As values that travel in acks, lie in manifests and come back at a restore.
 
 Written by the task, collected by the checkpoint coordinator, read by restore, the committers and the offline tools.
 All hashes are signed 64 bit, all paths are relative to the job's folder `<root>/<job name>/` unless they hold `://`.
@@ -25,7 +27,10 @@ class FileRef(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Segment(msgspec.Struct, frozen=True, kw_only=True):
-    """A Parquet file of state rows, sorted by `__key_hash`; belongs to its log from the freeze on, whatever becomes of a checkpoint."""
+    """A Parquet file of state rows, sorted by `__key_hash`.
+
+    Belongs to its log from the freeze on, whatever becomes of a checkpoint.
+    """
 
     file: FileRef
     #: Position in the log of (subtask, state); unique within the writer's log, higher is newer.
@@ -35,7 +40,8 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     hash_min: int
     hash_max: int
-    #: Lowest and highest namespace (pane start in us, timer time) held; a segment below a closing tombstone needs no read.
+    #: Lowest and highest namespace (pane start in us, timer time) held; a segment below a closing tombstone needs no
+    #: read.
     namespace_min: int
     namespace_max: int
     #: Rows outside this range are not ours (set when a rescale hands the file to several subtasks).
@@ -45,7 +51,10 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):
-    """Hides rows of (hash range, namespace range) that stand before `position` in order; its scope is its writer's range."""
+    """Hides rows of (hash range, namespace range) that stand before `position` in order.
+
+    Its scope is its writer's range.
+    """
 
     position: int
     hash_low: int
@@ -72,7 +81,8 @@ class OperatorStateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     uid: str
     name: str
-    #: `split` = source splits, redistributed by the job; `list` round robin; `union` all to everybody; `subtask` min-merged watermarks.
+    #: `split` = source splits, redistributed by the job; `list` round robin; `union` all to everybody; `subtask` min-
+    #: merged watermarks.
     mode: str
     items: tuple[Any, ...] = ()
 

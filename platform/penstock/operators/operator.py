@@ -1,7 +1,7 @@
 """The operator protocol, its context and its collector: all the task loop knows of an operator.
 
-One thread calls an operator, one call at a time; a call never blocks on output. Only `process_batch` is mandatory: a class that
-names `Operator` as its protocol base inherits the other hooks' defaults.
+One thread calls an operator, one call at a time; a call never blocks on output. Only `process_batch` is mandatory: a
+class that names `Operator` as its protocol base inherits the other hooks' defaults.
 """
 
 from __future__ import annotations
@@ -84,7 +84,10 @@ class OperatorContext:
 
 @dataclass(frozen=True, slots=True)
 class StagedOutput:
-    """A sink's epoch to be written with the checkpoint: the task uploads `chunks` (Arrow IPC files) and fills in `files`."""
+    """A sink's epoch to be written with the checkpoint.
+
+    The task uploads `chunks` (Arrow IPC files) and fills in `files`.
+    """
 
     committable: Committable
     chunks: tuple[Callable[[], bytes], ...]
@@ -120,6 +123,7 @@ class Operator(Protocol):
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         """Freeze: no I/O, milliseconds; rows emitted to `out` here still belong before the barrier."""
+        del barrier, out
         return OperatorSnapshot()
 
     def notify_complete(self, permit: CommitPermit) -> None:
@@ -136,10 +140,16 @@ class Operator(Protocol):
 
 
 class SourceOperator(Protocol):
-    """The head of a source chain, polled by the task loop instead of being fed; also an `Operator` (its `process_batch` is never called)."""
+    """The head of a source chain, polled by the task loop instead of being fed.
+
+    Also an `Operator` (its `process_batch` is never called).
+    """
 
     def poll(self, out: Collector, *, backpressured: bool) -> bool:
-        """Emit what there is (one bounded piece); return whether anything was emitted. Called with `backpressured` when output is full: only time passes."""
+        """Emit what there is (one bounded piece); return whether anything was emitted.
+
+        Called with `backpressured` when output is full: only time passes.
+        """
 
     def add_splits(self, splits: Iterable[Any], *, no_more: bool) -> None:
         """Splits assigned by the job."""
@@ -153,7 +163,7 @@ class SourceOperator(Protocol):
 
 
 class BlockingOperator(Protocol):
-    """A tail that can ask for back-pressure without blocking a call (a sink whose pending output has reached its limit)."""
+    """A tail that asks for back-pressure without blocking a call: a sink whose pending output has reached its limit."""
 
     @property
     def available(self) -> bool:

@@ -247,4 +247,3 @@ async def _body(request: Request) -> dict[str, Any]:
         msg = "the body is not a JSON object"
         raise UsageError(msg, hint="send an object, or nothing")
     return body
-

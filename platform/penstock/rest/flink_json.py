@@ -303,7 +303,10 @@ def taskmanager(view: TaskManagerView) -> Json:
 
 
 def progress(detail: JobDetail) -> Json:
-    """`/penstock/jobs/:id/summary`: the figures of a progress display. The watermark (ms) is the lowest of all subtasks'."""
+    """`/penstock/jobs/:id/summary`: the figures of a progress display.
+
+    The watermark (ms) is the lowest of all subtasks'.
+    """
     sources = {edge.target for edge in detail.edges}
     tails = {edge.source for edge in detail.edges}
     read = [s.metrics.get("numRecordsOut", 0) for v in detail.vertices if v.id not in sources for s in v.subtasks]

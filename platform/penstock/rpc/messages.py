@@ -1,8 +1,10 @@
-"""Every control message, in one file. Two legs: JobManager <-> TaskManager (gRPC stream) and TaskManager <-> worker (socket pair).
+"""Every control message, in one file.
 
-The JobManager talks to workers through the TaskManager, which relays encoded `WorkerCommand`s without looking inside, and relays
-`WorkerReport`s back. All are frozen msgspec structs with a tag, encoded as msgpack. Whoever receives one drops it when its
-(job, run, generation, attempt) is older than what it knows.
+Two legs: JobManager <-> TaskManager (gRPC stream) and TaskManager <-> worker (socket pair).
+
+The JobManager talks to workers through the TaskManager, which relays encoded `WorkerCommand`s without looking inside,
+and relays `WorkerReport`s back. All are frozen msgspec structs with a tag, encoded as msgpack. Whoever receives one
+drops it when its (job, run, generation, attempt) is older than what it knows.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Common options of all messages."""
 
 
-# --- JobManager -> worker (relayed) -------------------------------------------------------------------------------------------
+# --- JobManager -> worker (relayed)
 
 
 class DeployTasks(_Message):
-    """Start these subtasks (`graph.deployment.encode_deployment`), all of one region in this worker; channels first, then open."""
+    """Start these subtasks (`graph.deployment.encode_deployment`), all of one region in this worker.
+
+    Channels first, then open.
+    """
 
     job_id: str
     generation: int
@@ -73,7 +78,10 @@ class AssignSplits(_Message):
 
 
 class ResolvePending(_Message):
-    """Before a region opens: fence, read markers, publish what is owed, for every sink of the job; answered by PendingResolved."""
+    """Before a region opens: fence, read markers, publish what is owed, for every sink of the job.
+
+    Answered by PendingResolved.
+    """
 
     permit: CommitPermit
     job_name: str
@@ -107,6 +115,9 @@ class LeaseRenewed(_Message):
     """The supervisor passes on that the coordinator has heard of it (re-arms the worker's kernel lease)."""
 
     sequence: int
+    #: Host's monotonic clock (ms) at which the lease ends: counted from when the acknowledged heartbeat was *sent*,
+    #: so a worker never outlives what the coordinator believes. 0: a full lease from now.
+    expires_monotonic_ms: float = 0.0
 
 
 WorkerCommand = (
@@ -122,11 +133,14 @@ WorkerCommand = (
     | LeaseRenewed
 )
 
-# --- worker -> JobManager (relayed) -------------------------------------------------------------------------------------------
+# --- worker -> JobManager (relayed)
 
 
 class TaskState(_Message):
-    """A subtask changed state: DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED; `input_ended` when its data ended."""
+    """A subtask changed state: DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED.
+
+    `input_ended` when its data ended.
+    """
 
     job_id: str
     vertex_id: str
@@ -200,7 +214,10 @@ class SavepointWritten(_Message):
 
 
 class WorkerMetrics(_Message):
-    """Counters of all subtasks of a worker: `<vertex>/<subtask>` -> name -> value (Flink's metric names), and the worker's own."""
+    """Counters of all subtasks of a worker.
+
+    `<vertex>/<subtask>` -> name -> value (Flink's metric names), and the worker's own.
+    """
 
     worker_id: str
     job_id: str
@@ -228,7 +245,7 @@ WorkerReport = (
     | WorkerReady
 )
 
-# --- TaskManager -> JobManager -----------------------------------------------------------------------------------------------
+# --- TaskManager -> JobManager
 
 
 class RegisterTaskManager(_Message):
@@ -287,7 +304,7 @@ class LogText(_Message):
 
 TaskManagerReport = RegisterTaskManager | Heartbeat | FromWorker | WorkerExited | WorkerStartFailed | LogText
 
-# --- JobManager -> TaskManager -----------------------------------------------------------------------------------------------
+# --- JobManager -> TaskManager
 
 
 class Registered(_Message):

@@ -1,6 +1,7 @@
 """What the task and the operators know of keyed state: the store of one operator, and the frozen state of one barrier.
 
-Implemented by `penstock.state.store`. Everything but `encode` and `CompactionJob.run` is called in the subtask's own thread.
+Implemented by `penstock.state.store`. Everything but `encode` and `CompactionJob.run` is called in the subtask's own
+thread.
 """
 
 from __future__ import annotations
@@ -30,13 +31,19 @@ class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FrozenState(Protocol):
-    """One state as of one barrier. Pages are copied by the owner's thread, piece by piece; encoding happens in the background."""
+    """One state as of one barrier.
+
+    Pages are copied by the owner's thread, piece by piece; encoding happens in the background.
+    """
 
     def copy_pages(self, limit: int) -> bool:
-        """Copy up to `limit` frozen pages that were not yet copied by a write; True when none is left and `encode` may start."""
+        """Copy up to `limit` frozen pages that were not yet copied by a write.
+
+        True when none is left and `encode` may start.
+        """
 
     def encode(self) -> tuple[EncodedSegment, ...]:
-        """Return every segment of the log up to this barrier that is not durable yet (earlier failed uploads too). Any thread."""
+        """Return all segments up to this barrier that are not durable yet, earlier failed uploads too. Any thread."""
 
     def durable(self, files: Mapping[int, FileRef]) -> None:
         """The segments at these positions are written and verified."""
@@ -53,7 +60,10 @@ class FrozenState(Protocol):
 
 
 class CompactionJob(Protocol):
-    """Merges committed segments of one tier; `run` in the background, then `KeyedStateStore.compacted` in the owner's thread."""
+    """Merges committed segments of one tier.
+
+    `run` in the background, then `KeyedStateStore.compacted` in the owner's thread.
+    """
 
     @property
     def inputs(self) -> tuple[Segment, ...]:

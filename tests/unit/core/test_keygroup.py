@@ -1,9 +1,10 @@
 """Key groups: ranges of the signed hash, complete and disjoint for every number of groups and subtasks."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.core.keygroup import (
     HASH_MAX,
@@ -33,7 +34,7 @@ def test_subtask_ranges_cover_all_hashes_once(key_groups: int, data: st.DataObje
     ranges = [hash_range_of(i, parallelism, key_groups) for i in range(parallelism)]
     assert ranges[0].low == HASH_MIN
     assert ranges[-1].high == HASH_MAX
-    assert all(a.high + 1 == b.low for a, b in zip(ranges, ranges[1:], strict=False))
+    assert all(a.high + 1 == b.low for a, b in pairwise(ranges))
 
 
 @given(groups, st.data())
