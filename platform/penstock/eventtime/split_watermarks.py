@@ -77,10 +77,12 @@ class SplitWatermarks:
 
     def take_advance(self) -> int | None:
         """Return the combined watermark when it advanced since the last call, and remember it as emitted; else None."""
-        active = [s.watermark for s in self._splits.values() if not (s.idle or s.finished)]
-        if not active:
+        unfinished = [split for split in self._splits.values() if not split.finished]
+        if not unfinished:
             return None
-        lowest = min(active)
+        active = [split.watermark for split in unfinished if not split.idle]
+        # all idle: as if the one furthest ahead had been the last to fall idle
+        lowest = min(active) if active else max(split.watermark for split in unfinished)
         if lowest <= self._combined:
             return None
         self._combined = lowest

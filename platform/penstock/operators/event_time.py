@@ -46,7 +46,7 @@ class TimestampColumn:
 
     def read(self, batch: pa.RecordBatch) -> tuple[Int64s, Bools | None]:
         """Return microseconds by row, and a mask of the rows that have none (None = every row has one)."""
-        column = self._raw(batch.column(self.name))
+        column = self.raw(batch)
         bad: Bools | None = None
         if column.null_count:
             bad = pc.is_null(column).to_numpy(zero_copy_only=False)
@@ -58,7 +58,9 @@ class TimestampColumn:
             values = np.where(outside, 0, values)
         return self._microseconds(values), bad
 
-    def _raw(self, column: pa.Array) -> pa.Array:
+    def raw(self, batch: pa.RecordBatch) -> pa.Array:
+        """Return the column as int64 in its own unit, nulls kept."""
+        column = batch.column(self.name)
         if pa.types.is_timestamp(self._type):
             return column.view(pa.int64())
         if pa.types.is_date32(self._type):

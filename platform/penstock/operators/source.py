@@ -225,13 +225,16 @@ class SourceOperator(Operator):
         first = int(rows[0])
         split = source.split_ids[0 if source.split_index is None else int(source.split_index[first])]
         name = self._times.name
-        value = source.data.column(name)[first]
+        values = self._times.raw(source.data)
+        value = values[first].as_py()
         error = f"event time {name!r} is null or outside the years 1 to 9999"
         if self._policy == "fail":
             msg = f"{self._where}: {error}: {value} (in {split})"
             raise BadRecordError(msg, hint="check the strategy's unit, or set on_bad_record='skip' or 'dead-letter'")
         if self._policy == "dead-letter":
-            taken = source.data.filter(pa.array(bad))
+            # as plain numbers: a time outside the calendar has no text form
+            raw = source.data.set_column(source.data.schema.get_field_index(name), name, values)
+            taken = raw.filter(pa.array(bad))
             lines = pl.DataFrame(pl.from_arrow(taken)).write_ndjson().encode().splitlines()
             index = np.zeros(len(rows), np.int64) if source.split_index is None else source.split_index[rows]
             columns: list[list[Any]] = [

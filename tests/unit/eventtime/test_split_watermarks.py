@@ -1,0 +1,93 @@
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.eventtime.split_watermarks import SplitWatermarks
+
+
+def two_splits(timeout=None, floor=MIN_TIMESTAMP):
+    watermarks = SplitWatermarks(timeout, floor)
+    watermarks.add("a", None)
+    watermarks.add("b", None)
+    return watermarks
+
+
+def test_a_split_without_rows_holds_the_minimum_back():
+    watermarks = two_splits()
+    watermarks.advance("a", 10)
+    assert watermarks.take_advance() is None
+    watermarks.advance("b", 7)
+    assert watermarks.take_advance() == 7
+    assert watermarks.take_advance() is None, "emitted only when it advanced"
+
+
+def test_idleness_needs_the_time_out_of_being_caught_up():
+    watermarks = two_splits(timeout=100)
+    watermarks.advance("a", 10)
+    watermarks.pass_time(0, ["b"], backpressured=False)
+    watermarks.pass_time(99, ["b"], backpressured=False)
+    assert watermarks.take_advance() is None
+    watermarks.pass_time(100, ["b"], backpressured=False)
+    assert watermarks.take_advance() == 10
+
+
+def test_a_fetch_that_is_pending_or_back_pressure_starts_the_time_anew():
+    watermarks = two_splits(timeout=100)
+    watermarks.advance("a", 10)
+    watermarks.pass_time(0, ["b"], backpressured=False)
+    watermarks.pass_time(60, [], backpressured=False)
+    watermarks.pass_time(120, ["b"], backpressured=False)
+    watermarks.pass_time(200, ["b"], backpressured=True)
+    watermarks.pass_time(250, ["b"], backpressured=False)
+    watermarks.pass_time(349, ["b"], backpressured=False)
+    assert watermarks.take_advance() is None
+    watermarks.pass_time(350, ["b"], backpressured=False)
+    assert watermarks.take_advance() == 10
+
+
+def test_rows_end_idleness_and_the_watermark_never_goes_back():
+    watermarks = two_splits(timeout=10)
+    watermarks.advance("a", 100)
+    for now in (0, 10):
+        watermarks.pass_time(now, ["b"], backpressured=False)
+    assert watermarks.take_advance() == 100
+    watermarks.advance("b", 50)
+    watermarks.advance("a", 200)
+    assert watermarks.take_advance() is None, "b is active again and behind"
+    watermarks.advance("b", 150)
+    assert watermarks.take_advance() == 150
+
+
+def test_without_a_time_out_nothing_is_ever_idle():
+    watermarks = two_splits()
+    for now in (0, 10**9):
+        watermarks.pass_time(now, ["a", "b"], backpressured=False)
+    assert not watermarks.idle
+
+
+def test_when_all_fall_idle_at_once_the_largest_watermark_is_let_out():
+    watermarks = two_splits(timeout=10)
+    watermarks.advance("a", 100)
+    for now in (0, 10):
+        watermarks.pass_time(now, ["a", "b"], backpressured=False)
+    assert watermarks.idle
+    assert watermarks.take_advance() == 100
+
+
+def test_finished_splits_leave_the_minimum():
+    watermarks = two_splits()
+    watermarks.advance("a", 10)
+    watermarks.advance("b", 5)
+    watermarks.finish("b")
+    assert watermarks.take_advance() == 10
+    watermarks.finish("a")
+    assert watermarks.idle
+    assert watermarks.take_advance() is None
+
+
+def test_restored_splits_and_floor_give_the_same_lateness():
+    watermarks = SplitWatermarks(None, floor=80)
+    watermarks.add("a", 100)
+    watermarks.add("b", 20)
+    assert watermarks.combined == 80
+    assert watermarks.take_advance() is None
+    watermarks.advance("b", 90)
+    assert watermarks.take_advance() == 90
+    assert watermarks.watermark_of("a") == 100

@@ -1,0 +1,113 @@
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from penstock.core.elements import Batch
+from penstock.core.errors import GraphError
+from penstock.core.schema import schema_to_text
+from penstock.graph.job_graph import OperatorSpec
+from penstock.operators.columns import TS_FIELD, ColumnError
+from penstock.operators.project import ProjectOperator, output_schema_of, serialize_expressions
+
+SCHEMA = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("s", pa.string()), TS_FIELD])
+
+
+def rows(*values):
+    columns = list(zip(*values, strict=True)) if values else [[], [], []]
+    return Batch(pa.record_batch([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], schema=SCHEMA))
+
+
+def run(bench, out, mode, *expressions, batch=None, schema=SCHEMA):
+    output = output_schema_of(mode, expressions, schema)
+    spec = OperatorSpec(
+        uid="p",
+        name="p",
+        kind="project",
+        config={"mode": mode},
+        payload=serialize_expressions(expressions),
+        output_schema=schema_to_text(output),
+    )
+    operator = ProjectOperator()
+    operator.open(bench.context(spec, schema))
+    operator.process_batch(batch or rows((1, "x", 10), (2, None, 20)), 0, out)
+    for element in out.elements:
+        assert element.data.schema.equals(output)
+    return out.rows
+
+
+def test_select_renames_computes_and_keeps_event_time(bench, out):
+    found = run(bench, out, "select", (pl.col("a") * 2).alias("b"), pl.col("s").str.to_uppercase())
+    assert found == [{"b": 2, "s": "X", "__ts": 10}, {"b": 4, "s": None, "__ts": 20}]
+
+
+def test_with_columns_replaces_in_place_and_appends(bench, out):
+    found = run(bench, out, "with_columns", pl.col("a") + 1, pl.lit("k").alias("kind"))
+    assert list(found[0]) == ["a", "s", "kind", "__ts"]
+    assert found[1] == {"a": 3, "s": None, "kind": "k", "__ts": 20}
+
+
+def test_literals_alone_have_the_batch_height(bench, out):
+    assert run(bench, out, "select", pl.lit(7).alias("seven")) == [
+        {"seven": 7, "__ts": 10},
+        {"seven": 7, "__ts": 20},
+    ]
+
+
+def test_a_wildcard_means_the_rows_columns_without_event_time(bench, out):
+    assert list(run(bench, out, "select", pl.all())[0]) == ["a", "s", "__ts"]
+
+
+def test_a_plain_column_keeps_its_field(bench):
+    schema = output_schema_of("select", [pl.col("a"), (pl.col("a") + 1).alias("b")], SCHEMA)
+    assert schema.field("a") == SCHEMA.field("a")
+    assert schema.field("b").nullable
+
+
+def test_filter_keeps_rows_whose_condition_is_true(bench, out):
+    assert run(bench, out, "filter", pl.col("a") > 1) == [{"a": 2, "s": None, "__ts": 20}]
+
+
+def test_null_is_not_true_and_nothing_left_emits_nothing(bench, out):
+    assert run(bench, out, "filter", pl.col("s") == "never") == []
+    assert out.elements == []
+
+
+def test_a_filter_that_keeps_everything_copies_nothing(bench, out):
+    batch = rows((1, "x", 10))
+    run(bench, out, "filter", pl.col("a") > 0, batch=batch)
+    assert out.elements[0].data is batch.data
+
+
+def test_several_conditions_must_all_hold(bench, out):
+    assert len(run(bench, out, "filter", pl.col("a") > 0, pl.col("s").is_not_null())) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "expression", "message"),
+    [
+        ("select", pl.col("zz"), "zz"),
+        ("select", pl.col("a").sum(), "more than its own row"),
+        ("with_columns", pl.col("a").shift(1), "more than its own row"),
+        ("filter", pl.col("a") + 1, "not Boolean"),
+        ("with_columns", pl.lit(1).alias("__ts"), "reserved"),
+        ("select", pl.col("__ts"), "__ts"),
+    ],
+)
+def test_what_a_stream_cannot_mean_is_refused_when_the_job_is_built(mode, expression, message):
+    with pytest.raises(GraphError, match=message):
+        output_schema_of(mode, [expression], SCHEMA)
+
+
+def test_a_value_that_does_not_fit_the_declared_type_is_named(bench, out):
+    spec = OperatorSpec(
+        uid="p",
+        name="p",
+        kind="project",
+        config={"mode": "select"},
+        payload=serialize_expressions([pl.col("s")]),
+        output_schema=schema_to_text(pa.schema([pa.field("s", pa.string(), nullable=False), TS_FIELD])),
+    )
+    operator = ProjectOperator()
+    operator.open(bench.context(spec, SCHEMA))
+    with pytest.raises(ColumnError, match="select 'p': column 's' must not be null, but 1 of 1 rows are"):
+        operator.process_batch(rows((2, None, 20)), 0, out)

@@ -1,0 +1,301 @@
+import datetime as dt
+import json
+import sys
+import types
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
+from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Watermark
+from penstock.core.errors import BadRecordError, GraphError
+from penstock.core.permits import CommitPermit
+from penstock.core.schema import schema_to_text
+from penstock.eventtime.strategy import WatermarkStrategy, strategy_to_builtins
+from penstock.graph.job_graph import OperatorSpec
+from penstock.operators.source import SourceOperator
+
+SCHEMA = pa.schema([pa.field("v", pa.int64()), pa.field("ts", pa.timestamp("us", tz="UTC"))])
+MONOTONIC = WatermarkStrategy.monotonic(timestamp="ts")
+
+
+class ScriptedReader:
+    """Gives one scripted poll result after another."""
+
+    def __init__(self):
+        self.script: list[PollResult] = []
+        self.splits: dict[str, SourceSplit] = {}
+        self.added: list[str] = []
+        self.completed: list[tuple[SourceSplit, ...]] = []
+        self.closed = 0
+
+    def add_splits(self, splits):
+        self.added += [s.id for s in splits]
+        self.splits |= {s.id: s for s in splits}
+
+    def poll(self, max_rows):
+        result = self.script.pop(0) if self.script else PollResult(caught_up=tuple(self.splits))
+        for batch in result.batches:
+            for split_id in batch.split_ids:
+                position = self.splits[split_id].state.get("position", 0)
+                state = {"position": position + batch.data.num_rows}
+                self.splits[split_id] = msgspec.structs.replace(self.splits[split_id], state=state)
+        return result
+
+    def snapshot(self):
+        return tuple(self.splits.values())
+
+    def notify_complete(self, splits):
+        self.completed.append(splits)
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    made = ScriptedReader()
+    module = types.ModuleType("scripted_source")
+    module.Factory = lambda: types.SimpleNamespace(create_reader=lambda spec, context: made)
+    monkeypatch.setitem(sys.modules, "scripted_source", module)
+    return made
+
+
+def opened(bench, strategy=MONOTONIC, schema=SCHEMA, policy="fail", restored=()):
+    source = SourceSpec(
+        factory="scripted_source:Factory",
+        config={"on_bad_record": policy},
+        schema=schema_to_text(schema),
+        bounded=True,
+    )
+    config = {"source": msgspec.to_builtins(source), "watermarks": strategy_to_builtins(strategy)}
+    spec = OperatorSpec(uid="in", name="in", kind="source", config=json.loads(json.dumps(config)))
+    operator = SourceOperator()
+    operator.open(bench.context(spec, restored=restored))
+    return operator
+
+
+def splits(*ids):
+    return tuple(SourceSplit(id=i) for i in ids)
+
+
+def batch(times, ids=("a",), index=None, schema=SCHEMA, **more):
+    data = pa.record_batch(
+        [pa.array(range(len(times)), pa.int64()), pa.array(times, schema.field(1).type)], schema=schema
+    )
+    return SourceBatch(data, ids, None if index is None else np.array(index), **more)
+
+
+def poll(operator, reader, out, *results, backpressured=False):
+    reader.script += results
+    return operator.poll(out, backpressured=backpressured)
+
+
+def test_rows_get_their_event_time_and_the_watermark_follows_them(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    assert poll(operator, reader, out, PollResult((batch([5, 9, 7]),)))
+    assert [row[TS_COLUMN] for row in out.rows] == [5, 9, 7]
+    assert out.elements[-1] == Watermark(8)
+    assert not poll(operator, reader, out, PollResult())
+
+
+def test_a_mixed_batch_is_followed_by_the_minimum_over_its_splits(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a", "b"), no_more=False)
+    poll(operator, reader, out, PollResult((batch([50, 10, 60, 20], ("a", "b"), [0, 1, 0, 1]),)))
+    assert out.watermarks == [19]
+    poll(operator, reader, out, PollResult((batch([100]),)))
+    assert out.watermarks == [19], "b holds it back"
+
+
+@pytest.mark.parametrize(
+    ("column", "raw", "unit"),
+    [
+        (pa.int64(), 1_700_000_000, "s"),
+        (pa.int64(), 1_700_000_000_000, "ms"),
+        (pa.int64(), 1_700_000_000_000_000, "us"),
+        (pa.int64(), 1_700_000_000_000_000_999, "ns"),
+        (pa.timestamp("s"), 1_700_000_000, "ms"),
+        (pa.timestamp("ms", tz="UTC"), 1_700_000_000_000, "ms"),
+        (pa.timestamp("ns", tz="UTC"), 1_700_000_000_000_000_999, "ms"),
+    ],
+)
+def test_every_kind_of_time_becomes_microseconds(bench, reader, out, column, raw, unit):
+    schema = pa.schema([SCHEMA.field(0), pa.field("ts", column)])
+    operator = opened(bench, WatermarkStrategy.monotonic(timestamp="ts", unit=unit), schema)
+    operator.add_splits(splits("a"), no_more=False)
+    poll(operator, reader, out, PollResult((batch([raw], schema=schema),)))
+    assert out.elements[0].data.column(TS_COLUMN).to_pylist() == [1_700_000_000_000_000]
+
+
+def test_a_text_column_is_no_event_time(bench, reader):
+    schema = pa.schema([SCHEMA.field(0), pa.field("ts", pa.string())])
+    with pytest.raises(GraphError, match="'ts' is string, which is no event time"):
+        opened(bench, schema=schema)
+
+
+def test_bad_times_fail_by_default(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    with pytest.raises(BadRecordError, match=r"source 'in': event time 'ts' is null .*\(in a\)"):
+        poll(operator, reader, out, PollResult((batch([5, None]),)))
+    assert out.elements == []
+
+
+def test_a_time_in_the_wrong_unit_is_a_bad_record_not_the_end_of_time(bench, reader, out):
+    schema = pa.schema([SCHEMA.field(0), pa.field("ts", pa.int64())])
+    operator = opened(bench, WatermarkStrategy.monotonic(timestamp="ts", unit="s"), schema, policy="skip")
+    operator.add_splits(splits("a"), no_more=False)
+    poll(operator, reader, out, PollResult((batch([1_700_000_000_000, 10], schema=schema),)))
+    assert [row["v"] for row in out.rows] == [1]
+    assert out.watermarks == [9_999_999]
+    assert operator._context.metrics.extra["badTimestamps"] == 1
+
+
+def test_bad_times_become_dead_letters_with_their_split(bench, reader, out):
+    operator = opened(bench, policy="dead-letter")
+    operator.add_splits(splits("a", "b"), no_more=False)
+    poll(operator, reader, out, PollResult((batch([5, None, 7], ("a", "b"), [0, 1, 1]),)))
+    (letters,) = out.sides["dead-letter"]
+    (letter,) = letters.to_pylist()
+    assert letter["source"] == "b"
+    assert json.loads(letter["value"]) == {"v": 1, "ts": None}
+    assert [row["v"] for row in out.rows] == [0, 2]
+    assert out.watermarks == [4]
+
+
+def test_dead_letters_of_the_connector_are_passed_on(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    letters = pa.record_batch({"value": [b"?"]})
+    poll(operator, reader, out, PollResult((batch([], dead_letters=letters),)))
+    assert out.sides["dead-letter"] == [letters]
+    assert out.elements == []
+
+
+def test_back_pressure_stops_reading_and_holds_idleness_off(bench, reader, out):
+    operator = opened(bench, MONOTONIC.with_idleness("1s"))
+    operator.add_splits(splits("a", "b"), no_more=False)
+    poll(operator, reader, out, PollResult((batch([10]),), caught_up=("b",)))
+    bench.clock.advance(999)
+    assert not poll(operator, reader, out, backpressured=True)
+    bench.clock.advance(500)
+    poll(operator, reader, out)
+    assert out.watermarks == []
+    bench.clock.advance(1000)
+    poll(operator, reader, out)
+    assert out.watermarks == [9]
+    assert out.statuses == [True], "a is idle by now too"
+    poll(operator, reader, out, PollResult((batch([20]),)))
+    assert out.statuses == [True, False]
+    assert out.elements[-3].idle is False, "active again before its rows"
+
+
+def test_a_subtask_without_splits_is_idle_once_it_knows(bench, reader, out):
+    operator = opened(bench)
+    operator.poll(out, backpressured=False)
+    assert out.statuses == [], "nothing was assigned yet: splits may come"
+    operator.add_splits((), no_more=False)
+    operator.poll(out, backpressured=False)
+    operator.poll(out, backpressured=False)
+    assert out.statuses == [True]
+    assert not operator.finished
+
+
+def test_a_bounded_end_lets_time_end_once(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=True)
+    poll(operator, reader, out, PollResult((batch([10]),), finished=("a",)))
+    assert out.watermarks[-1] == MAX_TIMESTAMP
+    assert out.statuses == []
+    assert operator.finished
+    assert not operator.poll(out, backpressured=False)
+
+
+def test_more_splits_may_come_until_the_job_says_no_more(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    poll(operator, reader, out, PollResult(finished=("a",)))
+    assert not operator.finished
+    operator.add_splits((), no_more=True)
+    operator.poll(out, backpressured=False)
+    assert operator.finished
+    assert out.watermarks == [MAX_TIMESTAMP]
+
+
+def test_without_event_time_rows_pass_as_they_are(bench, reader, out):
+    operator = opened(bench, None)
+    operator.add_splits(splits("a"), no_more=True)
+    poll(operator, reader, out, PollResult((batch([None]),), finished=("a",)))
+    assert out.rows == [{"v": 0, "ts": None}]
+    assert out.watermarks == [MAX_TIMESTAMP]
+
+
+def test_exact_cuts_behind_every_row_that_advances(bench, reader, out):
+    operator = opened(bench, WatermarkStrategy.monotonic(timestamp="ts", exact=True))
+    operator.add_splits(splits("a"), no_more=False)
+    poll(operator, reader, out, PollResult((batch([5, 3, 9, 1]),)))
+    shape = [e.timestamp if isinstance(e, Watermark) else e.num_rows for e in out.elements]
+    assert shape == [1, 4, 2, 8, 1]
+
+
+def test_a_suspended_source_is_silent(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    operator.suspend()
+    assert not poll(operator, reader, out, PollResult((batch([5]),)))
+    assert out.elements == []
+
+
+def test_a_restore_continues_with_positions_and_lateness(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a", "b"), no_more=False)
+    poll(operator, reader, out, PollResult((batch([50, 10], ("a", "b"), [0, 1]),), finished=("b",)))
+    assert out.watermarks == [49]
+    snapshot = operator.snapshot(Barrier(3), out)
+    states = msgspec.json.decode(msgspec.json.encode(snapshot.operator), type=tuple[msgspec.Raw, ...])
+    assert len(states) == 2
+
+    reader.added, reader.splits = [], {}
+    again = opened(bench, restored=snapshot.operator)
+    assert reader.added == ["a", "b"]
+    assert reader.splits["a"].watermark == 49
+    assert reader.splits["b"].finished
+    again.add_splits(splits("a"), no_more=True)
+    assert reader.added == ["a", "b"], "known splits are not added twice"
+    again.poll(out, backpressured=False)
+    assert out.watermarks == [49, 49], "what was late stays late"
+
+
+def test_positions_are_published_for_the_completed_checkpoint_only(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    for checkpoint in (1, 2, 3):
+        poll(operator, reader, out, PollResult((batch([checkpoint]),)))
+        operator.snapshot(Barrier(checkpoint), out)
+    operator.notify_aborted(1)
+    operator.notify_complete(CommitPermit("job", "another run", 1, 3, 9))
+    operator.notify_complete(CommitPermit("job", "run1", 1, 2, 9))
+    operator.notify_complete(CommitPermit("job", "run1", 1, 2, 9))
+    assert [[s.state["position"] for s in c] for c in reader.completed] == [[2]]
+    assert set(operator._positions) == {3}
+
+
+def test_close_is_idempotent_and_works_before_open(bench, reader):
+    SourceOperator().close()
+    operator = opened(bench)
+    operator.close()
+    operator.close()
+    assert reader.closed == 1
+
+
+def test_timestamps_with_dates_of_year_10000_are_refused(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    last = (dt.datetime(9999, 12, 31, 23, 59, 59, 999_999) - dt.datetime(1970, 1, 1)) // dt.timedelta(microseconds=1)
+    poll(operator, reader, out, PollResult((batch([last]),)))
+    with pytest.raises(BadRecordError):
+        poll(operator, reader, out, PollResult((batch([last + 1]),)))
