@@ -44,7 +44,7 @@ class StreamNode(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def label(self) -> str:
         """How error messages call the operator."""
-        name = f"{self.operator.uid!r}" if self.operator.uid else self.operator.name
+        name = repr(self.operator.uid) if self.operator.uid and self.operator.stateful else self.operator.name
         return f"{name} ({self.where})" if self.where else name
 
 

@@ -1,0 +1,125 @@
+"""Windows and aggregates: what they tell the operator, and what is refused."""
+
+import pytest
+
+import penstock as ps
+
+
+def refused(call, *words):
+    with pytest.raises(ps.GraphError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+    assert caught.value.hint
+
+
+def test_windows_are_microseconds_inside():
+    assert ps.Tumbling("10s", offset="2s").to_config() == {
+        "kind": "tumbling",
+        "size_us": 10_000_000,
+        "slide_us": 10_000_000,
+        "offset_us": 2_000_000,
+    }
+    assert ps.Sliding("1m", "10s").to_config() == {
+        "kind": "sliding",
+        "size_us": 60_000_000,
+        "slide_us": 10_000_000,
+        "offset_us": 0,
+    }
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: ps.Tumbling("0s"),
+        lambda: ps.Sliding("10s", "0s"),
+        lambda: ps.Tumbling("10s", offset="10s"),
+        lambda: ps.Tumbling("10s", time="processing"),
+    ],
+)
+def test_windows_that_cannot_be_are_refused(make):
+    refused(make)
+
+
+def test_a_duration_is_a_text_with_a_unit():
+    with pytest.raises(ps.UsageError, match="'ten' is not a duration"):
+        ps.Tumbling("ten")
+
+
+def test_only_the_windows_there_are_can_be_used(orders):
+    refused(lambda: orders.key_by("user_id").window("10s"), "'10s' is not a window", "ps.Tumbling", "ps.Sliding")
+    with pytest.raises(AttributeError, match=r"no 'Session'.*Sliding.*Tumbling"):
+        ps.Session  # noqa: B018
+
+
+def test_a_window_needs_event_time(env, source):
+    stream = env.from_source(source(), uid="in").key_by("user_id")
+    refused(lambda: stream.window(ps.Tumbling("10s")), "no event time", "watermarks=")
+
+
+def test_window_columns_must_be_free(orders):
+    stream = orders.with_columns(window_start=1).key_by("user_id")
+    refused(lambda: stream.window(ps.Tumbling("10s")), "already has a column 'window_start'")
+
+
+@pytest.fixture
+def windowed(orders):
+    return orders.key_by("user_id").window(ps.Sliding("1m", "10s"))
+
+
+def aggregates_of(env, stream):
+    node = env.builder.node(stream.flow.upstreams[0].node)
+    return [(a["fn"], a["column"], a["alias"]) for a in node.operator.config["aggregates"]]
+
+
+def test_aggregates_are_positional_or_named(env, windowed):
+    stream = windowed.aggregate(ps.sum("amount").alias("total"), ps.max("amount"), n=ps.count())
+    assert stream.columns == ["user_id", "window_start", "window_end", "total", "max_amount", "n"]
+    assert aggregates_of(env, stream) == [
+        ("sum", "amount", "total"),
+        ("max", "amount", "max_amount"),
+        ("count", None, "n"),
+    ]
+
+
+@pytest.mark.parametrize("fn", ["sum", "min", "max", "mean", "var", "std", "first", "last"])
+def test_every_aggregate_names_its_function(env, windowed, fn):
+    stream = windowed.aggregate(getattr(ps, fn)("amount"))
+    assert aggregates_of(env, stream) == [(fn, "amount", f"{fn}_amount")]
+
+
+def test_what_cannot_be_aggregated_is_refused(windowed):
+    refused(windowed.aggregate, "no aggregate is given")
+    refused(lambda: windowed.aggregate(n=ps.sum("amuont")), "did you mean 'amount'?")
+    refused(lambda: windowed.aggregate(n="amount"), "'amount' is not an aggregate")
+    refused(lambda: windowed.aggregate(ps.count(), ps.count()), "'count' occurs twice")
+    refused(lambda: windowed.aggregate(user_id=ps.count()), "'user_id' occurs twice")
+    refused(lambda: windowed.aggregate(window_end=ps.count()), "'window_end' occurs twice")
+
+
+def test_late_rows_have_the_columns_of_the_input(env, orders, windowed, sink):
+    totals = windowed.late_to("late").aggregate(n=ps.count()).uid("totals")
+    assert totals.side_output("late").schema == orders.schema
+    totals.sink_to(sink(), uid="out")
+    refused(lambda: env.job_graph("j"), "'late'", "nobody reads")
+    totals.side_output("late").sink_to(sink(), uid="late")
+    assert [v.name for v in env.job_graph("j").vertices][1:] == [
+        "Window(sliding 1m every 10s)",
+        "Sink: out",
+        "Sink: late",
+    ]
+
+
+def test_lateness_is_refused_when_it_is_more_than_none(windowed):
+    assert windowed.allowed_lateness("0s") is windowed
+    refused(lambda: windowed.allowed_lateness("1m"), "allowed_lateness('1m')", ".late_to(tag)")
+
+
+def test_an_empty_tag_is_refused(windowed):
+    refused(lambda: windowed.late_to(""), "empty")
+
+
+@pytest.mark.parametrize("column", ["amuont", "product"])
+def test_event_time_must_be_a_time(env, source, column):
+    strategy = ps.WatermarkStrategy.monotonic(timestamp=column)
+    refused(lambda: env.from_source(source(), watermarks=strategy, uid="in"), f"{column!r}")
