@@ -1,0 +1,6 @@
+"""Kafka in and out: `KafkaSource` and `KafkaSink`; the only package that touches a Kafka client library."""
+
+from penstock_connectors.kafka.sink import KafkaSink
+from penstock_connectors.kafka.source import KafkaSource
+
+__all__ = ["KafkaSink", "KafkaSource"]

@@ -1,0 +1,130 @@
+"""Getting messages of assigned partitions as columns: the contract, and the choice between its two implementations.
+
+`fetch_fast` reads librdkafka's messages in compiled loops; `fetch_plain` uses confluent-kafka's objects where the first cannot
+work. One test suite holds for both. Called by `reader` from the subtask's thread; no call blocks.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock_connectors.kafka.properties import for_consumer
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+Place = tuple[str, int]
+
+#: What bounds a reader's memory. A small queue needs the short back-off: the default of 1 s leaves the reader waiting.
+READ_PROPERTIES: Mapping[str, str] = {
+    "isolation.level": "read_committed",
+    "queued.max.messages.kbytes": "32768",
+    "queued.min.messages": "100000",
+    "fetch.queue.backoff.ms": "5",
+    "fetch.wait.max.ms": "100",
+    "fetch.message.max.bytes": "4194304",
+}
+#: Not to be overridden: assignment and positions are the job's.
+FIXED_PROPERTIES: Mapping[str, str] = {
+    "enable.auto.commit": "false",
+    "enable.auto.offset.store": "false",
+    "enable.partition.eof": "true",
+    # a position that is gone from the topic must be heard of, not jumped over
+    "auto.offset.reset": "error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FetchProblem:
+    """An error event of the client: `place` is None when it is not about one partition."""
+
+    code: int
+    text: str
+    place: Place | None = None
+
+
+@dataclass(slots=True)
+class Fetched:
+    """What one fetch gave; row i of the columns is one message."""
+
+    #: Values: null stays null, empty stays empty.
+    value: pa.LargeBinaryArray
+    #: Index into `places` of each message.
+    slot: np.ndarray[Any, Any]
+    offset: np.ndarray[Any, Any]
+    #: Keys and timestamps (ms, -1 unknown) are None unless asked for.
+    key: pa.LargeBinaryArray | None = None
+    timestamp: np.ndarray[Any, Any] | None = None
+    places: list[Place] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class FetchResult:
+    """Messages (None: none), what is known of the partitions' ends, and errors."""
+
+    messages: Fetched | None = None
+    #: Offset behind the last message of each partition present.
+    positions: dict[Place, int] = field(default_factory=dict)
+    #: Partitions whose newest event is "end reached", with the offset of the next message to come.
+    ends: dict[Place, int] = field(default_factory=dict)
+    problems: list[FetchProblem] = field(default_factory=list)
+
+
+class Fetcher(Protocol):
+    """Fetches from a changing set of partitions."""
+
+    def add(self, starts: Mapping[Place, int]) -> None:
+        """Begin to fetch these partitions from these offsets."""
+
+    def remove(self, places: list[Place]) -> None:
+        """Stop fetching; messages of them that are still queued may come out of the next fetches."""
+
+    def fetch(self, max_messages: int) -> FetchResult:
+        """Return what is queued, without waiting; afterwards `wake` is called once something is."""
+
+    def lag(self, positions: Mapping[Place, int]) -> int:
+        """Return how many messages behind the ends last heard of these positions are."""
+
+    def commit(self, offsets: Mapping[Place, int]) -> None:
+        """Publish offsets to the group, without waiting; failures are counted in `commit_failures`."""
+
+    @property
+    def commit_failures(self) -> int:
+        """Commits that failed so far."""
+
+    def close(self) -> None:
+        """Free everything; idempotent."""
+
+
+@dataclass(frozen=True, slots=True)
+class FetchSettings:
+    """How to fetch: resolved client properties, and which columns are wanted besides the value."""
+
+    properties: Mapping[str, str]
+    wake: Callable[[], None]
+    keys: bool = False
+    timestamps: bool = False
+
+
+def open_fetcher(settings: FetchSettings) -> Fetcher:
+    """Return the compiled fetcher, or the plain one where that cannot work (or `PENSTOCK_KAFKA_PLAIN=1` says so)."""
+    if os.environ.get("PENSTOCK_KAFKA_PLAIN") != "1":
+        try:
+            from penstock_connectors.kafka.fetch_fast import FastFetcher  # noqa: PLC0415 - may not be loadable here
+
+            return FastFetcher(settings)
+        except ImportError as error:
+            logging.getLogger(__name__).warning("messages are read through Python objects, about 3 times slower: %s", error)
+    from penstock_connectors.kafka.fetch_plain import PlainFetcher  # noqa: PLC0415 - only where needed
+
+    return PlainFetcher(settings)
+
+
+def client_properties(resolved: Mapping[str, str]) -> dict[str, str]:
+    """Return a consumer's properties: ours, over them the user's, over them what must not change."""
+    return {"group.id": "penstock", **READ_PROPERTIES, **for_consumer(resolved), **FIXED_PROPERTIES}

@@ -1,0 +1,111 @@
+"""Questions to a cluster with short time-outs: partitions of topics, offsets, groups, limits of the broker.
+
+Used by the enumerator (JobManager) and by the checks before a job starts; imported there, so it loads no Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+
+from penstock.core.errors import ConnectorError
+from penstock_connectors.kafka.properties import LOOKUP_TIMEOUT_MS, for_admin
+
+T = TypeVar("T")
+Place = tuple[str, int]
+_TIMEOUT_S = LOOKUP_TIMEOUT_MS / 1000
+_NO_ANSWER = {
+    KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own names of its local errors
+    KafkaError._TRANSPORT,  # noqa: SLF001
+    KafkaError._RESOLVE,  # noqa: SLF001
+    KafkaError._TIMED_OUT,  # noqa: SLF001
+}
+
+
+class ClusterMetadata:
+    """Asks one cluster; every call ends within about `LOOKUP_TIMEOUT_MS`."""
+
+    def __init__(self, resolved: Mapping[str, str]) -> None:
+        """Nothing is sent before the first question."""
+        self.bootstrap = resolved["bootstrap.servers"]
+        self._admin = AdminClient({"socket.connection.setup.timeout.ms": "5000", **for_admin(resolved)})
+
+    def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
+        """Return the partitions of each topic.
+
+        Raises:
+            ConnectorError: unreachable, or a topic does not exist.
+        """
+        found = self._call(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
+        missing = [topic for topic in topics if topic not in found or found[topic].error is not None]
+        if missing:
+            raise ConnectorError(
+                f"Kafka at {self.bootstrap} has no topic {', '.join(map(repr, missing))}",
+                hint="create it first, or correct its name; its topics are: " + (_some(found) or "none"),
+            )
+        return {topic: sorted(found[topic].partitions) for topic in topics}
+
+    def offsets(self, places: Sequence[Place], at: str | int, *, committed: bool = True) -> dict[Place, int]:
+        """Return offsets: `at` is `"earliest"`, `"latest"` or a time in ms (then -1 where nothing is that late).
+
+        With `committed`, latest is the last stable offset: the end of what a read-committed reader can see now.
+        """
+        if not places:
+            return {}
+        if isinstance(at, int):
+            spec = OffsetSpec.for_timestamp(at)
+        else:
+            spec = OffsetSpec.earliest() if at == "earliest" else OffsetSpec.latest()
+        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        asked = {TopicPartition(*place): spec for place in places}
+        futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=_TIMEOUT_S)
+        return {(place.topic, place.partition): int(self._wait(future).offset) for place, future in futures.items()}
+
+    def group_offsets(self, group: str, places: Sequence[Place]) -> dict[Place, int]:
+        """Return the offsets committed by a group, without the partitions it has none for."""
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in places])
+        future = self._admin.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_S)[group]
+        answer = self._wait(future).topic_partitions
+        return {(p.topic, p.partition): int(p.offset) for p in answer if p.error is None and p.offset >= 0}
+
+    def broker_setting(self, name: str) -> int | None:
+        """Return a numeric setting of a broker, or None when it is not told (no permission, unknown)."""
+        brokers = self._call(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).brokers
+        if not brokers:
+            return None
+        resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
+        try:
+            entries = self._admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S)
+            return int(entries[name].value)
+        except (KafkaException, KeyError, TypeError, ValueError):
+            return None
+
+    def _wait(self, future: Future[Any]) -> Any:
+        return self._call(lambda: future.result(_TIMEOUT_S + 1))
+
+    def _call(self, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except TimeoutError as error:
+            raise self._unreachable("no answer") from error
+        except KafkaException as error:
+            reason = error.args[0]
+            if isinstance(reason, KafkaError) and reason.code() in _NO_ANSWER:
+                raise self._unreachable(reason.str()) from error
+            text = reason.str() if isinstance(reason, KafkaError) else str(error)
+            raise ConnectorError(f"Kafka at {self.bootstrap}: {text}") from error
+
+    def _unreachable(self, why: str) -> ConnectorError:
+        return ConnectorError(
+            f"Kafka at {self.bootstrap} cannot be reached within {LOOKUP_TIMEOUT_MS / 1000:.0f} s: {why}",
+            hint="is the broker running, is the address right, and do the security properties fit?",
+        )
+
+
+def _some(topics: Mapping[str, Any]) -> str:
+    names = sorted(name for name in topics if not name.startswith("__"))
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,163 @@
+"""`KafkaSource`: the value a user puts into a job, and the factory that the JobManager and the workers make its parts from.
+
+Imported by user code and by the control plane: client library and Arrow are loaded only by the part that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.config.settings import parse_duration_ms
+from penstock.connector.source import SourceContext, SourceReader, SourceSpec, SplitEnumerator
+from penstock.core.errors import ConnectorError, UsageError
+from penstock.core.schema import arrow_schema_of, schema_to_text
+from penstock_connectors.formats.timestamps import TimestampUnit
+from penstock_connectors.kafka.positions import check_bounded, check_start
+from penstock_connectors.kafka.properties import check_properties, resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Format = Literal["json", "arrow", "raw"]
+BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
+FORMATS = ("json", "arrow", "raw")
+POLICIES = ("fail", "skip", "dead-letter")
+FACTORY = "penstock_connectors.kafka.source:KafkaSourceFactory"
+
+
+class KafkaSource:
+    """Records of one or several Kafka topics as rows.
+
+    Args:
+        bootstrap: `host:port[,host:port...]`.
+        topic: one topic or several.
+        schema: the rows: a `ps.Schema` class, a dataclass or an Arrow schema; not with `format="raw"`, whose columns are
+            `key, value, timestamp, topic, partition, offset`.
+        format: `json` (one object a message), `arrow` (one Arrow IPC stream a message) or `raw`.
+        start: `earliest`, `latest`, `group` (the group's committed offsets), `{"timestamp": ...}` or
+            `{(topic, partition): offset}`; used when the job first starts, later its checkpoints decide.
+        bounded: False, `latest` (the end when the job starts), `{"timestamp": ...}` or `{(topic, partition): offset}`.
+        group: offsets of completed checkpoints are committed under this name, for monitoring only.
+        on_bad_record: what becomes of a message that is no row: `fail` the job, `skip` and count it, or `dead-letter`: hand it
+            to the dead letter output, and write it to `dead_letter_topic` if that is given (at least once).
+        discovery_interval: how often new partitions are looked for; None = never.
+        timestamp_unit: unit of integer times in JSON; `auto` takes the magnitude (see `formats.timestamps`).
+        properties: librdkafka properties; secrets as `${ENV:NAME}`.
+    """
+
+    def __init__(  # noqa: D107
+        self,
+        bootstrap: str,
+        topic: str | Sequence[str],
+        schema: Any = None,
+        format: Format = "json",  # noqa: A002 - the contract's name
+        *,
+        start: Any = "earliest",
+        bounded: Any = False,
+        group: str | None = None,
+        on_bad_record: BadRecordPolicy = "fail",
+        dead_letter_topic: str | None = None,
+        discovery_interval: str | float | None = "30s",
+        timestamp_unit: TimestampUnit = "auto",
+        properties: Mapping[str, Any] | None = None,
+    ) -> None:
+        topics = [topic] if isinstance(topic, str) else list(topic)
+        if not bootstrap or not topics or not all(topics):
+            raise UsageError("KafkaSource needs an address and a topic", hint="KafkaSource('host:9092', topic='orders', schema=Order)")
+        if len(set(topics)) < len(topics):
+            raise UsageError(f"KafkaSource: a topic is named twice in {topics}")
+        _one_of("format", format, FORMATS)
+        _one_of("on_bad_record", on_bad_record, POLICIES)
+        _one_of("timestamp_unit", timestamp_unit, ("auto", "s", "ms", "us"))
+        if (schema is None) != (format == "raw"):
+            wanted = "has the columns key, value, timestamp, topic, partition, offset; leave schema out"
+            raise UsageError(f"KafkaSource: format={format!r} " + (wanted if format == "raw" else "needs schema="))
+        if dead_letter_topic is not None and on_bad_record != "dead-letter":
+            raise UsageError("KafkaSource: dead_letter_topic is given but not used", hint="add on_bad_record='dead-letter'")
+        self.row_schema: pa.Schema = _raw_schema() if format == "raw" else _as_arrow(schema)
+        if format == "json":
+            from penstock_connectors.formats.json_rows import JsonRowDecoder  # noqa: PLC0415 - Arrow is not for the control plane
+
+            JsonRowDecoder(self.row_schema)
+        self._discovery = None if discovery_interval is None else parse_duration_ms(discovery_interval, "discovery_interval")
+        self._config: dict[str, Any] = {
+            "bootstrap": bootstrap,
+            "topics": topics,
+            "format": format,
+            "start": check_start(start, group),
+            "bounded": check_bounded(bounded),
+            "group": group,
+            "on_bad_record": on_bad_record,
+            "dead_letter_topic": dead_letter_topic,
+            "timestamp_unit": timestamp_unit,
+            "properties": check_properties(properties or {}, "KafkaSource"),
+        }
+
+    def spec(self) -> SourceSpec:
+        """Return the source as a value for the job graph."""
+        bounded = self._config["bounded"] is not None
+        return SourceSpec(
+            factory=FACTORY,
+            config=self._config,
+            schema=schema_to_text(self.row_schema),
+            bounded=bounded,
+            discovery_interval_ms=None if bounded else self._discovery,
+        )
+
+
+class KafkaSourceFactory:
+    """Makes the parts of a `KafkaSource` where they run."""
+
+    def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> SplitEnumerator:
+        """Return the enumerator for the JobManager."""
+        from penstock_connectors.kafka.enumerator import KafkaEnumerator  # noqa: PLC0415 - needs the client library
+
+        return KafkaEnumerator(spec.config, first_run=first_run)
+
+    def create_reader(self, spec: SourceSpec, context: SourceContext) -> SourceReader:
+        """Return the reader of one subtask."""
+        from penstock_connectors.kafka.reader import KafkaReader  # noqa: PLC0415 - needs the client library and Arrow
+
+        return KafkaReader(spec, context)
+
+    def validate(self, spec: SourceSpec) -> None:
+        """Check that the broker answers and has the topics.
+
+        Raises:
+            ConnectorError: it does not.
+        """
+        from penstock_connectors.kafka.metadata import ClusterMetadata  # noqa: PLC0415 - needs the client library
+
+        cluster = ClusterMetadata(resolve(spec.config["bootstrap"], spec.config["properties"]))
+        topics = [*spec.config["topics"], *filter(None, [spec.config["dead_letter_topic"]])]
+        found = cluster.partitions(topics)
+        empty = [topic for topic, partitions in found.items() if not partitions]
+        if empty:
+            raise ConnectorError(f"Kafka at {cluster.bootstrap}: {', '.join(empty)} has no partitions")
+
+
+def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise UsageError(f"KafkaSource: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}")
+
+
+def _as_arrow(schema: Any) -> pa.Schema:
+    import pyarrow as pa  # noqa: PLC0415 - not for the control plane
+
+    return schema if isinstance(schema, pa.Schema) else arrow_schema_of(schema)
+
+
+def _raw_schema() -> pa.Schema:
+    import pyarrow as pa  # noqa: PLC0415 - not for the control plane
+
+    return pa.schema(
+        [
+            pa.field("key", pa.large_binary()),
+            pa.field("value", pa.large_binary()),
+            pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+            pa.field("topic", pa.string(), nullable=False),
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("offset", pa.int64(), nullable=False),
+        ]
+    )
