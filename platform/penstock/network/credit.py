@@ -125,11 +125,9 @@ class GateCredit:
     def _serve_waiting(self) -> list[tuple[int, int]]:
         grants: list[tuple[int, int]] = []
         while self.floating_free and self._waiting:
-            channel = self._waiting[0]
+            channel = self._waiting.popleft()
             taken = self._take_floating(channel)
             if taken:
                 grants.append((channel, taken))
-            if self._short(channel) > 0:
-                break
-            self._waiting.popleft()
+            self._wait_if_short(channel)  # at the end: the others are served before it gets more
         return grants

@@ -155,7 +155,8 @@ class FrameDecoder:
         self._message_limit = message_limit
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
-        self._partials: dict[ChannelKey, _Partial] = {}
+        #: By kind too: a reset may come between the frames of its channel's message.
+        self._partials: dict[tuple[FrameKind, ChannelKey], _Partial] = {}
         self._current: _Partial | None = None
         #: Bytes of the current frame's payload still to come.
         self._missing = 0
@@ -220,14 +221,14 @@ class FrameDecoder:
             key = ChannelKey(*ids)
             self._start += HEADER_BYTES
             available = self._end - self._start
-            if length == total <= available and key not in self._partials:
+            if length == total <= available and (kind, key) not in self._partials:
                 payload = bytes(scratch[self._start : self._start + length])
                 self._start += length
                 messages.append(Message(kind, key, sequence, backlog, payload))
                 continue
-            partial = self._partials.get(key)
+            partial = self._partials.get((kind, key))
             if partial is None:
-                partial = self._partials[key] = _Partial(kind, key, total, sequence, backlog)
+                partial = self._partials[kind, key] = _Partial(kind, key, total, sequence, backlog)
             elif partial.sequence != sequence or partial.filled + length > total or len(partial.view) != total:
                 raise FrameError(f"frame of message {sequence} inside message {partial.sequence} of channel {key}")
             elif length == 0:
@@ -247,7 +248,7 @@ class FrameDecoder:
     def _finish_frame(self, partial: _Partial, messages: list[Message]) -> None:
         self._current = None
         if partial.filled == len(partial.view):
-            del self._partials[partial.key]
+            del self._partials[partial.kind, partial.key]
             partial.view.release()
             messages.append(Message(partial.kind, partial.key, partial.sequence, partial.backlog, partial.payload))
 

@@ -22,7 +22,6 @@ from penstock.network.data_plane import ConnectionLostError
 
 if TYPE_CHECKING:
     from penstock.network.frame import Event
-    from penstock.network.sizes import BatchSizer
 
 #: More pending watermarks and status changes than this are flushed: bounded, and no longer worth saving.
 _MAX_PENDING_EVENTS = 4
@@ -74,11 +73,10 @@ class Outgoing(NamedTuple):
 class Subpartition:
     """The queue of one channel."""
 
-    def __init__(self, limits: ChannelLimits, budget: PartitionBudget, sizer: BatchSizer) -> None:
+    def __init__(self, limits: ChannelLimits, budget: PartitionBudget) -> None:
         """Start closed: nothing leaves before the receiver's first grant."""
         self._limits = limits
         self._budget = budget
-        self._sizer = sizer
         self._rows: list[pa.RecordBatch] = []
         self._rows_bytes = 0
         self._pending: list[Watermark | WatermarkStatus] = []
@@ -100,10 +98,9 @@ class Subpartition:
 
     # --- producer -----------------------------------------------------------------------------------------------------
 
-    def add_rows(self, rows: pa.RecordBatch, now_ms: float) -> None:
-        """Take rows; they leave when the buffer is full, at the deadline, or with the next barrier."""
+    def add_rows(self, rows: pa.RecordBatch, size: int, now_ms: float) -> None:
+        """Take rows of about `size` bytes; they leave when the buffer is full, at the deadline, or with a barrier."""
         self._check()
-        size = self._sizer.size(rows)
         limit = self._limits.buffer_size_bytes
         if self._rows_bytes + size > limit or (self._pending and not self._only_watermark_pending()):
             self.flush()  # rows may go before a pending watermark, never before a pending status
@@ -146,7 +143,7 @@ class Subpartition:
         if self._rows:
             rows = self._rows[0] if len(self._rows) == 1 else pa.concat_batches(self._rows)
             size, self._rows, self._rows_bytes = self._rows_bytes, [], 0
-            entries = [self._entry(piece) for piece in self._pieces(rows, size)]
+            entries = [self._entry(piece, size * piece.num_rows // rows.num_rows) for piece in self._pieces(rows, size)]
         if self._pending:
             entries += [(event, 0) for event in self._pending]
             self._pending = []
@@ -167,11 +164,10 @@ class Subpartition:
         step = -(-rows.num_rows // count)
         return [rows.slice(start, step) for start in range(0, rows.num_rows, step)]
 
-    def _entry(self, rows: pa.RecordBatch) -> tuple[Any, int]:
+    def _entry(self, rows: pa.RecordBatch, size: int) -> tuple[Any, int]:
         if self._encode is None:
-            return Batch(rows), max(1, self._sizer.size(rows))
+            return Batch(rows), max(1, size)
         message = self._encode(rows)
-        self._sizer.learn(rows.num_rows, message.size)
         return message, message.size
 
     def _enqueue(self, entries: list[tuple[Any, int]]) -> None:

@@ -1,0 +1,281 @@
+"""Real sockets: two workers in one process and in two, both transports, and every way to lose a peer."""
+
+import contextlib
+import os
+import socket
+import threading
+import time
+
+import msgspec
+import pytest
+
+from penstock.config.settings import JobSettings
+from penstock.core.clock import SystemClock
+from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
+from penstock.core.errors import UsageError
+from penstock.graph.job_graph import KeyGroup
+from penstock.network import connection
+from penstock.network.addresses import Listener
+from penstock.network.connection import WorkerNetwork
+from penstock.network.data_plane import ConnectionLostError
+from penstock.network.frame import FrameDecoder, FrameKind, Hello, encode_message
+
+DEADLINE = 20
+
+
+class Reader:
+    """Polls a gate as a task would: until the end of all channels."""
+
+    def __init__(self):
+        self.data = threading.Event()
+
+    def read(self, gate, until=lambda element: False):
+        found, ends = [], 0
+        while ends < gate.channel_count:
+            element = gate.poll()
+            if element is None:
+                assert self.data.wait(DEADLINE), "nothing arrived"
+                self.data.clear()
+                continue
+            found.append(element)
+            ends += isinstance(element[1], EndOfInput)
+            if until(element[1]):
+                break
+        return found
+
+
+def send(output, batches, room):
+    for batch in batches:
+        while not output.available:
+            assert room.wait(DEADLINE), "no room"
+            room.clear()
+        output.batch(Batch(batch))
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def listen(request, tmp_path):
+    return f"unix:{tmp_path}" if request.param == "unix" else "tcp:127.0.0.1:0"
+
+
+@pytest.fixture
+def planes(listen, net):
+    with contextlib.ExitStack() as stack:
+        found = {}
+        for worker in "ab":
+            lost = []
+            plane = WorkerNetwork(
+                worker, listen, SystemClock(), on_connection_lost=lambda p, r, lost=lost: lost.append((p, r))
+            )
+            plane.lost = lost
+            stack.callback(plane.close)
+            found[worker] = plane
+        yield found
+
+
+@pytest.mark.parametrize("source", ["a", "b"])
+def test_an_exchange_between_two_workers(net, planes, source):
+    target = "b" if source == "a" else "a"
+    job = net.Job(planes, JobSettings(buffer_timeout_ms=0, buffer_size_bytes=20_000))
+    reader, room = Reader(), threading.Event()
+    output = job.outputs(0, source, [target], wake=room.set)
+    gate = job.gate(0, target, [source], reader.data.set)
+    job.start()
+    sender = threading.Thread(
+        target=lambda: (
+            send(output, [net.rows(1000, first=1000 * n) for n in range(100)], room),
+            output.watermark(Watermark(1)),
+            output.barrier(Barrier(1)),
+            output.end(),
+        )
+    )
+    sender.start()
+    found = reader.read(gate)
+    sender.join(DEADLINE)
+    assert net.keys_of(found) == list(range(100_000))
+    assert [e for _, e in found[-3:]] == [Watermark(1), Barrier(1), EndOfInput()]
+    assert planes["a"].lost == planes["b"].lost == []
+
+
+def test_a_message_of_many_megabytes(net, planes):
+    job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
+    reader = Reader()
+    output = job.outputs(0, "a", ["b"])
+    gate = job.gate(0, "b", ["a"], reader.data.set)
+    job.start()
+    output.batch(Batch(net.rows(1, text="x" * 20_000_000)))
+    output.end()
+    (_, batch), _ = reader.read(gate)
+    assert len(batch.data.column("v")[0].as_py()) == 20_000_000
+
+
+def test_a_closed_peer_fails_the_tasks_and_is_reported(net, planes):
+    job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
+    reader, room = Reader(), threading.Event()
+    output = job.outputs(0, "a", ["b"], wake=room.set)
+    gate = job.gate(0, "b", ["a"], reader.data.set)
+    job.start()
+    output.watermark(Watermark(1))
+    reader.read(gate, until=lambda e: e == Watermark(1))
+    link = next(iter(planes["b"]._links))
+    link.sock.shutdown(socket.SHUT_RDWR)  # as if the process had died
+    assert room.wait(DEADLINE)
+    with pytest.raises(ConnectionLostError, match="worker b"):
+        output.batch(Batch(net.rows(1)))
+    assert reader.data.wait(DEADLINE)
+    with pytest.raises(ConnectionLostError, match="worker a"):
+        reader.read(gate)
+    deadline = time.monotonic() + DEADLINE
+    while not (planes["a"].lost and planes["b"].lost) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert [p for p, _ in planes["a"].lost + planes["b"].lost] == ["b", "a"]
+
+
+def test_a_new_epoch_connects_again_after_a_loss(net, planes):
+    settings = JobSettings(buffer_timeout_ms=0)
+    for epoch in (1, 2, 3):
+        job = net.Job(planes, settings, epoch=epoch)
+        reader = Reader()
+        output = job.outputs(0, "b", ["a"])
+        gate = job.gate(0, "a", ["b"], reader.data.set)
+        job.start()
+        output.batch(Batch(net.rows(10, first=epoch)))
+        output.barrier(Barrier(epoch))
+        found = reader.read(gate, until=lambda e: isinstance(e, Barrier))
+        assert net.keys_of(found) == list(range(epoch, epoch + 10))
+        for link in list(planes["a"]._links):
+            link.sock.shutdown(socket.SHUT_RDWR)
+        deadline = time.monotonic() + DEADLINE
+        while (planes["a"]._peers or planes["b"]._peers) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        for plane in planes.values():
+            plane.release("job")
+
+
+def test_a_worker_that_cannot_be_reached_is_a_lost_connection(net, planes, monkeypatch, listen):
+    monkeypatch.setattr(connection, "CONNECT_DEADLINE_MS", 100)
+    monkeypatch.setattr(connection, "ACCEPT_DEADLINE_MS", 100)
+    gone = WorkerNetwork("c", listen, SystemClock())
+    job = net.Job({**planes, "c": gone, "A": gone}, JobSettings())
+    reader = Reader()
+    dials = job.gate(0, "a", ["c"], reader.data.set)
+    gone.close()
+    planes["a"].start_channels("job")
+    assert reader.data.wait(DEADLINE)
+    with pytest.raises(ConnectionLostError, match="cannot be reached"):
+        dials.poll()
+
+
+def test_a_worker_that_does_not_dial_is_a_lost_connection(net, planes, monkeypatch):
+    monkeypatch.setattr(connection, "ACCEPT_DEADLINE_MS", 100)
+    job = net.Job(planes, JobSettings())
+    reader = Reader()
+    waits = job.gate(0, "b", ["a"], reader.data.set)
+    planes["b"].start_channels("job")
+    assert reader.data.wait(DEADLINE)
+    with pytest.raises(ConnectionLostError, match="did not connect in time"):
+        waits.poll()
+
+
+def test_another_version_of_the_protocol_is_told_why_it_is_refused(planes):
+    kind, _, rest = planes["a"].endpoint.partition(":")
+    if kind == "unix":
+        sock = socket.socket(socket.AF_UNIX)
+        sock.connect(rest)
+    else:
+        host, _, port = rest.rpartition(":")
+        sock = socket.create_connection((host, int(port)))
+    with sock:
+        sock.settimeout(DEADLINE)
+        sock.sendall(encode_message(FrameKind.HELLO, payload=msgspec.msgpack.encode(Hello("old", version=99))))
+        decoder, messages = FrameDecoder(), []
+        while data := sock.recv(1000):
+            messages += decoder.feed(data)
+    assert [m.kind for m in messages] == [FrameKind.RESET]
+    assert b"version 99" in bytes(messages[0].payload)
+
+
+def test_a_long_folder_falls_back_to_a_short_one(tmp_path):
+    folder = tmp_path / ("x" * 100)
+    listener = Listener("worker-1", f"unix:{folder}")
+    path = listener.endpoint.removeprefix("unix:")
+    assert len(path) < 100
+    listener.close()
+    assert not os.path.exists(os.path.dirname(path))
+
+
+def test_a_worker_id_that_is_no_file_name_is_no_problem(tmp_path):
+    listener = Listener("tm/0:slot 1", f"unix:{tmp_path}")
+    assert os.path.exists(listener.endpoint.removeprefix("unix:"))
+    listener.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("address", ["nonsense", "unix:", "tcp:localhost", "tcp:host:port"])
+def test_an_address_of_another_form_is_refused(address):
+    with pytest.raises(UsageError):
+        Listener("w", address)
+
+
+def test_close_ends_the_thread_and_removes_the_socket_file(tmp_path):
+    plane = WorkerNetwork("w", f"unix:{tmp_path}", SystemClock())
+    plane.close()
+    plane.close()
+    assert not plane._thread.is_alive()
+    assert list(tmp_path.iterdir()) == []
+
+
+def _other_process(net, folder, pipe, rows):
+    """Body of the forked worker `b`: sends half of what it makes to itself, half to `a`, and counts what it gets."""
+    plane = WorkerNetwork("b", f"unix:{folder}", SystemClock())
+    pipe.send(plane.endpoint)
+    count = _exchange(net, {"b": plane, "a": Named(pipe.recv())}, "b", 1, rows)
+    pipe.send(count)
+    pipe.recv()
+    plane.close()
+
+
+class Named:
+    """A worker of which only the endpoint is known here."""
+
+    def __init__(self, endpoint):
+        self.endpoint = endpoint
+
+
+def _exchange(net, planes, worker, subtask, rows):
+    job = net.Job(planes, JobSettings(buffer_size_bytes=50_000))
+    reader, room = Reader(), threading.Event()
+    output = job.outputs(subtask, worker, ["a", "b"], partitioner=KeyGroup(("k",)), wake=room.set)
+    gate = job.gate(subtask, worker, ["a", "b"], reader.data.set)
+    job.start(worker)
+    batches = [net.rows(1000, first=1000 * n) for n in range(rows // 1000)]
+    sender = threading.Thread(target=lambda: (send(output, batches, room), output.end()))
+    sender.start()
+    found = reader.read(gate)
+    sender.join(DEADLINE)
+    keys = net.keys_of(found)
+    return sum(keys), len(keys), len(set(keys))
+
+
+@pytest.mark.processes
+def test_two_processes_exchange_every_row_exactly_once(net, tmp_path):
+    import multiprocessing
+
+    rows = 200_000
+    here, there = multiprocessing.get_context("fork").Pipe()
+    process = multiprocessing.get_context("fork").Process(target=_other_process, args=(net, tmp_path, there, rows))
+    process.start()
+    plane = WorkerNetwork("a", f"unix:{tmp_path}", SystemClock())
+    try:
+        here.send(plane.endpoint)
+        endpoint = here.recv()
+        total, count, distinct = _exchange(net, {"a": plane, "b": Named(endpoint)}, "a", 0, rows)
+        assert here.poll(DEADLINE)
+        other_total, other_count, other_distinct = here.recv()
+        here.send("done")
+    finally:
+        process.join(DEADLINE)
+        plane.close()
+    assert process.exitcode == 0
+    assert count + other_count == 2 * rows
+    assert distinct + other_distinct == rows
+    assert total + other_total == rows * (rows - 1)

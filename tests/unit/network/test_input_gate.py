@@ -1,0 +1,170 @@
+"""The gate: fair, blockable, and exact about what it has been given."""
+
+import pytest
+
+from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
+from penstock.core.schema import schema_to_text
+from penstock.graph.deployment import ChannelId, InputChannelSpec, InputSpec
+from penstock.network.data_plane import ConnectionLostError
+from penstock.network.input_gate import InputGate
+from penstock.network.subpartition import Outgoing
+
+
+class Sender:
+    """A gate with the senders of its channels in the test's hand."""
+
+    def __init__(self, net, channels=3, inputs=1):
+        self.net = net
+        self.wakes = 0
+        specs = tuple(
+            InputSpec(
+                input_index=i,
+                schema=schema_to_text(net.SCHEMA),
+                channels=tuple(InputChannelSpec(ChannelId(i, s, 0, 1), "w", "memory:w") for s in range(channels)),
+            )
+            for i in range(inputs)
+        )
+        self.gate = InputGate(specs, net.SMALL, self.wake)
+        self.granted = [0] * self.gate.channel_count
+        self.sequence = [0] * self.gate.channel_count
+        for index in range(self.gate.channel_count):
+            self.gate.connect(index, lambda amount, index=index: self.grant(index, amount))
+
+    def wake(self):
+        self.wakes += 1
+
+    def grant(self, channel, amount):
+        self.granted[channel] += amount
+
+    def send(self, channel, item, size=0, backlog=0):
+        self.gate.receive(channel, Outgoing(item, size, backlog, self.sequence[channel]))
+        self.sequence[channel] += 1
+
+    def rows(self, channel, count=1, size=100, backlog=0):
+        self.send(channel, Batch(self.net.rows(count)), size, backlog)
+
+
+def test_every_channel_is_granted_its_exclusive_bytes(net):
+    assert Sender(net).granted == [2000, 2000, 2000]
+
+
+def test_channels_take_turns(net):
+    sender = Sender(net)
+    for _ in range(3):
+        sender.rows(0)
+    sender.rows(1)
+    sender.rows(2)
+    assert [c for c, _ in net.poll_all(sender.gate)] == [0, 1, 2, 0, 0]
+
+
+def test_the_task_is_told_when_the_gate_was_empty_only(net):
+    sender = Sender(net)
+    sender.rows(0)
+    sender.rows(0)
+    sender.rows(1)
+    assert sender.wakes == 1
+    net.poll_all(sender.gate)
+    sender.rows(1)
+    assert sender.wakes == 2
+
+
+def test_blocked_channels_fill_up_but_are_not_polled(net):
+    sender = Sender(net)
+    sender.rows(0)
+    sender.gate.block(0)
+    sender.rows(0)
+    sender.rows(1)
+    assert [c for c, _ in net.poll_all(sender.gate)] == [1]
+    assert sender.gate.bytes_queued == 200
+    wakes = sender.wakes
+    sender.gate.unblock(0)
+    assert sender.wakes == wakes + 1
+    assert [c for c, _ in net.poll_all(sender.gate)] == [0, 0]
+
+
+def test_a_blocked_channel_does_not_wake_the_task(net):
+    sender = Sender(net)
+    sender.gate.block(0)
+    sender.rows(0)
+    assert sender.wakes == 0
+    assert not sender.gate.has_data
+
+
+def test_consuming_returns_credit(net):
+    sender = Sender(net, channels=1)
+    sender.rows(0, size=1500)
+    assert sender.granted == [2000]
+    sender.gate.poll()
+    assert sender.granted == [3500]
+
+
+def test_a_backlog_is_granted_floating_bytes(net):
+    sender = Sender(net, channels=1)
+    sender.rows(0, size=1500, backlog=3000)
+    assert sender.granted == [2000 + 2500]
+
+
+def test_watermarks_of_a_blocked_channel_do_not_pile_up(net):
+    sender = Sender(net, channels=1)
+    sender.gate.block(0)
+    for n in range(50):
+        sender.send(0, Watermark(n))
+    sender.gate.unblock(0)
+    assert net.poll_all(sender.gate) == [(0, Watermark(49))]
+
+
+def test_order_within_a_channel_is_kept(net):
+    sender = Sender(net, channels=1)
+    sender.send(0, Watermark(1))
+    sender.rows(0)
+    sender.send(0, Watermark(2))
+    sender.send(0, Barrier(1))
+    sender.send(0, EndOfInput())
+    kinds = [type(e) for _, e in net.poll_all(sender.gate)]
+    assert kinds == [Watermark, Batch, Watermark, Barrier, EndOfInput]
+
+
+def test_channels_are_numbered_over_all_inputs(net):
+    gate = Sender(net, channels=2, inputs=2).gate
+    assert [gate.input_index_of(c) for c in range(gate.channel_count)] == [0, 0, 1, 1]
+
+
+def test_encoded_rows_are_decoded_with_the_edges_schema(net):
+    sender = Sender(net, channels=1)
+    message = net.rows(7).serialize()
+    sender.send(0, message, message.size)
+    ((_, batch),) = net.poll_all(sender.gate)
+    assert batch.data.equals(net.rows(7))
+    assert (sender.gate.records_in, sender.gate.bytes_in) == (7, message.size)
+
+
+def test_a_missing_element_is_caught(net):
+    sender = Sender(net, channels=1)
+    sender.sequence[0] = 1
+    with pytest.raises(RuntimeError, match="element 1 instead of 0"):
+        sender.rows(0)
+
+
+def test_a_lost_sender_is_the_tasks_error(net):
+    sender = Sender(net)
+    sender.rows(0)
+    assert sender.gate.fail(1, "worker w is gone")
+    assert sender.gate.has_data
+    with pytest.raises(ConnectionLostError, match="worker w is gone"):
+        sender.gate.poll()
+
+
+def test_a_sender_that_leaves_after_its_end_loses_nothing(net):
+    sender = Sender(net, channels=1)
+    sender.send(0, EndOfInput())
+    assert not sender.gate.fail(0, "left")
+    assert net.poll_all(sender.gate) == [(0, EndOfInput())]
+
+
+def test_a_closed_gate_ignores_what_still_arrives(net):
+    sender = Sender(net)
+    sender.rows(0)
+    sender.gate.close()
+    sender.rows(0)
+    assert sender.gate.poll() is None
+    assert sender.gate.bytes_queued == 0

@@ -1,0 +1,103 @@
+"""The outgoing edge: routing to channels, deadlines, and refusal of rows the receiver could not read."""
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from penstock.core.clock import ManualClock
+from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, WatermarkStatus
+from penstock.core.errors import GraphError
+from penstock.core.schema import schema_to_text
+from penstock.graph.deployment import ChannelId, OutputChannelSpec, OutputSpec
+from penstock.graph.job_graph import Broadcast, KeyGroup
+from penstock.network.output import OutputOptions, ResultPartition
+
+
+def partition(net, partitioner, channels, **settings):
+    clock = ManualClock()
+    spec = OutputSpec(
+        partitioner=partitioner,
+        schema=schema_to_text(net.SCHEMA),
+        channels=tuple(OutputChannelSpec(ChannelId(0, 0, i, 1), "b", "memory:b") for i in range(channels)),
+    )
+    changed = msgspec.structs.replace(net.SMALL, **settings)
+    return ResultPartition(spec, OutputOptions(changed, clock, kernels=net.TWINS)), clock
+
+
+def take(channel):
+    channel.attach(lambda: None)
+    channel.grant(1 << 40)
+    found = []
+    while (element := channel.poll()) is not None:
+        found.append(element.item)
+    return found
+
+
+def test_every_channel_gets_its_rows_and_all_events(net):
+    output, _ = partition(net, KeyGroup(("k",)), 3)
+    output.batch(Batch(net.rows(100)))
+    output.watermark(Watermark(5))
+    output.status(WatermarkStatus(idle=True))
+    output.barrier(Barrier(1))
+    output.end()
+    rows = 0
+    for channel in output.channels:
+        *data, watermark, status, barrier, end = take(channel)
+        rows += sum(item.num_rows for item in data)
+        assert (watermark, status, barrier, end) == (Watermark(5), WatermarkStatus(idle=True), Barrier(1), EndOfInput())
+    assert rows == 100
+    assert output.records_out == 100
+    assert output.bytes_out > 800
+
+
+def test_only_what_is_due_is_flushed(net):
+    output, clock = partition(net, Broadcast(), 2, buffer_timeout_ms=100, buffer_size_bytes=1 << 20)
+    output.channels[0].add_rows(net.rows(1), 10, clock.monotonic_ms())
+    clock.advance(50)
+    output.channels[1].add_rows(net.rows(1), 10, clock.monotonic_ms())
+    assert output.next_deadline_ms == 100
+    output.flush_due(99)
+    assert output.next_deadline_ms == 100
+    output.flush_due(100)
+    assert output.next_deadline_ms == 150
+    assert [len(take(channel)) for channel in output.channels] == [1, 0]
+    output.flush()
+    assert output.next_deadline_ms is None
+    assert output.queued_bytes > 0
+
+
+def test_one_full_channel_makes_the_partition_unavailable(net):
+    output, _ = partition(net, KeyGroup(("k",)), 2)
+    while output.available:
+        output.channels[1].add_rows(net.rows(10, text="z" * 30), 400, 0)
+    take(output.channels[0])
+    assert not output.available
+    take(output.channels[1])
+    assert output.available
+
+
+def test_rows_of_another_schema_are_refused(net):
+    output, _ = partition(net, KeyGroup(("k",)), 1)
+    with pytest.raises(GraphError, match=r"k: string.*k: int64"):
+        output.batch(Batch(pa.record_batch({"k": ["a"], "v": ["b"]})))
+
+
+def test_a_difference_in_nullability_alone_is_mended(net):
+    output, _ = partition(net, KeyGroup(("k",)), 1)
+    output.batch(Batch(pa.record_batch({"k": [1], "v": ["b"]})))
+    (batch,) = take(output.channels[0])
+    assert batch.data.schema.equals(net.SCHEMA)
+
+
+def test_no_rows_send_nothing(net):
+    output, _ = partition(net, KeyGroup(("k",)), 1)
+    output.batch(Batch(net.rows(0)))
+    assert take(output.channels[0]) == []
+
+
+def test_closed_channels_hold_nothing(net):
+    output, _ = partition(net, KeyGroup(("k",)), 1)
+    output.batch(Batch(net.rows(10)))
+    output.close()
+    assert output.queued_bytes == 0
+    assert take(output.channels[0]) == []
