@@ -217,7 +217,7 @@ class CheckpointCoordinator:
         times = []
         if self.current is not None and not self.current.appending:
             times.append(self.current.triggered_ms + self._settings.timeout_ms)
-        if self.current is None and self._next_periodic_ms is not None:
+        if self.current is None and self._next_periodic_ms is not None and not self.all_inputs_ended:
             times.append(self._next_periodic_ms)
         if self.current is None and self.all_inputs_ended:
             times.append(self._next_final_ms)

@@ -109,14 +109,14 @@ def _from_source(live: tuple[LogEntry, ...], source: Manifest, next_id: int, *, 
     return RecoveryPlan(source, entry, source.pending, fence, next_id, history)
 
 
-def check_source(entries: Sequence[LogEntry], source: Manifest, *, accept_duplicates: bool) -> None:
+def check_source(entries: Sequence[LogEntry], source: Manifest, run_id: str, *, accept_duplicates: bool) -> None:
     """Refuse to go back below output that may have been published.
 
     Raises:
         StateMismatchError: the job has newer checkpoints than `source`, and the user did not accept that.
     """
     newest = next((e.manifest for e in reversed(current_history(entries)) if e.manifest.kind == "checkpoint"), None)
-    if newest is None or accept_duplicates:
+    if newest is None or accept_duplicates or newest.run_id == run_id:
         return
     if newest.sequence <= source.sequence and newest.job_name == source.job_name:
         own = next((e.manifest for e in entries if e.manifest.sequence == source.sequence), None)

@@ -1,0 +1,384 @@
+"""The checkpoints of one job over all its deployments: manifests, pending output, savepoints, the end; pure.
+
+A member of `jobmanager.job_master`. Output is pending from the ack that names it until a sink reports it published:
+every manifest in between names it. What the job must do besides (fail, finish) is said by `JobShouldFail` and
+`JobCanFinish`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.checkpoint.coordinator import (
+    AbortCheckpoint,
+    Ack,
+    AppendCheckpoint,
+    CheckpointCoordinator,
+    CoordinatorCommand,
+    CoordinatorSettings,
+    FailJob,
+    PendingCheckpoint,
+    RefuseRequest,
+    TriggerBarrier,
+)
+from penstock.checkpoint.log import LogEntry, key_of
+from penstock.checkpoint.manifest import Manifest, encode_manifest
+from penstock.checkpoint.recovery import RecoveryPlan
+from penstock.checkpoint.retention import plan_retention
+from penstock.checkpoint.sweeper import Sweeper
+from penstock.core.elements import BarrierKind
+from penstock.core.snapshot import Committable
+from penstock.graph.deployment import ExecutionId
+from penstock.jobmanager.commands import AppendManifest, Command, DeleteEntries, OperationEnded, SendToWorker
+from penstock.jobmanager.deployment import Deployment
+from penstock.jobmanager.history import CheckpointHistory
+from penstock.rpc.messages import (
+    CheckpointAborted,
+    CheckpointAck,
+    CheckpointCompleted,
+    CheckpointDeclined,
+    SavepointWritten,
+    TriggerCheckpoint,
+    WriteSavepoint,
+)
+
+_SWEEP_GRACE_MS = 60_000
+_ENDING = ("stop", "drain", "final")
+
+
+@dataclass(frozen=True, slots=True)
+class JobShouldFail:
+    """Restart the job."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobCanFinish:
+    """The last cut is durable, published and, if asked for, copied: close the tasks."""
+
+
+@dataclass(slots=True)
+class _Ending:
+    """A cut after which nothing follows is in the log."""
+
+    manifest: Manifest
+    #: Where its copy goes; empty for the end of a bounded job.
+    uri: str
+    request_id: str
+    deadline_ms: int
+    writing: bool = False
+    saved: bool = False
+
+
+CheckpointCommand = Command | JobShouldFail | JobCanFinish
+
+
+class Checkpointing:
+    """Lives as long as the job; `begin` and `halt` bracket each deployment."""
+
+    def __init__(self, checkpoint_root: str, sweep_grace_ms: int = _SWEEP_GRACE_MS) -> None:
+        """Nothing is restored yet."""
+        self._root = checkpoint_root
+        self.history = CheckpointHistory()
+        self.sweeper = Sweeper(sweep_grace_ms)
+        self._deployment: Deployment | None = None
+        self._coordinator: CheckpointCoordinator | None = None
+        self._next_id = 1
+        #: Manifests of the present history that are in the log, oldest first.
+        self._manifests: tuple[Manifest, ...] = ()
+        self.pending: dict[str, Committable] = {}
+        #: Reported since the last manifest: an ack already under way may still name them.
+        self._published: set[str] = set()
+        self._uris: dict[str, str] = {}
+        #: Savepoint id -> (checkpoint id, log sequence): being copied.
+        self._copying: dict[str, tuple[int, int]] = {}
+        self._ending: _Ending | None = None
+        #: A stop whose append was under way when the deployment failed: the log decides.
+        self._undecided_stop = ""
+
+    # --- deployments -----------------------------------------------------------------------------------------------
+
+    def begin(self, deployment: Deployment, plan: RecoveryPlan, now_ms: int) -> list[Command]:
+        """A deployment was planned: take over what the log says."""
+        self._deployment = deployment
+        self._next_id = max(self._next_id, plan.next_checkpoint_id)
+        self._manifests = plan.history
+        self.pending = {c.id: c for c in plan.pending}
+        self._published = set()
+        if plan.restored is not None:
+            self.history.was_restored(plan.restored.checkpoint_id, now_ms)
+        return [] if plan.finishing else self.close("the job failed before its last checkpoint was durable")
+
+    def resolved(self, pending: tuple[Committable, ...]) -> None:
+        """What was owed is published, save `pending`."""
+        self.pending = {c.id: c for c in pending}
+
+    def start(self, now_ms: int) -> list[CheckpointCommand]:
+        """All subtasks run and the sources have their splits."""
+        deployment = self._running()
+        settings = deployment.graph.settings
+        self._coordinator = CheckpointCoordinator(
+            CoordinatorSettings(
+                interval_ms=settings.checkpoint_interval_ms,
+                timeout_ms=settings.checkpoint_timeout_ms,
+                min_pause_ms=settings.checkpoint_min_pause_ms,
+                tolerated_failures=settings.checkpoint_tolerated_failures,
+                max_age_ms=settings.checkpoint_max_age_ms,
+            ),
+            [e.id for e in deployment.executions.values()],
+            self._next_id,
+        )
+        return self._translate(self._coordinator.start(now_ms), now_ms)
+
+    def resume_ending(self, manifest: Manifest, now_ms: int) -> list[CheckpointCommand]:
+        """The last cut was durable before the failure, and its output is published now: copy it and finish."""
+        timeout = self._running().graph.settings.checkpoint_timeout_ms
+        uri = manifest.note if manifest.barrier in ("stop", "drain") else ""
+        self._ending = _Ending(manifest, uri, self._undecided_stop, now_ms + timeout)
+        self._undecided_stop = ""
+        return self._advance_ending()
+
+    def halt(self, reason: str, now_ms: int) -> list[Command]:
+        """The deployment is over: nothing that is under way will be complete."""
+        commands: list[Command] = []
+        if self._coordinator is not None:
+            current = self._coordinator.current
+            if current is not None and current.appending and current.kind.ends_job:
+                self._undecided_stop = current.request_id
+            self._next_id = self._coordinator.next_id
+            stopped = self._translate(self._coordinator.stop(reason), now_ms)
+            commands = [c for c in stopped if isinstance(c, OperationEnded)]
+            self._coordinator = None
+        for savepoint_id in self._copying:
+            if self._ending is None or savepoint_id != self._ending.request_id:
+                commands.append(OperationEnded(savepoint_id, error=reason))
+        if self._ending is not None:
+            self._undecided_stop = self._ending.request_id
+        self._copying, self._ending, self._deployment = {}, None, None
+        return commands
+
+    def close(self, reason: str) -> list[Command]:
+        """The job has ended: a stop nobody will carry out any more is refused."""
+        request, self._undecided_stop = self._undecided_stop, ""
+        return [OperationEnded(request, error=reason)] if request else []
+
+    # --- requests --------------------------------------------------------------------------------------------------
+
+    def request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[CheckpointCommand]:
+        """A user wants a cut."""
+        if self._coordinator is None or self._ending is not None:
+            return [OperationEnded(request_id, error="the job is not running")]
+        self._uris[request_id] = uri
+        return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
+
+    # --- what the tasks and the log say ----------------------------------------------------------------------------
+
+    def input_ended(self, execution: ExecutionId, now_ms: int) -> list[CheckpointCommand]:
+        """A subtask has processed all its input."""
+        if self._coordinator is None:
+            return []
+        return self._translate(self._coordinator.input_ended(execution, now_ms), now_ms)
+
+    def acked(self, message: CheckpointAck, now_ms: int) -> list[CheckpointCommand]:
+        """A subtask's part is durable."""
+        if self._coordinator is None:
+            return []
+        snapshot = message.snapshot
+        execution = ExecutionId(snapshot.vertex_id, snapshot.subtask, message.attempt)
+        ack = Ack(snapshot, message.metrics, now_ms)
+        return self._translate(self._coordinator.ack(message.checkpoint_id, execution, ack), now_ms)
+
+    def declined(self, message: CheckpointDeclined, now_ms: int) -> list[CheckpointCommand]:
+        """A subtask could not take part."""
+        if self._coordinator is None:
+            return []
+        execution = ExecutionId(message.vertex_id, message.subtask, message.attempt)
+        done = self._coordinator.decline(message.checkpoint_id, execution, message.reason, now_ms)
+        return self._translate(done, now_ms)
+
+    def published(self, ids: tuple[str, ...]) -> list[CheckpointCommand]:
+        """Sinks have read the markers back."""
+        self._published.update(ids)
+        for committable_id in ids:
+            self.pending.pop(committable_id, None)
+        return self._advance_ending()
+
+    def appended(self, entry: LogEntry, now_ms: int) -> list[CheckpointCommand]:
+        """A manifest of ours is in the log: the checkpoint exists."""
+        manifest, coordinator = entry.manifest, self._coordinator
+        current = coordinator.current if coordinator is not None else None
+        if coordinator is None or current is None or current.checkpoint_id != manifest.checkpoint_id:
+            return []
+        self._manifests = (*self._manifests, manifest)
+        self.pending = {c.id: c for c in manifest.pending if c.id not in self._published}
+        self._published.clear()
+        path = f"{self._root.rstrip('/')}/{manifest.job_name}/{key_of(manifest.sequence)}"
+        self.history.appended(current.checkpoint_id, manifest.sequence, path, now_ms)
+        uri = self._uris.pop(current.request_id, "")
+        commands: list[CheckpointCommand] = []
+        if current.kind is BarrierKind.SAVEPOINT:
+            commands += self._copy(manifest, current.request_id, uri)
+        else:
+            commands += self._to_all(CheckpointCompleted(permit=entry.permit))
+            if current.request_id and not current.kind.ends_job:
+                commands.append(OperationEnded(current.request_id, path, current.checkpoint_id))
+        if current.label in _ENDING or current.final:
+            timeout = self._running().graph.settings.checkpoint_timeout_ms
+            request = current.request_id if current.kind.ends_job else ""
+            self._ending = _Ending(manifest, uri if request else "", request, now_ms + timeout)
+        commands += self._retain(now_ms)
+        commands += self._translate(coordinator.appended(current.checkpoint_id, now_ms), now_ms)
+        return commands + self._advance_ending()
+
+    def append_failed(self, checkpoint_id: int, reason: str, now_ms: int) -> list[CheckpointCommand]:
+        """The manifest could not be written, or nobody knows."""
+        if self._coordinator is None:
+            return []
+        return self._translate(self._coordinator.append_failed(checkpoint_id, reason, now_ms), now_ms)
+
+    def savepoint_written(self, message: SavepointWritten) -> list[CheckpointCommand]:
+        """The self-contained copy exists, or not."""
+        copying = self._copying.pop(message.savepoint_id, None)
+        if copying is None:
+            return []
+        checkpoint_id, _sequence = copying
+        if not message.error:
+            self.history.saved(checkpoint_id, message.uri)
+        ending = self._ending
+        if ending is None or ending.manifest.checkpoint_id != checkpoint_id:
+            return [OperationEnded(message.savepoint_id, message.uri, checkpoint_id, message.error)]
+        if message.error:
+            return [JobShouldFail(f"savepoint {message.uri} could not be written: {message.error}")]
+        ending.saved = True
+        return self._advance_ending()
+
+    def tick(self, now_ms: int) -> list[CheckpointCommand]:
+        """Time has passed."""
+        if self._ending is not None and now_ms >= self._ending.deadline_ms:
+            left = len(self.pending)
+            return [JobShouldFail(f"the last output was not published in time: {left} committables are left")]
+        return [] if self._coordinator is None else self._translate(self._coordinator.tick(now_ms), now_ms)
+
+    def wake_ms(self) -> int | None:
+        """When `tick` has something to do."""
+        times = [self._coordinator.wake_ms() if self._coordinator is not None else None]
+        times.append(self._ending.deadline_ms if self._ending is not None else None)
+        return min((t for t in times if t is not None), default=None)
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _running(self) -> Deployment:
+        assert self._deployment is not None  # noqa: S101 - between `begin` and `halt`
+        return self._deployment
+
+    def _to_all(self, message: CheckpointCompleted | CheckpointAborted) -> list[CheckpointCommand]:
+        return [SendToWorker(worker_id, message) for worker_id in self._running().workers]
+
+    def _translate(self, decided: list[CoordinatorCommand], now_ms: int) -> list[CheckpointCommand]:
+        commands: list[CheckpointCommand] = []
+        for command in decided:
+            match command:
+                case TriggerBarrier(pending):
+                    commands += self._trigger(pending)
+                case AppendCheckpoint(pending):
+                    tag = f"{pending.label}:{pending.checkpoint_id}"
+                    commands.append(AppendManifest(tag, self._draft(pending, now_ms)))
+                case AbortCheckpoint(pending, reason):
+                    commands += self._abort(pending, reason, now_ms)
+                case RefuseRequest(request_id, reason):
+                    self._uris.pop(request_id, None)
+                    commands.append(OperationEnded(request_id, error=reason))
+                case FailJob(reason):
+                    commands.append(JobShouldFail(reason))
+        return commands
+
+    def _trigger(self, pending: PendingCheckpoint) -> list[CheckpointCommand]:
+        self.history.triggered(pending)
+        deployment = self._running()
+        message = TriggerCheckpoint(
+            job_id=deployment.ids.job_id,
+            run_id=deployment.ids.run_id,
+            generation=deployment.ids.generation,
+            checkpoint_id=pending.checkpoint_id,
+            kind=pending.kind.value,
+        )
+        return [SendToWorker(worker_id, message) for worker_id in deployment.source_workers()]
+
+    def _abort(self, pending: PendingCheckpoint, reason: str, now_ms: int) -> list[CheckpointCommand]:
+        self.history.aborted(pending.checkpoint_id, reason, now_ms)
+        deployment = self._running()
+        commands = self._to_all(
+            CheckpointAborted(
+                job_id=deployment.ids.job_id, run_id=deployment.ids.run_id, checkpoint_id=pending.checkpoint_id
+            )
+        )
+        if pending.request_id and pending.request_id != self._undecided_stop:
+            self._uris.pop(pending.request_id, None)
+            commands.append(OperationEnded(pending.request_id, error=reason))
+        return commands
+
+    def _draft(self, pending: PendingCheckpoint, now_ms: int) -> Manifest:
+        deployment = self._running()
+        graph, ids = deployment.graph, deployment.ids
+        subtasks = tuple(ack.snapshot for _, ack in sorted(pending.acks.items()))
+        owed = dict(self.pending)
+        for part in subtasks:
+            owed.update((c.id, c) for c in part.committables if c.id not in self._published)
+        return Manifest(
+            kind="savepoint" if pending.kind is BarrierKind.SAVEPOINT else "checkpoint",
+            sequence=0,
+            job_id=ids.job_id,
+            job_name=graph.name,
+            run_id=ids.run_id,
+            generation=ids.generation,
+            nonce="",
+            created_ms=now_ms,
+            checkpoint_id=pending.checkpoint_id,
+            graph_fingerprint=graph.fingerprint,
+            key_groups=graph.settings.key_groups,
+            operators={o.uid: (v.parallelism, v.id) for v in graph.vertices for o in v.operators},
+            subtasks=subtasks,
+            pending=tuple(owed.values()),
+            runs=(ids.run_id,),
+            barrier=pending.label,
+            note=self._uris.get(pending.request_id, ""),
+        )
+
+    def _copy(self, manifest: Manifest, savepoint_id: str, uri: str) -> list[CheckpointCommand]:
+        deployment = self._running()
+        self._copying[savepoint_id] = (manifest.checkpoint_id or 0, manifest.sequence)
+        message = WriteSavepoint(
+            job_id=deployment.ids.job_id,
+            savepoint_id=savepoint_id,
+            uri=uri,
+            checkpoint_root=self._root,
+            job_name=manifest.job_name,
+            manifest=encode_manifest(manifest),
+        )
+        return [SendToWorker(deployment.any_worker(), message)]
+
+    def _retain(self, now_ms: int) -> list[CheckpointCommand]:
+        retained = self._running().graph.settings.retained_checkpoints
+        pinned = {sequence for _, sequence in self._copying.values()}
+        owed = {ref.path for c in self.pending.values() for ref in c.files}
+        plan = plan_retention(self._manifests, retained, pinned=pinned, in_use=owed)
+        self._manifests = plan.kept
+        swept = set(self.sweeper.appended(plan.kept, now_ms)) - owed
+        files = tuple(sorted({*plan.files, *swept}))
+        return [DeleteEntries(plan.sequences, files)] if plan.sequences or files else []
+
+    def _advance_ending(self) -> list[CheckpointCommand]:
+        ending = self._ending
+        if ending is None or self.pending:
+            return []
+        if not ending.uri or ending.saved:
+            done: list[CheckpointCommand] = [JobCanFinish()]
+            if ending.request_id:
+                done.insert(0, OperationEnded(ending.request_id, ending.uri, ending.manifest.checkpoint_id))
+            self._ending = None
+            return done
+        if ending.writing:
+            return []
+        ending.writing = True
+        return self._copy(ending.manifest, ending.request_id or f"stop-{ending.manifest.sequence}", ending.uri)

@@ -1,0 +1,127 @@
+"""Everything a job can want done: the commands of `JobMaster.handle`, executed in order by driver or simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.checkpoint.manifest import Manifest
+from penstock.jobmanager.scheduler import Slot
+from penstock.rpc.messages import WorkerCommand
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLog:
+    """Read the whole manifest log, behind every append asked for before; answered by `LogRead` or `LogFailed`."""
+
+    list_files: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSlots:
+    """Get `count` more slots; answered by `SlotsGranted` or `SlotsRefused`."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseSlots:
+    """Give back these slots, or all and any request (None)."""
+
+    slots: tuple[Slot, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchWorker:
+    """Start a worker process in a slot; answered by the worker's `WorkerReady` or by `WorkerLost`."""
+
+    worker_id: str
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class KillWorker:
+    """Kill a worker process; answered by `WorkerLost`."""
+
+    worker_id: str
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class SendToWorker:
+    """Relay a command to a worker."""
+
+    worker_id: str
+    command: WorkerCommand
+
+
+@dataclass(frozen=True, slots=True)
+class AppendManifest:
+    """Append to the log; answered by `ManifestAppended` or `ManifestFailed` of the same tag."""
+
+    tag: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteEntries:
+    """Remove log entries and files that nothing names any more; best effort, counted."""
+
+    sequences: tuple[int, ...]
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoverSplits:
+    """Ask the source's enumerator (a new one for a new epoch); answered by `SplitsDiscovered` or `DiscoveryFailed`."""
+
+    uid: str
+    epoch: int
+    known: frozenset[str]
+    first_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class CloseEnumerators:
+    """No more discovery."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Send a `Tick` at this wall time; replaces the one before."""
+
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class OperationEnded:
+    """A savepoint, stop or checkpoint request has ended; `error` empty = well."""
+
+    request_id: str
+    uri: str = ""
+    checkpoint_id: int | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class JobTerminal:
+    """The job has ended: record it, release the lease, close everything."""
+
+    state: str
+    error: str = ""
+
+
+Command = (
+    ReadLog
+    | RequestSlots
+    | ReleaseSlots
+    | LaunchWorker
+    | KillWorker
+    | SendToWorker
+    | AppendManifest
+    | DeleteEntries
+    | DiscoverSplits
+    | CloseEnumerators
+    | WakeAt
+    | OperationEnded
+    | JobTerminal
+)

@@ -1,0 +1,165 @@
+"""Everything that can happen to a job: the events of `JobMaster.handle`.
+
+Made by the job driver (production) and by the simulator; workers' reports travel in `WorkerReported` as they came.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.checkpoint.log import LogEntry
+from penstock.checkpoint.manifest import Manifest
+from penstock.jobmanager.scheduler import Slot
+from penstock.rpc.messages import WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The lease is held and the log is sealed: begin."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogRead:
+    """Answer to `ReadLog`; `files` only when they were asked for."""
+
+    entries: tuple[LogEntry, ...]
+    files: tuple[str, ...] = ()
+    #: The savepoint the user named, with absolute paths.
+    source: Manifest | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogFailed:
+    """The log cannot be read; `final` when trying again cannot help."""
+
+    error: str
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsGranted:
+    """Answer to `RequestSlots`."""
+
+    slots: tuple[Slot, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SlotsRefused:
+    """No slots came in time."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReported:
+    """A worker said something."""
+
+    worker_id: str
+    report: WorkerReport
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLost:
+    """A worker process has ended or could not be started."""
+
+    worker_id: str
+    reason: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskManagerLost:
+    """A TaskManager is dead, its workers and slots with it."""
+
+    taskmanager_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestAppended:
+    """Answer to `AppendManifest`: it is in the log."""
+
+    tag: str
+    entry: LogEntry
+
+
+@dataclass(frozen=True, slots=True)
+class ManifestFailed:
+    """Answer to `AppendManifest`: it is not, or nobody knows."""
+
+    tag: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SplitsDiscovered:
+    """Answer to `DiscoverSplits`; splits as builtins."""
+
+    uid: str
+    epoch: int
+    splits: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiscoveryFailed:
+    """The enumerator raised."""
+
+    uid: str
+    epoch: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class CancelRequested:
+    """A user cancels the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """A user stops the job with a savepoint under `uri`."""
+
+    request_id: str
+    uri: str
+    drain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SavepointRequested:
+    """A user wants a savepoint under `uri`."""
+
+    request_id: str
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """A user wants a checkpoint now."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """The time asked for by `WakeAt` has come."""
+
+
+Event = (
+    Start
+    | LogRead
+    | LogFailed
+    | SlotsGranted
+    | SlotsRefused
+    | WorkerReported
+    | WorkerLost
+    | TaskManagerLost
+    | ManifestAppended
+    | ManifestFailed
+    | SplitsDiscovered
+    | DiscoveryFailed
+    | CancelRequested
+    | StopRequested
+    | SavepointRequested
+    | CheckpointRequested
+    | Tick
+)

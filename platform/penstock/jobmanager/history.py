@@ -1,0 +1,137 @@
+"""What became of the last hundred checkpoints, and why the job failed: bookkeeping for people, no decision rests on it.
+
+Filled by `jobmanager.checkpointing` and `jobmanager.job_master`, shown by `jobmanager.job_views`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from penstock.checkpoint.coordinator import Ack, PendingCheckpoint
+from penstock.graph.deployment import ExecutionId
+from penstock.jobmanager.views import CheckpointsView, CheckpointView, SubtaskCheckpointView
+
+LIMIT = 100
+
+
+@dataclass(slots=True)
+class _Record:
+    checkpoint_id: int
+    kind: str
+    trigger_ms: int
+    total: int
+    acks: dict[ExecutionId, Ack] = field(default_factory=dict)
+    status: str = "IN_PROGRESS"
+    end_ms: int = -1
+    failure: str = ""
+    sequence: int | None = None
+    path: str = ""
+
+    def view(self) -> CheckpointView:
+        """Return it as it is shown."""
+        return CheckpointView(
+            id=self.checkpoint_id,
+            kind=self.kind,
+            status=self.status,
+            trigger_ms=self.trigger_ms,
+            end_ms=self.end_ms,
+            duration_ms=self.end_ms - self.trigger_ms if self.end_ms >= 0 else -1,
+            acknowledged=len(self.acks),
+            total=self.total,
+            state_bytes=sum(ack.metrics.state_bytes for ack in self.acks.values()),
+            new_bytes=sum(ack.metrics.new_bytes for ack in self.acks.values()),
+            failure=self.failure,
+            sequence=self.sequence,
+            path=self.path,
+            subtasks=tuple(
+                SubtaskCheckpointView(
+                    vertex_id=execution.vertex_id,
+                    subtask=execution.subtask,
+                    ack_ms=ack.at_ms,
+                    state_bytes=ack.metrics.state_bytes,
+                    new_bytes=ack.metrics.new_bytes,
+                    alignment_ms=ack.metrics.alignment_ms,
+                    sync_ms=ack.metrics.sync_ms,
+                    async_ms=ack.metrics.async_ms,
+                )
+                for execution, ack in sorted(self.acks.items())
+            ),
+        )
+
+
+class CheckpointHistory:
+    """Counts for ever, details of the last hundred."""
+
+    def __init__(self) -> None:
+        """Nothing has happened."""
+        self._records: deque[_Record] = deque(maxlen=LIMIT)
+        self.completed = 0
+        self.failed = 0
+        self.restored = 0
+        self.restored_id: int | None = None
+        self.restored_ms = -1
+        self.latest_id: int | None = None
+        self._latest: dict[str, CheckpointView] = {}
+
+    def triggered(self, pending: PendingCheckpoint) -> None:
+        """A checkpoint has begun."""
+        record = _Record(pending.checkpoint_id, pending.label, pending.triggered_ms, len(pending.expected))
+        # The same dict: acks show as they come in.
+        record.acks = pending.acks
+        self._records.append(record)
+
+    def appended(self, checkpoint_id: int, sequence: int, path: str, now_ms: int) -> None:
+        """It exists."""
+        record = self._find(checkpoint_id)
+        if record is None:
+            return
+        record.status, record.end_ms, record.sequence, record.path = "COMPLETED", now_ms, sequence, path
+        self.completed += 1
+        self._latest["savepoint" if record.kind == "savepoint" else "completed"] = record.view()
+        if record.kind != "savepoint":
+            self.latest_id = checkpoint_id
+
+    def saved(self, checkpoint_id: int, uri: str) -> None:
+        """Its self-contained copy was written."""
+        record = self._find(checkpoint_id)
+        if record is not None:
+            record.path = uri
+            self._latest["savepoint"] = record.view()
+
+    def aborted(self, checkpoint_id: int, reason: str, now_ms: int) -> None:
+        """It will never exist."""
+        record = self._find(checkpoint_id)
+        if record is None or record.status != "IN_PROGRESS":
+            return
+        record.status, record.end_ms, record.failure = "FAILED", now_ms, reason
+        self.failed += 1
+        self._latest["failed"] = record.view()
+
+    def was_restored(self, checkpoint_id: int | None, now_ms: int) -> None:
+        """A deployment starts from it."""
+        self.restored += 1
+        self.restored_id, self.restored_ms = checkpoint_id, now_ms
+        if self.latest_id is None:
+            self.latest_id = checkpoint_id
+
+    def view(self, pending: tuple[int, int, int]) -> CheckpointsView:
+        """Return it as it is shown; `pending` is count, rows and bytes of output not yet known published."""
+        return CheckpointsView(
+            completed=self.completed,
+            failed=self.failed,
+            in_progress=sum(record.status == "IN_PROGRESS" for record in self._records),
+            restored=self.restored,
+            history=tuple(record.view() for record in reversed(self._records)),
+            latest_completed=self._latest.get("completed"),
+            latest_savepoint=self._latest.get("savepoint"),
+            latest_failed=self._latest.get("failed"),
+            restored_id=self.restored_id,
+            restored_ms=self.restored_ms,
+            pending_count=pending[0],
+            pending_rows=pending[1],
+            pending_bytes=pending[2],
+        )
+
+    def _find(self, checkpoint_id: int) -> _Record | None:
+        return next((r for r in reversed(self._records) if r.checkpoint_id == checkpoint_id), None)

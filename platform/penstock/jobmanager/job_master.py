@@ -1,0 +1,428 @@
+"""The master of one job: a pure decider over everything that can happen to it, composed of smaller ones.
+
+Production (`jobmanager.job_driver`) and the simulator feed it events and execute its commands in order. Whatever an old
+worker says is dropped: every deployment has workers of its own, and none starts before the old ones are known to be
+gone.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+
+from penstock.core.elements import BarrierKind
+from penstock.core.errors import PenstockError
+from penstock.core.event_log import EventLog
+from penstock.core.rand import Rand
+from penstock.graph.deployment import ExecutionId
+from penstock.graph.execution_graph import PlanIds
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager import events as ev
+from penstock.jobmanager.checkpointing import CheckpointCommand, Checkpointing, JobCanFinish, JobShouldFail
+from penstock.jobmanager.commands import (
+    AppendManifest,
+    CloseEnumerators,
+    Command,
+    JobTerminal,
+    KillWorker,
+    ReadLog,
+    ReleaseSlots,
+    SendToWorker,
+    WakeAt,
+)
+from penstock.jobmanager.deployment import Deployment
+from penstock.jobmanager.failover import is_final
+from penstock.jobmanager.recover import JobIdentity, end_entry, recover
+from penstock.jobmanager.restart import restart_decider
+from penstock.jobmanager.scheduler import Slot
+from penstock.jobmanager.status import JobStatus, StatusMachine
+from penstock.rpc import messages as msg
+
+_START_TIMEOUT_MS = 600_000
+_LEAVE_TIMEOUT_MS = 10_000
+_END_TAG = "end"
+_EXCEPTIONS = 50
+
+
+class Step(enum.Enum):
+    """What the job is busy with."""
+
+    IDLE = "idle"
+    #: Old workers leave, or the restart's delay runs.
+    WAITING = "waiting"
+    STARTING = "starting"
+    RUNNING = "running"
+    #: Everything is published: tasks close.
+    FINISHING = "finishing"
+    CANCELLING = "cancelling"
+    #: The `end` entry is written, workers leave.
+    CLOSING = "closing"
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure of the job."""
+
+    at_ms: int
+    error: str
+    detail: str = ""
+    task: str = ""
+    worker_id: str = ""
+
+
+class JobMaster:
+    """The state of one job under one leader."""
+
+    def __init__(self, graph: JobGraph, identity: JobIdentity, rand: Rand, now_ms: int) -> None:
+        """Nothing happens before `Start`."""
+        self.graph = graph
+        self.identity = identity
+        self.status = StatusMachine(now_ms)
+        self.step = Step.IDLE
+        self.story = EventLog()
+        self.failures: deque[Failure] = deque(maxlen=_EXCEPTIONS)
+        self.checkpointing = Checkpointing(graph.settings.checkpoint_root)
+        self.deployment: Deployment | None = None
+        self.metrics: dict[str, dict[str, float]] = {}
+        self.worker_metrics: dict[str, dict[str, float]] = {}
+        self.restarts = 0
+        self.error = ""
+        self._rand = rand
+        self._restart = restart_decider(graph.settings.restart)
+        self._slots: list[Slot] = []
+        self._leaving: dict[str, Slot] = {}
+        self._deadline_ms: int | None = None
+        self._leave_by_ms = 0
+        self._end_state = JobStatus.FINISHED
+        self._end_written = False
+        self._ever_ran = False
+        self._wake_ms: int | None = None
+
+    def handle(self, event: ev.Event, now_ms: int) -> list[Command]:
+        """Take one event; return what is to be done, in order."""
+        if self.step is Step.DONE:
+            return []
+        if isinstance(event, ev.Tick):
+            self._wake_ms = None
+        commands = self._dispatch(event, now_ms)
+        commands += self._settle(now_ms)
+        wake = self._next_wake()
+        if wake is not None and wake != self._wake_ms:
+            self._wake_ms = wake
+            commands.append(WakeAt(wake))
+        return commands
+
+    # --- events ----------------------------------------------------------------------------------------------------
+
+    def _dispatch(self, event: ev.Event, now_ms: int) -> list[Command]:
+        match event:
+            case ev.Start():
+                return self._deploy(now_ms, first=True)
+            case ev.LogRead():
+                return self._on_log(event, now_ms)
+            case ev.LogFailed(error, final):
+                return self._fail(Failure(now_ms, error), now_ms, final=final)
+            case ev.SlotsGranted(slots):
+                return self._on_slots(slots)
+            case ev.SlotsRefused(reason):
+                return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
+            case ev.WorkerReported(worker_id, report):
+                return self._on_report(worker_id, report, now_ms)
+            case ev.WorkerLost(worker_id, reason, detail):
+                return self._on_worker_lost(worker_id, reason, detail, now_ms)
+            case ev.TaskManagerLost(taskmanager_id, reason):
+                return self._on_taskmanager_lost(taskmanager_id, reason, now_ms)
+            case ev.ManifestAppended() | ev.ManifestFailed():
+                return self._on_append(event, now_ms)
+            case ev.SplitsDiscovered() | ev.DiscoveryFailed():
+                return self._on_discovery(event, now_ms)
+            case ev.CancelRequested():
+                return self._cancel(now_ms)
+            case ev.StopRequested(request_id, uri, drain):
+                return self._request(BarrierKind.DRAIN if drain else BarrierKind.STOP, request_id, uri, now_ms)
+            case ev.SavepointRequested(request_id, uri):
+                return self._request(BarrierKind.SAVEPOINT, request_id, uri, now_ms)
+            case ev.CheckpointRequested(request_id):
+                return self._request(BarrierKind.CHECKPOINT, request_id, "", now_ms)
+            case ev.Tick():
+                return self._on_tick(now_ms)
+
+    def _on_log(self, event: ev.LogRead, now_ms: int) -> list[Command]:
+        deployment = self.deployment
+        if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
+            return []
+        try:
+            recovered = recover(self.graph, self.identity, event, deployed_before=self.restarts > 0)
+        except PenstockError as error:
+            return self._fail(Failure(now_ms, f"{type(error).__name__}: {error}"), now_ms, final=True)
+        if event.files:
+            named = [entry.manifest for entry in event.entries]
+            self.checkpointing.sweeper.listed(event.files, named, now_ms)
+        restored = recovered.plan.restored
+        text = (
+            "an empty start"
+            if restored is None
+            else f"checkpoint {restored.checkpoint_id} of run {restored.run_id[:8]}"
+        )
+        owed = len(recovered.plan.pending)
+        self.story.add(now_ms, "recovery", f"{text}; {owed} committables owed, {len(recovered.fence)} runs to fence")
+        commands = self.checkpointing.begin(deployment, recovered.plan, now_ms)
+        return commands + deployment.log_read(recovered, now_ms)
+
+    def _on_slots(self, slots: tuple[Slot, ...]) -> list[Command]:
+        if self.deployment is None or self.step is not Step.STARTING:
+            return [ReleaseSlots(slots)]
+        self._slots += slots
+        return self.deployment.slots_granted(slots)
+
+    def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[Command]:
+        deployment = self.deployment
+        if deployment is None or worker_id not in deployment.workers:
+            return []
+        match report:
+            case msg.WorkerReady():
+                return deployment.worker_ready(worker_id, report.endpoint, report.pid)
+            case msg.WorkerMetrics():
+                self.metrics.update(report.tasks)
+                self.worker_metrics[worker_id] = report.worker
+                return []
+            case msg.TaskState():
+                return self._on_task_state(deployment, worker_id, report, now_ms)
+            case msg.PendingResolved():
+                return self._on_resolved(deployment, report, now_ms)
+            case msg.InputEnded():
+                where = (report.vertex_id, report.subtask)
+                deployment.executions[where].input_ended = True
+                execution = ExecutionId(*where, report.attempt)
+                return self._apply(self.checkpointing.input_ended(execution, now_ms), now_ms)
+            case msg.CheckpointAck():
+                return self._apply(self.checkpointing.acked(report, now_ms), now_ms)
+            case msg.CheckpointDeclined():
+                return self._apply(self.checkpointing.declined(report, now_ms), now_ms)
+            case msg.OutputPublished():
+                return self._apply(self.checkpointing.published(report.committable_ids), now_ms)
+            case msg.SavepointWritten():
+                return self._apply(self.checkpointing.savepoint_written(report), now_ms)
+
+    def _on_task_state(
+        self, deployment: Deployment, worker_id: str, report: msg.TaskState, now_ms: int
+    ) -> list[Command]:
+        if report.attempt != deployment.ids.attempt:
+            return []
+        commands = deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
+        if report.state != "FAILED" or self.step not in (Step.RUNNING, Step.STARTING):
+            return commands
+        task = f"{self.graph.vertex(report.vertex_id).name} ({report.subtask + 1})"
+        failure = Failure(now_ms, report.error, report.detail, task, worker_id)
+        return self._fail(failure, now_ms, final=is_final(report.error))
+
+    def _on_resolved(self, deployment: Deployment, report: msg.PendingResolved, now_ms: int) -> list[Command]:
+        if report.error:
+            text = f"output owed from before could not be published: {report.error}"
+            return self._fail(Failure(now_ms, text), now_ms, final=is_final(report.error))
+        commands = deployment.pending_resolved(report.published)
+        self.checkpointing.resolved(deployment.pending)
+        self.story.add(now_ms, "resolved", f"{len(report.published)} committables published before the start")
+        if deployment.pending:
+            text = f"{len(deployment.pending)} committables are still owed after they were to be published"
+            return self._fail(Failure(now_ms, text), now_ms)
+        return commands
+
+    def _on_worker_lost(self, worker_id: str, reason: str, detail: str, now_ms: int) -> list[Command]:
+        self._leaving.pop(worker_id, None)
+        deployment = self.deployment
+        if deployment is None or worker_id not in deployment.workers:
+            return []
+        deployment.workers.pop(worker_id)
+        if self.step in (Step.FINISHING, Step.CANCELLING):
+            state = "FINISHED" if self.step is Step.FINISHING else "CANCELED"
+            for execution in deployment.executions.values():
+                if execution.worker_id == worker_id:
+                    execution.state = state
+            return []
+        text = f"worker {worker_id} was lost: {reason}"
+        return self._fail(Failure(now_ms, text, detail, "", worker_id), now_ms, final=is_final(reason))
+
+    def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[Command]:
+        self._slots = [slot for slot in self._slots if slot.taskmanager_id != taskmanager_id]
+        commands: list[Command] = []
+        held = self.deployment.workers if self.deployment is not None else {}
+        for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
+            text = f"its TaskManager {taskmanager_id} is gone: {reason}"
+            commands += self._on_worker_lost(worker.worker_id, text, "", now_ms)
+        # Nobody will report the end of workers whose TaskManager is gone.
+        self._leaving = {w: slot for w, slot in self._leaving.items() if slot.taskmanager_id != taskmanager_id}
+        return commands
+
+    def _on_append(self, event: ev.ManifestAppended | ev.ManifestFailed, now_ms: int) -> list[Command]:
+        if event.tag == _END_TAG:
+            self._end_written = True
+            return []
+        if isinstance(event, ev.ManifestAppended):
+            manifest = event.entry.manifest
+            self.story.add(now_ms, "checkpoint", f"{event.tag} is entry {manifest.sequence} of the log")
+            return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
+        self.story.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")
+        checkpoint_id = int(event.tag.rpartition(":")[2])
+        return self._apply(self.checkpointing.append_failed(checkpoint_id, event.reason, now_ms), now_ms)
+
+    def _on_discovery(self, event: ev.SplitsDiscovered | ev.DiscoveryFailed, now_ms: int) -> list[Command]:
+        deployment = self.deployment
+        if deployment is None or event.epoch != deployment.ids.epoch or event.uid not in deployment.assigners:
+            return []
+        if isinstance(event, ev.SplitsDiscovered):
+            return deployment.discovered(event.uid, event.splits)
+        self.story.add(now_ms, "discovery", f"source {event.uid!r}: {event.error}")
+        if deployment.assigners[event.uid].complete:
+            return []
+        text = f"source {event.uid!r} cannot list its splits: {event.error}"
+        return self._fail(Failure(now_ms, text), now_ms, final=not self._ever_ran)
+
+    def _on_tick(self, now_ms: int) -> list[Command]:
+        commands: list[Command] = []
+        if self.step is Step.WAITING:
+            return commands
+        if self._deadline_ms is not None and now_ms >= self._deadline_ms and self.step is Step.STARTING:
+            waiting = self.deployment.waiting_for() if self.deployment is not None else ""
+            text = f"the job did not start within {_START_TIMEOUT_MS // 1000} s; it waits for {waiting}"
+            return self._fail(Failure(now_ms, text), now_ms)
+        if self.step is Step.RUNNING and self.deployment is not None:
+            commands += self.deployment.tick(now_ms)
+        return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
+
+    # --- steps -----------------------------------------------------------------------------------------------------
+
+    def _deploy(self, now_ms: int, *, first: bool = False) -> list[Command]:
+        number = (self.identity.generation << 16) + self.restarts
+        ids = PlanIds(
+            job_id=self.identity.job_id,
+            run_id=self.identity.run_id,
+            generation=self.identity.generation,
+            attempt=number,
+            epoch=number,
+        )
+        self.deployment = Deployment(self.graph, ids, self.graph.settings.checkpoint_root)
+        self.step, self._deadline_ms = Step.STARTING, now_ms + _START_TIMEOUT_MS
+        self.metrics.clear()
+        self.worker_metrics.clear()
+        self.story.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
+        return [ReadLog(list_files=first), *self.deployment.begin(self._slots)]
+
+    def _settle(self, now_ms: int) -> list[Command]:
+        """Take the steps whose conditions have become true."""
+        deployment, commands = self.deployment, list[Command]()
+        if self.step is Step.WAITING and self._gone(now_ms) and now_ms >= (self._deadline_ms or 0):
+            return self._deploy(now_ms)
+        if self.step is Step.STARTING and deployment is not None:
+            if deployment.running and deployment.assigned:
+                self.step, self._ever_ran = Step.RUNNING, True
+                self.status.to(JobStatus.RUNNING, now_ms)
+                self.story.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
+                commands += self._apply(self.checkpointing.start(now_ms), now_ms)
+            elif deployment.finishing and deployment.resolved and any(w.endpoint for w in deployment.workers.values()):
+                self.step = Step.RUNNING
+                restored = deployment.recovered.plan.restored if deployment.recovered is not None else None
+                assert restored is not None  # noqa: S101 - finishing means that a last cut exists
+                commands += self._apply(self.checkpointing.resume_ending(restored, now_ms), now_ms)
+        if self.step in (Step.FINISHING, Step.CANCELLING):
+            open_tasks = deployment is not None and deployment.deployed and any(
+                e.state not in ("FINISHED", "CANCELED", "FAILED") for e in deployment.executions.values()
+            )  # fmt: skip
+            if not open_tasks or now_ms >= (self._deadline_ms or 0):
+                end = JobStatus.FINISHED if self.step is Step.FINISHING else JobStatus.CANCELED
+                commands += self._close(end, now_ms)
+        if self.step is Step.CLOSING and self._end_written and self._gone(now_ms):
+            self.status.to(self._end_state, now_ms)
+            self.step = Step.DONE
+            self.story.add(now_ms, "end", self._end_state.value)
+            commands += [ReleaseSlots(), JobTerminal(self._end_state.value, self.error)]
+        return commands
+
+    def _fail(self, failure: Failure, now_ms: int, *, final: bool = False) -> list[Command]:
+        if self.step not in (Step.STARTING, Step.RUNNING):
+            return []
+        self.failures.appendleft(failure)
+        self.error = failure.error
+        self.story.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
+        commands = self._halt(failure.error, now_ms)
+        delay = None if final else self._restart.on_failure(now_ms, self._rand.fraction())
+        if delay is None:
+            self.status.to(JobStatus.FAILING, now_ms)
+            return commands + self._close(JobStatus.FAILED, now_ms)
+        self.restarts += 1
+        self.status.to(JobStatus.RESTARTING, now_ms)
+        self.step, self._deadline_ms = Step.WAITING, now_ms + delay
+        self.story.add(now_ms, "restart", f"in {delay} ms")
+        return commands
+
+    def _halt(self, reason: str, now_ms: int) -> list[Command]:
+        """End the deployment: its workers are killed, everything they may still do is fenced or repeatable."""
+        commands = self.checkpointing.halt(reason, now_ms)
+        if self.deployment is not None:
+            for worker in self.deployment.workers.values():
+                self._leaving[worker.worker_id] = worker.slot
+                commands.append(KillWorker(worker.worker_id, worker.slot))
+        self.deployment = None
+        self._leave_by_ms = now_ms + _LEAVE_TIMEOUT_MS
+        return [*commands, CloseEnumerators()]
+
+    def _gone(self, now_ms: int) -> bool:
+        """Whether the old workers have left; slots whose worker cannot be killed are given up."""
+        if self._leaving and now_ms >= self._leave_by_ms:
+            stuck = set(self._leaving.values())
+            self._slots = [slot for slot in self._slots if slot not in stuck]
+            self._leaving.clear()
+        return not self._leaving
+
+    def _cancel(self, now_ms: int) -> list[Command]:
+        if self.step in (Step.FINISHING, Step.CLOSING) or not self.status.to(JobStatus.CANCELLING, now_ms):
+            return []
+        self.story.add(now_ms, "cancel", "asked for by a user")
+        commands = self.checkpointing.halt("the job was cancelled", now_ms)
+        self.step, self._deadline_ms = Step.CANCELLING, now_ms + _LEAVE_TIMEOUT_MS
+        if self.deployment is not None and self.deployment.deployed:
+            cancel = msg.CancelTasks(job_id=self.identity.job_id)
+            commands += [SendToWorker(worker_id, cancel) for worker_id in self.deployment.workers]
+        return commands
+
+    def _finish(self, now_ms: int) -> list[Command]:
+        self.step, self._deadline_ms = Step.FINISHING, now_ms + _LEAVE_TIMEOUT_MS
+        if self.deployment is None or not self.deployment.deployed:
+            return []
+        finish = msg.FinishTasks(job_id=self.identity.job_id)
+        return [SendToWorker(worker_id, finish) for worker_id in self.deployment.workers]
+
+    def _close(self, state: JobStatus, now_ms: int) -> list[Command]:
+        owed = tuple(self.checkpointing.pending.values())
+        commands = self.checkpointing.close(f"the job is {state}") + self._halt(f"the job is {state}", now_ms)
+        self.step, self._end_state, self._end_written = Step.CLOSING, state, False
+        entry = end_entry(self.graph, self.identity, state.value, owed, now_ms)
+        return [*commands, AppendManifest(_END_TAG, entry)]
+
+    def _request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[Command]:
+        self.story.add(now_ms, "request", f"{kind} {uri}".strip())
+        return self._apply(self.checkpointing.request(kind, request_id, uri, now_ms), now_ms)
+
+    def _apply(self, decided: list[CheckpointCommand], now_ms: int) -> list[Command]:
+        commands: list[Command] = []
+        for command in decided:
+            match command:
+                case JobShouldFail(reason):
+                    commands += self._fail(Failure(now_ms, reason), now_ms)
+                case JobCanFinish():
+                    commands += self._finish(now_ms)
+                case _:
+                    commands.append(command)
+        return commands
+
+    def _next_wake(self) -> int | None:
+        times = [self.checkpointing.wake_ms()]
+        if self._leaving and self.step in (Step.WAITING, Step.CLOSING):
+            times.append(self._leave_by_ms)
+        elif self.step in (Step.WAITING, Step.STARTING, Step.FINISHING, Step.CANCELLING):
+            times.append(self._deadline_ms)
+        elif self.step is Step.RUNNING and self.deployment is not None:
+            times.append(self.deployment.wake_ms())
+        return min((t for t in times if t is not None), default=None)

@@ -1,0 +1,72 @@
+"""From what the manifest log says to what a deployment restores; pure. Called by `jobmanager.job_master` at every (re)start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.recovery import check_source, plan_recovery
+from penstock.core.errors import StateMismatchError
+from penstock.core.snapshot import Committable
+from penstock.graph.job_graph import JobGraph
+from penstock.graph.restore_plan import assign_state
+from penstock.jobmanager.deployment import Recovered
+from penstock.jobmanager.events import LogRead
+
+
+@dataclass(frozen=True, slots=True)
+class JobIdentity:
+    """Who the job is, and how it was started."""
+
+    job_id: str
+    run_id: str
+    generation: int
+    claim: bool = True
+    accept_duplicates: bool = False
+    allow_dropped_state: bool = False
+
+
+def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_before: bool) -> Recovered:
+    """Choose the manifest, hand out its state, and say whose transactional ids are fenced.
+
+    Raises:
+        StateMismatchError: the state does not fit the graph, or going there would fall below published output.
+    """
+    if log.source is not None and not deployed_before:
+        check_source(log.entries, log.source, identity.run_id, accept_duplicates=identity.accept_duplicates)
+    plan = plan_recovery(log.entries, identity.run_id, source=log.source, claim=identity.claim)
+    restored = plan.restored
+    if restored is None:
+        # The log holds our own seal alone: nobody can have written any output yet.
+        return Recovered(plan, None, plan.fence if deployed_before or len(log.entries) > 1 else ())
+    if restored is not log.source and restored.graph_fingerprint != graph.fingerprint:
+        msg = f"job {graph.name!r} has changed since checkpoint {restored.checkpoint_id}"
+        raise StateMismatchError(msg, hint="take it up with --from <savepoint>, or start anew with --fresh")
+    known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
+    lost = sorted({c.uid for c in plan.pending} - known)
+    if lost:
+        msg = f"output of sink {lost[0]!r} is not published yet, and the job has no sink of that uid"
+        raise StateMismatchError(msg, hint="give the sink its old uid back until its output is published")
+    dropped = tuple(restored.operators) if identity.allow_dropped_state else ()
+    restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
+    return Recovered(plan, restore, plan.fence)
+
+
+def end_entry(
+    graph: JobGraph, identity: JobIdentity, state: str, owed: tuple[Committable, ...], now_ms: int
+) -> Manifest:
+    """Return the log entry of a job that ended in `state`, with the output that is still owed."""
+    return Manifest(
+        kind="end",
+        sequence=0,
+        job_id=identity.job_id,
+        job_name=graph.name,
+        run_id=identity.run_id,
+        generation=identity.generation,
+        nonce="",
+        created_ms=now_ms,
+        graph_fingerprint=graph.fingerprint,
+        pending=owed,
+        runs=(identity.run_id,),
+        note=state,
+    )
