@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 class Source(Protocol):
     """A source as the user configures it.
 
-    It may also have `side_outputs() -> dict[str, pa.Schema]`: the tags it can write (dead letters), with their schemas.
+    Where `row_schema` is an Arrow schema, it may also have `row_type`: the class that row functions are given. Options
+    in the config of its spec that the API knows: `on_bad_record="dead-letter"` opens a side output, which must be read
+    unless `dead_letter_topic` says where else those records go.
     """
 
     @property

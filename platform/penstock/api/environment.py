@@ -120,8 +120,17 @@ class Environment:
         )
         dead_letters = spec.config.get("on_bad_record") == DEAD_LETTER_TAG
         side_outputs = {DEAD_LETTER_TAG: schema_to_text(DEAD_LETTER_SCHEMA)} if dead_letters else {}
-        node = self.builder.add(StreamNode(id=0, operator=operator, side_outputs=side_outputs, where=call_site()))
-        row_type = source.row_schema if isinstance(source.row_schema, type) else None
+        node = self.builder.add(
+            StreamNode(
+                id=0,
+                operator=operator,
+                side_outputs=side_outputs,
+                side_outputs_optional=bool(spec.config.get("dead_letter_topic")),
+                where=call_site(),
+            )
+        )
+        row_type = getattr(source, "row_type", source.row_schema)
+        row_type = row_type if isinstance(row_type, type) else None
         return DataStream(self, Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type), node)
 
     def stream_graph(self, name: str = "job", *, only: Collection[int] | None = None) -> StreamGraph:

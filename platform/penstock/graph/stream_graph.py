@@ -38,6 +38,8 @@ class StreamNode(msgspec.Struct, frozen=True, kw_only=True):
     chaining: bool = True
     #: Side outputs the operator can write: tag -> schema as text.
     side_outputs: dict[str, str] = {}
+    #: Whether nobody needs to read them, because the operator also keeps those rows elsewhere.
+    side_outputs_optional: bool = False
     #: File and line of the user's call, for error messages.
     where: str = ""
 

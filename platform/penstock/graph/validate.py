@@ -171,7 +171,7 @@ def _check_side_outputs(graph: StreamGraph, node: StreamNode) -> None:
     """Rows put aside on the user's wish (late ones, undecodable ones) must arrive somewhere."""
     read = {e.side_output for e in graph.out_edges(node.id)}
     for tag in node.side_outputs:
-        if tag not in read:
+        if tag not in read and not node.side_outputs_optional:
             msg = f"{node.label} puts rows aside as {tag!r}, and nobody reads them"
             raise GraphError(msg, hint=f"read them: .side_output({tag!r}).sink_to(...)")
 

@@ -1,4 +1,4 @@
-"""A source and a sink that are values only, as connectors offer them, and an executor that remembers what it was given."""
+"""A source and a sink that are values only, as connectors offer them, and an executor that remembers its graphs."""
 
 from datetime import datetime
 

@@ -90,7 +90,7 @@ def test_checkpoints_have_a_place_that_every_process_agrees_on(tmp_path, monkeyp
 
 def test_from_args_takes_the_command_line_before_the_defaults():
     arguments = [
-        "--parallelism", "4", "--checkpoint-interval=1s", "--set", "key_groups=8", "--set", "restart.kind=none", "--mine",
+        "--parallelism", "4", "--checkpoint-interval=1s", "--set", "key_groups=8", "--set", "restart.kind=none", "-m",
     ]  # fmt: skip
     settings = ps.Environment.from_args(arguments, parallelism=1, buffer_timeout="7ms").settings
     assert (settings.parallelism, settings.checkpoint_interval_ms, settings.key_groups) == (4, 1000, 8)

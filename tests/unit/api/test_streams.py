@@ -209,5 +209,14 @@ def test_dead_letters_are_a_side_output_of_the_source(env, source, sink):
     assert [e.side_output for e in env.job_graph("j").edges] == [None, "dead-letter"]
 
 
+def test_dead_letters_must_be_read_unless_they_have_a_topic(env, source, sink):
+    env.from_source(source(bounded=True, on_bad_record="dead-letter"), uid="in").sink_to(sink(), uid="out")
+    refused(lambda: env.job_graph("j"), "'dead-letter'", "nobody reads")
+    other = ps.Environment()
+    kept = source(bounded=True, on_bad_record="dead-letter", dead_letter_topic="letters")
+    other.from_source(kept, uid="in").sink_to(sink(), uid="out")
+    assert len(other.job_graph("j").vertices) == 1
+
+
 def test_an_unknown_side_output_is_refused(orders):
     refused(lambda: orders.side_output("late"), "no side output 'late'", ".late_to(tag)")

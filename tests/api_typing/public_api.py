@@ -1,0 +1,115 @@
+"""Every public call as a user would write it; checked by `mypy --strict`, never run."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from typing import assert_type
+
+import polars as pl
+import pyarrow as pa
+
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+
+class Order(ps.Schema):
+    user_id: int
+    amount: int
+    product: str | None
+    ts: datetime
+
+
+class Total(ps.Schema):
+    user_id: int
+    total: float
+
+
+env = ps.Environment(
+    parallelism=2,
+    checkpoint_interval="5s",
+    checkpoint_root="s3://bucket/checkpoints",
+    state_backend="rocksdb",
+    key_groups=1024,
+    buffer_timeout="100ms",
+    managed_memory="256MB",
+    restart=ps.RestartStrategy(kind="fixed-delay", attempts=3, delay_ms=1000),
+    requirements=["numpy>=2"],
+)
+assert_type(ps.Environment.from_args(parallelism=2), ps.Environment)
+
+strategy = ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts").with_idleness("30s")
+assert_type(strategy, ps.WatermarkStrategy)
+ps.WatermarkStrategy.monotonic(timestamp="ts", unit="ms")
+
+orders = env.from_source(DatagenSource(rows=1000), watermarks=strategy, uid="orders")
+assert_type(orders, ps.DataStream)
+assert_type(orders.columns, list[str])
+
+
+def to_total(row: Order) -> Total:
+    return Total(user_id=row.user_id, total=row.amount / 2)
+
+
+def twice(row: Total) -> Iterator[Total]:
+    yield row
+    yield row
+
+
+def halves(batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+columns = (
+    orders.select("user_id", "ts", pl.col("amount") * 2, cents=pl.col("amount") * 100)
+    .with_columns(pl.col("cents").alias("c"), big=pl.col("cents") > 10)
+    .filter(pl.col("big"))
+    .filter(lambda row: bool(row.big))
+)
+assert_type(columns, ps.DataStream)
+rows = orders.map(to_total).flat_map(twice).map(lambda row: row, returns=Total).map_batches(halves, returns=Total)
+assert_type(rows, ps.DataStream)
+moved = rows.rebalance().union(rows.broadcast())
+assert_type(moved, ps.DataStream)
+
+keyed = orders.key_by("user_id", "product")
+assert_type(keyed, ps.KeyedStream)
+windowed = keyed.window(ps.Sliding("1m", "10s", offset="5s")).allowed_lateness("0s").late_to("late")
+assert_type(windowed, ps.WindowedStream)
+totals = (
+    windowed.aggregate(
+        ps.sum("amount").alias("total"),
+        n=ps.count(),
+        least=ps.min("amount"),
+        most=ps.max("amount"),
+        mean=ps.mean("amount"),
+        var=ps.var("amount"),
+        std=ps.std("amount"),
+        first=ps.first("amount"),
+        last=ps.last("amount"),
+    )
+    .uid("totals")
+    .name("totals by user")
+    .set_parallelism(4)
+    .slot_sharing_group("windows")
+    .disable_chaining()
+)
+assert_type(totals, ps.DataStream)
+totals.side_output("late").sink_to(FileSink("late"), uid="late")
+totals.sink_to(FileSink("out"), uid="out").name("files").set_parallelism(1)
+
+assert_type(env.explain(), str)
+assert_type(env.execute("order-totals"), ps.JobResult)
+handle = env.submit("order-totals")
+assert_type(handle, ps.JobHandle)
+assert_type(handle.wait(timeout_ms=1000), str)
+assert_type(totals.execute_and_collect(), pl.DataFrame)
+try:
+    env.execute("order-totals")
+except ps.PenstockError as error:
+    assert_type(error.hint, str)
+
+ps.Tumbling("10s", time="processing")
+ps.Environment(paralelism=2)  # type: ignore[call-arg]
+ps.Tumbling("10s", time="event time")  # type: ignore[arg-type]
+ps.count("amount")  # type: ignore[call-arg]
+orders.sink_to("topic")  # type: ignore[arg-type]
