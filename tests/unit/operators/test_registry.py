@@ -1,0 +1,15 @@
+
+import pytest
+
+from penstock.core.errors import GraphError
+from penstock.operators.registry import OPERATORS, create_operator
+
+
+@pytest.mark.parametrize("kind", sorted(OPERATORS))
+def test_every_kind_has_its_class(kind):
+    assert callable(create_operator(kind).process_batch)
+
+
+def test_an_unknown_kind_is_refused():
+    with pytest.raises(GraphError, match="unknown operator kind 'teleport'"):
+        create_operator("teleport")
