@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.core.elements import Batch, EndOfInput, StreamElement, Watermark
+from penstock.core.elements import Barrier, Batch, EndOfInput, StreamElement, Watermark
 from penstock.core.schema import schema_from_text
 from penstock.network.credit import GateCredit
 from penstock.network.data_plane import ConnectionLostError
@@ -129,6 +129,12 @@ class InputGate:
     def has_data(self) -> bool:
         """Whether `poll` would return something (or raise)."""
         return bool(self._round) or self._failure is not None
+
+    @property
+    def barrier_waiting(self) -> bool:
+        """Whether a barrier stands in some channel that may be polled; looked at only by tasks whose sink takes no rows."""
+        with self._lock:
+            return any(isinstance(item, Barrier) for c in self._channels if not c.blocked for item, _, _ in c.queue)
 
     def is_blocked(self, channel: int) -> bool:
         """Whether `channel` waits for an alignment."""

@@ -1,0 +1,1 @@
+"""Counters, gauges and meters of one process, and their Prometheus text; names are Flink's."""

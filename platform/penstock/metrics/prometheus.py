@@ -1,0 +1,83 @@
+"""Prometheus text of metric dictionaries, under the names Flink's own Prometheus reporter gives them.
+
+Called by the JobManager's REST server and by the TaskManager for `/metrics`; the dictionaries come from `WorkerMetrics`. A metric
+that an existing Flink dashboard asks for is found under the same name and labels.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+#: Flink's scopes: prefix of a subtask's, a TaskManager's and a JobManager's metrics.
+TASK_SCOPE = "flink_taskmanager_job_task"
+TASKMANAGER_SCOPE = "flink_taskmanager"
+JOBMANAGER_SCOPE = "flink_jobmanager"
+JOB_SCOPE = "flink_jobmanager_job"
+
+_UNSAFE = re.compile(r"[^a-zA-Z0-9_:]")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value of one metric with its labels."""
+
+    name: str
+    value: float
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def task_samples(
+    tasks: Mapping[str, Mapping[str, float]], labels: Mapping[str, str], vertex_names: Mapping[str, str] | None = None
+) -> list[Sample]:
+    """Return samples of `WorkerMetrics.tasks` (`<vertex>/<subtask>` -> name -> value); `labels` name job and host."""
+    samples = []
+    for task, values in tasks.items():
+        vertex, _, subtask = task.rpartition("/")
+        own = {
+            **labels,
+            "task_id": vertex,
+            "task_name": (vertex_names or {}).get(vertex, vertex),
+            "subtask_index": subtask,
+        }
+        samples.extend(_samples(TASK_SCOPE, values, own))
+    return samples
+
+
+def scope_samples(scope: str, values: Mapping[str, float], labels: Mapping[str, str]) -> list[Sample]:
+    """Return samples of one process's or job's values under `scope`."""
+    return list(_samples(scope, values, labels))
+
+
+def render(samples: Iterable[Sample]) -> str:
+    """Return the exposition text: samples grouped by name under one TYPE line each (all gauges, as Flink has them)."""
+    by_name: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_name.setdefault(sample.name, []).append(sample)
+    lines = []
+    for name in sorted(by_name):
+        lines.append(f"# TYPE {name} gauge")
+        for sample in by_name[name]:
+            labels = ",".join(f'{key}="{_escape(value)}"' for key, value in sample.labels)
+            lines.append(f"{name}{{{labels}}} {_number(sample.value)}" if labels else f"{name} {_number(sample.value)}")
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+def _samples(scope: str, values: Mapping[str, float], labels: Mapping[str, str]) -> Iterable[Sample]:
+    pairs = tuple(sorted(labels.items()))
+    for name, value in values.items():
+        yield Sample(f"{scope}_{_UNSAFE.sub('_', name)}", value, pairs)
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return repr(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))

@@ -1,0 +1,159 @@
+"""The metrics of one subtask or process: counters, gauges, meters and time meters, on an injected clock.
+
+Filled by `penstock.task` (one registry a subtask, touched by that subtask's thread alone) and read as a plain dictionary of
+name -> value, which travels in `rpc.messages.WorkerMetrics`. Meters give a rate over the last complete interval, so that
+reading them does not change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from penstock.core.clock import Clock
+
+_INTERVAL_MS = 1000.0
+
+
+class Counter:
+    """A number that only grows."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self.value = 0
+
+    def inc(self, amount: int = 1) -> None:
+        """Add `amount`."""
+        self.value += amount
+
+
+class Gauge:
+    """The latest value of something, or a function that is asked for it."""
+
+    __slots__ = ("_read", "value")
+
+    def __init__(self, read: Callable[[], float] | None = None) -> None:
+        """Without `read` the gauge holds what was last set."""
+        self.value = 0.0
+        self._read = read
+
+    def set(self, value: float) -> None:
+        """Replace the value."""
+        self.value = value
+
+    def get(self) -> float:
+        """Return the current value."""
+        return self.value if self._read is None else self._read()
+
+
+class Meter:
+    """Amount per second, over the last complete interval of at least one second."""
+
+    __slots__ = ("_clock", "_rate", "_since_ms", "_sum")
+
+    def __init__(self, clock: Clock) -> None:
+        """The first interval starts now."""
+        self._clock = clock
+        self._since_ms = clock.monotonic_ms()
+        self._sum = 0.0
+        self._rate = 0.0
+
+    def mark(self, amount: float = 1.0) -> None:
+        """Count `amount` into the running interval."""
+        self._sum += amount
+
+    def rate(self) -> float:
+        """Return amount per second; closes the running interval when it has lasted a second."""
+        elapsed = self._clock.monotonic_ms() - self._since_ms
+        if elapsed >= _INTERVAL_MS:
+            self._rate = self._sum * 1000.0 / elapsed
+            self._since_ms += elapsed
+            self._sum = 0.0
+        return self._rate
+
+
+class StateTimes:
+    """How a subtask's time divides among states (busy, idle, backPressured): milliseconds of each per second."""
+
+    def __init__(self, clock: Clock, states: tuple[str, ...], initial: str) -> None:
+        """Every moment belongs to exactly one of `states`, so the figures of an interval add up to 1000."""
+        self._clock = clock
+        self._state = initial
+        self._entered_ms = clock.monotonic_ms()
+        self._since_ms = self._entered_ms
+        self._spent = dict.fromkeys(states, 0.0)
+        self._rates = dict.fromkeys(states, 0.0)
+        self._totals = dict.fromkeys(states, 0.0)
+
+    def enter(self, state: str) -> None:
+        """From now on the time is `state`'s; free when it already is."""
+        if state == self._state:
+            return
+        self._book()
+        self._state = state
+
+    def per_second(self) -> dict[str, float]:
+        """Return milliseconds per second of each state over the last complete interval."""
+        self._book()
+        elapsed = self._entered_ms - self._since_ms
+        if elapsed >= _INTERVAL_MS:
+            self._rates = {state: spent * 1000.0 / elapsed for state, spent in self._spent.items()}
+            self._spent = dict.fromkeys(self._spent, 0.0)
+            self._since_ms = self._entered_ms
+        return self._rates
+
+    def totals(self) -> dict[str, float]:
+        """Return milliseconds of each state since the start."""
+        self._book()
+        return dict(self._totals)
+
+    def _book(self) -> None:
+        now = self._clock.monotonic_ms()
+        self._spent[self._state] += now - self._entered_ms
+        self._totals[self._state] += now - self._entered_ms
+        self._entered_ms = now
+
+
+class MetricGroup:
+    """Named metrics of one owner; made on first use, read all at once."""
+
+    def __init__(self, clock: Clock) -> None:
+        """All meters of the group use `clock`."""
+        self._clock = clock
+        self._counters: dict[str, Counter] = {}
+        self._gauges: dict[str, Gauge] = {}
+        self._meters: dict[str, Meter] = {}
+        self._times: StateTimes | None = None
+
+    def counter(self, name: str) -> Counter:
+        """Return the counter of that name."""
+        return self._counters.setdefault(name, Counter())
+
+    def gauge(self, name: str, read: Callable[[], float] | None = None) -> Gauge:
+        """Return the gauge of that name; `read` matters only the first time."""
+        return self._gauges.setdefault(name, Gauge(read))
+
+    def meter(self, name: str) -> Meter:
+        """Return the meter of that name; by Flink's habit it ends in `PerSecond`."""
+        if name not in self._meters:
+            self._meters[name] = Meter(self._clock)
+        return self._meters[name]
+
+    def times(self, states: tuple[str, ...], initial: str) -> StateTimes:
+        """Return the group's one division of time, published as `<state>TimeMsPerSecond` and `accumulated...TimeMs`."""
+        if self._times is None:
+            self._times = StateTimes(self._clock, states, initial)
+        return self._times
+
+    def read(self) -> dict[str, float]:
+        """Return all values by name."""
+        values: dict[str, float] = {name: float(counter.value) for name, counter in self._counters.items()}
+        values.update((name, float(gauge.get())) for name, gauge in self._gauges.items())
+        values.update((name, meter.rate()) for name, meter in self._meters.items())
+        if self._times is not None:
+            for state, rate in self._times.per_second().items():
+                values[f"{state}TimeMsPerSecond"] = rate
+            for state, total in self._times.totals().items():
+                values[f"accumulated{state[0].upper()}{state[1:]}TimeMs"] = total
+        return values

@@ -1,0 +1,190 @@
+"""The operators of one subtask, each one's collector feeding the next, the last one's feeding the edges.
+
+Called by `task.subtask` in the subtask's one thread. Side outputs go to the edges that ask for their tag, whichever operator of
+the chain emits them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.elements import MIN_TIMESTAMP, Barrier, BarrierKind, Batch, Watermark, WatermarkStatus
+from penstock.operators.operator import Collector, Operator, OperatorContext, OperatorMetrics, OperatorSnapshot
+
+if TYPE_CHECKING:
+    from penstock.core.permits import CommitPermit
+    from penstock.graph.job_graph import OperatorSpec
+    from penstock.network.output import ResultPartition
+
+
+@dataclass(slots=True)
+class ChainLink:
+    """One operator in its place."""
+
+    spec: OperatorSpec
+    operator: Operator
+    metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
+    records_in: int = 0
+    records_out: int = 0
+
+
+class _NextCollector:
+    """Feeds the next operator of the chain."""
+
+    __slots__ = ("_edges", "_link", "_next", "_out")
+
+    def __init__(self, link: ChainLink, following: ChainLink, out: Collector, edges: _EdgeCollector) -> None:
+        self._link = link
+        self._next = following
+        self._out = out
+        self._edges = edges
+
+    def batch(self, batch: Batch) -> None:
+        rows = batch.num_rows
+        self._link.records_out += rows
+        self._next.records_in += rows
+        self._next.operator.process_batch(batch, 0, self._out)
+
+    def watermark(self, watermark: Watermark) -> None:
+        self._next.operator.process_watermark(watermark, self._out)
+
+    def status(self, status: WatermarkStatus) -> None:
+        self._next.operator.process_status(status, self._out)
+
+    def side(self, tag: str, batch: Batch) -> None:
+        self._edges.side(tag, batch)
+
+
+class _EdgeCollector:
+    """Feeds the edges behind the chain."""
+
+    __slots__ = ("_all", "_link", "_main", "_sides", "last_watermark")
+
+    def __init__(self, link: ChainLink, outputs: Sequence[ResultPartition]) -> None:
+        self._link = link
+        self._all = tuple(outputs)
+        self._main = tuple(output for output in outputs if output.spec.side_output is None)
+        self._sides: dict[str, tuple[ResultPartition, ...]] = {}
+        for tag in {output.spec.side_output for output in outputs} - {None}:
+            self._sides[str(tag)] = tuple(output for output in outputs if output.spec.side_output == tag)
+        self.last_watermark = MIN_TIMESTAMP
+
+    def batch(self, batch: Batch) -> None:
+        self._link.records_out += batch.num_rows
+        for output in self._main:
+            output.batch(batch)
+
+    def watermark(self, watermark: Watermark) -> None:
+        self.last_watermark = watermark.timestamp
+        for output in self._all:
+            output.watermark(watermark)
+
+    def status(self, status: WatermarkStatus) -> None:
+        for output in self._all:
+            output.status(status)
+
+    def side(self, tag: str, batch: Batch) -> None:
+        for output in self._sides.get(tag, ()):
+            output.batch(batch)
+
+
+class Chain:
+    """Calls go in at the head."""
+
+    def __init__(self, links: Sequence[ChainLink], outputs: Sequence[ResultPartition]) -> None:
+        """`links` in the order of data; nothing is opened yet."""
+        self.links = tuple(links)
+        self._edges = _EdgeCollector(self.links[-1], outputs)
+        collectors: list[Collector] = [self._edges]
+        for index in range(len(self.links) - 2, -1, -1):
+            collectors.insert(0, _NextCollector(self.links[index], self.links[index + 1], collectors[0], self._edges))
+        self._collectors = tuple(collectors)
+        self._head = self.links[0]
+        self._head_out = collectors[0]
+        self._opened: list[ChainLink] = []
+        self._finished = False
+        self._blocking: tuple[Any, ...] = tuple(
+            link.operator for link in self.links if hasattr(type(link.operator), "available")
+        )
+
+    def open(self, contexts: Iterable[OperatorContext]) -> None:
+        """Open all operators, the last one first, so that whoever emits finds its successor open."""
+        for link, context in reversed(list(zip(self.links, contexts, strict=True))):
+            self._opened.append(link)
+            link.operator.open(context)
+
+    def batch(self, batch: Batch, input_index: int) -> None:
+        """Rows came in."""
+        self._head.records_in += batch.num_rows
+        self._head.operator.process_batch(batch, input_index, self._head_out)
+
+    def watermark(self, watermark: Watermark) -> None:
+        """The combined watermark of the input advanced."""
+        self._head.operator.process_watermark(watermark, self._head_out)
+
+    def status(self, status: WatermarkStatus) -> None:
+        """The combined input became idle or active."""
+        self._head.operator.process_status(status, self._head_out)
+
+    def poll(self, *, backpressured: bool) -> bool:
+        """Let the source at the head emit a piece; True if it did."""
+        source: Any = self._head.operator
+        return bool(source.poll(self._head_out, backpressured=backpressured))
+
+    def emit_watermark(self, watermark: Watermark) -> None:
+        """Emit a watermark behind the source at the head (drain)."""
+        self._head_out.watermark(watermark)
+
+    def snapshot(self, barrier: Barrier) -> tuple[OperatorSnapshot, ...]:
+        """Freeze all operators, head first: what one still emits is before the barrier for the next."""
+        taken = []
+        for link, out in zip(self.links, self._collectors, strict=True):
+            if barrier.kind is BarrierKind.DRAIN and not self._finished:
+                link.operator.finish(out)
+            taken.append(link.operator.snapshot(barrier, out))
+        self._finished = self._finished or barrier.kind is BarrierKind.DRAIN
+        return tuple(taken)
+
+    def finish(self) -> None:
+        """All input has ended: let every operator emit the rest."""
+        if not self._finished:
+            self._finished = True
+            for link, out in zip(self.links, self._collectors, strict=True):
+                link.operator.finish(out)
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """A checkpoint is durable."""
+        for link in self.links:
+            link.operator.notify_complete(permit)
+
+    def notify_aborted(self, checkpoint_id: int) -> None:
+        """A checkpoint will never be complete."""
+        for link in self.links:
+            link.operator.notify_aborted(checkpoint_id)
+
+    def close(self) -> list[Exception]:
+        """Close all that were opened, whatever one of them raises; return what they raised."""
+        errors: list[Exception] = []
+        while self._opened:
+            try:
+                self._opened.pop().operator.close()
+            except Exception as error:  # noqa: BLE001 - user code; the others must be closed all the same
+                errors.append(error)
+        return errors
+
+    @property
+    def available(self) -> bool:
+        """Whether every operator takes rows now."""
+        return all(operator.available for operator in self._blocking)
+
+    @property
+    def publishing(self) -> bool:
+        """Whether an operator is publishing output right now."""
+        return any(getattr(link.operator, "publishing", False) for link in self.links)
+
+    @property
+    def last_watermark(self) -> int:
+        """The newest watermark sent to the edges."""
+        return self._edges.last_watermark

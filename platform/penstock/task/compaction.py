@@ -1,0 +1,71 @@
+"""Runs the compactions that a subtask's keyed stores ask for: merge in the background, upload, hand the result back.
+
+One at a time per store, which is the store's own rule. A compaction that fails is given up and counted; nothing depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from penstock.core.snapshot import FileRef
+from penstock.state.keyed import EncodedSegment
+from penstock.task.environment import Background
+from penstock.task.mailbox import Mail
+from penstock.task.uploader import Part, Uploader
+
+if TYPE_CHECKING:
+    from penstock.state.keyed import CompactionJob, KeyedStateStore
+
+
+@dataclass(slots=True)
+class Compactor:
+    """Owned by one subtask; all calls and mails in its thread."""
+
+    background: Background
+    uploader: Uploader
+    read: Callable[[FileRef], bytes]
+    post: Callable[[Mail], object]
+    failures: int = 0
+    completed: int = 0
+    _running: set[int] = field(default_factory=set)
+
+    def start_due(self, stores: tuple[KeyedStateStore, ...]) -> None:
+        """Begin whatever the stores offer."""
+        for index, store in enumerate(stores):
+            if index in self._running:
+                continue
+            job = store.compaction()
+            if job is not None:
+                self._running.add(index)
+                self._run(index, store, job)
+
+    def _run(self, index: int, store: KeyedStateStore, job: CompactionJob) -> None:
+        def merged(segment: EncodedSegment | None, error: BaseException | None) -> None:
+            if segment is None:
+                self.post(lambda: self._end(index, store, job, None, error))
+            else:
+                self.uploader.write(
+                    (Part(segment.data),),
+                    lambda refs, failure: self.post(
+                        lambda: self._end(index, store, job, refs[0] if refs else None, failure)
+                    ),
+                )
+
+        self.background.submit(lambda: job.run(self.read), merged)
+
+    def _end(
+        self,
+        index: int,
+        store: KeyedStateStore,
+        job: CompactionJob,
+        file: FileRef | None,
+        error: BaseException | None,
+    ) -> None:
+        self._running.discard(index)
+        if error is None:
+            self.completed += 1
+        else:
+            self.failures += 1
+        store.compacted(job, file)

@@ -1,0 +1,52 @@
+"""What a worker (or the simulator) gives its subtasks: clock, network, stores, background threads, the way to report.
+
+Everything that touches the outside comes in through here, so that the simulator drives the very same subtasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.stores import open_store
+from penstock.core.clock import Clock
+from penstock.operators.registry import create_operator
+from penstock.rpc.messages import WorkerReport
+
+if TYPE_CHECKING:
+    from penstock.network.data_plane import DataPlane
+    from penstock.operators.operator import Operator
+
+#: Called with a result or an error, from any thread.
+Done = Callable[[Any, BaseException | None], None]
+
+
+class Background(Protocol):
+    """Runs blocking work off the subtasks' threads: a thread pool, or an event of the simulator."""
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        """Run `work`, then call `done` with what it returned or raised."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskEnvironment:
+    """One per worker."""
+
+    worker_id: str
+    clock: Clock
+    network: DataPlane
+    #: Hands a report to the supervisor; when it returns the report cannot be lost by a crash of this process.
+    report: Callable[[WorkerReport], None]
+    #: Encoding and uploading.
+    background: Background
+    #: Publishing, recovery, savepoints: may block for as long as an outside system is down.
+    blocking: Background
+    #: Bound of all keyed state of this worker.
+    managed_memory_bytes: int = 256 << 20
+    #: Folder for spilled state.
+    state_dir: Path = field(default_factory=lambda: Path("state"))
+    open_store: Callable[[str], ObjectStore] = open_store
+    create_operator: Callable[[str], Operator] = create_operator

@@ -1,0 +1,52 @@
+"""How a failed subtask is told to a person: one line, then the frames of the user's own code, then everything.
+
+Used by `task.runtime` and `task.subtask` to fill `TaskState.error` and `.detail`.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+import traceback
+from pathlib import Path
+
+from penstock.core.errors import PenstockError
+
+_OURS = tuple(
+    str(path)
+    for path in (Path(__file__).resolve().parents[1], *map(Path, sysconfig.get_paths().values()))
+    if path.name != "scripts"
+)
+_MAX_DETAIL = 16_000
+
+
+def describe(error: BaseException) -> tuple[str, str]:
+    """Return one line and the long text of an error."""
+    user = user_frames(error)
+    line = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}".strip()
+    line = " ".join(line.split()) or type(error).__name__
+    if user and not isinstance(error, PenstockError):
+        line = f"{line} (in {user[-1].name}, {Path(user[-1].filename).name}:{user[-1].lineno})"
+    parts = []
+    if user:
+        parts += ["In your code:\n", *traceback.format_list(user), f"{type(error).__name__}: {error}\n\nAll frames:\n"]
+    parts += traceback.format_exception(error)
+    return line, "".join(parts)[:_MAX_DETAIL]
+
+
+def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of an error, and of what caused it, that lie neither in penstock nor in an installed package."""
+    frames: list[traceback.FrameSummary] = []
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        found = [frame for frame in traceback.extract_tb(current.__traceback__) if not _is_ours(frame.filename)]
+        frames = found + frames
+        current = current.__cause__ or current.__context__
+    return frames
+
+
+def _is_ours(filename: str) -> bool:
+    if filename.startswith("<frozen"):
+        return True
+    return not filename.startswith("<") and str(Path(filename).resolve()).startswith(_OURS)

@@ -1,0 +1,164 @@
+"""Building and opening a subtask's chain: operators by kind, their contexts, keyed state read back and verified.
+
+Runs in the subtask's own thread, so that a slow restore holds up neither the control loop nor other subtasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core import failpoints
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.keygroup import HashRange
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import FileRef, OperatorStateSnapshot
+from penstock.graph.deployment import OperatorRestore
+from penstock.operators.operator import OperatorContext
+from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.task.chain import Chain, ChainLink
+from penstock.task.environment import TaskEnvironment
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.graph.deployment import TaskDeployment
+    from penstock.network.output import ResultPartition
+    from penstock.state.keyed import KeyedStateStore
+
+#: Name of the task's own state: the combined watermark of its input.
+INPUT_WATERMARK = "__input_watermark"
+_STATELESS_KINDS = frozenset({"source", "sink"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChainServices:
+    """What the operators of one subtask may ask of it; see `OperatorContext`."""
+
+    wake: Callable[[], None]
+    run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+    report_published: Callable[[tuple[str, ...]], None]
+    read_file: Callable[[FileRef], bytes]
+
+
+def build_chain(deployment: TaskDeployment, environment: TaskEnvironment, outputs: list[ResultPartition]) -> Chain:
+    """Return the chain, not opened."""
+    links = [ChainLink(spec, environment.create_operator(spec.kind)) for spec in deployment.operators]
+    return Chain(links, outputs)
+
+
+def open_chain(
+    chain: Chain, deployment: TaskDeployment, environment: TaskEnvironment, services: ChainServices
+) -> tuple[KeyedStateStore, ...]:
+    """Restore and open all operators; returns their keyed stores.
+
+    Raises:
+        SnapshotDamagedError: a file of the checkpoint is missing or damaged; names the file.
+    """
+    if deployment.restored_checkpoint is not None:
+        failpoints.hit(
+            "task.during_restore", checkpoint=deployment.restored_checkpoint, subtask=deployment.execution
+        )
+    restores = {restore.uid: restore for restore in deployment.restore}
+    stateful = [spec.uid for spec in deployment.operators if spec.stateful and spec.kind not in _STATELESS_KINDS]
+    stores: list[KeyedStateStore] = []
+    contexts = []
+    schemas = _input_schemas(deployment)
+    for link in chain.links:
+        restore = restores.get(link.spec.uid, OperatorRestore(uid=link.spec.uid))
+        store = None
+        if link.spec.uid in stateful:
+            store = open_keyed_state(_state_request(deployment, environment, services, restore, len(stateful)))
+            stores.append(store)
+        contexts.append(_context(link, deployment, environment, services, (schemas, store, restore.operator)))
+        schemas = (schema_from_text(link.spec.output_schema),) if link.spec.output_schema else ()
+    try:
+        chain.open(contexts)
+    except BaseException:
+        for store in stores:
+            store.close()
+        raise
+    return tuple(stores)
+
+
+def restored_watermark(deployment: TaskDeployment) -> int:
+    """Return the lowest input watermark any subtask of this chain had at the cut: all that is certain."""
+    head = deployment.operators[0].uid
+    found = [
+        int(item)
+        for restore in deployment.restore
+        if restore.uid == head
+        for state in restore.operator
+        if state.name == INPUT_WATERMARK
+        for item in state.items
+    ]
+    return min(found, default=MIN_TIMESTAMP)
+
+
+def input_watermark_state(deployment: TaskDeployment, watermark: int) -> tuple[OperatorStateSnapshot, ...]:
+    """Return the task's own state for a cut."""
+    if watermark == MIN_TIMESTAMP:
+        return ()
+    uid = deployment.operators[0].uid
+    return (OperatorStateSnapshot(uid=uid, name=INPUT_WATERMARK, mode="subtask", items=(watermark,)),)
+
+
+def _input_schemas(deployment: TaskDeployment) -> tuple[pa.Schema, ...]:
+    inputs = sorted(deployment.inputs, key=lambda spec: spec.input_index)
+    by_index = {spec.input_index: spec.schema for spec in inputs}
+    return tuple(schema_from_text(text) for _, text in sorted(by_index.items()) if text)
+
+
+def _state_request(
+    deployment: TaskDeployment,
+    environment: TaskEnvironment,
+    services: ChainServices,
+    restore: OperatorRestore,
+    sharers: int,
+) -> KeyedStateRequest:
+    execution = deployment.execution
+    return KeyedStateRequest(
+        uid=restore.uid,
+        writer=f"{deployment.run_id}/{execution.vertex_id}/{execution.subtask}/{execution.attempt}",
+        hash_range=HashRange(deployment.hash_low, deployment.hash_high),
+        key_groups=deployment.settings.key_groups,
+        backend=deployment.settings.state_backend,
+        memory_bytes=max(1, environment.managed_memory_bytes // max(1, sharers)),
+        directory=Path(environment.state_dir) / f"{execution.vertex_id}-{execution.subtask}-{execution.attempt}",
+        restored=restore.keyed,
+        read=services.read_file,
+    )
+
+
+def _context(
+    link: ChainLink,
+    deployment: TaskDeployment,
+    environment: TaskEnvironment,
+    services: ChainServices,
+    own: tuple[tuple[pa.Schema, ...], KeyedStateStore | None, tuple[OperatorStateSnapshot, ...]],
+) -> OperatorContext:
+    schemas, store, restored = own
+    return OperatorContext(
+        spec=link.spec,
+        job_id=deployment.job_id,
+        job_name=deployment.job_name,
+        run_id=deployment.run_id,
+        generation=deployment.generation,
+        subtask=deployment.execution.subtask,
+        attempt=deployment.execution.attempt,
+        parallelism=deployment.parallelism,
+        hash_range=HashRange(deployment.hash_low, deployment.hash_high),
+        settings=deployment.settings,
+        clock=environment.clock,
+        metrics=link.metrics,
+        input_schemas=schemas,
+        keyed_state=store,
+        restored=restored,
+        wake=services.wake,
+        run_async=services.run_async,
+        report_published=services.report_published,
+        read_file=services.read_file,
+        restored_checkpoint=deployment.restored_checkpoint,
+    )

@@ -1,0 +1,402 @@
+"""One subtask: mails, due flushes, one element, in a step that never blocks; driven by `task.threads` or the simulator.
+
+The life of a subtask: made with its channels (DEPLOYING), opened in its own thread (INITIALIZING), RUNNING until it is told to
+finish, cancelled, or fails. After the end of its input it goes on passing barriers until the job says that the final checkpoint
+is published.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.checkpoint.alignment import Abort, Alignment, AlignmentCommand, Block, Snapshot, Unblock
+from penstock.core.elements import (
+    MAX_TIMESTAMP,
+    MIN_TIMESTAMP,
+    Barrier,
+    BarrierKind,
+    Batch,
+    EndOfInput,
+    StreamElement,
+    Watermark,
+    WatermarkStatus,
+)
+from penstock.core.errors import StorageError
+from penstock.eventtime.watermarks import WatermarkMerger
+from penstock.rpc.messages import CheckpointAborted, CheckpointCompleted, InputEnded, OutputPublished, TaskState
+from penstock.task.compaction import Compactor
+from penstock.task.failure import describe
+from penstock.task.mailbox import Mailbox
+from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain, restored_watermark
+from penstock.task.snapshot import Cut, SnapshotPipeline, SnapshotServices, decline
+from penstock.task.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
+
+if TYPE_CHECKING:
+    from penstock.core.snapshot import FileRef
+    from penstock.graph.deployment import TaskDeployment
+    from penstock.operators.operator import OperatorSnapshot
+    from penstock.state.keyed import KeyedStateStore
+    from penstock.task.environment import TaskEnvironment
+    from penstock.task.uploader import Uploader
+
+#: A source with nothing to give is asked again after this long (readers wake it earlier; idleness needs the time to pass).
+SOURCE_POLL_MS = 10.0
+
+
+class StepResult(enum.Enum):
+    """What one step did: call again at once (BUSY), wait for a wake or a deadline, or never again (DONE)."""
+
+    BUSY = "busy"
+    IDLE = "idle"
+    BACKPRESSURED = "backpressured"
+    DONE = "done"
+
+
+class Subtask:
+    """All methods but `post`-ing ones run in one thread; `wake` is called from any thread when a step may have work."""
+
+    def __init__(
+        self,
+        deployment: TaskDeployment,
+        environment: TaskEnvironment,
+        services: tuple[Uploader, Callable[[FileRef], bytes]],
+        wake: Callable[[], None],
+    ) -> None:
+        """Make channels and chain; open nothing. `services` are the job's uploader and verified reader."""
+        self.deployment = deployment
+        self._environment = environment
+        self._clock = environment.clock
+        self._uploader, self._read_file = services
+        self._wake = wake
+        self.mailbox = Mailbox(wake)
+        self._gate = environment.network.create_gate(deployment, wake)
+        self._outputs = list(environment.network.create_outputs(deployment, wake))
+        self._chain = build_chain(deployment, environment, self._outputs)
+        channels = self._gate.channel_count if self._gate is not None else 0
+        self._alignment = Alignment(channels)
+        self._aligned_since: float | None = None
+        self._watermarks = WatermarkMerger(channels, restored_watermark(deployment))
+        self._stores: tuple[KeyedStateStore, ...] = ()
+        self._pipeline = SnapshotPipeline(
+            SnapshotServices(
+                deployment=deployment,
+                clock=self._clock,
+                background=environment.background,
+                uploader=self._uploader,
+                post=self.mailbox.post,
+                report=environment.report,
+            )
+        )
+        self._compactor = Compactor(environment.background, self._uploader, self._read_file, self.mailbox.post)
+        self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain)
+        self._opened = False
+        self._input_ended = False
+        self._silent = False
+        self._finishing = False
+        self.over = False
+        self.final_state = ""
+        self._next_source_poll_ms = 0.0
+
+    @property
+    def is_source(self) -> bool:
+        """Whether barriers begin here."""
+        return self._gate is None
+
+    # --- what other threads ask for ----------------------------------------------------------------------------------
+
+    def trigger(self, checkpoint_id: int, kind: BarrierKind) -> None:
+        """Put a barrier into the stream (sources only)."""
+        self.mailbox.post(lambda: self._trigger(Barrier(checkpoint_id, kind)))
+
+    def complete(self, message: CheckpointCompleted) -> None:
+        """The checkpoint is durable."""
+        self.mailbox.post(lambda: self._chain.notify_complete(message.permit))
+
+    def abort(self, message: CheckpointAborted) -> None:
+        """The checkpoint will never be complete."""
+        self.mailbox.post(lambda: self._abort(message.checkpoint_id))
+
+    def assign(self, splits: tuple[dict[str, Any], ...], *, no_more: bool) -> None:
+        """Give splits to the source at the head."""
+        source: Any = self._chain.links[0].operator
+        self.mailbox.post(lambda: source.add_splits(splits, no_more=no_more))
+
+    def finish(self) -> None:
+        """The final checkpoint is complete and published."""
+        self.mailbox.post(self._begin_finish)
+
+    def cancel(self) -> None:
+        """Stop now."""
+        self.mailbox.post(lambda: self._end("CANCELED"))
+
+    # --- the loop ----------------------------------------------------------------------------------------------------
+
+    def step(self) -> StepResult:
+        """Do one bounded piece of work; a failure ends the subtask and is reported, never raised."""
+        if self.over:
+            return StepResult.DONE
+        try:
+            result = self._step()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything
+            self._fail(error)
+            return StepResult.DONE
+        if self.over:
+            return StepResult.DONE
+        self.metrics.enter({StepResult.IDLE: IDLE, StepResult.BACKPRESSURED: BACK_PRESSURED}.get(result, BUSY))
+        return result
+
+    def next_deadline_ms(self) -> float:
+        """When `step` has something to do although nobody wakes it (monotonic)."""
+        times = [self.metrics.next_publication_ms]
+        times += [t for output in self._outputs if (t := output.next_deadline_ms) is not None]
+        if self._pipeline.next_deadline_ms is not None:
+            times.append(self._pipeline.next_deadline_ms)
+        if self._gate is None and not self._input_ended and not self._silent:
+            times.append(self._next_source_poll_ms)
+        return min(times)
+
+    def _step(self) -> StepResult:
+        if not self._opened:
+            self._open()
+            return StepResult.BUSY
+        mail = self.mailbox.take()
+        if mail is not None:
+            self.metrics.enter(BUSY)
+            mail()
+            return StepResult.BUSY
+        now = self._clock.monotonic_ms()
+        self.metrics.publish_due(now)
+        for output in self._outputs:
+            deadline = output.next_deadline_ms
+            if deadline is not None and deadline <= now:
+                output.flush_due(now)
+        copied = self._pipeline.step()
+        if self._finishing:
+            return self._try_finish()
+        moved = self._take_input(now)
+        return StepResult.BUSY if copied and moved is not StepResult.BACKPRESSURED else moved
+
+    def _take_input(self, now: float) -> StepResult:
+        if not self._may_take_rows():
+            if self._gate is None:
+                self._chain.poll(backpressured=True)
+                self._next_source_poll_ms = now + SOURCE_POLL_MS
+            return StepResult.BACKPRESSURED
+        if self._gate is None:
+            return self._poll_source(now)
+        polled = self._gate.poll()
+        if polled is None:
+            return StepResult.IDLE
+        self.metrics.enter(BUSY)
+        self._process(*polled)
+        return StepResult.BUSY
+
+    def _may_take_rows(self) -> bool:
+        for output in self._outputs:
+            if not output.available:
+                return False
+        if not self._chain.available:
+            # A sink at its limit takes no rows, but a barrier that has begun to arrive must get through.
+            return self._gate is not None and (self._alignment.running is not None or self._gate.barrier_waiting)
+        return not (self._pipeline.busy and self._over_budget())
+
+    def _over_budget(self) -> bool:
+        if not self._stores:
+            return False
+        return sum(store.memory_bytes for store in self._stores) > self._environment.managed_memory_bytes
+
+    def _poll_source(self, now: float) -> StepResult:
+        if self._silent or self._input_ended:
+            return StepResult.IDLE
+        source: Any = self._chain.links[0].operator
+        if source.finished:
+            self._end_input()
+            return StepResult.BUSY
+        self.metrics.enter(BUSY)
+        if self._chain.poll(backpressured=False) or source.finished:
+            return StepResult.BUSY
+        self._next_source_poll_ms = now + SOURCE_POLL_MS
+        return StepResult.IDLE
+
+    def _process(self, channel: int, element: StreamElement) -> None:
+        assert self._gate is not None  # noqa: S101 - elements come from a gate
+        match element:
+            case Batch():
+                self._chain.batch(element, self._gate.input_index_of(channel))
+            case Watermark():
+                self._advance(self._watermarks.update(channel, element.timestamp))
+            case WatermarkStatus():
+                self._change_status(channel, idle=element.idle)
+            case Barrier():
+                if self._aligned_since is None:
+                    self._aligned_since = self._clock.monotonic_ms()
+                self._execute(self._alignment.on_barrier(channel, element))
+            case EndOfInput():
+                self._change_status(channel, idle=False)
+                self._advance(self._watermarks.update(channel, MAX_TIMESTAMP))
+                self._execute(self._alignment.on_end_of_input(channel))
+                if self._alignment.all_ended and not self._input_ended:
+                    self._end_input()
+
+    def _advance(self, watermark: int | None) -> None:
+        if watermark is not None:
+            self._chain.watermark(Watermark(watermark))
+            self.metrics.input_watermark = watermark
+
+    def _change_status(self, channel: int, *, idle: bool) -> None:
+        change = self._watermarks.status(channel, idle=idle)
+        self._advance(change.watermark)
+        if change.idle is not None:
+            self._chain.status(WatermarkStatus(change.idle))
+
+    def _end_input(self) -> None:
+        """All rows have been seen, the watermark at the end of time has passed: emit the rest and say so."""
+        self._input_ended = True
+        self._chain.finish()
+        for output in self._outputs:
+            output.end()
+        execution = self.deployment.execution
+        self._environment.report(
+            InputEnded(
+                job_id=self.deployment.job_id,
+                vertex_id=execution.vertex_id,
+                subtask=execution.subtask,
+                attempt=execution.attempt,
+            )
+        )
+
+    # --- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _trigger(self, barrier: Barrier) -> None:
+        if self._gate is not None:
+            return
+        if barrier.kind.ends_job and not self._silent:
+            self._silent = True
+            source: Any = self._chain.links[0].operator
+            source.suspend()
+            if barrier.kind is BarrierKind.DRAIN and not self._input_ended:
+                self._chain.emit_watermark(Watermark(MAX_TIMESTAMP))
+        self._aligned_since = self._clock.monotonic_ms()
+        self._cut(barrier)
+
+    def _execute(self, commands: list[AlignmentCommand]) -> None:
+        assert self._gate is not None  # noqa: S101 - alignment is of a gate's channels
+        for command in commands:
+            match command:
+                case Block(channel):
+                    self._gate.block(channel)
+                case Unblock(channels):
+                    for channel in channels:
+                        self._gate.unblock(channel)
+                    if self._alignment.running is None:
+                        self._aligned_since = None
+                case Snapshot(barrier):
+                    self._cut(barrier)
+                case Abort(checkpoint_id, reason):
+                    self._aligned_since = self._clock.monotonic_ms()
+                    self._environment.report(decline(self.deployment, checkpoint_id, reason))
+
+    def _cut(self, barrier: Barrier) -> None:
+        """Freeze, send the barrier on, leave the rest to the pipeline."""
+        begun = self._clock.monotonic_ms()
+        taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
+        for output in self._outputs:
+            output.barrier(barrier)
+        own = input_watermark_state(self.deployment, self._watermarks.combined) if self._gate is not None else ()
+        aligned_since = begun if self._aligned_since is None else self._aligned_since
+        self._aligned_since = None
+        self._pipeline.start(
+            Cut(
+                barrier=barrier,
+                taken=tuple(zip((link.operator for link in self._chain.links), taken, strict=True)),
+                own=own,
+                finished=self._input_ended,
+                alignment_ms=begun - aligned_since,
+                sync_ms=self._clock.monotonic_ms() - begun,
+                begun_ms=begun,
+            )
+        )
+        self._compactor.start_due(self._stores)
+
+    def _abort(self, checkpoint_id: int) -> None:
+        if self._gate is not None:
+            self._execute(self._alignment.on_abort(checkpoint_id))
+        self._pipeline.abort(checkpoint_id)
+        self._chain.notify_aborted(checkpoint_id)
+
+    # --- begin and end -----------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self.report_state("INITIALIZING")
+        self._opened = True
+        services = ChainServices(
+            wake=self._wake,
+            run_async=self._run_async,
+            report_published=self._report_published,
+            read_file=self._read_file,
+        )
+        self._stores = open_chain(self._chain, self.deployment, self._environment, services)
+        if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:
+            # What had been reached at the cut, so that lateness is judged as before.
+            self.metrics.input_watermark = self._watermarks.combined
+            self._chain.watermark(Watermark(self._watermarks.combined))
+        self.report_state("RUNNING")
+
+    def _begin_finish(self) -> None:
+        self._finishing = True
+
+    def _try_finish(self) -> StepResult:
+        if self._chain.publishing or self._pipeline.busy:
+            return StepResult.IDLE
+        self._end("FINISHED")
+        return StepResult.DONE
+
+    def _fail(self, error: BaseException) -> None:
+        line, detail = describe(error)
+        self._end("FAILED", line, detail)
+
+    def _end(self, state: str, error: str = "", detail: str = "") -> None:
+        if self.over:
+            return
+        self.over = True
+        self.final_state = state
+        self.mailbox.close()
+        failures = self._chain.close()
+        for store in self._stores:
+            try:
+                store.close()
+            except (OSError, StorageError) as failure:
+                failures.append(failure)
+        if failures and state != "FAILED":
+            # Nothing can be lost any more (all is published or will be replayed), but it must not go unseen.
+            error, detail = describe(failures[0])
+            error = f"while closing: {error}"
+        self.report_state(state, error, detail)
+
+    def report_state(self, state: str, error: str = "", detail: str = "") -> None:
+        """Tell the job."""
+        execution = self.deployment.execution
+        self._environment.report(
+            TaskState(
+                job_id=self.deployment.job_id,
+                vertex_id=execution.vertex_id,
+                subtask=execution.subtask,
+                attempt=execution.attempt,
+                state=state,
+                error=error,
+                detail=detail,
+            )
+        )
+
+    def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self._environment.blocking.submit(
+            work, lambda result, error: self.mailbox.post(lambda: done(result, error))
+        )
+
+    def _report_published(self, ids: tuple[str, ...]) -> None:
+        if ids:
+            self._environment.report(
+                OutputPublished(job_id=self.deployment.job_id, run_id=self.deployment.run_id, committable_ids=ids)
+            )

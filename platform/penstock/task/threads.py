@@ -1,0 +1,142 @@
+"""Production drivers of subtasks and background work: the only threads of the task layer.
+
+Subtasks with a Python function anywhere in their chain share one run loop per worker, batch by batch (two threads that both want
+the GIL only take it from each other); the others have a thread each, as they spend their time in compiled code and blocking
+clients. A loop waits on one event, at most until the next deadline of its subtasks; nothing polls.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError
+from penstock.task.subtask import StepResult, Subtask
+
+if TYPE_CHECKING:
+    from penstock.graph.deployment import TaskDeployment
+    from penstock.task.environment import Done
+
+#: A bound for every wait, should a wake ever be lost.
+_MAX_WAIT_MS = 1000.0
+_MIN_WAIT_MS = 0.1
+#: Pieces of background work that may wait.
+_BACKGROUND_QUEUE = 10_000
+
+
+class RunLoop:
+    """One thread that steps its subtasks in turn; it ends when the last one is done and starts again when one comes."""
+
+    def __init__(self, name: str, clock: Clock) -> None:
+        """No thread yet."""
+        self._name = name
+        self._clock = clock
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._incoming: list[Subtask] = []
+        self._running = False
+
+    def wake(self) -> None:
+        """Let the loop look at its subtasks; any thread, cheap when it is awake."""
+        if not self._event.is_set():
+            self._event.set()
+
+    def run(self, subtask: Subtask) -> None:
+        """Step this subtask too."""
+        with self._lock:
+            self._incoming.append(subtask)
+            start, self._running = not self._running, True
+        if start:
+            threading.Thread(target=self._loop, name=self._name, daemon=True).start()
+        self.wake()
+
+    def _loop(self) -> None:
+        subtasks: list[Subtask] = []
+        while True:
+            # Cleared before looking: a wake that comes while we look is seen by the wait.
+            self._event.clear()
+            with self._lock:
+                subtasks += self._incoming
+                self._incoming.clear()
+                if not subtasks:
+                    self._running = False
+                    return
+            results = [subtask.step() for subtask in subtasks]
+            if StepResult.DONE in results:
+                subtasks = [subtask for subtask in subtasks if not subtask.over]
+                continue
+            if StepResult.BUSY not in results:
+                self._wait(subtasks)
+
+    def _wait(self, subtasks: list[Subtask]) -> None:
+        deadline = min(subtask.next_deadline_ms() for subtask in subtasks)
+        remaining = min(deadline - self._clock.monotonic_ms(), _MAX_WAIT_MS)
+        if remaining > 0:
+            self._event.wait(max(remaining, _MIN_WAIT_MS) / 1000)
+
+
+class ThreadDriver:
+    """Seats for a worker's subtasks."""
+
+    def __init__(self, clock: Clock) -> None:
+        """No thread yet."""
+        self._clock = clock
+        self._python = RunLoop("ps-python", clock)
+
+    def seat(self, deployment: TaskDeployment) -> RunLoop:
+        """Return the shared loop for chains with Python functions, a loop of its own for any other."""
+        if any(operator.python for operator in deployment.operators):
+            return self._python
+        return RunLoop(f"ps-{deployment.vertex_name}-{deployment.execution.subtask}"[:15], self._clock)
+
+
+class BackgroundFullError(PenstockError):
+    """Too much background work waits."""
+
+
+class ThreadBackground:
+    """A few threads, started as needed, that run background work in the order it came in."""
+
+    def __init__(self, name: str, threads: int) -> None:
+        """At most `threads` at a time."""
+        self._name = name
+        self._limit = threads
+        self._queue: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_BACKGROUND_QUEUE)
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads = 0
+
+    def submit(self, work: Callable[[], Any], done: Done) -> None:
+        """Run `work`, then `done`, in one of the threads.
+
+        Raises:
+            BackgroundFullError: thousands of pieces wait already.
+        """
+        try:
+            self._queue.put_nowait((work, done))
+        except queue.Full as error:
+            msg = f"{_BACKGROUND_QUEUE} pieces of background work wait in {self._name}"
+            raise BackgroundFullError(msg) from error
+        with self._lock:
+            start = self._idle < self._queue.qsize() and self._threads < self._limit
+            self._threads += start
+        if start:
+            threading.Thread(target=self._loop, name=self._name, daemon=True).start()
+
+    def _loop(self) -> None:
+        while True:
+            with self._lock:
+                self._idle += 1
+            work, done = self._queue.get()
+            with self._lock:
+                self._idle -= 1
+            try:
+                result, failure = work(), None
+            except Exception as error:  # noqa: BLE001 - handed to whoever asked for the work
+                result, failure = None, error
+            # What `done` raises is a fault of ours and ends the process (threading.excepthook of the worker).
+            done(result, failure)
+            del work, done, result, failure

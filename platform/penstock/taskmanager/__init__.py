@@ -1,0 +1,1 @@
+"""The TaskManager: a supervisor that never runs user code, a warm template, and the slot workers forked from it."""

@@ -1,0 +1,138 @@
+"""Which template a worker is forked from: the warm base, a job's own fork of it, or one with the job's requirements.
+
+Part of the supervisor. Requirements get a template started afresh with their folder first on the import path, so that their
+versions win over ours; preloaded modules alone get a fork of the base. A job's template that starts threads while it imports
+cannot be forked safely: its workers are spawned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.core.clock import Clock
+from penstock.rpc.messages import StartWorker
+from penstock.taskmanager import requirements
+from penstock.taskmanager.template_client import THREAD_LIMITS, TemplateClient, TemplateError
+from penstock.taskmanager.template_messages import ForkTemplate, WorkerSpec, encode
+
+_MAX_RESTARTS = 5
+_RESTART_WINDOW_MS = 60_000
+_BASE = "base"
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentKey:
+    """Workers with equal keys share a template."""
+
+    requirements: tuple[str, ...]
+    import_path: tuple[str, ...]
+    preload: tuple[str, ...]
+
+
+class Environments:
+    """All templates of one TaskManager."""
+
+    def __init__(self, work_dir: Path, clock: Clock, on_exit: Callable[[str, int], None]) -> None:
+        """`on_exit(worker id, returncode)` is called for every worker that ends."""
+        self._work_dir = work_dir
+        self._clock = clock
+        self._on_exit = on_exit
+        self._templates: dict[EnvironmentKey, TemplateClient] = {}
+        self._locks: dict[EnvironmentKey, asyncio.Lock] = {}
+        self._starts: list[float] = []
+        self._spawned: set[asyncio.Task[None]] = set()
+
+    async def warm(self) -> None:
+        """Start the base template.
+
+        Raises:
+            TemplateError: it cannot be started.
+        """
+        await self._template(EnvironmentKey((), (), ()), ())
+
+    async def import_path(self, command: StartWorker) -> tuple[str, ...]:
+        """Return the folders a worker puts first on its import path, with its requirements installed.
+
+        Raises:
+            RequirementsError: they could not be.
+        """
+        if not command.requirements:
+            return command.python_path
+        root = self._work_dir / "environments"
+        folder = await asyncio.to_thread(requirements.install, command.requirements, root)
+        return (str(folder), *command.python_path)
+
+    async def start(self, command: StartWorker, spec: WorkerSpec, control: socket.socket) -> int:
+        """Start a worker that owns `control`; returns its process id.
+
+        Raises:
+            TemplateError: no template could be started.
+        """
+        key = EnvironmentKey(command.requirements, spec.import_path if command.preload else (), command.preload)
+        template = await self._template(key, spec.import_path)
+        if template.unsafe_threads:
+            return await self._spawn(spec, control)
+        return await template.fork(spec, control)
+
+    def close(self) -> None:
+        """End all templates, and by that all workers."""
+        for template in self._templates.values():
+            template.close()
+        for task in self._spawned:
+            task.cancel()
+
+    @property
+    def template_pids(self) -> tuple[int, ...]:
+        """Process ids of the templates that run."""
+        return tuple(template.pid for template in self._templates.values() if template.alive)
+
+    async def _template(self, key: EnvironmentKey, import_path: tuple[str, ...]) -> TemplateClient:
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            template = self._templates.get(key)
+            if template is not None and template.alive:
+                return template
+            self._count_start()
+            name = _BASE if key == EnvironmentKey((), (), ()) else f"job-{len(self._templates)}"
+            template = TemplateClient(name, self._on_exit, self._work_dir / "logs" / f"template-{name}.out")
+            if key.preload and not key.requirements:
+                base = await self._template(EnvironmentKey((), (), ()), ())
+                await template.start_fork(base, ForkTemplate(name=name, import_path=import_path, preload=key.preload))
+            else:
+                await template.start_process(import_path if key.requirements else (), key.preload)
+            self._templates[key] = template
+            return template
+
+    def _count_start(self) -> None:
+        now = self._clock.monotonic_ms()
+        self._starts = [at for at in self._starts if now - at < _RESTART_WINDOW_MS]
+        if len(self._starts) > _MAX_RESTARTS + len(self._templates):
+            msg = f"worker templates ended {len(self._starts)} times within {_RESTART_WINDOW_MS // 1000} s"
+            raise TemplateError(msg, hint=f"see {self._work_dir / 'logs'}")
+        self._starts.append(now)
+
+    async def _spawn(self, spec: WorkerSpec, control: socket.socket) -> int:
+        arguments = [str(control.fileno()), str(os.getpid()), encode(spec).hex()]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "penstock.taskmanager.worker", *arguments,
+            stdin=subprocess.DEVNULL, env={**os.environ, **THREAD_LIMITS}, pass_fds=[control.fileno()],
+        )  # fmt: skip
+        task = asyncio.get_running_loop().create_task(self._wait(spec.worker_id, process))
+        self._spawned.add(task)
+        task.add_done_callback(self._spawned.discard)
+        return process.pid
+
+    async def _wait(self, worker_id: str, process: asyncio.subprocess.Process) -> None:
+        try:
+            self._on_exit(worker_id, await process.wait())
+        except asyncio.CancelledError:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            raise

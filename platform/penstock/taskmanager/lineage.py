@@ -1,0 +1,77 @@
+"""What the kernel does for us when nobody else can: processes die with their parent, and when their lease runs out.
+
+Called first thing in the template and in every worker. Both work on a process that holds the GIL or was stopped, because no
+instruction of ours has to run: PR_SET_PDEATHSIG delivers SIGKILL, ITIMER_REAL delivers SIGALRM with its default action.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_IMMEDIATELY = 1e-6
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Be killed with the process `parent_pid`; exits at once when it is gone already. Without effect outside Linux."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def name_process(name: str) -> None:
+    """Set the name `ps` and `top` show (15 characters)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def arm_lease(remaining_ms: float) -> None:
+    """Die by SIGALRM in `remaining_ms` unless called again before; a lease that has run out already kills at once."""
+    signal.setitimer(signal.ITIMER_REAL, max(remaining_ms / 1000, _IMMEDIATELY))
+
+
+def take_default_signals() -> None:
+    """Give SIGALRM, SIGCHLD, SIGTERM and SIGINT their default actions (a fork inherits its template's handlers)."""
+    for number in (signal.SIGALRM, signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+
+
+def close_other_descriptors(keep: set[int]) -> None:
+    """Close every descriptor but 0, 1, 2 and `keep`: an inherited socket kept open would hide its owner's death."""
+    wanted = {0, 1, 2, *keep}
+    for name in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
+        descriptor = int(name)
+        if descriptor not in wanted:
+            try:
+                os.close(descriptor)
+            except OSError:
+                continue  # the listing's own descriptor, closed by now
+
+
+def thread_names() -> tuple[str, ...]:
+    """Return the kernel's names of this process's threads, the main thread's left out."""
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        if int(task) == os.getpid():
+            continue
+        try:
+            with open(f"/proc/self/task/{task}/comm", encoding="utf-8") as comm:  # noqa: PTH123 - /proc, in a hot start
+                names.append(comm.read().strip())
+        except FileNotFoundError:
+            continue  # ended meanwhile
+    return tuple(sorted(names))
+
+
+def resident_bytes(pid: int) -> int:
+    """Return the resident set of a process; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:  # noqa: PTH123 - /proc, every heartbeat
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (FileNotFoundError, ProcessLookupError, IndexError):
+        return 0

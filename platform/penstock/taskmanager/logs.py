@@ -1,0 +1,57 @@
+"""Where the output of workers goes: one file a worker under `<work dir>/logs`, its tail sent along when the worker ends."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+#: Of the files of workers that are gone, this many are kept.
+RETAINED_LOGS = 50
+TAIL_BYTES = 8192
+
+
+class WorkerLogs:
+    """The log folder of one TaskManager."""
+
+    def __init__(self, directory: Path) -> None:
+        """Make the folder."""
+        self.directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def path_of(self, worker_id: str) -> Path:
+        """Return the log file of a worker."""
+        return self.directory / f"{worker_id}.log"
+
+    def tail(self, worker_id: str, max_bytes: int = TAIL_BYTES) -> str:
+        """Return the last whole lines of a worker's log, at most `max_bytes`; empty when there is none."""
+        return tail_of(self.path_of(worker_id), max_bytes)
+
+    def prune(self, live: set[str]) -> None:
+        """Delete the oldest files of ended workers beyond RETAINED_LOGS."""
+        ended = [path for path in self.directory.glob("*.log") if path.stem not in live]
+        ended.sort(key=lambda path: path.stat().st_mtime)
+        for path in ended[: max(0, len(ended) - RETAINED_LOGS)]:
+            path.unlink(missing_ok=True)
+
+
+def tail_of(path: Path, max_bytes: int) -> str:
+    """Return the last whole lines of a file, at most `max_bytes`."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - max_bytes))
+            data = file.read(max_bytes)
+    except FileNotFoundError:
+        return ""
+    text = data.decode(errors="replace")
+    if size > max_bytes:
+        text = text.partition("\n")[2] or text
+    return text
+
+
+def redirect_output(path: Path) -> None:
+    """Let stdout and stderr of this process append to `path`, C code included."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)

@@ -1,0 +1,75 @@
+"""The slot table of one TaskManager: which slot is held by which worker; pure, no I/O.
+
+A slot is a process: allocated before its worker is started, freed only when that process is known to be gone, so that two
+workers never share a slot. Used by `taskmanager.supervisor`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.core.errors import PenstockError
+
+
+class SlotError(PenstockError):
+    """A slot does not exist or is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotHolder:
+    """Who holds a slot."""
+
+    slot: int
+    worker_id: str
+    job_id: str
+
+
+class SlotTable:
+    """Slots 0..count-1, each free or held by one worker."""
+
+    def __init__(self, count: int) -> None:
+        """All slots are free."""
+        self.count = count
+        self._holders: dict[int, SlotHolder] = {}
+
+    def allocate(self, slot: int, worker_id: str, job_id: str) -> SlotHolder:
+        """Give `slot` to `worker_id`; asking again for the same worker is fine.
+
+        Raises:
+            SlotError: no such slot, the slot is held by another worker, or the worker holds another slot.
+        """
+        if not 0 <= slot < self.count:
+            msg = f"slot {slot} does not exist"
+            raise SlotError(msg, hint=f"this TaskManager has slots 0 to {self.count - 1}")
+        holder = SlotHolder(slot, worker_id, job_id)
+        current = self._holders.get(slot)
+        if current is not None and current != holder:
+            msg = f"slot {slot} is held by worker {current.worker_id} of job {current.job_id}"
+            raise SlotError(msg, hint="it is free once that worker has ended")
+        other = self.of_worker(worker_id)
+        if other is not None and other.slot != slot:
+            msg = f"worker {worker_id} already holds slot {other.slot}"
+            raise SlotError(msg, hint="a worker has one slot")
+        self._holders[slot] = holder
+        return holder
+
+    def free(self, worker_id: str) -> SlotHolder | None:
+        """Free the slot of a worker whose process is gone; None when it held none."""
+        holder = self.of_worker(worker_id)
+        if holder is not None:
+            del self._holders[holder.slot]
+        return holder
+
+    def of_worker(self, worker_id: str) -> SlotHolder | None:
+        """Return the slot a worker holds."""
+        return next((h for h in self._holders.values() if h.worker_id == worker_id), None)
+
+    @property
+    def held(self) -> tuple[SlotHolder, ...]:
+        """All held slots, by number."""
+        return tuple(self._holders[slot] for slot in sorted(self._holders))
+
+    @property
+    def free_slots(self) -> tuple[int, ...]:
+        """Numbers of the free slots."""
+        return tuple(slot for slot in range(self.count) if slot not in self._holders)

@@ -1,0 +1,27 @@
+"""A short folder for unix sockets: their paths may have 107 bytes at most, whatever the work folder is called."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+_PREFIX = "ps-"
+_MAX_BASE_BYTES = 60
+
+
+def make_socket_dir() -> Path:
+    """Make a private folder under XDG_RUNTIME_DIR or /tmp, and sweep those that killed TaskManagers left there."""
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")  # noqa: S108 - mkdtemp makes it private
+    if not base.is_dir() or not os.access(base, os.W_OK) or len(os.fsencode(base)) > _MAX_BASE_BYTES:
+        base = Path("/tmp")  # noqa: S108
+    _sweep(base)
+    return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))
+
+
+def _sweep(base: Path) -> None:
+    for path in base.glob(f"{_PREFIX}*-*"):
+        owner = path.name.removeprefix(_PREFIX).partition("-")[0]
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and path.stat().st_uid == os.getuid():
+            shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,335 @@
+"""The TaskManager's supervisor: registers, heartbeats, starts and kills workers, relays, renews leases; never runs user code.
+
+An asyncio process that imports neither Arrow nor Polars nor anything of the data path, so that nothing a job does can keep it
+from its heartbeats. It does not look into what it relays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError
+from penstock.rpc.messages import (
+    FetchLog,
+    FromWorker,
+    Heartbeat,
+    HeartbeatAck,
+    LeaseRenewed,
+    LogText,
+    Registered,
+    RegisterTaskManager,
+    Shutdown,
+    StartWorker,
+    StopWorker,
+    TaskManagerCommand,
+    TaskManagerReport,
+    ToWorker,
+    WorkerExited,
+    WorkerStartFailed,
+    encode,
+)
+from penstock.taskmanager.environments import Environments
+from penstock.taskmanager.lineage import resident_bytes
+from penstock.taskmanager.logs import WorkerLogs, tail_of
+from penstock.taskmanager.slots import SlotTable
+from penstock.taskmanager.socket_dir import make_socket_dir
+from penstock.taskmanager.template_messages import WorkerSpec
+from penstock.taskmanager.worker_process import WorkerProcess
+
+_MB = 1 << 20
+#: Heartbeats sent and not yet acknowledged that are remembered.
+_MAX_OPEN_HEARTBEATS = 100
+#: Memory beside the managed one that a worker may hold before it is killed: libraries, user code, batches on their way.
+UNMANAGED_ALLOWANCE_BYTES = 2 << 30
+
+
+class Link(Protocol):
+    """The way to the JobManager (`rpc.client.TaskManagerLink`)."""
+
+    def send(self, report: TaskManagerReport) -> bool:
+        """Queue a report; False when not connected."""
+
+    def close(self) -> None:
+        """End the connection for good."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupervisorConfig:
+    """What one TaskManager is told at its start."""
+
+    taskmanager_id: str
+    slots: int
+    work_dir: Path
+    #: Resident memory at which a worker is killed; None: twice its managed memory + UNMANAGED_ALLOWANCE_BYTES.
+    worker_memory_limit_bytes: int | None = None
+
+
+class Supervisor:
+    """Commands of the JobManager come in by `handle`; `run` keeps the heartbeat until `close`."""
+
+    def __init__(self, config: SupervisorConfig, clock: Clock, log: Callable[[str], None]) -> None:
+        """Nothing is started; call `prepare`."""
+        self._config = config
+        self._clock = clock
+        self._log = log
+        self._logs = WorkerLogs(config.work_dir / "logs")
+        self._slots = SlotTable(config.slots)
+        self._workers: dict[str, WorkerProcess] = {}
+        self._environments = Environments(config.work_dir, clock, self._worker_exited)
+        self._socket_dir = make_socket_dir()
+        self._link: Link | None = None
+        self._registered: Registered | None = None
+        self._sequence = 0
+        self._sent_at: dict[int, float] = {}
+        self._heard_ms = clock.monotonic_ms()
+        self._beat_soon = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def prepare(self) -> None:
+        """Warm the base template, so that the first worker is ready as fast as any later one."""
+        await self._environments.warm()
+
+    def connect(self, link: Link) -> None:
+        """Use this link from now on."""
+        self._link = link
+
+    def registration(self) -> RegisterTaskManager:
+        """Return the first message of a new stream; names the workers still held."""
+        self._sent_at = {0: self._clock.monotonic_ms()}
+        self._registered = None
+        return RegisterTaskManager(
+            taskmanager_id=self._config.taskmanager_id,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            slots=self._config.slots,
+            workers=tuple(self._workers),
+        )
+
+    def handle(self, command: TaskManagerCommand) -> None:
+        """Serve one command of the JobManager; never blocks."""
+        match command:
+            case Registered():
+                self._on_registered(command)
+            case HeartbeatAck():
+                self._on_heartbeat_ack(command)
+            case StartWorker():
+                self._on_start_worker(command)
+            case StopWorker():
+                self._on_stop_worker(command.worker_id)
+            case ToWorker():
+                worker = self._workers.get(command.worker_id)
+                if worker is not None:
+                    worker.send(command.command)
+            case FetchLog():
+                text = self._log_text(command)
+                self._send(LogText(request_id=command.request_id, text=text))
+            case Shutdown():
+                self._closing.set()
+
+    def stop(self) -> None:
+        """Let `run` return (from a signal handler)."""
+        self._closing.set()
+
+    async def run(self) -> None:
+        """Send heartbeats until told to stop."""
+        while not self._closing.is_set():
+            interval = self._registered.heartbeat_interval_ms if self._registered is not None else 100
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), interval / 1000)
+            if self._registered is not None:
+                self._beat()
+
+    async def close(self) -> None:
+        """End all workers and templates and remove what they left."""
+        self._closing.set()
+        for worker in list(self._workers.values()):
+            worker.kill()
+        self._environments.close()
+        if self._link is not None:
+            self._link.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for worker in list(self._workers.values()):
+            shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
+        shutil.rmtree(self._socket_dir, ignore_errors=True)
+
+    @property
+    def worker_pids(self) -> dict[str, int]:
+        """Process ids of the workers by worker id."""
+        return {worker_id: worker.pid for worker_id, worker in self._workers.items()}
+
+    @property
+    def template_pids(self) -> tuple[int, ...]:
+        """Process ids of the templates."""
+        return self._environments.template_pids
+
+    def _on_registered(self, registered: Registered) -> None:
+        self._registered = registered
+        self._heard_ms = self._sent_at.pop(0, self._clock.monotonic_ms())
+        self._log(f"registered at JobManager {registered.jobmanager_id}, generation {registered.generation}")
+        for worker_id in set(self._workers) - set(registered.keep_workers):
+            self._on_stop_worker(worker_id)
+        self._renew(0)
+
+    def _on_heartbeat_ack(self, ack: HeartbeatAck) -> None:
+        sent = self._sent_at.get(ack.sequence)
+        if sent is None:
+            return
+        self._sent_at = {sequence: at for sequence, at in self._sent_at.items() if sequence > ack.sequence}
+        self._heard_ms = max(self._heard_ms, sent)
+        self._renew(ack.sequence)
+
+    def _renew(self, sequence: int) -> None:
+        data = encode(LeaseRenewed(sequence=sequence, expires_monotonic_ms=self._lease_end()))
+        for worker in self._workers.values():
+            worker.send(data)
+
+    def _lease_end(self) -> float:
+        """When leases given now end: counted from the sending of the last heartbeat that is known to have been heard."""
+        return self._heard_ms + (self._registered.worker_lease_ms if self._registered is not None else 0)
+
+    def _beat(self) -> None:
+        memory = {worker_id: resident_bytes(worker.pid) for worker_id, worker in self._workers.items() if worker.pid}
+        self._sequence += 1
+        self._sent_at[self._sequence] = self._clock.monotonic_ms()
+        while len(self._sent_at) > _MAX_OPEN_HEARTBEATS:
+            self._sent_at.pop(min(self._sent_at))
+        heartbeat = Heartbeat(
+            taskmanager_id=self._config.taskmanager_id, sequence=self._sequence, worker_memory=memory
+        )
+        self._send(heartbeat)
+        for worker_id, held in memory.items():
+            self._check_memory(self._workers[worker_id], held)
+
+    def _check_memory(self, worker: WorkerProcess, held: int) -> None:
+        limit = self._config.worker_memory_limit_bytes
+        if limit is None:
+            limit = 2 * worker.spec.managed_memory_bytes + UNMANAGED_ALLOWANCE_BYTES
+        if held > limit and not worker.stopping:
+            worker.kill(
+                f"worker {worker.worker_id} held {held // _MB} MB of memory, more than its limit of {limit // _MB} MB "
+                "(raise the TaskManager's worker memory limit, or use more slots or state_backend=rocksdb)"
+            )
+
+    def _on_start_worker(self, command: StartWorker) -> None:
+        if command.worker_id in self._workers:
+            return
+        if self._registered is None:
+            return  # a command of a stream that is gone
+        try:
+            self._slots.allocate(command.slot, command.worker_id, command.job_id)
+        except PenstockError as error:
+            self._start_failed(command.worker_id, str(error))
+            return
+        state_dir = self._config.work_dir / "state" / command.worker_id
+        spec = WorkerSpec(
+            worker_id=command.worker_id,
+            job_id=command.job_id,
+            taskmanager_id=self._config.taskmanager_id,
+            slot=command.slot,
+            managed_memory_bytes=command.managed_memory_bytes,
+            lease_ms=self._registered.worker_lease_ms,
+            lease_expires_monotonic_ms=self._lease_end(),
+            log_path=str(self._logs.path_of(command.worker_id)),
+            socket_dir=str(self._socket_dir),
+            state_dir=str(state_dir),
+        )
+        worker = WorkerProcess(spec, self._relay, self._worker_ended)
+        self._workers[command.worker_id] = worker
+        task = asyncio.get_running_loop().create_task(self._start(worker, command))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, worker: WorkerProcess, command: StartWorker) -> None:
+        try:
+            path = await self._environments.import_path(command)
+            Path(worker.spec.state_dir).mkdir(parents=True, exist_ok=True)
+            if worker.stopping:
+                self._worker_ended(worker, -9)
+                return
+            with worker.open_control() as theirs:
+                spec = worker.spec = _with_current_lease(worker.spec, path, self._lease_end())
+                pid = await self._environments.start(command, spec, theirs)
+            worker.started(pid)
+            self._log(f"worker {worker.worker_id} of job {command.job_id} runs as process {pid}")
+        except (PenstockError, OSError) as error:
+            worker.exited(1)
+            self._forget(worker)
+            self._start_failed(command.worker_id, str(error))
+
+    def _start_failed(self, worker_id: str, error: str) -> None:
+        self._log(f"worker {worker_id} could not be started: {error}")
+        self._send(
+            WorkerStartFailed(taskmanager_id=self._config.taskmanager_id, worker_id=worker_id, error=error)
+        )
+
+    def _on_stop_worker(self, worker_id: str) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.kill()
+
+    def _relay(self, worker: WorkerProcess, report: bytes) -> None:
+        self._send(
+            FromWorker(taskmanager_id=self._config.taskmanager_id, worker_id=worker.worker_id, report=report)
+        )
+
+    def _worker_exited(self, worker_id: str, returncode: int) -> None:
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.exited(returncode)
+
+    def _worker_ended(self, worker: WorkerProcess, returncode: int) -> None:
+        if self._workers.get(worker.worker_id) is not worker:
+            return  # its start had failed, and that was reported
+        self._forget(worker)
+        self._log(f"worker {worker.worker_id} ended with {returncode} {worker.kill_reason}")
+        tail = self._logs.tail(worker.worker_id)
+        if worker.kill_reason:
+            tail = f"{tail}\n{worker.kill_reason}".strip()
+        exited = WorkerExited(
+            taskmanager_id=self._config.taskmanager_id,
+            worker_id=worker.worker_id,
+            returncode=returncode,
+            log_tail=tail,
+        )
+        self._send(exited)
+
+    def _forget(self, worker: WorkerProcess) -> None:
+        self._workers.pop(worker.worker_id, None)
+        self._slots.free(worker.worker_id)
+        shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
+        self._logs.prune(set(self._workers))
+
+    def _log_text(self, command: FetchLog) -> str:
+        if command.worker_id:
+            return self._logs.tail(command.worker_id, command.max_bytes)
+        return tail_of(self._config.work_dir / "taskmanager.log", command.max_bytes)
+
+    def _send(self, report: TaskManagerReport) -> None:
+        if self._link is not None:
+            self._link.send(report)
+
+
+def _with_current_lease(spec: WorkerSpec, import_path: tuple[str, ...], lease_end: float) -> WorkerSpec:
+    """Installing requirements may have taken longer than a lease lasts."""
+    import msgspec
+
+    return msgspec.structs.replace(spec, import_path=import_path, lease_expires_monotonic_ms=lease_end)
+
+
+def log_to_stderr(text: str) -> None:
+    """Write one line; the TaskManager's own log."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()

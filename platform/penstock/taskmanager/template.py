@@ -1,0 +1,203 @@
+"""The warm template: a process that holds imported modules and compiled kernels, and forks slot workers in milliseconds.
+
+`python -m penstock.taskmanager.template <socket descriptor> <supervisor pid>`, started by `template_client`. It has one thread of
+its own and runs no user function. It never *uses* Polars, Arrow compute or a client before a fork (a used Polars hangs in the
+child); it warms our own kernels only. `gc.freeze()` is the last thing before the first fork, so that the children's collector
+does not copy its pages. Workers die with the template, the template dies with its supervisor: both by the kernel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import select
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from pathlib import Path
+
+from penstock.core import failpoints
+from penstock.taskmanager.lineage import (
+    arm_lease,
+    close_other_descriptors,
+    die_with_parent,
+    name_process,
+    take_default_signals,
+    thread_names,
+)
+from penstock.taskmanager.logs import redirect_output
+from penstock.taskmanager.template_messages import (
+    MAX_PACKET_BYTES,
+    Exited,
+    Forked,
+    ForkTemplate,
+    ForkWorker,
+    TemplateReady,
+    TemplateReport,
+    decode_request,
+    encode,
+)
+
+#: Everything a worker of any job needs; connectors come with the job's own preload.
+MODULES = (
+    "numpy",
+    "pyarrow",
+    "pyarrow.parquet",
+    "pyarrow.compute",
+    "polars",
+    "cloudpickle",
+    "penstock.kernels.warm",
+    "penstock.network.worker_network",
+    "penstock.operators.registry",
+    "penstock.task.runtime",
+    "penstock.taskmanager.worker",
+)
+#: Threads that libraries start on import and that survive a fork: jemalloc re-creates its own, Polars' cleaner only sleeps.
+SAFE_THREADS = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
+#: The signal's wake-up ends a poll at once; this bounds it when a signal is lost.
+_POLL_MS = 1000
+
+
+def main(arguments: list[str]) -> None:
+    """Run the template of a supervisor; never returns normally."""
+    descriptor, supervisor_pid = int(arguments[0]), int(arguments[1])
+    die_with_parent(supervisor_pid)
+    name_process("ps-template")
+    # Forking beside the threads listed in SAFE_THREADS is what we test for; Python 3.12 warns of any thread.
+    warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
+    error = _import(MODULES + tuple(arguments[2:]))
+    if not error:
+        importlib.import_module("penstock.kernels.warm").warm()
+    Template(socket.socket(fileno=descriptor)).serve(error)
+
+
+class Template:
+    """Forks on request, reaps, reports."""
+
+    def __init__(self, control: socket.socket) -> None:
+        """`control` is the SOCK_SEQPACKET end shared with the supervisor."""
+        self._control = control
+        self._children: dict[int, str] = {}
+
+    def serve(self, error: str = "") -> None:
+        """Say what was imported, then serve until the supervisor closes its end; exits the process."""
+        unsafe = tuple(name for name in thread_names() if name not in SAFE_THREADS)
+        wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        poller = select.poll()
+        poller.register(self._control.fileno(), select.POLLIN)
+        poller.register(wake_read, select.POLLIN)
+        gc.collect()
+        gc.freeze()
+        self._tell(TemplateReady(pid=os.getpid(), unsafe_threads=unsafe, error=error))
+        while True:
+            for descriptor, _ in poller.poll(_POLL_MS):
+                if descriptor == wake_read:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(wake_read, 4096)
+                elif not self._request():
+                    os._exit(0)
+            self._reap()
+
+    def _request(self) -> bool:
+        """Serve one request; False when the supervisor has closed its end."""
+        data, descriptors, _, _ = socket.recv_fds(self._control, MAX_PACKET_BYTES, 1)
+        if not data:
+            return False
+        request = decode_request(data)
+        name = request.spec.worker_id if isinstance(request, ForkWorker) else request.name
+        sys.stdout.flush()
+        sys.stderr.flush()
+        parent = os.getpid()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            self._tell(Forked(name=name, pid=0, error=f"fork failed: {error}"))
+            os.close(descriptors[0])
+            return True
+        if pid == 0:
+            self._child(request, descriptors[0], parent)
+        os.close(descriptors[0])
+        self._children[pid] = name
+        self._tell(Forked(name=name, pid=pid))
+        return True
+
+    def _reap(self) -> None:
+        while self._children:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            name = self._children.pop(pid, "")
+            self._tell(Exited(name=name, pid=pid, returncode=os.waitstatus_to_exitcode(status)))
+
+    def _tell(self, report: TemplateReport) -> None:
+        try:
+            self._control.send(encode(report))
+        except OSError:
+            os._exit(0)  # the supervisor is gone
+
+    def _child(self, request: ForkWorker | ForkTemplate, descriptor: int, parent: int) -> None:
+        """Become what was asked for; never returns."""
+        code = 1
+        try:
+            die_with_parent(parent)
+            signal.set_wakeup_fd(-1)
+            take_default_signals()
+            # The object must not close the number later, when it means another file.
+            self._control.detach()
+            close_other_descriptors({descriptor})
+            failpoints.reset()
+            if isinstance(request, ForkTemplate):
+                _become_template(request, descriptor)
+            else:
+                code = become_worker(request, descriptor)
+        except BaseException:  # noqa: BLE001 - the last frame of a forked process: nothing may escape into the template's code
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stdout.flush()
+                sys.stderr.flush()
+            os._exit(code)
+
+
+def become_worker(request: ForkWorker, descriptor: int) -> int:
+    """Run a worker in this (forked or spawned) process and return its exit code."""
+    from penstock.core.clock import SystemClock
+    from penstock.taskmanager.worker import run_worker
+
+    spec = request.spec
+    arm_lease(spec.lease_expires_monotonic_ms - SystemClock().monotonic_ms())
+    name_process(f"ps-worker-{spec.slot}")
+    redirect_output(Path(spec.log_path))
+    sys.path[:0] = [path for path in spec.import_path if path not in sys.path]
+    return run_worker(socket.socket(fileno=descriptor), spec)
+
+
+def _become_template(request: ForkTemplate, descriptor: int) -> None:
+    name_process("ps-job-templ")
+    gc.unfreeze()
+    sys.path[:0] = [path for path in request.import_path if path not in sys.path]
+    Template(socket.socket(fileno=descriptor)).serve(_import(request.preload))
+
+
+def _import(modules: tuple[str, ...]) -> str:
+    """Import all; return the first failure as one line."""
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001 - a user's module may raise anything at import
+            traceback.print_exc()
+            return f"import {module}: {type(error).__name__}: {error}"
+    return ""
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

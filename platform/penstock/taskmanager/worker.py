@@ -1,0 +1,158 @@
+"""The slot worker: one job's subtasks in one process, forked from the template (or spawned where that is not safe).
+
+The main thread is the control loop: it reads commands, re-arms the kernel lease, hands the rest to the `TaskRuntime`. A worker has
+no orderly end: what it does is fenced or repeatable, so it exits when its supervisor closes the socket, is killed when its slot is
+given back, and dies by its lease when the coordinator does not hear of it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import PenstockError
+from penstock.rpc.messages import LeaseRenewed, WorkerReady, WorkerReport, decode_worker_command, encode
+from penstock.taskmanager.control import ControlClosedError, WorkerControl
+from penstock.taskmanager.lineage import arm_lease, close_other_descriptors, die_with_parent, resident_bytes
+from penstock.taskmanager.template_messages import ForkWorker, WorkerSpec, decode_spec
+
+if TYPE_CHECKING:
+    from penstock.task.runtime import TaskRuntime
+
+#: A round trip beside a busy Python thread takes 5 ms with Python's default of 5 ms, a tenth of that with this.
+SWITCH_INTERVAL_SECONDS = 0.0005
+#: Encoding and uploading; two, so that one slow PUT does not hold up the other subtasks of the slot.
+BACKGROUND_THREADS = 2
+#: Publishing and recovery may block for as long as a broker is away: one thread a sink, as far as this goes.
+BLOCKING_THREADS = 16
+#: Metrics go out with the first lease renewal after this long.
+METRICS_INTERVAL_MS = 1000.0
+_BROKEN = 70
+
+
+def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
+    """Serve until the supervisor closes the control socket; returns the exit code."""
+    sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    threading.excepthook = _die_of_a_broken_thread
+    clock = SystemClock()
+    control = WorkerControl(control_socket)
+
+    def report(message: WorkerReport) -> None:
+        try:
+            control.send(encode(message))
+        except ControlClosedError as error:
+            # Nobody can hear us: whatever we still did would be a zombie's work.
+            sys.stderr.write(f"penstock worker: {error}\n")
+            sys.stderr.flush()
+            os._exit(0)
+
+    runtime, endpoint = _start_runtime(spec, clock, report)
+    report(WorkerReady(worker_id=spec.worker_id, endpoint=endpoint, pid=os.getpid()))
+    loop = _ControlLoop(spec, clock, control, runtime)
+    try:
+        loop.run()
+    except ControlClosedError:
+        return 0
+
+
+class _ControlLoop:
+    """Reads and dispatches commands."""
+
+    def __init__(self, spec: WorkerSpec, clock: Clock, control: WorkerControl, runtime: TaskRuntime) -> None:
+        self._spec = spec
+        self._clock = clock
+        self._control = control
+        self._runtime = runtime
+        self._metrics_sent_ms = clock.monotonic_ms()
+
+    def run(self) -> NoReturn:
+        """Never returns; raises ControlClosedError."""
+        while True:
+            command = decode_worker_command(self._control.receive())
+            if isinstance(command, LeaseRenewed):
+                self._renew(command)
+                self._send_metrics()
+                self._runtime.release_ended()
+            self._runtime.handle(command)
+
+    def _renew(self, command: LeaseRenewed) -> None:
+        remaining = float(self._spec.lease_ms)
+        if command.expires_monotonic_ms:
+            remaining = min(remaining, command.expires_monotonic_ms - self._clock.monotonic_ms())
+        arm_lease(remaining)
+
+    def _send_metrics(self) -> None:
+        now = self._clock.monotonic_ms()
+        if now - self._metrics_sent_ms < METRICS_INTERVAL_MS:
+            return
+        self._metrics_sent_ms = now
+        times = os.times()
+        worker = {
+            "residentMemoryBytes": float(resident_bytes(os.getpid())),
+            "processCpuMs": (times.user + times.system) * 1000.0,
+        }
+        for metrics in self._runtime.metrics(worker):
+            self._control.send(encode(metrics))
+
+
+def _start_runtime(spec: WorkerSpec, clock: Clock, report: Callable[[WorkerReport], None]) -> tuple[TaskRuntime, str]:
+    # Imported here: the supervisor imports this module's neighbours and must not load the data path.
+    from penstock.network.worker_network import WorkerNetwork
+    from penstock.task.environment import TaskEnvironment
+    from penstock.task.runtime import TaskRuntime
+    from penstock.task.threads import ThreadBackground, ThreadDriver
+
+    network = WorkerNetwork(spec.worker_id, spec.socket_dir, clock=clock, on_connection_lost=_log_lost_connection)
+    environment = TaskEnvironment(
+        worker_id=spec.worker_id,
+        clock=clock,
+        network=network,
+        report=report,
+        background=ThreadBackground("ps-background", BACKGROUND_THREADS),
+        blocking=ThreadBackground("ps-blocking", BLOCKING_THREADS),
+        managed_memory_bytes=spec.managed_memory_bytes,
+        state_dir=Path(spec.state_dir),
+    )
+    return TaskRuntime(environment, ThreadDriver(clock)), network.endpoint
+
+
+def _log_lost_connection(peer: str, reason: str) -> None:
+    """The tasks concerned fail by themselves; the log says which worker was lost first."""
+    sys.stderr.write(f"connection to worker {peer} lost: {reason}\n")
+    sys.stderr.flush()
+
+
+def _die_of_a_broken_thread(arguments: threading.ExceptHookArgs) -> None:
+    """A thread of ours ended by an exception nobody handles: the worker must not linger without it."""
+    traceback.print_exception(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
+    sys.stderr.flush()
+    os._exit(_BROKEN)
+
+
+def main(arguments: list[str]) -> None:
+    """Run a spawned worker: `<control descriptor> <supervisor pid> <spec in hex>`."""
+    from penstock.taskmanager.template import become_worker
+
+    descriptor, supervisor_pid = int(arguments[0]), int(arguments[1])
+    die_with_parent(supervisor_pid)
+    close_other_descriptors({descriptor})
+    code = _BROKEN
+    try:
+        code = become_worker(ForkWorker(decode_spec(bytes.fromhex(arguments[2]))), descriptor)
+    except PenstockError as error:
+        sys.stderr.write(f"penstock worker: {error}\n")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
