@@ -7,6 +7,7 @@ rows.
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ FileFormat = Literal["parquet", "jsonl", "arrow"]
 
 _FACTORY = "penstock_connectors.files.sink:FileSinkFactory"
 _FORMATS = ("parquet", "jsonl", "arrow")
+_HIDDEN_NAMES = 1000
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +133,11 @@ class FileCommitter:
     ) -> tuple[CommitOutcome, ...]:
         """Publish what is owed. Nothing to fence: a late writer of the same committable finds its parts in place."""
         del prefixes
+        for committable in committables:
+            for chunk in range(len(committable.files)):
+                # what a killed publisher left behind; a live one that is late fails on it and is fenced anyway
+                for left in self._folder.glob(f".{glob.escape(part_name(committable, chunk, self._format))}.*"):
+                    left.unlink(missing_ok=True)
         return self.commit(permit, committables, read)
 
     def close(self) -> None:
@@ -141,23 +148,36 @@ class FileCommitter:
         final = self._folder / name
         if final.exists():
             return False
-        hidden = self._folder / f".{name}.{os.getpid()}"
+        data = _encode(decode_chunk(read()), self._format)
         try:
-            with hidden.open("wb") as out:
-                out.write(_encode(decode_chunk(read()), self._format))
-                out.flush()
-                os.fsync(out.fileno())
+            hidden = self._write_hidden(name, data)
             try:
                 os.link(hidden, final)
             except FileExistsError:
                 return False
+            finally:
+                hidden.unlink(missing_ok=True)
             _sync_folder(self._folder)
             return True
         except OSError as error:
             msg = f"file sink: {final} cannot be written: {error.strerror or error}"
             raise ConnectorError(msg, hint="check space and permissions; the rows stay pending") from error
-        finally:
-            hidden.unlink(missing_ok=True)
+
+    def _write_hidden(self, name: str, data: bytes) -> Path:
+        """Write a file of a name nobody else has (another publisher of the same part may be at work), and sync it."""
+        for number in range(_HIDDEN_NAMES):
+            hidden = self._folder / f".{name}.{number}"
+            try:
+                out = hidden.open("xb")
+            except FileExistsError:
+                continue
+            with out:
+                out.write(data)
+                out.flush()
+                os.fsync(out.fileno())
+            return hidden
+        msg = f"file sink: {self._folder} holds {_HIDDEN_NAMES} unfinished files of {name}"
+        raise ConnectorError(msg, hint="delete the files that begin with a dot")
 
 
 def part_name(committable: Committable, chunk: int, file_format: str) -> str:

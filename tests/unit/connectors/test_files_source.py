@@ -1,0 +1,197 @@
+import datetime as dt
+import json
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.connector.sink import load_factory
+from penstock.connector.source import SourceContext, SourceSplit
+from penstock.core.clock import ManualClock
+from penstock.core.errors import BadRecordError, ConnectorError, GraphError
+from penstock.core.schema import Schema
+from penstock_connectors.files import FileSource
+
+
+class Order(Schema):
+    user_id: int
+    amount: int | None
+    note: str
+
+
+ROWS = [{"user_id": i, "amount": None if i % 7 == 0 else i * 2, "note": f"n{i}"} for i in range(100)]
+
+
+def write(path, file_format, rows=ROWS):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if file_format == "jsonl":
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    elif file_format == "csv":
+        lines = ["note,user_id,amount,unused"]
+        lines += [f"{r['note']},{r['user_id']},{'' if r['amount'] is None else r['amount']},x" for r in rows]
+        path.write_text("\n".join(lines) + "\n")
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=30)
+
+
+def open_reader(source, splits=None):
+    spec = source.spec()
+    factory = load_factory(spec.factory)
+    reader = factory.create_reader(spec, SourceContext(0, 1, "job", "uid", ManualClock()))
+    if splits is None:
+        splits = factory.create_enumerator(spec, first_run=True).discover(frozenset())
+    reader.add_splits(splits)
+    return reader
+
+
+def drain(reader, max_rows=16, polls=1000):
+    found, letters = [], []
+    for _ in range(polls):
+        result = reader.poll(max_rows)
+        for batch in result.batches:
+            assert batch.data.schema == Order.arrow_schema()
+            found += batch.data.to_pylist()
+            letters += [] if batch.dead_letters is None else batch.dead_letters.to_pylist()
+        if not result.batches and not result.finished:
+            break
+    return found, letters
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv", "parquet"])
+def test_all_rows_are_read_in_order(tmp_path, file_format):
+    write(tmp_path / "in", file_format)
+    found, _ = drain(open_reader(FileSource(tmp_path / "in", Order, format=file_format)))
+    assert found == ROWS
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv", "parquet"])
+@pytest.mark.parametrize("polls", [0, 1, 3, 6])
+def test_reading_resumes_at_a_position_without_loss_or_repetition(tmp_path, file_format, polls):
+    write(tmp_path / "in", file_format)
+    source = FileSource(tmp_path / "in", Order, format=file_format)
+    reader = open_reader(source)
+    before = [row for _ in range(polls) for b in reader.poll(16).batches for row in b.data.to_pylist()]
+    state = msgspec.json.decode(msgspec.json.encode(reader.snapshot()), type=tuple[SourceSplit, ...])
+    reader.close()
+    after, _ = drain(open_reader(source, state))
+    assert before + after == ROWS
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv", "parquet"])
+def test_a_file_that_was_finished_is_not_read_again(tmp_path, file_format):
+    write(tmp_path / "in", file_format)
+    source = FileSource(tmp_path / "in", Order, format=file_format)
+    reader = open_reader(source)
+    drain(reader)
+    assert [s.finished for s in reader.snapshot()] == [True]
+    assert drain(open_reader(source, reader.snapshot())) == ([], [])
+
+
+def test_a_folder_gives_one_split_a_file_and_hidden_files_are_left_out(tmp_path):
+    for name in ("b.jsonl", "a.jsonl", ".c.jsonl"):
+        write(tmp_path / name, "jsonl")
+    spec = FileSource(tmp_path, Order).spec()
+    assert spec.bounded
+    enumerator = load_factory(spec.factory).create_enumerator(spec, first_run=True)
+    assert [s.id for s in enumerator.discover(frozenset())] == [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")]
+    write(tmp_path / "d.jsonl", "jsonl")
+    assert enumerator.discover(frozenset({"a"})) == (), "bounded: files are listed once"
+
+
+def test_many_files_are_read_side_by_side(tmp_path):
+    for number in range(40):
+        write(tmp_path / f"{number:02}.jsonl", "jsonl", ROWS[:5])
+    found, _ = drain(open_reader(FileSource(str(tmp_path / "*.jsonl"), Order)), max_rows=64)
+    assert len(found) == 200
+
+
+BAD = {
+    "jsonl": [
+        '{"user_id": 1, "note": "a"}',
+        "nonsense",
+        "",
+        '{"user_id": null, "note": "b"}',
+        '{"user_id": 4, "note": "c"}',
+    ],
+    "csv": ["user_id,amount,note", "1,,a", "x,1,b", ",1,b", "4,1,c"],
+}
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv"])
+def test_bad_lines_fail_by_default_and_say_where(tmp_path, file_format):
+    (tmp_path / "in").write_text("\n".join(BAD[file_format]))
+    reader = open_reader(FileSource(tmp_path / "in", Order, format=file_format))
+    with pytest.raises(BadRecordError, match=r"in at byte \d+: "):
+        drain(reader)
+    reader.close()
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv"])
+def test_bad_lines_can_be_skipped_and_are_counted(tmp_path, file_format):
+    (tmp_path / "in").write_text("\n".join(BAD[file_format]))
+    reader = open_reader(FileSource(tmp_path / "in", Order, format=file_format, on_bad_record="skip"))
+    found, letters = drain(reader)
+    assert [row["user_id"] for row in found] == [1, 4]
+    assert letters == []
+    assert reader.poll(1).metrics["badRecords"] == 2
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "csv"])
+def test_bad_lines_can_be_dead_letters(tmp_path, file_format):
+    text = "\n".join(BAD[file_format])
+    (tmp_path / "in").write_text(text)
+    _, letters = drain(open_reader(FileSource(tmp_path / "in", Order, format=file_format, on_bad_record="dead-letter")))
+    assert [text.encode()[x["offset"] :].startswith(x["value"]) for x in letters] == [True, True]
+    assert letters[0]["value"] == BAD[file_format][1 if file_format == "jsonl" else 2].encode()
+    assert {x["source"] for x in letters} == {str(tmp_path / "in")}
+
+
+def test_a_long_line_and_windows_line_ends(tmp_path):
+    long = {"user_id": 1, "amount": 1, "note": "x" * (5 << 20)}
+    (tmp_path / "in").write_bytes(b"".join(json.dumps(r).encode() + b"\r\n" for r in (ROWS[1], long, ROWS[2])))
+    found, _ = drain(open_reader(FileSource(tmp_path / "in", Order)))
+    assert [row["user_id"] for row in found] == [1, 1, 2]
+
+
+def test_a_file_that_grew_is_read_to_its_first_size_and_one_that_shrank_is_refused(tmp_path):
+    write(tmp_path / "in", "jsonl")
+    source = FileSource(tmp_path / "in", Order)
+    reader = open_reader(source)
+    with (tmp_path / "in").open("a") as file:
+        file.write("more\n")
+    assert drain(reader)[0] == ROWS
+    reader = open_reader(source)
+    (tmp_path / "in").write_text("")
+    with pytest.raises(ConnectorError, match="files must not change"):
+        drain(reader)
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(ConnectorError, match="no file at"):
+        load_factory(FileSource("x", Order).spec().factory).validate(FileSource(tmp_path / "nope", Order).spec())
+    (tmp_path / "a.csv").write_text("user_id,amount\n1,2\n")
+    spec = FileSource(tmp_path / "a.csv", Order, format="csv").spec()
+    with pytest.raises(ConnectorError, match="has no column note"):
+        load_factory(spec.factory).validate(spec)
+    (tmp_path / "b.parquet").write_bytes(b"not parquet")
+    spec = FileSource(tmp_path / "b.parquet", Order, format="parquet").spec()
+    with pytest.raises(ConnectorError, match="cannot be read"):
+        load_factory(spec.factory).validate(spec)
+
+
+def test_wrong_settings_are_refused_when_the_job_is_built():
+    for wrong in ({"format": "xml"}, {"on_bad_record": "cry"}, {"path": "s3://b/x"}):
+        with pytest.raises(GraphError):
+            FileSource(**({"path": "x", "schema": Order} | wrong)).spec()
+
+
+def test_times_are_utc(tmp_path):
+    class Event(Schema):
+        ts: dt.datetime
+
+    (tmp_path / "in").write_text('{"ts": "2024-05-01T12:00:00+02:00"}\n')
+    reader = open_reader(FileSource(tmp_path / "in", Event))
+    (batch,) = reader.poll(10).batches
+    reader.close()
+    assert batch.data.to_pylist() == [{"ts": dt.datetime(2024, 5, 1, 10, tzinfo=dt.UTC)}]
