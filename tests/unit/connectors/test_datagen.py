@@ -1,3 +1,5 @@
+"""The generator: the same rows for everyone, from any position."""
+
 import json
 from collections import Counter
 

@@ -1,3 +1,5 @@
+"""The file sink: every part once, whoever publishes it how often."""
+
 import json
 
 import msgspec

@@ -1,3 +1,5 @@
+"""The file source: every row once, from any position; bad lines by policy."""
+
 import datetime as dt
 import json
 

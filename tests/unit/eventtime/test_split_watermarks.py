@@ -1,3 +1,5 @@
+"""Watermarks per split: minimum, idleness, restore."""
+
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.eventtime.split_watermarks import SplitWatermarks
 

@@ -1,3 +1,5 @@
+"""Watermark strategies as values."""
+
 import json
 
 import pytest

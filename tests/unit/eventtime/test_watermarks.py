@@ -1,3 +1,5 @@
+"""The merging of watermarks over channels, as Flink's status valve does it."""
+
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.eventtime.watermarks import StatusChange, WatermarkMerger
 

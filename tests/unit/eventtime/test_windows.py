@@ -1,3 +1,5 @@
+"""Window arithmetic against its definition."""
+
 import math
 
 import pytest

@@ -1,3 +1,5 @@
+"""Collected results over restores and rescales."""
+
 import pyarrow as pa
 
 from penstock.core.elements import Barrier, Batch

@@ -1,3 +1,5 @@
+"""Row and batch functions, and the rows they see."""
+
 import copy
 import datetime as dt
 from collections.abc import Iterator

@@ -1,3 +1,5 @@
+"""Pending output under every order of events."""
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +17,7 @@ def committable(number):
 
 @given(st.lists(st.tuples(Step, st.integers(1, 8)), max_size=60))
 def test_every_snapshot_names_all_output_not_known_published(steps):
-    """Whatever happens in whatever order, nothing is forgotten before it is published and nothing leaves out of order."""
+    """Nothing is forgotten before it is published, and nothing leaves out of order."""
     pending, owed, written, published, last = PendingOutput(), set(), set(), [], 0
     for step, number in steps:
         if step == "stage":

@@ -1,3 +1,5 @@
+"""Column operations: results, schemas, what is refused."""
+
 import polars as pl
 import pyarrow as pa
 import pytest

@@ -1,3 +1,4 @@
+"""Every kind of operator has its class."""
 
 import pytest
 

@@ -1,3 +1,5 @@
+"""The sink operator: when output is published, named again, held back."""
+
 import sys
 import threading
 import types

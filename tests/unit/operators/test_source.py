@@ -1,3 +1,5 @@
+"""The source operator over a scripted reader."""
+
 import datetime as dt
 import json
 import sys
