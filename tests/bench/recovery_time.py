@@ -1,0 +1,230 @@
+"""How long output stands still when a process is killed: `python -m tests.bench.recovery_time [--victim worker]`.
+
+Windows of 200 ms event time at 50,000 events a second, a checkpoint a second, a million keys of state; event time is
+the wall clock of the producer. Measured from SIGKILL to the first published record whose window begins after the kill.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import runpy
+import secrets
+import signal
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
+from tests.cluster.orders import create_topics, micros
+from tests.cluster.proc_tree import wait_until
+
+from penstock.api.environment import use_executor
+from penstock.client.executors import ClusterExecutor
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.core.errors import PenstockError
+from penstock.testing.servers import start_kafka, start_minio
+
+RATE, KEYS, PARTITIONS, TICK_S = 50_000, 1_000_000, 4, 0.02
+WINDOW_MS, DISORDER_MS = 200, 50
+SETTLE_S, LIMIT_S = 4.0, 60.0
+SLOW_MODULE = "import time\n\ntime.sleep(1)\n\n\ndef keep(batch: pa.RecordBatch) -> pa.RecordBatch:\n    return batch\n"
+
+JOB = """
+from datetime import datetime
+
+import polars as pl
+import penstock as ps
+from penstock_connectors.kafka import KafkaSink, KafkaSource
+{slow_import}
+
+class Order(ps.Schema):
+    user_id: int
+    amount: int
+    ts: datetime
+
+
+env = ps.Environment(parallelism=2, checkpoint_interval="1s", checkpoint_root={root!r})
+orders = env.from_source(
+    KafkaSource({bootstrap!r}, topic={source!r}, schema=Order, start="earliest"),
+    watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("{disorder}ms", timestamp="ts"), uid="orders",
+)
+(orders{slow_call}.with_columns((pl.col("user_id") % 100).alias("shop"))
+       .key_by("shop").window(ps.Tumbling("{window}ms"))
+       .aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
+       .sink_to(KafkaSink({bootstrap!r}, topic={sink!r}, delivery="exactly-once"), uid="out"))
+(orders.key_by("user_id").window(ps.Tumbling("20h"))
+       .aggregate(n=ps.count(), total=ps.sum("amount")).uid("users")
+       .sink_to(KafkaSink({bootstrap!r}, topic={sink!r}, delivery="exactly-once"), uid="never"))
+env.execute("recovery-time")
+"""
+
+
+class Live(threading.Thread):
+    """Produces at a steady rate with the wall clock as event time; first, as fast as it can, one order of every key."""
+
+    def __init__(self, bootstrap, topic):
+        super().__init__(name="live", daemon=True)
+        self.ended, self.loaded = threading.Event(), threading.Event()
+        self.behind_s = 0.0
+        self._topic = topic
+        settings = {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5}
+        self._producer = Producer({**settings, "queue.buffering.max.messages": 2_000_000})
+
+    def run(self):
+        self._send(range(KEYS), int(time.time() * 1000))
+        self._producer.flush()
+        self.loaded.set()
+        sent, started = 0, time.monotonic()
+        while not self.ended.is_set():
+            due = int((time.monotonic() - started) * RATE)
+            self._send(range(sent, due), int(time.time() * 1000))
+            sent = due
+            self.behind_s = time.monotonic() - started - due / RATE
+            self.ended.wait(TICK_S)
+        self._producer.flush(10)
+
+    def _send(self, indexes, now_ms):
+        for i in indexes:
+            value = b'{"user_id":%d,"amount":%d,"ts":%d}' % (i * 7919 % KEYS, i % 1000, now_ms)
+            self._producer.produce(self._topic, value, partition=i % PARTITIONS)
+            if i % 10_000 == 0:
+                self._producer.poll(0)
+        self._producer.poll(0)
+
+
+class Reader(threading.Thread):
+    """Reads the published output; keeps (time of arrival, newest window start) in seconds."""
+
+    def __init__(self, bootstrap, topic):
+        super().__init__(name="reader", daemon=True)
+        self.ended = threading.Event()
+        self.seen = []
+        self._consumer = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "bench", "isolation.level": "read_committed"}
+        )
+        self._consumer.assign([TopicPartition(topic, p, OFFSET_END) for p in range(2)])
+
+    def run(self):
+        while not self.ended.is_set():
+            messages = [m for m in self._consumer.consume(2_000, timeout=0.02) if m.error() is None]
+            if messages:
+                newest = max(micros(json.loads(m.value())["window_start"]) for m in messages) / 1e6
+                self.seen.append((time.time(), newest))
+        self._consumer.close()
+
+    def first_after(self, moment):
+        return next((at for at, start in list(self.seen) if start >= moment), None)
+
+
+def write_job(folder, kafka, *, slow):
+    """The job file; with `slow`, a function of the user's from a module that takes a second to import."""
+    if slow:
+        (folder / "slow_module.py").write_text("import pyarrow as pa\n" + SLOW_MODULE, encoding="utf-8")
+        sys.path.insert(0, str(folder))
+    path = folder / "recovery_job.py"
+    path.write_text(
+        JOB.format(
+            slow_import="import slow_module\n" if slow else "",
+            slow_call=".map_batches(slow_module.keep)" if slow else "",
+            root="s3://bench/recovery", bootstrap=kafka.bootstrap, source="orders", sink="totals",
+            disorder=DISORDER_MS, window=WINDOW_MS,
+        ),
+        encoding="utf-8",
+    )  # fmt: skip
+    return path
+
+
+def submit(cluster, path):
+    with use_executor(ClusterExecutor(url=cluster.rest_url, detached=True), {}) as results:
+        runpy.run_path(str(path), run_name="__main__")
+    return results[0].job_id
+
+
+def victim_of(cluster, job_id, victim, number):
+    if victim == "jobmanager":
+        return cluster.jobmanager.pid
+    if victim == "taskmanager":
+        return cluster.taskmanagers[number % 2].pid
+    with cluster.client() as rest:
+        workers = rest.workers(job_id)
+    return int(workers[number % len(workers)]["pid"])
+
+
+def up_to_date(reader):
+    """Whether the newest output is of the last seconds."""
+    seen = reader.seen[-1:] or [(0.0, 0.0)]
+    return time.time() - seen[0][1] < 4.0
+
+
+def measure(cluster, job_id, reader, options):
+    """Kill again and again, at another moment of the checkpoint interval each time."""
+    times = []
+    for number in range(options.kills):
+        wait_until(lambda: up_to_date(reader), LIMIT_S, "output that keeps up with the input", step=0.05)
+        time.sleep(SETTLE_S + number / options.kills)
+        pid = victim_of(cluster, job_id, options.victim, number)
+        killed = time.time()
+        os.kill(pid, signal.SIGKILL)
+        published = wait_until(lambda at=killed: reader.first_after(at), LIMIT_S, "output after the kill", step=0.005)
+        times.append(round(published - killed, 3))
+        print(f"kill {number + 1}: {options.victim} {pid}, {times[-1]} s", flush=True)
+    return times
+
+
+def delays(reader):
+    """Without a kill: from the beginning of a window to its publication."""
+    return [at - start for at, start in reader.seen]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--victim", choices=("worker", "taskmanager", "jobmanager"), default="worker")
+    parser.add_argument("--slow-import", action="store_true", help="the job imports a module that takes a second")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
+        folder = Path(name)
+        kafka, minio = start_kafka(folder / "kafka"), start_minio(folder / "minio")
+        stack.callback(kafka.remove)
+        stack.callback(minio.remove)
+        minio.make_bucket("bench")
+        create_topics(kafka.bootstrap, orders=PARTITIONS, totals=2)
+        environment = {
+            "PENSTOCK_S3_ENDPOINT": minio.url,
+            "PENSTOCK_S3_ACCESS_KEY": minio.access_key,
+            "PENSTOCK_S3_SECRET_KEY": minio.secret_key,
+        }
+        path = write_job(folder, kafka, slow=options.slow_import)
+        config = LocalClusterConfig(directory=folder / "cluster", environment=environment)
+        cluster = stack.enter_context(LocalCluster(config))
+        live, reader = Live(kafka.bootstrap, "orders"), Reader(kafka.bootstrap, "totals")
+        stack.callback(live.ended.set)
+        stack.callback(reader.ended.set)
+        live.start()
+        assert live.loaded.wait(120)
+        reader.start()
+        job_id = submit(cluster, path)
+        wait_until(lambda: up_to_date(reader), LIMIT_S * 2, "output that keeps up with the input", step=0.05)
+        time.sleep(SETTLE_S)
+        steady = sorted(delays(reader)[-20:])
+        times = measure(cluster, job_id, reader, options)
+        with contextlib.suppress(PenstockError), cluster.client() as rest:
+            rest.cancel(job_id)
+        live.ended.set()
+        reader.ended.set()
+        live.join(15)
+        reader.join(15)
+    figures = {
+        "victim": options.victim, "kills": len(times), "p50_s": round(statistics.median(times), 3), "max_s": max(times),
+        "steady_delay_p50_s": round(statistics.median(steady), 3), "slow_import": options.slow_import,
+        "rate": RATE, "keys": KEYS, "producer_behind_s": round(live.behind_s, 2), "run": secrets.token_hex(2),
+    }  # fmt: skip
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

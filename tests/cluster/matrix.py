@@ -1,0 +1,220 @@
+"""The failpoint matrix: every named failpoint x {worker, TaskManager, JobManager} killed x seeds.
+
+By hand: `python -m tests.cluster.matrix --seeds 3 --json out.json [--points a,b] [--victims worker]`; the suite runs a
+selection of the same cells (`test_failpoint_matrix.py`). A cell counts only with evidence that its point was hit.
+"""
+
+import argparse
+import json
+import secrets
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tests.cluster.harness import END_LIMIT_S, Scene
+from tests.cluster.orders import Orders
+from tests.cluster.stage import Stage
+
+from penstock.testing.servers import start_kafka, start_minio
+
+VICTIMS = ("worker", "taskmanager", "jobmanager")
+EVENTS, RATE = 20_000, 4_000
+
+
+@dataclass(frozen=True)
+class Point:
+    """How a failpoint is reached."""
+
+    #: What must happen first: nothing, `restart`, `rescale` or `stop`.
+    first: str = ""
+    #: Passed many times, so that each seed takes another hit.
+    repeated: bool = True
+    orders: dict = field(default_factory=dict)
+    job: dict = field(default_factory=dict)
+    rate: int = RATE
+
+
+POINTS = {
+    "task.before_ack": Point(),
+    "task.after_ack": Point(),
+    "jobmanager.before_manifest": Point(),
+    "jobmanager.after_manifest": Point(),
+    "sink.before_publish": Point(),
+    "sink.between_chunks": Point(),
+    "sink.after_commit": Point(),
+    "task.during_restore": Point(first="restart", repeated=False),
+    "jobmanager.during_rescale": Point(first="rescale", repeated=False),
+    "jobmanager.during_stop": Point(first="stop", repeated=False),
+    "segment.upload": Point(),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    point: str
+    victim: str
+    seed: int
+
+
+@dataclass
+class Record:
+    """What a cell showed."""
+
+    point: str
+    victim: str
+    seed: int
+    #: The checkpoint the process was at, as the failpoint's evidence says; empty where it names none.
+    checkpoint: str = ""
+    held_pid: int = 0
+    killed_pid: int = 0
+    restarts: int = 0
+    processes_restarted: list = field(default_factory=list)
+    resumed: bool = False
+    windows: int = 0
+    missing: int = 0
+    duplicated: int = 0
+    wrong: int = 0
+    recovery_s: float | None = None
+    seconds: float = 0.0
+    error: str = ""
+
+    @property
+    def exact(self):
+        return not self.error and self.windows > 0 and self.missing == self.duplicated == self.wrong == 0
+
+
+def run_cell(stage, cell):
+    """Run one cell; raises when the point was not hit or the job did not end."""
+    point = POINTS[cell.point]
+    nth = 1 + cell.seed % 3 if point.repeated else 1
+    orders = Orders(cell.seed, **{"events": EVENTS, **point.orders})
+    record = Record(cell.point, cell.victim, cell.seed)
+    started = time.monotonic()
+    failpoints = {cell.point: f"hold@{nth}"}
+    with Scene(stage, orders, rate=point.rate, failpoints=failpoints, job=point.job) as scene:
+        scene.feed.start()
+        scene.submit()
+        _provoke(scene, point, cell)
+        evidence = scene.wait_hit(cell.point)
+        record.checkpoint = str(evidence.get("checkpoint", ""))
+        record.held_pid = int(evidence["pid"])
+        record.killed_pid = scene.victim_pid(cell.victim, evidence, pick=cell.seed)
+        killed_at = time.time()
+        scene.kill(record.killed_pid)
+        scene.release(cell.point)
+        _await_end(scene, record, killed_at)
+        scene.feed.join(30)
+        _judge(scene, record)
+        if point.first == "stop" and record.missing:  # the stop went through: the rest of the input is the next run's
+            record.resumed = True
+            scene.submit()
+            scene.wait_finished()
+            _judge(scene, record)
+        record.processes_restarted = list(scene.cluster.restarts)
+        if not record.exact:
+            record.error = f"not exact\n{scene.diagnosis()}"
+    record.seconds = round(time.monotonic() - started, 1)
+    return record
+
+
+def _provoke(scene, point, cell):
+    if not point.first:
+        return
+    scene.wait_checkpoints(1 + cell.seed % 3)
+    scene.look_at_workers()
+    if point.first == "restart":
+        scene.kill(scene.victim_pid("worker", pick=cell.seed))
+    elif point.first == "stop":
+        scene.ask(lambda rest: rest.stop(scene.job_id))  # held while it answers: then the request just times out
+    elif point.first == "rescale":
+        scene.stop()
+        scene.submit_in_background(job=scene.with_job(parallelism=1), token=secrets.token_hex(8))
+
+
+def _await_end(scene, record, killed_at):
+    """Wait for the end; notes restarts, and when the first checkpoint after the kill was complete."""
+    deadline = time.monotonic() + END_LIMIT_S
+    while time.monotonic() < deadline:
+        summary = scene.summary()
+        record.restarts = max(record.restarts, int(summary.get("restarts", 0)))
+        if record.recovery_s is None:
+            record.recovery_s = _recovered(scene, killed_at)
+        if summary.get("state") == "FINISHED":
+            return
+        assert summary.get("state") not in ("FAILED", "CANCELED"), scene.diagnosis()
+        time.sleep(0.1)
+    raise AssertionError(f"did not end within {END_LIMIT_S} s\n{scene.diagnosis()}")
+
+
+def _recovered(scene, killed_at):
+    answer = scene.ask(lambda rest: rest.checkpoints(scene.job_id), {})
+    done = [
+        c["latest_ack_timestamp"] / 1000 - killed_at
+        for c in answer.get("history", ())
+        if c["status"] == "COMPLETED" and c["trigger_timestamp"] / 1000 > killed_at
+    ]
+    return round(min(done), 2) if done else None
+
+
+def _judge(scene, record):
+    found = scene.verdict()
+    record.windows, record.missing = found.windows, found.missing
+    record.duplicated, record.wrong = found.duplicated, found.wrong
+
+
+def run_matrix(cells, folder, report):
+    """Run the cells one after another on one Kafka and one MinIO; a cell that fails is a record with an error."""
+    kafka, minio = start_kafka(folder / "kafka"), start_minio(folder / "minio")
+    try:
+        minio.make_bucket("matrix")
+        stage = Stage(kafka, minio, "matrix", f"m-{secrets.token_hex(3)}-", folder)
+        for cell in cells:
+            try:
+                record = run_cell(stage, cell)
+            except Exception as error:
+                record = Record(cell.point, cell.victim, cell.seed, error=f"{type(error).__name__}: {error}")
+            report(record)
+    finally:
+        kafka.remove()
+        minio.remove()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=None)
+    parser.add_argument("--points", default=",".join(POINTS))
+    parser.add_argument("--victims", default=",".join(VICTIMS))
+    options = parser.parse_args()
+    cells = [
+        Cell(point, victim, seed)
+        for point in options.points.split(",")
+        for victim in options.victims.split(",")
+        for seed in range(options.seeds)
+    ]
+    records = []
+
+    def report(record):
+        records.append(record)
+        mark = "exact" if record.exact else "NOT EXACT"
+        print(
+            f"{len(records)}/{len(cells)} {record.point} {record.victim} seed {record.seed}: {mark}, "
+            f"checkpoint {record.checkpoint or '-'}, {record.windows} windows, "
+            f"{record.missing}/{record.duplicated}/{record.wrong}, restarts {record.restarts}, "
+            f"recovered in {record.recovery_s} s, {record.seconds} s {record.error}",
+            flush=True,
+        )
+        if options.json is not None:
+            options.json.write_text(json.dumps([asdict(r) for r in records], indent=1), encoding="utf-8")
+
+    with tempfile.TemporaryDirectory(prefix="penstock-matrix-") as folder:
+        run_matrix(cells, Path(folder), report)
+    exact = sum(record.exact for record in records)
+    print(json.dumps({"cells": len(records), "exact": exact, "seeds": options.seeds}))
+    sys.exit(0 if exact == len(records) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""Looks at /proc: which processes descend from which, who lives, who is stopped."""
+
+import os
+import time
+from pathlib import Path
+
+
+def _fields(pid):
+    """State and parent of a process, or None when it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    parts = text.rpartition(")")[2].split()
+    return parts[0], int(parts[1])
+
+
+def alive(pid):
+    """Whether the process exists and is no zombie."""
+    found = _fields(pid)
+    return found is not None and found[0] != "Z"
+
+
+def stopped(pid):
+    found = _fields(pid)
+    return found is not None and found[0] in "Tt"
+
+
+def parent(pid):
+    found = _fields(pid)
+    return found[1] if found else 0
+
+
+def descendants(pid):
+    """All live processes below `pid`, itself not included."""
+    children = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (found := _fields(entry.name)) is not None:
+            children.setdefault(found[1], []).append(int(entry.name))
+    found, todo = [], [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return [p for p in found if alive(p)]
+
+
+def signal_all(pids, number):
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def wait_until(condition, seconds, what, step=0.02):
+    """Poll `condition` until it returns something true; returns that."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
+        time.sleep(step)

@@ -1,0 +1,124 @@
+"""What bad input gets: one line that names the place and the way out, an exit code, and nothing hangs or is lost."""
+
+import re
+
+import pytest
+from tests.cluster.harness import Scene
+from tests.cluster.job_file import Job
+from tests.cluster.orders import Orders, create_topics, produce_values, read_messages
+from tests.cluster.stage import cli
+
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(150)]
+
+RUN_LIMIT_S = 45
+ONE_WINDOW = [b'{"user_id":%d,"amount":%d,"ts":%d}' % (1, n, 1_700_000_000_000 + n) for n in range(1, 11)]
+
+
+def job_of(stage, values=(), **changes):
+    """A bounded job over one partition that holds `values`."""
+    name = stage.fresh("job")
+    source, sink = stage.fresh("orders"), stage.fresh("totals")
+    create_topics(stage.bootstrap, **{source: 1, sink: 2})
+    produce_values(stage.bootstrap, source, values)
+    options = {
+        "name": name, "bootstrap": stage.bootstrap, "source": source, "sink": sink, "root": stage.root(name),
+        "stops": {(source, 0): len(values)}, "environment": "restart='none'", **changes,
+    }  # fmt: skip
+    return Job(**options)
+
+
+def refused(stage, job_or_text, *words, code=None):
+    """Run it; it must end with one line on stderr that holds `words`."""
+    path = stage.folder / "job.py"
+    path.write_text(job_or_text if isinstance(job_or_text, str) else job_or_text.text(), encoding="utf-8")
+    said = cli("run", path, "--json", cwd=stage.folder, environment=stage.environment, limit=RUN_LIMIT_S)
+    lines = said.err.strip().splitlines()
+    assert said.code in ((1, 2) if code is None else (code,)), said
+    assert len(lines) == 1, said.err
+    assert lines[0].startswith("penstock: ")
+    for word in words:
+        assert re.search(word, lines[0], re.IGNORECASE), f"{word!r} is not in: {lines[0]}"
+    assert re.search(r"\(.+\)$", lines[0]), f"no way out in: {lines[0]}"
+    return lines[0]
+
+
+def test_an_unreachable_broker(stage, unused_port):
+    refused(stage, job_of(stage, bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}")
+
+
+def test_an_unreachable_broker_of_the_sink(stage, unused_port):
+    refused(stage, job_of(stage, ONE_WINDOW, sink_bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}")
+
+
+def test_a_missing_topic(stage):
+    missing = stage.fresh("missing")
+    refused(stage, job_of(stage, source=missing, stops=None), missing)
+    refused(stage, job_of(stage, ONE_WINDOW, sink=missing), missing)
+
+
+def test_an_unwritable_checkpoint_store(stage):
+    refused(stage, job_of(stage, ONE_WINDOW, root="s3://no-such-bucket-at-all/x"), "no-such-bucket-at-all")
+    file = stage.folder / "a-file"
+    file.write_text("")
+    refused(stage, job_of(stage, ONE_WINDOW, root=f"{file}/checkpoints"), "a-file")
+
+
+def test_a_malformed_record_fails_the_job_with_its_place(stage):
+    job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW])
+    line = refused(stage, job, job.source, "10", code=1)
+    assert "partition" in line.lower()
+    assert read_messages(stage.bootstrap, job.sink) == []
+
+
+def test_a_record_of_another_schema_fails_the_job_with_its_place(stage):
+    job = job_of(stage, [*ONE_WINDOW, b'{"user_id":1,"amount":"many","ts":1700000000000}'])
+    refused(stage, job, job.source, "10", "amount", code=1)
+
+
+def test_malformed_records_can_be_skipped(stage):
+    job = job_of(stage, [*ONE_WINDOW, b"{broken", b"null", *ONE_WINDOW], source_options="on_bad_record='skip'")
+    path = job.write(stage.folder)
+    said = cli("run", path, "--json", cwd=stage.folder, environment=stage.environment, limit=RUN_LIMIT_S)
+    assert said.code == 0, said.err
+    assert said.value["state"] == "FINISHED"
+    (row,) = read_messages(stage.bootstrap, job.sink)
+    assert b'"n":20' in row.value().replace(b" ", b"")
+
+
+def test_malformed_records_can_be_put_aside(stage):
+    aside = stage.fresh("aside")
+    create_topics(stage.bootstrap, **{aside: 1})
+    options = f"on_bad_record='dead-letter', dead_letter_topic={aside!r}"
+    job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW], source_options=options)
+    path = job.write(stage.folder)
+    said = cli("run", path, "--json", cwd=stage.folder, environment=stage.environment, limit=RUN_LIMIT_S)
+    assert said.code == 0, said.err
+    (row,) = read_messages(stage.bootstrap, job.sink)
+    assert b'"n":20' in row.value().replace(b" ", b"")
+    assert {message.value() for message in read_messages(stage.bootstrap, aside)} == {b"{broken"}
+
+
+def test_an_error_in_the_job_file(stage):
+    line = refused(stage, "import penstock as ps\n\nx = 1 / 0\n", "ZeroDivisionError", code=2)
+    assert "job.py:3" in line
+    refused(stage, "def broken(:\n", r"job\.py:1", code=2)
+    refused(stage, "import penstock as ps\n", "env.execute", code=2)
+    refused(stage, "import no_such_module_at_all\n", "no_such_module_at_all", code=2)
+    unknown = job_of(stage, ONE_WINDOW).text().replace('ps.sum("amount")', 'ps.sum("amont")')
+    line = refused(stage, unknown, "amont", code=2)
+    assert re.search(r"job\.py:\d+", line)
+
+
+def test_a_start_beside_a_running_job_of_that_name_is_told_who_holds_it(stage):
+    with Scene(stage, Orders(21, 20_000), rate=2_000) as scene:
+        scene.feed.start()
+        scene.submit()
+        scene.wait_checkpoints(1)
+        path = scene.job.write(stage.folder)
+        said = cli("run", path, cwd=stage.folder, environment=stage.environment, limit=RUN_LIMIT_S)
+        assert said.code != 0
+        assert "process" in said.err
+        assert str(scene.cluster.jobmanager.pid) in said.err
+        assert scene.state() == "RUNNING"
+        scene.rest.cancel(scene.job_id)
+        scene.wait_state(("CANCELED",))

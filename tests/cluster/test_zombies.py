@@ -1,0 +1,130 @@
+"""Who was paused and replaced must not come back; who is killed leaves nobody behind."""
+
+import os
+import signal
+
+import pytest
+from tests.cluster import proc_tree
+from tests.cluster.harness import Scene
+from tests.cluster.orders import Orders
+from tests.cluster.proc_tree import wait_until
+
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.config.settings import ClusterSettings
+
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(150)]
+
+EVENTS, RATE = 40_000, 3_000
+LEASE_S = ClusterSettings().worker_lease_ms / 1000
+REPLACED_S = 30.0
+
+
+@pytest.fixture
+def paused():
+    """Processes stopped by a test: they go on at its end, so that nothing stays behind."""
+    pids = []
+    yield pids
+    proc_tree.signal_all(pids, signal.SIGCONT)
+
+
+def test_a_paused_worker_that_was_replaced_publishes_nothing_and_dies(stage, paused):
+    """Its whole TaskManager is paused, as a machine would be: in the middle of a publication."""
+    point = "sink.before_publish"
+    with Scene(stage, Orders(1, EVENTS), rate=RATE, taskmanagers=3, failpoints={point: "hold"}) as scene:
+        scene.feed.start()
+        scene.submit()
+        held = int(scene.wait_hit(point)["pid"])
+        supervisor = scene.taskmanager_of(held).pid
+        tree = [supervisor, *proc_tree.descendants(supervisor)]
+        assert held in tree
+        paused += tree
+        proc_tree.signal_all(tree, signal.SIGSTOP)
+        scene.wait_replaced({held}, REPLACED_S)
+        before = len(scene.rows())
+        wait_until(lambda: len(scene.rows()) > before, REPLACED_S, "output of the successor", step=0.5)
+
+        scene.release(point)
+        assert proc_tree.stopped(held), "the zombie ended before it was resumed: nothing is shown"
+        os.kill(held, signal.SIGCONT)
+        wait_until(lambda: not proc_tree.alive(held), 2.0, "the resumed worker to die")
+        proc_tree.signal_all(tree, signal.SIGCONT)
+        scene.feed.join(30)
+        scene.wait_finished()
+        scene.check_exact()
+
+
+def test_a_worker_paused_alone_is_replaced(stage, paused):
+    """Its TaskManager lives and ends it as soon as it no longer answers."""
+    with Scene(stage, Orders(2, EVENTS), rate=RATE, taskmanagers=2) as scene:
+        scene.feed.start()
+        scene.submit()
+        scene.wait_checkpoints(2)
+        victim = int(scene.look_at_workers()[0]["pid"])
+        paused.append(victim)
+        os.kill(victim, signal.SIGSTOP)
+        scene.wait_replaced({victim}, REPLACED_S)
+        if proc_tree.alive(victim):
+            os.kill(victim, signal.SIGCONT)
+        wait_until(lambda: not proc_tree.alive(victim), 2.0, "the replaced worker to die")
+        scene.feed.join(30)
+        scene.wait_finished()
+        scene.check_exact()
+
+
+def test_a_paused_leader_that_was_succeeded_appends_nothing_and_ends(stage, paused):
+    """It is paused between the last acknowledgement and the append of the manifest."""
+    point = "jobmanager.before_manifest"
+    with Scene(stage, Orders(3, EVENTS), rate=RATE, failpoints={point: "hold@3"}, watch=False) as scene:
+        scene.feed.start()
+        scene.submit()
+        scene.wait_hit(point)
+        old = scene.cluster.jobmanager
+        paused.append(old.pid)
+        os.kill(old.pid, signal.SIGSTOP)
+        config = LocalClusterConfig(
+            taskmanagers=2,
+            slots_per_taskmanager=1,
+            directory=scene.folder / "second",
+            ha_root=str(scene.cluster.directory / "ha"),
+            environment=stage.environment,
+        )
+        with LocalCluster(config) as second:
+            first, scene.cluster = scene.cluster, second
+            try:
+                scene.wait_checkpoints(2)
+                taken_over = scene.manifests()[-1]["sequence"]
+                scene.release(point)
+                assert proc_tree.stopped(old.pid), "the old leader ended before it was resumed: nothing is shown"
+                os.kill(old.pid, signal.SIGCONT)
+                wait_until(lambda: not old.alive, 20.0, "the old leader to end")
+                scene.wait_checkpoints(4)
+                entries = scene.manifests()
+                seals = [e["generation"] for e in entries if e["kind"] == "seal"]
+                assert len(set(seals)) >= 2, "nobody took over"
+                late = [e for e in entries if e["sequence"] > taken_over]
+                assert late
+                assert {e["generation"] for e in late} == {max(seals)}
+                scene.feed.join(30)
+                scene.wait_finished()
+                scene.check_exact()
+            finally:
+                scene.cluster = first
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "template"])
+def test_kill_9_leaves_no_process_of_the_tree(stage, victim):
+    """No process below it outlives two seconds and the lease, and the job goes on elsewhere."""
+    with Scene(stage, Orders(4, 20_000), rate=RATE) as scene:
+        scene.feed.start()
+        scene.submit()
+        scene.wait_checkpoints(1)
+        worker = int(scene.look_at_workers()[0]["pid"])
+        pid = scene.taskmanager_of(worker).pid if victim == "supervisor" else proc_tree.parent(worker)
+        tree = proc_tree.descendants(pid)
+        assert worker in tree
+        scene.kill(pid)
+        left = lambda: [p for p in tree if proc_tree.alive(p)]
+        wait_until(lambda: not left(), 2.0 + LEASE_S, lambda: f"processes left: {left()}")
+        scene.feed.join(30)
+        scene.wait_finished()
+        scene.check_exact()
