@@ -15,9 +15,13 @@ from penstock.core.snapshot import OperatorStateSnapshot
 
 #: A state as one old subtask left it.
 Left = tuple[int, OperatorStateSnapshot]
+#: Names of states that are the task's own (its input's watermark), not an operator's, begin so.
+TASK_STATE_PREFIX = "__"
 
 
-def redistribute(left: Sequence[Left], parallelism: int) -> list[tuple[OperatorStateSnapshot, ...]]:
+def redistribute(
+    left: Sequence[Left], old_parallelism: int, parallelism: int
+) -> list[tuple[OperatorStateSnapshot, ...]]:
     """Return, per new subtask, the states of one operator; `left` is in the order of old subtasks.
 
     Raises:
@@ -30,14 +34,15 @@ def redistribute(left: Sequence[Left], parallelism: int) -> list[tuple[OperatorS
     for (name, mode), states in by_name.items():
         if mode == "split":
             continue
-        for subtask, items in enumerate(_items(name, mode, states, parallelism)):
+        for subtask, items in enumerate(_items(name, mode, states, (old_parallelism, parallelism))):
             if items:
                 uid = states[0][1].uid
                 parts[subtask].append(OperatorStateSnapshot(uid=uid, name=name, mode=mode, items=items))
     return [tuple(part) for part in parts]
 
 
-def _items(name: str, mode: str, states: Sequence[Left], parallelism: int) -> list[tuple[Any, ...]]:
+def _items(name: str, mode: str, states: Sequence[Left], scale: tuple[int, int]) -> list[tuple[Any, ...]]:
+    old_parallelism, parallelism = scale
     if mode == "list":
         everything = [item for _, state in states for item in state.items]
         return [tuple(everything[subtask::parallelism]) for subtask in range(parallelism)]
@@ -46,9 +51,12 @@ def _items(name: str, mode: str, states: Sequence[Left], parallelism: int) -> li
         return [union] * parallelism
     if mode == "subtask":
         own = {subtask: state.items for subtask, state in states}
-        if sorted(own) == list(range(parallelism)):
-            return [own[subtask] for subtask in range(parallelism)]
-        return [_minimum(name, [state.items for _, state in states])] * parallelism
+        if old_parallelism == parallelism:
+            return [own.get(subtask, ()) for subtask in range(parallelism)]
+        if len(own) < old_parallelism and name.startswith(TASK_STATE_PREFIX):
+            # a task that saved none had not seen any watermark; an operator that saved none was idle
+            return [()] * parallelism
+        return [_minimum(name, list(own.values()))] * parallelism
     msg = f"operator state {name!r} has the unknown mode {mode!r}"
     raise StateMismatchError(msg, hint="the snapshot is of a newer penstock; restore it with that version")
 

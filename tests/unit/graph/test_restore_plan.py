@@ -170,6 +170,26 @@ def test_subtask_state_is_merged_to_the_minimum_when_rescaled(job, left, expecte
     assert [p.operator[0].items for p in parts] == [expected] * 3
 
 
+def test_a_subtask_that_saved_none_gets_none_while_the_parallelism_stays(job):
+    graph = job(2)
+    lone = (listed("subtask", (10,))[0], SubtaskSnapshot(vertex_id="v", subtask=1))
+    parts = restored(assign_state(graph, lone), graph, "a")
+    assert [p and p.operator[0].items for p in parts] == [(10,), None]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("watermark", (10,)), ("__input_watermark", None)])
+def test_saving_none_means_idle_for_an_operator_and_no_watermark_for_a_task(job, name, expected):
+    graph = job(3)
+    lone = (listed("subtask", (10,), name=name)[0], SubtaskSnapshot(vertex_id="v", subtask=1))
+    parts = restored(assign_state(graph, lone), graph, "a")
+    assert [p and p.operator[0].items for p in parts] == [expected] * 3
+
+
+def test_a_task_whose_chain_is_gone_leaves_nothing_behind(job):
+    graph = job(2)
+    assert assign_state(graph, listed("subtask", (1,), uid="map-3", name="__input_watermark")).restores == {}
+
+
 def test_watermarks_that_do_not_match_are_refused(job):
     graph = job(3)
     with pytest.raises(StateMismatchError, match="different numbers"):
