@@ -6,9 +6,10 @@ calls `wake`; the subtask's thread only takes from that queue.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -32,13 +33,17 @@ class PlainFetcher:
         self._rest: list[Message] = []
         self._problems: queue.SimpleQueue[FetchProblem] = queue.SimpleQueue()
         self.commit_failures = 0
-        callbacks = {"error_cb": self._on_error, "on_commit": self._on_commit}
+        silent = logging.getLogger("penstock.kafka.client")
+        silent.disabled = True  # what matters also comes as an event
+        callbacks = {"logger": silent, "error_cb": self._on_error, "on_commit": self._on_commit}
         try:
             self._consumer = Consumer({**client_properties(settings.properties), **callbacks})
         except KafkaException as error:
             raise ConnectorError(f"the Kafka client cannot start: {error.args[0].str()}") from error
         self._places: list[Place] = []
         self._slots: dict[Place, int] = {}
+        # changed by the consuming thread itself: from another one the call waits for that thread's `consume` for ever
+        self._changes: queue.SimpleQueue[tuple[Callable[[list[TopicPartition]], None], list[TopicPartition]]] = queue.SimpleQueue()
         self._assigned = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._consume, name="kafka-consume", daemon=True)
@@ -50,12 +55,12 @@ class PlainFetcher:
             if place not in self._slots:
                 self._slots[place] = len(self._places)
                 self._places.append(place)
-        self._consumer.incremental_assign([TopicPartition(*place, at) for place, at in starts.items()])
+        self._changes.put((self._consumer.incremental_assign, [TopicPartition(*place, at) for place, at in starts.items()]))
         self._assigned.set()
 
     def remove(self, places: list[Place]) -> None:
         """Stop fetching these."""
-        self._consumer.incremental_unassign([TopicPartition(*place) for place in places])
+        self._changes.put((self._consumer.incremental_unassign, [TopicPartition(*place) for place in places]))
 
     def fetch(self, max_messages: int) -> FetchResult:
         """Return what the thread has put into the queue."""
@@ -103,6 +108,9 @@ class PlainFetcher:
         self._assigned.wait()
         while not self._closing.is_set():
             try:
+                while not self._changes.empty():
+                    change, partitions = self._changes.get_nowait()
+                    change(partitions)
                 batch = self._consumer.consume(_BATCH, _WAIT_S)
             except KafkaException as error:
                 self._on_error(error.args[0])

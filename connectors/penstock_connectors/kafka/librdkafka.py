@@ -37,6 +37,7 @@ def _function(name: str, result: Any, *arguments: Any) -> Any:
 conf_new = _function("rd_kafka_conf_new", c_void_p)
 conf_set = _function("rd_kafka_conf_set", c_int, c_void_p, c_char_p, c_char_p, c_char_p, c_size_t)
 conf_set_events = _function("rd_kafka_conf_set_events", None, c_void_p, c_int)
+conf_set_log_callback = _function("rd_kafka_conf_set_log_cb", None, c_void_p, c_void_p)
 conf_destroy = _function("rd_kafka_conf_destroy", None, c_void_p)
 kafka_new = _function("rd_kafka_new", c_void_p, c_int, c_void_p, c_char_p, c_size_t)
 kafka_destroy = _function("rd_kafka_destroy", None, c_void_p)
@@ -65,6 +66,9 @@ produce_batch = _function("rd_kafka_produce_batch", c_int, c_void_p, c_int32, c_
 flush = _function("rd_kafka_flush", c_int, c_void_p, c_int)
 purge = _function("rd_kafka_purge", c_int, c_void_p, c_int)
 out_queue_length = _function("rd_kafka_outq_len", c_int, c_void_p)
+fatal_error = _function("rd_kafka_fatal_error", c_int, c_void_p, c_char_p, c_size_t)
+metadata = _function("rd_kafka_metadata", c_int, c_void_p, c_int, c_void_p, c_void_p, c_int)
+metadata_destroy = _function("rd_kafka_metadata_destroy", None, c_void_p)
 init_transactions = _function("rd_kafka_init_transactions", c_void_p, c_void_p, c_int)
 begin_transaction = _function("rd_kafka_begin_transaction", c_void_p, c_void_p)
 commit_transaction = _function("rd_kafka_commit_transaction", c_void_p, c_void_p, c_int)
@@ -126,6 +130,7 @@ def new_client(kind: int, properties: Mapping[str, str], events: int) -> int:
         if conf_set(conf, name.encode(), value.encode(), text, len(text)) != 0:
             conf_destroy(conf)
             raise ConnectorError(f"Kafka property: {text.value.decode(errors='replace')}", hint="see librdkafka's CONFIGURATION.md")
+    conf_set_log_callback(conf, None)  # what matters also comes as an event
     conf_set_events(conf, events | EVENT_ERROR)
     client = kafka_new(kind, conf, text, len(text))
     if not client:

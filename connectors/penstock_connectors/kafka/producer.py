@@ -1,0 +1,89 @@
+"""Sending columns as messages, with or without transactions: the contract, and the choice between its two implementations.
+
+`producer_fast` hands Arrow buffers to librdkafka; `producer_plain` uses confluent-kafka's `Producer`. One test suite holds for
+both. Used by the committers, the writers and the dead letter writer; calls block, so they belong into a committer's thread, save
+`send` while the client's queue has room.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.core.errors import ConnectorError
+from penstock_connectors.kafka.properties import for_producer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Ours, under the user's. `murmur2_random` puts a key where Java clients put it.
+WRITE_PROPERTIES: Mapping[str, str] = {
+    "linger.ms": "5",
+    "compression.type": "lz4",
+    "partitioner": "murmur2_random",
+    "queue.buffering.max.messages": "1000000",
+    "queue.buffering.max.kbytes": "131072",
+    "batch.num.messages": "100000",
+}
+SEND_TIMEOUT_MS = 60_000
+
+
+class ProducerError(ConnectorError):
+    """The client refused; the flags say what is left to do."""
+
+    def __init__(self, message: str, *, fatal: bool = False, fenced: bool = False, retriable: bool = False) -> None:
+        """`fatal`: this producer is of no more use; `fenced`: because a newer one took its id; else abort and begin anew."""
+        hint = "a newer attempt of the same sink subtask has taken over" if fenced else ""
+        super().__init__(message, hint=hint)
+        self.fatal, self.fenced, self.retriable = fatal or fenced, fenced, retriable
+
+
+class MessageProducer(Protocol):
+    """A producer; with a transactional id its messages belong to the transaction that is open."""
+
+    def init_transactions(self, timeout_ms: int) -> None:
+        """Take the transactional id: abort what was open under it and fence its older owners."""
+
+    def begin(self) -> None:
+        """Open a transaction."""
+
+    def send(self, topic: str, value: pa.Array, key: pa.Array | None = None) -> None:
+        """Queue messages (binary or string columns, null allowed); waits only while the client's queue is full."""
+
+    def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
+        """Set the group's offset of partition 0 of `topic`, atomically with the open transaction."""
+
+    def commit(self, timeout_ms: int) -> None:
+        """Flush and commit; on a ProducerError that is neither fatal nor retriable the transaction must be aborted."""
+
+    def abort(self, timeout_ms: int) -> None:
+        """Abort the open transaction."""
+
+    def flush(self, timeout_ms: int) -> None:
+        """Wait until everything is acknowledged.
+
+        Raises:
+            ProducerError: something was not.
+        """
+
+    def close(self) -> None:
+        """Free it; an open transaction stays open; idempotent."""
+
+
+def open_producer(resolved: Mapping[str, str], transactional_id: str | None = None, timeout_ms: int = 60_000) -> MessageProducer:
+    """Return the fast producer, or the plain one where that cannot work (or `PENSTOCK_KAFKA_PLAIN=1` says so)."""
+    properties = {**WRITE_PROPERTIES, **for_producer(resolved), "enable.idempotence": "true", "delivery.report.only.error": "true"}
+    if transactional_id is not None:
+        properties |= {"transactional.id": transactional_id, "transaction.timeout.ms": str(timeout_ms)}
+    if os.environ.get("PENSTOCK_KAFKA_PLAIN") != "1":
+        try:
+            from penstock_connectors.kafka.producer_fast import FastProducer  # noqa: PLC0415 - may not be loadable here
+
+            return FastProducer(properties)
+        except ImportError as error:
+            logging.getLogger(__name__).warning("messages are written through Python objects, about 3 times slower: %s", error)
+    from penstock_connectors.kafka.producer_plain import PlainProducer  # noqa: PLC0415 - only where needed
+
+    return PlainProducer(properties)

@@ -1,0 +1,129 @@
+"""The plain producer: confluent-kafka's `Producer`, one Python call a message.
+
+Chosen by `producer.open_producer` where librdkafka's C interface cannot be used.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from penstock.core.errors import ConnectorError
+from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError
+
+_SHARED = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.", "log_level", "socket.")
+
+
+class PlainProducer:
+    """A `MessageProducer` on confluent-kafka."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        """Start the client."""
+        self._properties = properties
+        self._failures: list[str] = []
+        self._fatal: ProducerError | None = None
+        silent = logging.getLogger("penstock.kafka.client")
+        silent.disabled = True  # what matters also comes as an exception or a callback
+        callbacks = {"logger": silent, "on_delivery": self._on_delivery, "error_cb": self._on_error}
+        try:
+            self._producer: Producer | None = Producer({**properties, **callbacks, "delivery.report.only.error": True})
+        except KafkaException as error:
+            raise ConnectorError(f"the Kafka client cannot start: {error.args[0].str()}") from error
+
+    def init_transactions(self, timeout_ms: int) -> None:
+        """Take the transactional id."""
+        self._call("init_transactions", lambda p: p.init_transactions(timeout_ms / 1000))
+
+    def begin(self) -> None:
+        """Open a transaction."""
+        self._failures.clear()
+        self._call("begin_transaction", lambda p: p.begin_transaction())
+
+    def send(self, topic: str, value: pa.Array, key: pa.Array | None = None) -> None:
+        """Queue messages."""
+        keys = [None] * len(value) if key is None else key.to_pylist()
+        deadline = time.monotonic() + SEND_TIMEOUT_MS / 1000
+        producer = self._open()
+        for payload, k in zip(value.to_pylist(), keys, strict=True):
+            while True:
+                try:
+                    producer.produce(topic, payload, k)
+                    break
+                except BufferError:
+                    producer.poll(0.05)
+                    if time.monotonic() > deadline:
+                        raise ProducerError(f"Kafka producer, topic {topic}: its queue was full for too long") from None
+                except KafkaException as error:
+                    raise self._fatal or _error("produce", error) from error
+        self._call("poll", lambda p: p.poll(0))
+
+    def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
+        """Set the group's offset inside the transaction."""
+        shared = {name: text for name, text in self._properties.items() if name.startswith(_SHARED)}
+        consumer = Consumer({**shared, "group.id": group})
+        metadata = consumer.consumer_group_metadata()
+        consumer.close()
+        place = TopicPartition(topic, 0, offset)
+        self._call("send_offsets", lambda p: p.send_offsets_to_transaction([place], metadata, timeout_ms / 1000))
+
+    def commit(self, timeout_ms: int) -> None:
+        """Flush and commit."""
+        self.flush(timeout_ms)
+        self._call("commit_transaction", lambda p: p.commit_transaction(timeout_ms / 1000))
+
+    def abort(self, timeout_ms: int) -> None:
+        """Abort the open transaction; what is still queued is dropped."""
+        self._call("purge", lambda p: p.purge())
+        self._call("abort_transaction", lambda p: p.abort_transaction(timeout_ms / 1000))
+        self._failures.clear()
+
+    def flush(self, timeout_ms: int) -> None:
+        """Wait until everything is acknowledged."""
+        left = self._call("flush", lambda p: p.flush(timeout_ms / 1000))
+        if self._fatal is not None:
+            raise self._fatal
+        if self._failures:
+            failed, reason = len(self._failures), self._failures[-1]
+            self._failures.clear()
+            raise ProducerError(f"Kafka producer: {failed} messages were not delivered: {reason}")
+        if left:
+            raise ProducerError(f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s")
+
+    def close(self) -> None:
+        """Drop it: its own `close()` would abort the open transaction."""
+        self._producer = None
+
+    def _open(self) -> Producer:
+        if self._producer is None:
+            raise ProducerError("Kafka producer: it is closed", fatal=True)
+        return self._producer
+
+    def _call(self, what: str, call: Callable[[Producer], Any]) -> Any:
+        try:
+            return call(self._open())
+        except KafkaException as error:
+            raise _error(what, error) from error
+        except SystemError as error:  # a callback's exception surfaces like this; the cause is the truth
+            if isinstance(error.__cause__, KafkaException):
+                raise _error(what, error.__cause__) from error
+            raise
+
+    def _on_delivery(self, error: KafkaError | None, _message: Any) -> None:
+        if error is not None:
+            self._failures.append(error.str())
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.fatal():
+            fenced = error.code() == KafkaError._FENCED or "fenced" in error.str().lower()  # noqa: SLF001
+            self._fatal = ProducerError(f"Kafka producer: {error.str()}", fatal=True, fenced=fenced)
+
+
+def _error(what: str, error: KafkaException) -> ProducerError:
+    cause = error.args[0]
+    fenced = cause.code() == KafkaError._FENCED or (cause.fatal() and "fenced" in cause.str().lower())  # noqa: SLF001
+    return ProducerError(f"Kafka producer, {what}: {cause.str()}", fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable())
