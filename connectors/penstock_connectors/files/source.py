@@ -59,6 +59,11 @@ class FileSource:
         """Schema of the rows."""
         return self.schema if isinstance(self.schema, pa.Schema) else arrow_schema_of(self.schema)
 
+    @property
+    def row_type(self) -> type | None:
+        """The class row functions are given; None with an Arrow schema."""
+        return None if isinstance(self.schema, pa.Schema) else self.schema
+
     def spec(self) -> SourceSpec:
         """Return the source as a value.
 

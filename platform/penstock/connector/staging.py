@@ -13,11 +13,11 @@ import pyarrow as pa
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Columns of the side output `dead-letter`: the raw bytes, where they were (topic or path, partition, offset), and why.
+#: Columns of the side output `dead-letter`: the raw bytes, where they were (for files: path, null, byte), and why.
 DEAD_LETTER_SCHEMA = pa.schema(
     [
         pa.field("value", pa.binary()),
-        pa.field("source", pa.string(), nullable=False),
+        pa.field("topic", pa.string(), nullable=False),
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("error", pa.string(), nullable=False),

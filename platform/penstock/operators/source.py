@@ -248,7 +248,7 @@ class SourceOperator(Operator):
 
     def _dead_letters(self, letters: pa.RecordBatch, out: Collector) -> None:
         self._count("deadLetters", letters.num_rows)
-        out.side(DEAD_LETTER_TAG, Batch(letters))
+        out.side(DEAD_LETTER_TAG, Batch(conform(letters, DEAD_LETTER_SCHEMA, self._where)))
 
     def _count(self, name: str, rows: int) -> None:
         extra = self._context.metrics.extra
@@ -273,7 +273,7 @@ class SourceOperator(Operator):
         states = [OperatorStateSnapshot(uid=uid, name=SPLITS_STATE, mode="split", items=items)]
         if self._watermarks.combined > MIN_TIMESTAMP and not self._idle:
             floor = (self._watermarks.combined,)
-            states.append(OperatorStateSnapshot(uid=uid, name=WATERMARK_STATE, mode="subtask", items=floor))
+            states.append(OperatorStateSnapshot(uid=uid, name=WATERMARK_STATE, mode="union", items=floor))
         return OperatorSnapshot(operator=tuple(states))
 
     def notify_complete(self, permit: CommitPermit) -> None:
@@ -301,6 +301,9 @@ def bad_record_policy(spec: SourceSpec) -> BadRecordPolicy:
 
 
 def _restored_floor(restored: tuple[OperatorStateSnapshot, ...]) -> int:
-    """The lowest watermark any active subtask had emitted: all that is certain once splits may have moved."""
+    """The lowest watermark any active subtask had emitted, which is what stood downstream.
+
+    A subtask's own would be wrong: splits may have moved to it from one that was further behind.
+    """
     emitted = [int(item) for state in restored if state.name == WATERMARK_STATE for item in state.items]
     return min(emitted, default=MIN_TIMESTAMP)

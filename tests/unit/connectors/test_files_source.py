@@ -146,7 +146,7 @@ def test_bad_lines_can_be_dead_letters(tmp_path, file_format):
     _, letters = drain(open_reader(FileSource(tmp_path / "in", Order, format=file_format, on_bad_record="dead-letter")))
     assert [text.encode()[x["offset"] :].startswith(x["value"]) for x in letters] == [True, True]
     assert letters[0]["value"] == BAD[file_format][1 if file_format == "jsonl" else 2].encode()
-    assert {x["source"] for x in letters} == {str(tmp_path / "in")}
+    assert {x["topic"] for x in letters} == {str(tmp_path / "in")}
 
 
 def test_a_long_line_and_windows_line_ends(tmp_path):

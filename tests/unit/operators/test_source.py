@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
+from penstock.connector.staging import DEAD_LETTER_SCHEMA
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Watermark
 from penstock.core.errors import BadRecordError, GraphError
 from penstock.core.permits import CommitPermit
@@ -163,7 +164,7 @@ def test_bad_times_become_dead_letters_with_their_split(bench, reader, out):
     poll(operator, reader, out, PollResult((batch([5, None, 7], ("a", "b"), [0, 1, 1]),)))
     (letters,) = out.sides["dead-letter"]
     (letter,) = letters.to_pylist()
-    assert letter["source"] == "b"
+    assert letter["topic"] == "b"
     assert json.loads(letter["value"]) == {"v": 1, "ts": None}
     assert [row["v"] for row in out.rows] == [0, 2]
     assert out.watermarks == [4]
@@ -172,9 +173,19 @@ def test_bad_times_become_dead_letters_with_their_split(bench, reader, out):
 def test_dead_letters_of_the_connector_are_passed_on(bench, reader, out):
     operator = opened(bench)
     operator.add_splits(splits("a"), no_more=False)
-    letters = pa.record_batch({"value": [b"?"]})
+    letters = pa.record_batch(
+        {
+            "error": ["why"],
+            "value": pa.array([b"?"], pa.large_binary()),
+            "topic": ["t"],
+            "partition": [1],
+            "offset": [2],
+        }
+    )
     poll(operator, reader, out, PollResult((batch([], dead_letters=letters),)))
-    assert out.sides["dead-letter"] == [letters]
+    (passed,) = out.sides["dead-letter"]
+    assert passed.schema == DEAD_LETTER_SCHEMA
+    assert passed.to_pylist() == [{"value": b"?", "topic": "t", "partition": 1, "offset": 2, "error": "why"}]
     assert out.elements == []
 
 
@@ -270,6 +281,22 @@ def test_a_restore_continues_with_positions_and_lateness(bench, reader, out):
     assert reader.added == ["a", "b"], "known splits are not added twice"
     again.poll(out, backpressured=False)
     assert out.watermarks == [49, 49], "what was late stays late"
+
+
+def test_the_floor_after_a_restore_is_the_lowest_of_all_active_subtasks(bench, reader, out):
+    """Its own floor would make rows of a split that moved here late."""
+    states = []
+    for time in (100, 50):
+        operator = opened(bench)
+        operator.add_splits(splits("a"), no_more=False)
+        poll(operator, reader, out, PollResult((batch([time]),)))
+        states += [s for s in operator.snapshot(Barrier(1), out).operator if s.mode == "union"]
+    out.elements.clear()
+    together = msgspec.structs.replace(states[0], items=tuple(i for s in states for i in s.items))
+    again = opened(bench, restored=(together,))
+    again.add_splits((SourceSplit(id="a", watermark=99),), no_more=False)
+    again.poll(out, backpressured=False)
+    assert out.watermarks == [49, 99]
 
 
 def test_positions_are_published_for_the_completed_checkpoint_only(bench, reader, out):
