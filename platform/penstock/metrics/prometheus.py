@@ -33,7 +33,7 @@ def task_samples(
     tasks: Mapping[str, Mapping[str, float]], labels: Mapping[str, str], vertex_names: Mapping[str, str] | None = None
 ) -> list[Sample]:
     """Return samples of `WorkerMetrics.tasks` (`<vertex>/<subtask>` -> name -> value); `labels` name job and host."""
-    samples = []
+    samples: list[Sample] = []
     for task, values in tasks.items():
         vertex, _, subtask = task.rpartition("/")
         own = {

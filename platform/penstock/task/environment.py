@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from penstock.operators.operator import Operator
 
 #: Called with a result or an error, from any thread.
-Done = Callable[[Any, BaseException | None], None]
+Done = Callable[[Any, BaseException | None], object]
 
 
 class Background(Protocol):

@@ -5,6 +5,7 @@ Runs in the subtask's own thread, so that a slow restore holds up neither the co
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,12 +26,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.graph.deployment import TaskDeployment
+    from penstock.graph.job_graph import OperatorSpec
     from penstock.network.output import ResultPartition
-    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.budget import MemoryBudget
+    from penstock.state.store import KeyedState
 
 #: Name of the task's own state: the combined watermark of its input.
 INPUT_WATERMARK = "__input_watermark"
-_STATELESS_KINDS = frozenset({"source", "sink"})
+#: Operators whose state is not keyed.
+_UNKEYED_KINDS = frozenset({"source", "sink"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +45,8 @@ class ChainServices:
     run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
     report_published: Callable[[tuple[str, ...]], None]
     read_file: Callable[[FileRef], bytes]
+    #: The subtask's share of the worker's managed memory.
+    budget: MemoryBudget
 
 
 def build_chain(deployment: TaskDeployment, environment: TaskEnvironment, outputs: list[ResultPartition]) -> Chain:
@@ -51,7 +57,7 @@ def build_chain(deployment: TaskDeployment, environment: TaskEnvironment, output
 
 def open_chain(
     chain: Chain, deployment: TaskDeployment, environment: TaskEnvironment, services: ChainServices
-) -> tuple[KeyedStateStore, ...]:
+) -> tuple[KeyedState, ...]:
     """Restore and open all operators; returns their keyed stores.
 
     Raises:
@@ -62,25 +68,33 @@ def open_chain(
             "task.during_restore", checkpoint=deployment.restored_checkpoint, subtask=deployment.execution
         )
     restores = {restore.uid: restore for restore in deployment.restore}
-    stateful = [spec.uid for spec in deployment.operators if spec.stateful and spec.kind not in _STATELESS_KINDS]
-    stores: list[KeyedStateStore] = []
+    stores: list[KeyedState] = []
     contexts = []
     schemas = _input_schemas(deployment)
     for link in chain.links:
         restore = restores.get(link.spec.uid, OperatorRestore(uid=link.spec.uid))
         store = None
-        if link.spec.uid in stateful:
-            store = open_keyed_state(_state_request(deployment, environment, services, restore, len(stateful)))
+        if _is_keyed(link.spec):
+            store = open_keyed_state(_state_request(deployment, environment, services, restore))
             stores.append(store)
         contexts.append(_context(link, deployment, environment, services, (schemas, store, restore.operator)))
         schemas = (schema_from_text(link.spec.output_schema),) if link.spec.output_schema else ()
     try:
         chain.open(contexts)
     except BaseException:
-        for store in stores:
-            store.close()
+        for opened in stores:
+            opened.close()
         raise
     return tuple(stores)
+
+
+def keeps_keyed_state(deployment: TaskDeployment) -> bool:
+    """Whether the subtask takes a share of the managed memory."""
+    return any(_is_keyed(spec) for spec in deployment.operators)
+
+
+def _is_keyed(spec: OperatorSpec) -> bool:
+    return spec.stateful and spec.kind not in _UNKEYED_KINDS
 
 
 def restored_watermark(deployment: TaskDeployment) -> int:
@@ -112,23 +126,19 @@ def _input_schemas(deployment: TaskDeployment) -> tuple[pa.Schema, ...]:
 
 
 def _state_request(
-    deployment: TaskDeployment,
-    environment: TaskEnvironment,
-    services: ChainServices,
-    restore: OperatorRestore,
-    sharers: int,
+    deployment: TaskDeployment, environment: TaskEnvironment, services: ChainServices, restore: OperatorRestore
 ) -> KeyedStateRequest:
     execution = deployment.execution
+    place = f"{execution.vertex_id}-{execution.subtask}-{execution.attempt}"
     return KeyedStateRequest(
         uid=restore.uid,
-        writer=f"{deployment.run_id}/{execution.vertex_id}/{execution.subtask}/{execution.attempt}",
+        snapshots=restore.keyed,
         hash_range=HashRange(deployment.hash_low, deployment.hash_high),
-        key_groups=deployment.settings.key_groups,
-        backend=deployment.settings.state_backend,
-        memory_bytes=max(1, environment.managed_memory_bytes // max(1, sharers)),
-        directory=Path(environment.state_dir) / f"{execution.vertex_id}-{execution.subtask}-{execution.attempt}",
-        restored=restore.keyed,
+        settings=deployment.settings,
         read=services.read_file,
+        directory=Path(environment.state_dir) / f"{place}-{zlib.crc32(restore.uid.encode()):08x}",
+        writer=f"{deployment.run_id}/{execution.vertex_id}/{execution.subtask}/{execution.attempt}",
+        budget=services.budget,
     )
 
 
@@ -137,7 +147,7 @@ def _context(
     deployment: TaskDeployment,
     environment: TaskEnvironment,
     services: ChainServices,
-    own: tuple[tuple[pa.Schema, ...], KeyedStateStore | None, tuple[OperatorStateSnapshot, ...]],
+    own: tuple[tuple[pa.Schema, ...], KeyedState | None, tuple[OperatorStateSnapshot, ...]],
 ) -> OperatorContext:
     schemas, store, restored = own
     return OperatorContext(

@@ -34,8 +34,9 @@ from penstock.rpc.messages import (
 )
 from penstock.task.failure import describe
 from penstock.task.recovery import resolve_pending
+from penstock.task.restore import keeps_keyed_state
 from penstock.task.savepoint import write_savepoint
-from penstock.task.subtask import Subtask
+from penstock.task.subtask import JobServices, Subtask
 from penstock.task.uploader import Uploader
 
 if TYPE_CHECKING:
@@ -164,12 +165,13 @@ class TaskRuntime:
         self._environment.network.release(command.job_id)
         job = _Job(command.generation, deployments[0].run_id if deployments else "")
         self._jobs[command.job_id] = job
+        sharers = sum(keeps_keyed_state(deployment) for deployment in deployments)
         seats: list[Seat] = []
         made: list[Subtask] = []
         try:
             for deployment in deployments:
                 seat = self._driver.seat(deployment)
-                services = self._services_of(deployment)
+                services = self._services_of(deployment, sharers)
                 made.append(Subtask(deployment, self._environment, services, seat.wake))
                 seats.append(seat)
         except Exception as error:  # noqa: BLE001 - reported as the failure of all tasks of this deployment
@@ -183,7 +185,7 @@ class TaskRuntime:
         for seat, subtask in zip(seats, made, strict=True):
             seat.run(subtask)
 
-    def _services_of(self, deployment: TaskDeployment) -> tuple[Uploader, Callable[[FileRef], bytes]]:
+    def _services_of(self, deployment: TaskDeployment, sharers: int) -> JobServices:
         """Return the uploader and the verified reader of a job's folder, shared by its subtasks here."""
         root = deployment.settings.checkpoint_root
         folder = join_uri(root, deployment.job_name)
@@ -193,7 +195,9 @@ class TaskRuntime:
             prefix = f"{deployment.run_id}/{self._environment.worker_id}"
             uploader = Uploader(store, prefix, self._environment.background, lambda: next(self._object_numbers))
             self._uploaders = {key: (uploader, lambda ref: read_file(store, ref))}
-        return self._uploaders[key]
+        uploader, read = self._uploaders[key]
+        share = self._environment.managed_memory_bytes // max(1, sharers)
+        return JobServices(uploader=uploader, read_file=read, managed_memory_bytes=share)
 
     def _refuse(self, deployments: list[TaskDeployment], error: str, detail: str = "") -> None:
         for deployment in deployments:

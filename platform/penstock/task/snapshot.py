@@ -160,7 +160,7 @@ class SnapshotPipeline:
             if output.committable.id not in self._written
         ]
         if not cut.frozen and not staged:
-            self._complete(cut, {})
+            self._complete(cut, set())
             return
         self._encoding = True
 

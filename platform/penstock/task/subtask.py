@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.alignment import Abort, Alignment, AlignmentCommand, Block, Snapshot, Unblock
@@ -26,6 +27,7 @@ from penstock.core.elements import (
 from penstock.core.errors import StorageError
 from penstock.eventtime.watermarks import WatermarkMerger
 from penstock.rpc.messages import CheckpointAborted, CheckpointCompleted, InputEnded, OutputPublished, TaskState
+from penstock.state.budget import MemoryBudget
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
 from penstock.task.mailbox import Mailbox
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef
     from penstock.graph.deployment import TaskDeployment
     from penstock.operators.operator import OperatorSnapshot
-    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.store import KeyedState
     from penstock.task.environment import TaskEnvironment
     from penstock.task.uploader import Uploader
 
@@ -54,6 +56,17 @@ class StepResult(enum.Enum):
     DONE = "done"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobServices:
+    """What all subtasks of one job share in a worker."""
+
+    uploader: Uploader
+    #: Verified read of a file of the job.
+    read_file: Callable[[FileRef], bytes]
+    #: Each stateful subtask's share.
+    managed_memory_bytes: int
+
+
 class Subtask:
     """All methods but `post`-ing ones run in one thread; `wake` is called from any thread when a step may have work."""
 
@@ -61,14 +74,15 @@ class Subtask:
         self,
         deployment: TaskDeployment,
         environment: TaskEnvironment,
-        services: tuple[Uploader, Callable[[FileRef], bytes]],
+        services: JobServices,
         wake: Callable[[], None],
     ) -> None:
-        """Make channels and chain; open nothing. `services` are the job's uploader and verified reader."""
+        """Make channels and chain; open nothing."""
         self.deployment = deployment
         self._environment = environment
         self._clock = environment.clock
-        self._uploader, self._read_file = services
+        self._services = services
+        self._budget = MemoryBudget(services.managed_memory_bytes)
         self._wake = wake
         self.mailbox = Mailbox(wake)
         self._gate = environment.network.create_gate(deployment, wake)
@@ -78,18 +92,18 @@ class Subtask:
         self._alignment = Alignment(channels)
         self._aligned_since: float | None = None
         self._watermarks = WatermarkMerger(channels, restored_watermark(deployment))
-        self._stores: tuple[KeyedStateStore, ...] = ()
+        self._stores: tuple[KeyedState, ...] = ()
         self._pipeline = SnapshotPipeline(
             SnapshotServices(
                 deployment=deployment,
                 clock=self._clock,
                 background=environment.background,
-                uploader=self._uploader,
+                uploader=services.uploader,
                 post=self.mailbox.post,
                 report=environment.report,
             )
         )
-        self._compactor = Compactor(environment.background, self._uploader, self._read_file, self.mailbox.post)
+        self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
         self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain)
         self._opened = False
         self._input_ended = False
@@ -112,7 +126,7 @@ class Subtask:
 
     def complete(self, message: CheckpointCompleted) -> None:
         """The checkpoint is durable."""
-        self.mailbox.post(lambda: self._chain.notify_complete(message.permit))
+        self.mailbox.post(lambda: self._complete(message))
 
     def abort(self, message: CheckpointAborted) -> None:
         """The checkpoint will never be complete."""
@@ -200,12 +214,8 @@ class Subtask:
         if not self._chain.available:
             # A sink at its limit takes no rows, but a barrier that has begun to arrive must get through.
             return self._gate is not None and (self._alignment.running is not None or self._gate.barrier_waiting)
-        return not (self._pipeline.busy and self._over_budget())
-
-    def _over_budget(self) -> bool:
-        if not self._stores:
-            return False
-        return sum(store.memory_bytes for store in self._stores) > self._environment.managed_memory_bytes
+        # Frozen pages count: while a cut holds more than the budget, writing on would only copy more of them.
+        return not (self._pipeline.busy and self._budget.exceeded)
 
     def _poll_source(self, now: float) -> StepResult:
         if self._silent or self._input_ended:
@@ -320,6 +330,11 @@ class Subtask:
         )
         self._compactor.start_due(self._stores)
 
+    def _complete(self, message: CheckpointCompleted) -> None:
+        self._chain.notify_complete(message.permit)
+        for store in self._stores:
+            store.completed(message.permit.checkpoint_id)
+
     def _abort(self, checkpoint_id: int) -> None:
         if self._gate is not None:
             self._execute(self._alignment.on_abort(checkpoint_id))
@@ -335,7 +350,8 @@ class Subtask:
             wake=self._wake,
             run_async=self._run_async,
             report_published=self._report_published,
-            read_file=self._read_file,
+            read_file=self._services.read_file,
+            budget=self._budget,
         )
         self._stores = open_chain(self._chain, self.deployment, self._environment, services)
         if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:

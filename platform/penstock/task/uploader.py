@@ -31,7 +31,7 @@ QUEUE_BYTES = 1 << 30
 _READ_BACK_BYTES = 8 << 20
 
 #: References in the order of the parts, or the error.
-Uploaded = Callable[[tuple[FileRef, ...] | None, BaseException | None], None]
+Uploaded = Callable[[tuple[FileRef, ...] | None, BaseException | None], object]
 
 
 @dataclass(frozen=True, slots=True)

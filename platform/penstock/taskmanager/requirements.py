@@ -74,7 +74,7 @@ def _installer() -> list[str]:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(  # noqa: S603 - no shell; requirements are arguments
+        done = subprocess.run(
             command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_SECONDS, check=False, stdin=subprocess.DEVNULL
         )
     except subprocess.TimeoutExpired as error:

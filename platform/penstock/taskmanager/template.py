@@ -51,7 +51,7 @@ MODULES = (
     "polars",
     "cloudpickle",
     "penstock.kernels.warm",
-    "penstock.network.worker_network",
+    "penstock.network.connection",
     "penstock.operators.registry",
     "penstock.task.runtime",
     "penstock.taskmanager.worker",

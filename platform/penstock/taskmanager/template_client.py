@@ -86,7 +86,7 @@ class TemplateClient:
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         command = [sys.executable, "-m", "penstock.taskmanager.template", str(theirs.fileno()), str(os.getpid()), *preload]
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own module
+            self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, pass_fds=[theirs.fileno()]
             )
         theirs.close()
@@ -127,7 +127,7 @@ class TemplateClient:
             socket.send_fds(self._socket, [encode(request)], [control.fileno()])
             return await asyncio.wait_for(future, FORK_TIMEOUT_SECONDS)
         except (OSError, TimeoutError) as error:
-            msg = f"template {self.name} did not fork {name}: {error or 'no answer'}"
+            msg = f"template {self.name} did not fork {name}: {str(error) or 'no answer'}"
             raise TemplateError(msg) from error
         finally:
             self._forks.pop(name, None)
@@ -151,7 +151,7 @@ class TemplateClient:
         except (TimeoutError, TemplateError) as error:
             self.close()
             last = tail_of(self.log_path, 2000).strip().rpartition("\n")[2]
-            msg = f"the worker template {self.name} did not start: {last or error or 'not ready in time'}"
+            msg = f"the worker template {self.name} did not start: {last or str(error) or 'not ready in time'}"
             raise TemplateError(msg, hint=f"its log is {self.log_path}") from error
 
     def _readable(self) -> None:

@@ -76,8 +76,8 @@ class Exited(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 TemplateReport = TemplateReady | Forked | Exited
 
-_requests: msgspec.msgpack.Decoder[TemplateRequest] = msgspec.msgpack.Decoder(TemplateRequest)  # type: ignore[arg-type]
-_reports: msgspec.msgpack.Decoder[TemplateReport] = msgspec.msgpack.Decoder(TemplateReport)  # type: ignore[arg-type]
+_requests: msgspec.msgpack.Decoder[TemplateRequest] = msgspec.msgpack.Decoder(TemplateRequest)
+_reports: msgspec.msgpack.Decoder[TemplateReport] = msgspec.msgpack.Decoder(TemplateReport)
 
 
 def encode(message: TemplateRequest | TemplateReport | WorkerSpec) -> bytes:

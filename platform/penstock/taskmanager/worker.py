@@ -104,12 +104,13 @@ class _ControlLoop:
 
 def _start_runtime(spec: WorkerSpec, clock: Clock, report: Callable[[WorkerReport], None]) -> tuple[TaskRuntime, str]:
     # Imported here: the supervisor imports this module's neighbours and must not load the data path.
-    from penstock.network.worker_network import WorkerNetwork
+    from penstock.network.connection import WorkerNetwork
     from penstock.task.environment import TaskEnvironment
     from penstock.task.runtime import TaskRuntime
     from penstock.task.threads import ThreadBackground, ThreadDriver
 
-    network = WorkerNetwork(spec.worker_id, spec.socket_dir, clock=clock, on_connection_lost=_log_lost_connection)
+    listen = f"unix:{spec.socket_dir}"
+    network = WorkerNetwork(spec.worker_id, listen, clock, on_connection_lost=_log_lost_connection)
     environment = TaskEnvironment(
         worker_id=spec.worker_id,
         clock=clock,

@@ -1,0 +1,42 @@
+import os
+
+from penstock.taskmanager.logs import RETAINED_LOGS, WorkerLogs, tail_of
+from penstock.taskmanager.socket_dir import make_socket_dir
+
+
+def test_the_tail_begins_with_a_whole_line(tmp_path):
+    path = tmp_path / "log"
+    path.write_text("first line\nsecond\nthird\n")
+    assert tail_of(path, 15) == "second\nthird\n"
+    assert tail_of(path, 1000) == "first line\nsecond\nthird\n"
+    assert tail_of(tmp_path / "none", 10) == ""
+
+
+def test_old_logs_are_pruned_but_never_those_of_live_workers(tmp_path):
+    logs = WorkerLogs(tmp_path)
+    for number in range(RETAINED_LOGS + 5):
+        path = logs.path_of(f"w{number}")
+        path.write_text("x")
+        os.utime(path, (number, number))
+    logs.prune({"w0"})
+    assert logs.path_of("w0").exists()
+    assert not logs.path_of("w1").exists()
+    assert len(list(tmp_path.iterdir())) == RETAINED_LOGS + 1
+
+
+def test_socket_folders_are_short_private_and_swept(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / ("long" * 30)))
+    folder = make_socket_dir()
+    try:
+        assert len(str(folder)) < 40
+        assert folder.stat().st_mode & 0o077 == 0
+    finally:
+        folder.rmdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/dev/shm")
+    dead = "/dev/shm/ps-999999999-gone"
+    os.makedirs(dead, exist_ok=True)
+    folder = make_socket_dir()
+    try:
+        assert not os.path.exists(dead)
+    finally:
+        folder.rmdir()

@@ -1,0 +1,28 @@
+import pytest
+
+from penstock.taskmanager.slots import SlotError, SlotTable
+
+
+def test_a_slot_is_held_until_its_worker_is_gone():
+    table = SlotTable(2)
+    table.allocate(0, "w1", "job")
+    with pytest.raises(SlotError, match="held by worker w1"):
+        table.allocate(0, "w2", "job")
+    assert table.free_slots == (1,)
+    assert table.free("w1").slot == 0
+    assert table.free("w1") is None
+    table.allocate(0, "w2", "job")
+    assert [holder.worker_id for holder in table.held] == ["w2"]
+
+
+def test_asking_again_for_the_same_worker_is_the_same_answer():
+    table = SlotTable(2)
+    assert table.allocate(1, "w", "job") == table.allocate(1, "w", "job")
+    with pytest.raises(SlotError, match="already holds slot 1"):
+        table.allocate(0, "w", "job")
+
+
+@pytest.mark.parametrize("slot", [-1, 2])
+def test_a_slot_must_exist(slot):
+    with pytest.raises(SlotError, match="does not exist"):
+        SlotTable(2).allocate(slot, "w", "job")
