@@ -73,12 +73,13 @@ assert_type(moved, ps.DataStream)
 
 keyed = orders.key_by("user_id", "product")
 assert_type(keyed, ps.KeyedStream)
-windowed = keyed.window(ps.Sliding("1m", "10s", offset="5s")).allowed_lateness("0s").late_to("late")
+windowed = keyed.window(ps.Sliding("1m", "10s", offset="5s")).allowed_lateness("1m")
 assert_type(windowed, ps.WindowedStream)
 totals = (
     windowed.aggregate(
         ps.sum("amount").alias("total"),
         n=ps.count(),
+        values=ps.count("product"),
         least=ps.min("amount"),
         most=ps.max("amount"),
         mean=ps.mean("amount"),
@@ -94,7 +95,7 @@ totals = (
     .disable_chaining()
 )
 assert_type(totals, ps.DataStream)
-totals.side_output("late").sink_to(FileSink("late"), uid="late")
+totals.side_output("dead-letter").sink_to(FileSink("letters"), uid="letters")
 totals.sink_to(FileSink("out"), uid="out").name("files").set_parallelism(1)
 
 assert_type(env.explain(), str)
@@ -111,5 +112,5 @@ except ps.PenstockError as error:
 ps.Tumbling("10s", time="processing")
 ps.Environment(paralelism=2)  # type: ignore[call-arg]
 ps.Tumbling("10s", time="event time")  # type: ignore[arg-type]
-ps.count("amount")  # type: ignore[call-arg]
+ps.count(1)  # type: ignore[arg-type]
 orders.sink_to("topic")  # type: ignore[arg-type]

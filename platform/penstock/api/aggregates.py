@@ -29,9 +29,9 @@ class Aggregate(msgspec.Struct, frozen=True):
         return {"fn": self.fn, "column": self.column, "alias": self.name}
 
 
-def count() -> Aggregate:
-    """Return the number of rows; called `count` unless named."""
-    return Aggregate("count", None, "count")
+def count(column: str | None = None) -> Aggregate:
+    """Return the number of rows, or of a column's values that are not null; called `count` unless named."""
+    return Aggregate("count", column, "count" if column is None else f"count_{column}")
 
 
 def sum(column: str) -> Aggregate:  # noqa: A001

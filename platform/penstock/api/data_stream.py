@@ -137,12 +137,12 @@ class DataStream(OperatorHandle):
         return DataStream(self.environment, Flow(upstreams=upstreams, schema=self.flow.schema, row_type=row_type))
 
     def side_output(self, tag: str) -> DataStream:
-        """Return the rows that the operator put aside under `tag`: late rows, records that could not be decoded."""
+        """Return the rows that the operator put aside under `tag`, such as the records a source could not decode."""
         node = self._operator("side_output")
         tags = self.environment.builder.node(node).side_outputs
         if tag not in tags:
             msg = f"{self.environment.builder.node(node).label} has no side output {tag!r}"
-            raise GraphError(msg, hint=f"{near(tag, tags)}; windows get one with .late_to(tag)")
+            raise GraphError(msg, hint=f"{near(tag, tags)}; sources get 'dead-letter' with on_bad_record='dead-letter'")
         from penstock.core.schema import schema_from_text
 
         flow = Flow(upstreams=(Upstream(node=node, side_output=tag),), schema=schema_from_text(tags[tag]))
@@ -188,12 +188,10 @@ class DataStream(OperatorHandle):
         text = schema_to_text(self.flow.schema)
         return self.environment.builder.add(node, [(upstream, text) for upstream in self.flow.upstreams])
 
-    def append_operator(
-        self, spec: OperatorSpec, schema: pa.Schema, row_type: Any = None, side_outputs: dict[str, str] | None = None
-    ) -> DataStream:
+    def append_operator(self, spec: OperatorSpec, schema: pa.Schema, row_type: Any = None) -> DataStream:
         """Add an operator behind this stream and return its output."""
         spec = msgspec.structs.replace(spec, output_schema=schema_to_text(schema))
-        node = self.append_node(StreamNode(id=0, operator=spec, side_outputs=side_outputs or {}, where=call_site()))
+        node = self.append_node(StreamNode(id=0, operator=spec, where=call_site()))
         return DataStream(
             self.environment, Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type), node
         )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
 from penstock.api.aggregates import Aggregate
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
-from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import WINDOW_COLUMNS, require_columns, require_unique
 from penstock.operators.window_schema import output_schema
@@ -23,31 +22,32 @@ if TYPE_CHECKING:
 class WindowedStream:
     """Rows by key and window, waiting for what is to be done with each window."""
 
-    def __init__(self, stream: KeyedStream, window: Window, late_tag: str | None = None) -> None:
+    def __init__(self, stream: KeyedStream, window: Window, lateness_us: int = 0) -> None:
         """Made by `KeyedStream.window`."""
         self._stream = stream
         self._window = window
-        self._late_tag = late_tag
-
-    def late_to(self, tag: str) -> WindowedStream:
-        """Send rows that come behind the watermark to side output `tag` instead of counting and dropping them."""
-        if not tag:
-            msg = "late_to: the tag is empty"
-            raise GraphError(msg, hint="write .late_to('late') and read it with .side_output('late')")
-        return WindowedStream(self._stream, self._window, tag)
+        self._lateness_us = lateness_us
 
     def allowed_lateness(self, lateness: str | float) -> WindowedStream:
-        """Keep windows open for late rows; only 0 is supported: a window's result is final.
+        """Keep closed windows for this long: late rows then give their key's window again, with the new values.
+
+        The sink gets a row more for such a window, so it must take the last one of a key and window. Later rows are
+        counted (`numLateRecordsDropped`) and dropped.
+        """
+        milliseconds = parse_duration_ms(lateness, "allowed lateness")
+        if milliseconds < 0:
+            msg = f"allowed_lateness({lateness!r}) is negative"
+            raise GraphError(msg, hint="use 0 or a duration such as '1m'")
+        return WindowedStream(self._stream, self._window, milliseconds * 1000)
+
+    def late_to(self, tag: str) -> NoReturn:
+        """Refuse to route late rows to a side output: they are counted (`numLateRecordsDropped`) and dropped.
 
         Raises:
-            GraphError: more than 0.
+            GraphError: always.
         """
-        if parse_duration_ms(lateness, "allowed lateness") != 0:
-            msg = f"allowed_lateness({lateness!r}): windows fire once and their result is final"
-            raise GraphError(
-                msg, hint="raise the bound in the watermark strategy, or take late rows with .late_to(tag)"
-            )
-        return self
+        msg = f"late_to({tag!r}): late rows cannot be routed, they are counted in numLateRecordsDropped"
+        raise GraphError(msg, hint="raise the bound of the watermark strategy, or use .allowed_lateness(...)")
 
     def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
         """Compute aggregates of each key and window; columns: the keys, window_start, window_end, then these in order.
@@ -69,15 +69,13 @@ class WindowedStream:
             "key": list(stream.keys),
             "window": self._window.to_config(),
             "aggregates": [value.to_config() for value in wanted],
-            "allowed_lateness_us": 0,
-            "late_tag": self._late_tag,
+            "allowed_lateness_us": self._lateness_us,
         }
         spec = OperatorSpec(
             uid="", name=f"Window({self._window.label})", kind="window_aggregate", config=config, stateful=True
         )
         schema = output_schema(config, stream.flow.schema)
-        late = {} if self._late_tag is None else {self._late_tag: schema_to_text(stream.flow.schema)}
-        return stream.append_operator(spec, schema, side_outputs=late)
+        return stream.append_operator(spec, schema)
 
 
 def _renamed(name: str, value: Any, where: str) -> Aggregate:

@@ -168,7 +168,7 @@ def _check_output_used(graph: StreamGraph, node: StreamNode) -> None:
 
 
 def _check_side_outputs(graph: StreamGraph, node: StreamNode) -> None:
-    """Rows put aside on the user's wish (late ones, undecodable ones) must arrive somewhere."""
+    """Rows put aside on the user's wish (records that could not be decoded) must arrive somewhere."""
     read = {e.side_output for e in graph.out_edges(node.id)}
     for tag in node.side_outputs:
         if tag not in read and not node.side_outputs_optional:

@@ -77,7 +77,6 @@ def test_operators_are_told_what_they_do(env, source, sink):
             {"fn": "sum", "column": "amount", "alias": "total"},
         ],
         "allowed_lateness_us": 0,
-        "late_tag": None,
     }
     assert totals.operators[1].config["sink"]["delivery"] == "exactly-once"
 

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.connector.staging import DEAD_LETTER_SCHEMA
 from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import Broadcast, KeyGroup, Rebalance
 
@@ -203,7 +204,7 @@ def test_what_is_no_connector_is_refused(env, orders):
 def test_dead_letters_are_a_side_output_of_the_source(env, source, sink):
     orders = env.from_source(source(bounded=True, on_bad_record="dead-letter"), uid="orders")
     letters = orders.side_output("dead-letter")
-    assert letters.columns == ["value", "source", "partition", "offset", "error"]
+    assert letters.columns == DEAD_LETTER_SCHEMA.names
     orders.sink_to(sink(), uid="out")
     letters.sink_to(sink(), uid="letters")
     assert [e.side_output for e in env.job_graph("j").edges] == [None, "dead-letter"]
@@ -219,4 +220,4 @@ def test_dead_letters_must_be_read_unless_they_have_a_topic(env, source, sink):
 
 
 def test_an_unknown_side_output_is_refused(orders):
-    refused(lambda: orders.side_output("late"), "no side output 'late'", ".late_to(tag)")
+    refused(lambda: orders.side_output("late"), "no side output 'late'", "on_bad_record='dead-letter'")

@@ -97,26 +97,23 @@ def test_what_cannot_be_aggregated_is_refused(windowed):
     refused(lambda: windowed.aggregate(window_end=ps.count()), "'window_end' occurs twice")
 
 
-def test_late_rows_have_the_columns_of_the_input(env, orders, windowed, sink):
-    totals = windowed.late_to("late").aggregate(n=ps.count()).uid("totals")
-    assert totals.side_output("late").schema == orders.schema
-    totals.sink_to(sink(), uid="out")
-    refused(lambda: env.job_graph("j"), "'late'", "nobody reads")
-    totals.side_output("late").sink_to(sink(), uid="late")
-    assert [v.name for v in env.job_graph("j").vertices][1:] == [
-        "Window(sliding 1m every 10s)",
-        "Sink: out",
-        "Sink: late",
-    ]
+def test_allowed_lateness_is_told_to_the_operator(env, windowed):
+    stream = windowed.allowed_lateness("1m").aggregate(n=ps.count())
+    assert env.builder.node(stream.flow.upstreams[0].node).operator.config["allowed_lateness_us"] == 60_000_000
+    refused(lambda: windowed.allowed_lateness(-1), "allowed_lateness(-1)", "negative")
 
 
-def test_lateness_is_refused_when_it_is_more_than_none(windowed):
-    assert windowed.allowed_lateness("0s") is windowed
-    refused(lambda: windowed.allowed_lateness("1m"), "allowed_lateness('1m')", ".late_to(tag)")
+def test_late_rows_cannot_be_routed(windowed):
+    refused(lambda: windowed.late_to("late"), "late_to('late')", "numLateRecordsDropped", ".allowed_lateness(...)")
 
 
-def test_an_empty_tag_is_refused(windowed):
-    refused(lambda: windowed.late_to(""), "empty")
+def test_values_are_counted_apart_from_rows(windowed):
+    stream = windowed.aggregate(ps.count(), ps.count("product"))
+    assert stream.columns[-2:] == ["count", "count_product"]
+
+
+def test_a_type_that_cannot_be_aggregated_is_refused(windowed):
+    refused(lambda: windowed.aggregate(x=ps.sum("product")), "sum('product')", "string")
 
 
 @pytest.mark.parametrize("column", ["amuont", "product"])
