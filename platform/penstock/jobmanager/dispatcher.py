@@ -5,8 +5,29 @@ Called by the REST layer (`penstock.rest`) and by the embedded executor on the J
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import msgspec
 
+from penstock.checkpoint.job_lease import LeaseHolder
+from penstock.checkpoint.job_records import JobRecord, read_records, write_record
+from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.stores import join_uri
+from penstock.core.clock import Clock
+from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
+from penstock.core.rand import Rand
+from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
+from penstock.jobmanager import enumerators, job_views
+from penstock.jobmanager.commands import OperationEnded
+from penstock.jobmanager.events import CancelRequested, CheckpointRequested, Event, SavepointRequested, StopRequested
+from penstock.jobmanager.job_driver import DriverHooks, DriverParts, JobDriver
+from penstock.jobmanager.job_master import JobMaster
+from penstock.jobmanager.job_store import JobStore, StartFrom, savepoint_uri
+from penstock.jobmanager.operations import Operations
+from penstock.jobmanager.taskmanagers import TaskManagers
 from penstock.jobmanager.views import (
     CheckpointsView,
     ClusterView,
@@ -17,6 +38,10 @@ from penstock.jobmanager.views import (
     StoryEntry,
     TaskManagerView,
 )
+
+_KEPT_ENDED = 50
+_RECOVER_RETRY_MS = 2_000
+_RECOVER_TRIES = 30
 
 
 class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,86 +64,308 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_OPTIONS = SubmitOptions()
 
 
+@dataclass(frozen=True, slots=True)
+class DispatcherParts:
+    """What the dispatcher works with."""
+
+    ha_store: ObjectStore
+    holder: LeaseHolder
+    generation: int
+    taskmanagers: TaskManagers
+    clock: Clock
+    rand: Rand
+    #: Somebody with a newer generation has taken over: this process must end.
+    leadership_lost: Callable[[PenstockError], None]
+    fault: Callable[[BaseException], None]
+    #: Shown in the cluster's view.
+    rpc_address: Callable[[], str]
+    jobmanager_id: str
+
+
+@dataclass(slots=True)
+class _Job:
+    record: JobRecord
+    graph: JobGraph
+    driver: JobDriver | None = None
+
+
 class Dispatcher:
     """All jobs of this JobManager; `job` is an id or a name, an unknown one raises `NotFoundError`."""
+
+    def __init__(self, parts: DispatcherParts) -> None:
+        """Call `recover` before anything else."""
+        self._parts = parts
+        self._jobs: dict[str, _Job] = {}
+        self._operations = Operations()
+        self._submitting = asyncio.Lock()
+        self._closing = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._hooks = DriverHooks(
+            ended=self._on_ended,
+            operation_ended=self._operations.end,
+            leadership_lost=parts.leadership_lost,
+            fault=parts.fault,
+        )
+
+    async def recover(self) -> None:
+        """Start every job of the HA store that has not ended."""
+        for record in await asyncio.to_thread(read_records, self._parts.ha_store):
+            job = _Job(record, decode_graph(record.graph))
+            self._jobs[record.job_id] = job
+            if not record.ended:
+                self._spawn(self._recover_one(job))
 
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
         """Persist and start a job (`graph.job_graph.encode_graph`); return its id (32 hex digits).
 
+        State that does not fit the graph ends the job FAILED, with a `StateMismatchError` as its error.
+
         Raises:
             UsageError: the graph is wrong. JobIdentityError: another process holds the identity.
-            ConnectorError: a source or sink cannot work. StateMismatchError: the state does not fit.
+            ConnectorError: a source or sink cannot work. NotFoundError: there is no such savepoint.
         """
-        raise NotImplementedError
+        try:
+            decoded = decode_graph(graph)
+        except msgspec.MsgspecError as error:
+            msg = f"the job graph cannot be read: {error}"
+            raise UsageError(msg, hint="client and JobManager must be of the same version") from error
+        async with self._submitting:
+            known = next((j for j in self._jobs.values() if options.token and j.record.token == options.token), None)
+            if known is not None:
+                return known.record.job_id
+            if not decoded.settings.checkpoint_root:
+                root = join_uri(self._parts.ha_store.uri, "checkpoints")
+                settings = msgspec.structs.replace(decoded.settings, checkpoint_root=root)
+                decoded = msgspec.structs.replace(decoded, settings=settings)
+            self._refuse_running(decoded)
+            await enumerators.validate(decoded)
+            return await self._begin(decoded, options)
 
     def jobs(self) -> tuple[JobSummary, ...]:
         """Return all jobs, newest first."""
-        raise NotImplementedError
+        found = [job_views.summary_of(j.record, j.graph, _master(j)) for j in self._jobs.values()]
+        return tuple(sorted(found, key=lambda job: job.start_ms, reverse=True))
 
     def resolve(self, job: str) -> str:
         """Return the id of a job given by id, unique id prefix or name (the newest of that name)."""
-        raise NotImplementedError
+        return self._find(job).record.job_id
 
     def summary(self, job: str) -> JobSummary:
         """Return one job's line."""
-        raise NotImplementedError
+        found = self._find(job)
+        return job_views.summary_of(found.record, found.graph, _master(found))
 
     def detail(self, job: str) -> JobDetail:
         """Return one job with graph, subtasks and their newest metrics."""
-        raise NotImplementedError
+        found = self._find(job)
+        return job_views.detail_of(found.record, found.graph, _master(found), self._parts.clock.now_ms())
 
     def checkpoints(self, job: str) -> CheckpointsView:
         """Return the checkpoint history."""
-        raise NotImplementedError
+        return job_views.checkpoints_of(_master(self._find(job)))
 
     def exceptions(self, job: str) -> tuple[ExceptionView, ...]:
         """Return the failures, newest first."""
-        raise NotImplementedError
+        found = self._find(job)
+        return job_views.exceptions_of(found.record, _master(found))
 
     def story(self, job: str) -> tuple[StoryEntry, ...]:
         """Return what was seen and decided, oldest first."""
-        raise NotImplementedError
+        return job_views.story_of(_master(self._find(job)))
 
     def metrics(self, job: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics: `<vertex>/<subtask>` -> name -> value."""
-        raise NotImplementedError
+        master = _master(self._find(job))
+        return {} if master is None else dict(master.metrics)
 
     async def cancel(self, job: str) -> None:
         """Cancel; checkpoints are kept. Returns at once; see `wait`."""
-        raise NotImplementedError
+        self._post(self._find(job), CancelRequested())
 
     async def stop(self, job: str, *, drain: bool = False, uri: str = "") -> str:
         """Stop with a savepoint under `uri` (default: `<checkpoint root>/<job>/savepoints`); return a request id."""
-        raise NotImplementedError
+        found, request_id = self._find(job), self._parts.rand.token()
+        self._operate(found, request_id, StopRequested(request_id, self._savepoint(found, uri, request_id), drain))
+        return request_id
 
     async def savepoint(self, job: str, uri: str = "") -> str:
         """Take a savepoint; return a request id."""
-        raise NotImplementedError
+        found, request_id = self._find(job), self._parts.rand.token()
+        self._operate(found, request_id, SavepointRequested(request_id, self._savepoint(found, uri, request_id)))
+        return request_id
 
     async def trigger_checkpoint(self, job: str) -> str:
         """Take a checkpoint now; return a request id."""
-        raise NotImplementedError
+        found, request_id = self._find(job), self._parts.rand.token()
+        self._operate(found, request_id, CheckpointRequested(request_id))
+        return request_id
 
     def operation(self, request_id: str) -> OperationStatus:
         """Return what became of a stop, savepoint or checkpoint request."""
-        raise NotImplementedError
+        return self._operations.status(request_id)
 
     async def wait_operation(self, request_id: str, timeout_ms: int) -> OperationStatus:
         """Return when the request has ended or the time is over."""
-        raise NotImplementedError
+        return await self._operations.wait(request_id, timeout_ms)
 
     async def wait(self, job: str, timeout_ms: int) -> JobSummary:
         """Return when the job is in a terminal state or the time is over (look at `terminal`)."""
-        raise NotImplementedError
+        found = self._find(job)
+        if found.driver is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(found.driver.ended.wait(), timeout_ms / 1000)
+        return self.summary(found.record.job_id)
 
     def cluster(self) -> ClusterView:
         """Return the cluster at a glance."""
-        raise NotImplementedError
+        parts = self._parts
+        return ClusterView(
+            jobmanager_id=parts.jobmanager_id,
+            generation=parts.generation,
+            rpc_address=parts.rpc_address(),
+            taskmanagers=len(parts.taskmanagers.views()),
+            slots=parts.taskmanagers.pool.total,
+            free_slots=parts.taskmanagers.pool.free,
+            jobs=self.jobs(),
+        )
 
     def taskmanagers(self) -> tuple[TaskManagerView, ...]:
         """Return the registered TaskManagers."""
-        raise NotImplementedError
+        return self._parts.taskmanagers.views()
 
     async def log_tail(self, taskmanager_id: str, worker_id: str = "") -> str:
         """Return the tail of a worker's log, or the TaskManager's own."""
-        raise NotImplementedError
+        return await self._parts.taskmanagers.log_tail(taskmanager_id, worker_id)
+
+    async def close(self) -> None:
+        """Let go of all jobs: they stay as they are and are recovered by the next leader of this HA root."""
+        self._closing.set()
+        for task in tuple(self._tasks):
+            task.cancel()
+        for job in self._jobs.values():
+            if job.driver is not None:
+                await job.driver.close(release=False)
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    async def _begin(self, graph: JobGraph, options: SubmitOptions) -> str:
+        parts = self._parts
+        record = JobRecord(
+            job_id=parts.rand.token(32),
+            name=graph.name,
+            run_id=parts.rand.token(16),
+            token=options.token,
+            submitted_ms=parts.clock.now_ms(),
+            graph=encode_graph(graph),
+            options={k: v for k, v in msgspec.to_builtins(options).items() if k != "token"},
+            generation=parts.generation,
+        )
+        job = _Job(record, graph)
+        driver = self._driver(job)
+        try:
+            generation = await driver.acquire()
+            await asyncio.to_thread(write_record, parts.ha_store, record)
+        except BaseException:
+            await driver.close(release=True)
+            raise
+        job.driver = driver
+        self._jobs[record.job_id] = job
+        await driver.start(generation)
+        return record.job_id
+
+    async def _recover_one(self, job: _Job) -> None:
+        """Take a job over from the leader before; its lease is ours at once, or soon, unless somebody else runs it."""
+        for attempt in range(_RECOVER_TRIES):
+            driver = job.driver = self._driver(job)
+            try:
+                await driver.start(await driver.acquire())
+                return
+            except PenstockError as error:
+                await driver.close(release=False)
+                job.record = msgspec.structs.replace(job.record, error=str(error))
+                if attempt == _RECOVER_TRIES - 1:
+                    self._on_ended(driver, "FAILED", str(error))
+                    return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), _RECOVER_RETRY_MS / 1000)
+
+    def _driver(self, job: _Job) -> JobDriver:
+        parts = self._parts
+        start = msgspec.convert(job.record.options, StartFrom)
+        store = JobStore(job.graph, start, parts.holder, parts.clock, parts.rand)
+        driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand)
+        return JobDriver(job.record, job.graph, driver_parts, self._hooks)
+
+    def _on_ended(self, driver: JobDriver, state: str, error: str) -> None:
+        job = self._jobs[driver.record.job_id]
+        job.record = msgspec.structs.replace(
+            job.record,
+            ended=state,
+            ended_ms=self._parts.clock.now_ms(),
+            error=error if state == "FAILED" else "",
+            generation=self._parts.generation,
+        )
+        self._operations.end_all(job.record.job_id, f"the job is {state}")
+        self._spawn(self._record_end(job, driver))
+
+    async def _record_end(self, job: _Job, driver: JobDriver) -> None:
+        try:
+            await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
+            await driver.close(release=True)
+        finally:
+            driver.ended.set()
+        ended = [j for j in self._jobs.values() if j.record.ended]
+        for old in sorted(ended, key=lambda j: j.record.ended_ms)[:-_KEPT_ENDED]:
+            old.driver = None
+
+    def _refuse_running(self, graph: JobGraph) -> None:
+        for job in self._jobs.values():
+            same = job.record.name == graph.name
+            if same and not job.record.ended and job.graph.settings.checkpoint_root == graph.settings.checkpoint_root:
+                msg = f"job {graph.name!r} runs already in this cluster as {job.record.job_id}"
+                raise JobIdentityError(msg, hint="stop or cancel it first, or use another job name")
+
+    def _find(self, name: str) -> _Job:
+        found = self._jobs.get(name)
+        if found is not None:
+            return found
+        named = [j for j in self._jobs.values() if j.record.name == name]
+        if named:
+            return max(named, key=lambda j: (not j.record.ended, j.record.submitted_ms))
+        begun = [j for j in self._jobs.values() if len(name) >= 4 and j.record.job_id.startswith(name)]
+        if len(begun) == 1:
+            return begun[0]
+        msg = f"no job {name!r}" if not begun else f"several jobs begin with {name!r}"
+        raise NotFoundError(msg, hint="see `penstock list`")
+
+    def _savepoint(self, job: _Job, target: str, request_id: str) -> str:
+        return savepoint_uri(job.graph, target, f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}")
+
+    def _operate(self, job: _Job, request_id: str, event: Event) -> None:
+        self._operations.begin(request_id, job.record.job_id)
+        try:
+            self._post(job, event)
+        except PenstockError as error:
+            self._operations.end(OperationEnded(request_id, error=str(error)))
+
+    def _post(self, job: _Job, event: Event) -> None:
+        if job.driver is None or job.driver.master is None or job.record.ended:
+            state = job.record.ended or "not started yet"
+            msg = f"job {job.record.name!r} ({job.record.job_id}) is {state}"
+            raise UsageError(msg, hint="only a running job takes requests")
+        job.driver.post(event)
+
+    def _spawn(self, work: object) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._parts.fault(error)
+
+
+def _master(job: _Job) -> JobMaster | None:
+    return job.driver.master if job.driver is not None else None

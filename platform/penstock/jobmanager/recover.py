@@ -1,4 +1,7 @@
-"""From what the manifest log says to what a deployment restores; pure. Called by `jobmanager.job_master` at every (re)start."""
+"""From what the manifest log says to what a deployment restores; pure.
+
+Called by `jobmanager.job_master` at every (re)start.
+"""
 
 from __future__ import annotations
 

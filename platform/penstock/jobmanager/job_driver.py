@@ -1,0 +1,230 @@
+"""Runs one job: executes the commands of its `JobMaster`, feeds results back as events; a driver on the event loop.
+
+Made by `jobmanager.dispatcher`. Events are handled one after another in the order they come; store calls run in one
+thread of the job's own, in order, so that a log read always sees the appends asked for before it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from penstock.checkpoint.job_records import JobRecord
+from penstock.core.clock import Clock
+from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
+from penstock.core.failpoints import FailpointError
+from penstock.core.rand import Rand
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager import commands as cmd
+from penstock.jobmanager import events as ev
+from penstock.jobmanager.enumerators import Enumerators
+from penstock.jobmanager.job_master import JobMaster
+from penstock.jobmanager.job_store import JobStore
+from penstock.jobmanager.recover import JobIdentity
+from penstock.jobmanager.taskmanagers import TaskManagers
+
+_MIN_WAIT_MS = 5
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DriverHooks:
+    """What the driver tells its owner."""
+
+    ended: Callable[[JobDriver, str, str], None]
+    operation_ended: Callable[[cmd.OperationEnded], None]
+    leadership_lost: Callable[[PenstockError], None]
+    #: Something that must not happen has happened.
+    fault: Callable[[BaseException], None]
+
+
+@dataclass(frozen=True, slots=True)
+class DriverParts:
+    """What the driver works with."""
+
+    taskmanagers: TaskManagers
+    store: JobStore
+    clock: Clock
+    rand: Rand
+
+
+class JobDriver:
+    """One running job."""
+
+    def __init__(self, record: JobRecord, graph: JobGraph, parts: DriverParts, hooks: DriverHooks) -> None:
+        """Nothing runs before `start`."""
+        self.record = record
+        self.graph = graph
+        self.ended = asyncio.Event()
+        self.master: JobMaster | None = None
+        self._parts = parts
+        self._hooks = hooks
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"store-{record.job_id[:8]}")
+        self._enumerators = Enumerators(graph, self.post)
+        self._events: deque[ev.Event] = deque()
+        self._handling = False
+        self._closed = False
+        self._closing = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._where: dict[str, str] = {}
+        self._loop = asyncio.get_running_loop()
+
+    async def acquire(self) -> int:
+        """Take the lease; return the job's generation. See `JobStore.acquire` for what it raises."""
+        return await self._in_thread(self._parts.store.acquire, self.record.job_id, self.record.run_id)
+
+    async def start(self, generation: int) -> None:
+        """Seal the log and begin."""
+        record = self.record
+        await self._in_thread(self._parts.store.seal, record.job_id, record.run_id, generation)
+        identity = JobIdentity(
+            job_id=record.job_id,
+            run_id=record.run_id,
+            generation=generation,
+            claim=bool(record.options.get("claim", True)),
+            accept_duplicates=bool(record.options.get("accept_duplicates", False)),
+            allow_dropped_state=bool(record.options.get("allow_dropped_state", False)),
+        )
+        self.master = JobMaster(self.graph, identity, self._parts.rand, self._parts.clock.now_ms())
+        self._parts.taskmanagers.attach(record.job_id, self.post)
+        self._spawn(self._renew_lease())
+        self.post(ev.Start())
+
+    def post(self, event: ev.Event) -> None:
+        """Handle an event, after those that came before it. Event loop only."""
+        self._events.append(event)
+        if self._handling or self.master is None:
+            return
+        self._handling = True
+        try:
+            while self._events and not self._closed:
+                for command in self.master.handle(self._events.popleft(), self._parts.clock.now_ms()):
+                    self._execute(command)
+        except Exception as error:  # noqa: BLE001 - a fault of ours: the process ends, its successor recovers the job
+            self._fault(error)
+        finally:
+            self._handling = False
+
+    async def close(self, *, release: bool) -> None:
+        """Stop driving; the job itself goes on elsewhere unless it has ended. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._closing.set()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._enumerators.close()
+        self._parts.taskmanagers.detach(self.record.job_id)
+        for task in tuple(self._tasks):
+            if task is not asyncio.current_task():
+                task.cancel()
+        if release:
+            await self._in_thread(self._parts.store.release)
+        self._thread.shutdown(wait=False)
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def _execute(self, command: cmd.Command) -> None:
+        managers, job_id = self._parts.taskmanagers, self.record.job_id
+        match command:
+            case cmd.SendToWorker(worker_id, message):
+                managers.send(worker_id, self._where.get(worker_id, ""), message)
+            case cmd.ReadLog(list_files):
+                self._spawn(self._read_log(list_files=list_files))
+            case cmd.AppendManifest():
+                self._spawn(self._append(command))
+            case cmd.DeleteEntries():
+                self._spawn(self._delete(command))
+            case cmd.RequestSlots(count):
+                managers.request_slots(job_id, count)
+            case cmd.ReleaseSlots(slots):
+                managers.release_slots(job_id, slots)
+            case cmd.LaunchWorker(worker_id, slot):
+                self._where[worker_id] = slot.taskmanager_id
+                managers.start_worker(job_id, worker_id, slot, self.graph.settings)
+            case cmd.KillWorker(worker_id, slot):
+                self._where.pop(worker_id, None)
+                managers.kill_worker(job_id, worker_id, slot)
+            case cmd.DiscoverSplits():
+                self._enumerators.discover(command)
+            case cmd.CloseEnumerators():
+                self._enumerators.close()
+            case cmd.WakeAt(at_ms):
+                self._wake_at(at_ms)
+            case cmd.OperationEnded():
+                self._hooks.operation_ended(command)
+            case cmd.JobTerminal(state, error):
+                self._hooks.ended(self, state, error)
+
+    def _wake_at(self, at_ms: int) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        wait_ms = max(_MIN_WAIT_MS, at_ms - self._parts.clock.now_ms())
+        self._timer = self._loop.call_later(wait_ms / 1000, self.post, ev.Tick())
+
+    async def _read_log(self, *, list_files: bool) -> None:
+        try:
+            entries, files, source = await self._in_thread(lambda: self._parts.store.read(list_files=list_files))
+        except LeadershipLostError as error:
+            self._hooks.leadership_lost(error)
+        except PenstockError as error:
+            self.post(ev.LogFailed(f"{type(error).__name__}: {error}", final=isinstance(error, SnapshotDamagedError)))
+        else:
+            self.post(ev.LogRead(entries, files, source))
+
+    async def _append(self, command: cmd.AppendManifest) -> None:
+        try:
+            entry = await self._in_thread(self._parts.store.append, command.tag, command.manifest)
+        except LeadershipLostError as error:
+            self._hooks.leadership_lost(error)
+        except (PenstockError, FailpointError) as error:
+            self.post(ev.ManifestFailed(command.tag, str(error)))
+        else:
+            self.post(ev.ManifestAppended(command.tag, entry))
+
+    async def _delete(self, command: cmd.DeleteEntries) -> None:
+        try:
+            await self._in_thread(self._parts.store.delete, command.sequences, command.files)
+        except PenstockError as error:
+            if self.master is not None:
+                self.master.story.add(self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}")
+
+    async def _renew_lease(self) -> None:
+        """Renew in a thread beside the store thread, which may be busy with a slow append."""
+        while not self._closed:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._closing.wait(), self._parts.store.lease_ttl_ms / 3000)
+                return
+            try:
+                await asyncio.to_thread(self._parts.store.renew)
+            except LeadershipLostError as error:
+                if not self._closed:
+                    self._hooks.leadership_lost(error)
+                return
+            except PenstockError as error:
+                if self.master is not None:
+                    self.master.story.add(self._parts.clock.now_ms(), "lease", f"not renewed: {error}")
+
+    def _spawn(self, work: Any) -> None:
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._finished)
+
+    def _finished(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._fault(error)
+
+    def _fault(self, error: BaseException) -> None:
+        self._closed = True
+        self._hooks.fault(error)
+
+    async def _in_thread(self, call: Callable[..., T], *arguments: Any) -> T:
+        return await self._loop.run_in_executor(self._thread, call, *arguments)

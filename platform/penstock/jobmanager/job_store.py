@@ -1,0 +1,188 @@
+"""The store side of one job: lease, manifest log, deletions, savepoints to start from; blocking calls.
+
+Used by `jobmanager.job_driver`, which runs every call of one job in one thread, in order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.checkpoint.job_lease import JobLease, LeaseHolder
+from penstock.checkpoint.log import LogEntry, ManifestLog
+from penstock.checkpoint.manifest import Manifest, decode_manifest
+from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths
+from penstock.checkpoint.stores import join_uri, open_job_store, open_store
+from penstock.checkpoint.sweeper import SWEPT_PREFIXES
+from penstock.core import failpoints
+from penstock.core.clock import Clock
+from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StorageError
+from penstock.core.rand import Rand
+from penstock.graph.job_graph import JobGraph
+
+_CLAIM_KEY = "claimed.json"
+
+
+class StartFrom(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run's state comes from."""
+
+    from_uri: str = ""
+    fresh: bool = False
+    claim: bool = True
+    accept_duplicates: bool = False
+
+
+class JobStore:
+    """One job's folder, held under its lease."""
+
+    def __init__(self, graph: JobGraph, start: StartFrom, holder: LeaseHolder, clock: Clock, rand: Rand) -> None:
+        """Nothing is contacted yet."""
+        self._graph = graph
+        self._start = start
+        self._clock = clock
+        self._rand = rand
+        self._store = open_job_store(graph.settings.checkpoint_root, graph.name)
+        self._lease = JobLease(self._store, holder, clock)
+        self._holder = holder
+        self._log: ManifestLog | None = None
+        self._source: Manifest | None = None
+
+    @property
+    def uri(self) -> str:
+        """The job's folder."""
+        return self._store.uri
+
+    @property
+    def lease_ttl_ms(self) -> int:
+        """How long a renewal lasts."""
+        return self._lease.ttl_ms
+
+    def acquire(self, job_id: str, run_id: str) -> int:
+        """Take the lease, and the savepoint to start from; return the job's generation.
+
+        Raises:
+            JobIdentityError: somebody else holds the job, or has claimed the savepoint.
+            NotFoundError: there is no such savepoint.
+        """
+        if self._start.from_uri:
+            self._source = self._read_source()
+        generation = self._lease.acquire(job_id).generation
+        try:
+            if self._source is not None and self._start.claim:
+                self._claim(self._source, job_id, run_id)
+        except BaseException:
+            self._lease.release()
+            raise
+        return generation
+
+    def seal(self, job_id: str, run_id: str, generation: int) -> None:
+        """Append this leader's first entry; a run's first seal says where it starts from."""
+        log = ManifestLog(self._store, generation, self._clock, self._rand)
+        sealed = any(e.manifest.kind == "seal" and e.manifest.run_id == run_id for e in log.read())
+        note = ""
+        if not sealed and self._start.fresh:
+            note = FRESH
+        elif not sealed and self._start.from_uri:
+            note = FROM + self._start.from_uri
+        log.seal(
+            Manifest(
+                kind="seal",
+                sequence=0,
+                job_id=job_id,
+                job_name=self._graph.name,
+                run_id=run_id,
+                generation=generation,
+                nonce="",
+                created_ms=self._clock.now_ms(),
+                graph_fingerprint=self._graph.fingerprint,
+                note=note,
+            )
+        )
+        self._log = log
+
+    def read(self, *, list_files: bool) -> tuple[tuple[LogEntry, ...], tuple[str, ...], Manifest | None]:
+        """Return the entries, the files below the job's folder if asked for, and the savepoint to start from."""
+        entries = self._opened().read()
+        files: tuple[str, ...] = ()
+        if list_files:
+            files = tuple(key for prefix in SWEPT_PREFIXES for key in self._store.list(prefix))
+        self._note_rescale(entries)
+        return entries, files, self._source
+
+    def append(self, tag: str, manifest: Manifest) -> LogEntry:
+        """Append an entry, passing the failpoints."""
+        where: dict[str, Any] = {"tag": tag, "checkpoint": manifest.checkpoint_id}
+        if manifest.kind != "end":
+            failpoints.hit("jobmanager.before_manifest", **where)
+        entry = self._opened().append(manifest)
+        if manifest.kind != "end":
+            failpoints.hit("jobmanager.after_manifest", **where)
+        if manifest.barrier in ("stop", "drain"):
+            failpoints.hit("jobmanager.during_stop", **where)
+        return entry
+
+    def delete(self, sequences: tuple[int, ...], files: tuple[str, ...]) -> None:
+        """Remove what retention gave up: entries first, so that no entry ever names a missing file."""
+        self._opened().delete(sequences)
+        for path in files:
+            self._store.delete(path)
+
+    def renew(self) -> None:
+        """Extend the lease."""
+        self._lease.renew()
+
+    def release(self) -> None:
+        """Give the lease back."""
+        self._lease.release()
+
+    def _opened(self) -> ManifestLog:
+        if self._log is None:
+            msg = "the log is not sealed"
+            raise StorageError(msg, hint="this is a fault of penstock")
+        return self._log
+
+    def _read_source(self) -> Manifest:
+        uri = self._start.from_uri.removesuffix("/manifest.json").rstrip("/")
+        store = open_store(uri)
+        try:
+            data = store.read("manifest.json")
+        except FileNotFoundError as error:
+            msg = f"there is no savepoint at {uri}"
+            raise NotFoundError(msg, hint="pass the folder that `penstock savepoint` or `stop` printed") from error
+        try:
+            return absolute_paths(decode_manifest(data), store.uri)
+        except msgspec.MsgspecError as error:
+            msg = f"{uri}/manifest.json is damaged: {error}"
+            raise SnapshotDamagedError(msg, hint="use another savepoint") from error
+
+    def _claim(self, source: Manifest, job_id: str, run_id: str) -> None:
+        """Own the savepoint's lineage: once only, and not beside its running origin."""
+        if source.job_name != self._graph.name:
+            origin = open_job_store(self._graph.settings.checkpoint_root, source.job_name)
+            if origin.list("lease.json"):
+                lease = JobLease(origin, self._holder, self._clock)
+                lease.acquire(source.job_id)
+                lease.release()
+        store = open_store(self._start.from_uri.removesuffix("/manifest.json").rstrip("/"))
+        mine = {"job_folder": self._store.uri, "job_id": job_id, "run_id": run_id}
+        if store.put_if_absent(_CLAIM_KEY, msgspec.json.encode(mine)):
+            return
+        held = msgspec.json.decode(store.read(_CLAIM_KEY), type=dict[str, str])
+        if held.get("job_folder") != self._store.uri:
+            msg = f"savepoint {self._start.from_uri} was claimed by {held.get('job_folder')} (job {held.get('job_id')})"
+            raise JobIdentityError(msg, hint="fork it with --no-claim, or start from a savepoint of that job")
+
+    def _note_rescale(self, entries: tuple[LogEntry, ...]) -> None:
+        newest = next((e.manifest for e in reversed(entries) if e.manifest.kind == "checkpoint"), self._source)
+        if newest is None:
+            return
+        now = {o.uid: v.parallelism for v in self._graph.vertices for o in v.operators}
+        if any(now.get(uid, old) != old for uid, (old, _vertex) in newest.operators.items()):
+            failpoints.hit("jobmanager.during_rescale", checkpoint=newest.checkpoint_id)
+
+
+def savepoint_uri(graph: JobGraph, target: str, name: str) -> str:
+    """Return where a savepoint goes: a folder of its own below `target`, by default below the job's folder."""
+    base = target or join_uri(graph.settings.checkpoint_root, graph.name, "savepoints")
+    return join_uri(base, name)

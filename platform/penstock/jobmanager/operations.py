@@ -1,0 +1,66 @@
+"""Asynchronous requests (savepoint, stop, checkpoint): what became of them, and who waits; used by the dispatcher."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import msgspec
+
+from penstock.core.errors import NotFoundError
+from penstock.jobmanager.commands import OperationEnded
+from penstock.jobmanager.views import OperationStatus
+
+_LIMIT = 1000
+
+
+class Operations:
+    """The last thousand requests."""
+
+    def __init__(self) -> None:
+        """None yet."""
+        self._statuses: dict[str, OperationStatus] = {}
+        self._ended: dict[str, asyncio.Event] = {}
+
+    def begin(self, request_id: str, job_id: str) -> None:
+        """A request was taken."""
+        self._statuses[request_id] = OperationStatus(request_id=request_id, job_id=job_id, status="IN_PROGRESS")
+        self._ended[request_id] = asyncio.Event()
+        while len(self._statuses) > _LIMIT:
+            oldest = next(iter(self._statuses))
+            del self._statuses[oldest], self._ended[oldest]
+
+    def end(self, ended: OperationEnded) -> None:
+        """It has ended; unknown ids (of an earlier leader) are ignored."""
+        status = self._statuses.get(ended.request_id)
+        if status is None:
+            return
+        self._statuses[ended.request_id] = msgspec.structs.replace(
+            status,
+            status="FAILED" if ended.error else "COMPLETED",
+            uri=ended.uri,
+            checkpoint_id=ended.checkpoint_id,
+            error=ended.error,
+        )
+        self._ended[ended.request_id].set()
+
+    def end_all(self, job_id: str, reason: str) -> None:
+        """A job has ended: nothing of it is in progress any more."""
+        for request_id, status in list(self._statuses.items()):
+            if status.job_id == job_id and status.status == "IN_PROGRESS":
+                self.end(OperationEnded(request_id, error=reason))
+
+    def status(self, request_id: str) -> OperationStatus:
+        """Return what became of a request; raises NotFoundError."""
+        found = self._statuses.get(request_id)
+        if found is None:
+            msg = f"no request {request_id!r}"
+            raise NotFoundError(msg, hint="a restarted JobManager does not know the requests made before")
+        return found
+
+    async def wait(self, request_id: str, timeout_ms: int) -> OperationStatus:
+        """Return when it has ended or the time is over."""
+        self.status(request_id)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended[request_id].wait(), timeout_ms / 1000)
+        return self.status(request_id)
