@@ -1,1 +1,141 @@
-class KafkaSink: pass
+"""`KafkaSink`: the value a user puts at the end of a stream, and the factory its writers and committers are made from.
+
+Imported by user code and by the control plane: client library and Arrow are loaded only by the part that needs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal
+
+from penstock.config.settings import parse_duration_ms
+from penstock.connector.sink import Committer, Delivery, SinkContext, SinkSpec, SinkWriter
+from penstock.core.errors import ConnectorError, UsageError
+from penstock.core.schema import schema_to_text
+from penstock_connectors.kafka.properties import check_properties, resolve
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Format = Literal["json", "arrow", "raw"]
+FORMATS = ("json", "arrow", "raw")
+DELIVERIES = ("exactly-once", "exactly-once-2pc", "at-least-once", "none")
+FACTORY = "penstock_connectors.kafka.sink:KafkaSinkFactory"
+#: Kafka's default of `transaction.max.timeout.ms`, when the broker does not tell.
+DEFAULT_MAX_TIMEOUT_MS = 900_000
+
+
+class KafkaSink:
+    """Rows to messages of one Kafka topic.
+
+    Args:
+        bootstrap: `host:port[,host:port...]`.
+        topic: the topic; it must exist.
+        format: `json` (one object a message), `arrow` (up to 10 000 rows a message, one Arrow IPC stream) or `raw` (the column
+            `value`, and `key` if there is one).
+        key: column whose value becomes the message's key: text in UTF-8, binary as it is, integers in decimal digits,
+            everything else as its JSON text.
+        delivery: `exactly-once` (rows are stored with the checkpoint and published in one transaction a chunk once it is
+            complete), `exactly-once-2pc` (one transaction from the first row to the completed checkpoint: shorter delay, and
+            output lost, loudly, when an outage outlasts `transaction_timeout`), `at-least-once` or `none`.
+        transaction_timeout: only for `exactly-once-2pc`; at most the broker's `transaction.max.timeout.ms`.
+        properties: librdkafka properties; secrets as `${ENV:NAME}`.
+    """
+
+    def __init__(  # noqa: D107
+        self,
+        bootstrap: str,
+        topic: str,
+        format: Format = "json",  # noqa: A002 - the contract's name
+        *,
+        key: str | None = None,
+        delivery: Delivery = "exactly-once",
+        transaction_timeout: str | float = "15m",
+        properties: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not bootstrap or not topic:
+            raise UsageError("KafkaSink needs an address and a topic", hint="KafkaSink('host:9092', topic='totals')")
+        for name, value, allowed in (("format", format, FORMATS), ("delivery", delivery, DELIVERIES)):
+            if value not in allowed:
+                raise UsageError(f"KafkaSink: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}")
+        self._delivery: Delivery = delivery
+        self._config: dict[str, Any] = {
+            "bootstrap": bootstrap,
+            "topic": topic,
+            "format": format,
+            "key": key,
+            "transaction_timeout_ms": parse_duration_ms(transaction_timeout, "transaction_timeout"),
+            "properties": check_properties(properties or {}, "KafkaSink"),
+        }
+
+    def spec(self, input_schema: pa.Schema) -> SinkSpec:
+        """Return the sink as a value for the job graph.
+
+        Raises:
+            GraphError: rows of `input_schema` cannot be written.
+        """
+        from penstock_connectors.kafka.payloads import check_rows  # noqa: PLC0415 - Arrow is not for the control plane
+
+        check_rows(input_schema, self._config)
+        return SinkSpec(factory=FACTORY, config=self._config, delivery=self._delivery, schema=schema_to_text(input_schema))
+
+
+class KafkaSinkFactory:
+    """Makes the parts of a `KafkaSink` where they run."""
+
+    def __init__(self) -> None:
+        """A factory that has made a writer belongs to a running subtask: its committer gets ready at once."""
+        self._in_subtask = False
+
+    def create_writer(self, spec: SinkSpec, context: SinkContext) -> SinkWriter | None:
+        """Return the writer, or None for staged delivery."""
+        self._in_subtask = True
+        if spec.delivery == "exactly-once":
+            return None
+        if spec.delivery == "exactly-once-2pc":
+            from penstock_connectors.kafka.two_phase import TransactionWriter  # noqa: PLC0415 - needs the client library
+
+            return TransactionWriter(spec.config, context)
+        from penstock_connectors.kafka.writer import PlainWriter  # noqa: PLC0415 - needs the client library
+
+        return PlainWriter(spec.config, flush_at_barrier=spec.delivery == "at-least-once")
+
+    def create_committer(self, spec: SinkSpec, context: SinkContext) -> Committer | None:
+        """Return the committer, or None where nothing is committed."""
+        if spec.delivery == "exactly-once":
+            from penstock_connectors.kafka.committer import StagedCommitter  # noqa: PLC0415 - needs the client library
+
+            return StagedCommitter(spec.config, context.clock, context.transactional_id if self._in_subtask else None)
+        if spec.delivery == "exactly-once-2pc":
+            from penstock_connectors.kafka.two_phase_committer import TransactionCommitter  # noqa: PLC0415 - needs the client library
+
+            return TransactionCommitter(spec.config, context.clock)
+        return None
+
+    def validate(self, spec: SinkSpec, checkpoint_interval_ms: int | None) -> None:
+        """Check that the broker answers, has the topic, and lets transactions live long enough.
+
+        Raises:
+            ConnectorError: with the way out.
+        """
+        from penstock_connectors.kafka.metadata import ClusterMetadata  # noqa: PLC0415 - needs the client library
+
+        config = spec.config
+        cluster = ClusterMetadata(resolve(config["bootstrap"], config["properties"]))
+        cluster.partitions([config["topic"]])
+        if spec.delivery != "exactly-once-2pc":
+            return
+        timeout, interval = config["transaction_timeout_ms"], checkpoint_interval_ms or 0
+        limit = cluster.broker_setting("transaction.max.timeout.ms") or DEFAULT_MAX_TIMEOUT_MS
+        where = f"KafkaSink to {config['topic']!r}"
+        if timeout > limit:
+            raise ConnectorError(
+                f"{where}: transaction_timeout is {timeout / 1000:.0f} s, the broker allows {limit / 1000:.0f} s",
+                hint="lower it, raise the broker's transaction.max.timeout.ms, or use delivery='exactly-once', which has no such limit",
+            )
+        if timeout <= 2 * interval:
+            raise ConnectorError(
+                f"{where}: transaction_timeout is {timeout / 1000:.0f} s with a checkpoint every {interval / 1000:.0f} s; "
+                "a transaction must outlive its interval, the checkpoint and every outage to be survived",
+                hint="raise transaction_timeout, checkpoint more often, or use delivery='exactly-once'",
+            )
