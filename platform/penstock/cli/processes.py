@@ -26,9 +26,12 @@ def jobmanager(
 ) -> None:
     """Run a JobManager until it is told to stop."""
     _die_with_parent()
-    from penstock.rest.server import JobManagerConfig, run_jobmanager_process
+    from penstock.config.settings import ClusterSettings
+    from penstock.jobmanager.config import JobManagerConfig
+    from penstock.rest.server import run_jobmanager_process
 
-    config = JobManagerConfig(ha_root=ha_root, host=host, rest_port=rest_port, rpc_port=rpc_port)
+    settings = ClusterSettings(rest_host=host, rest_port=rest_port, rpc_host=host, rpc_port=rpc_port)
+    config = JobManagerConfig(ha_uri=ha_root, settings=settings)
     sys.exit(run_jobmanager_process(config, lambda text: _announce(ready_file, text)))
 
 
