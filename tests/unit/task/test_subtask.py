@@ -1,0 +1,274 @@
+import msgspec
+
+from penstock.config.settings import JobSettings
+from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.graph.deployment import OperatorRestore
+from penstock.rpc.messages import AssignSplits, CancelTasks, CheckpointDeclined, OutputPublished, TaskState
+from penstock.task.subtask import StepResult
+
+
+def running(world, **options):
+    made = world(**options)
+    made.deploy()
+    made.settle()
+    return made
+
+
+def test_a_subtask_goes_from_deploying_to_running_and_passes_rows(world, batch_of):
+    w = running(world)
+    assert w.states("source") == w.states("sink") == ["DEPLOYING", "INITIALIZING", "RUNNING"]
+    w.sources[0].script.extend([batch_of(1, 2), Watermark(10), batch_of(3)])
+    w.settle()
+    assert w.sink.seen == [1, 2, ("watermark", 10), 3]
+
+
+def test_the_barrier_waits_for_all_channels_and_rows_behind_it_wait_too(world, batch_of):
+    w = running(world, sources=2)
+    first, second = w.subtasks("source")
+    first.trigger(1, BarrierKind.CHECKPOINT)
+    w.sources[0].script.append(batch_of(10))
+    while first.step() is StepResult.BUSY:
+        pass
+    w.transport.pump_all()
+    sink = w.subtasks("sink")[0]
+    while sink.step() is StepResult.BUSY:
+        pass
+    assert w.sink.seen == []
+    w.sources[1].script.append(batch_of(20))
+    while second.step() is StepResult.BUSY:
+        pass
+    second.trigger(1, BarrierKind.CHECKPOINT)
+    w.clock.advance(30)
+    w.settle()
+    assert w.sink.seen == [20, ("barrier", 1), 10]
+    (ack,) = w.acks("sink")
+    assert ack.metrics.alignment_ms == 30
+
+
+def test_an_ack_carries_positions_and_the_inputs_watermark(world, batch_of):
+    w = running(world)
+    w.sources[0].script.extend([batch_of(1, 2, 3), Watermark(7)])
+    w.settle()
+    w.trigger(1)
+    w.settle()
+    assert w.acks("source")[0].snapshot.operator[0].items == (3,)
+    (own,) = w.acks("sink")[0].snapshot.operator
+    assert (own.uid, own.mode, own.items) == ("sink", "subtask", (7,))
+
+
+def test_the_inputs_watermark_comes_back_at_a_restore_as_the_lowest_of_all_subtasks(world):
+    w = world()
+    saved = [OperatorStateSnapshot(uid="sink", name="__input_watermark", mode="subtask", items=(n,)) for n in (9, 5)]
+    w.deploy(restore=(OperatorRestore(uid="sink", operator=tuple(saved)),), restored_checkpoint=3)
+    w.settle()
+    assert w.sink.seen == [("watermark", 5)]
+    assert w.sink.context.restored == tuple(saved)
+    assert w.sink.context.restored_checkpoint == 3
+
+
+def test_end_of_input_then_barriers_go_on_until_told_to_finish(world, batch_of):
+    w = running(world, sources=2)
+    w.sources[0].script.append(batch_of(1))
+    w.sources[0].ended = True
+    w.settle()
+    assert w.ended() == ["source"]
+    w.trigger(1)
+    w.settle()
+    assert len(w.acks("sink")) == 1
+    assert not w.acks("sink")[0].snapshot.finished
+    w.sources[1].ended = True
+    w.settle()
+    assert sorted(w.ended()) == ["sink", "source", "source"]
+    assert w.sink.seen[-2:] == [("watermark", MAX_TIMESTAMP), "finish"]
+    w.trigger(2)
+    w.settle()
+    assert w.acks("sink")[1].snapshot.finished
+    assert "FINISHED" not in w.states("sink")
+    w.finish()
+    w.settle()
+    assert w.states("sink")[-1] == w.states("source", 1)[-1] == "FINISHED"
+    assert w.sink.closed == 1
+
+
+def test_finishing_waits_for_a_publication_under_way(world):
+    w = running(world)
+    w.sources[0].ended = True
+    w.sink.publishing = True
+    w.settle()
+    w.finish()
+    w.settle()
+    assert w.states("sink")[-1] == "RUNNING"
+    w.sink.publishing = False
+    w.settle()
+    assert w.states("sink")[-1] == "FINISHED"
+
+
+def test_drain_sends_the_end_of_time_before_the_barrier_and_stop_does_not(world, batch_of):
+    for kind, expected in (
+        ("drain", [("watermark", MAX_TIMESTAMP), "finish", ("barrier", 1)]),
+        ("stop", [("barrier", 1)]),
+    ):
+        w = running(world)
+        w.trigger(1, kind)
+        w.settle()
+        w.sources[0].script.append(batch_of(5))
+        w.settle()
+        assert w.sink.seen == expected
+        assert w.sources[0].suspended
+        w.finish()
+        w.settle()
+        assert w.states("source")[-1] == w.states("sink")[-1] == "FINISHED"
+
+
+def test_a_full_output_stops_the_source_but_not_its_barriers(world, batch_of):
+    settings = JobSettings(checkpoint_root="memory://u", buffer_timeout_ms=0, buffer_size_bytes=64, floating_buffers=0)
+    w = running(world, settings=settings)
+    source = w.subtasks("source")[0]
+    w.sources[0].script.extend(batch_of(*range(100)) for _ in range(50))
+    results = []
+    while not results or results[-1] is StepResult.BUSY:
+        results.append(source.step())
+    assert results[-1] is StepResult.BACKPRESSURED
+    assert w.sources[0].polled_backpressured == 1
+    assert w.sources[0].script
+    w.trigger(1)
+    while source.step() is StepResult.BUSY:
+        pass
+    assert len(w.acks("source")) == 1
+    w.settle()
+    assert len([x for x in w.sink.seen if isinstance(x, int)]) == 5000
+    assert len(w.acks("sink")) == 1
+
+
+def test_a_sink_at_its_limit_takes_no_rows_but_lets_barriers_through(world, batch_of):
+    w = running(world)
+    w.sink.available = False
+    w.sources[0].script.append(batch_of(1))
+    w.settle()
+    assert w.sink.seen == []
+    w.trigger(1)
+    w.settle()
+    assert w.sink.seen == [1, ("barrier", 1)]
+    w.sources[0].script.append(batch_of(2))
+    w.settle()
+    assert w.sink.seen == [1, ("barrier", 1)]
+    assert w.subtasks("sink")[0].step() is StepResult.BACKPRESSURED
+
+
+def test_a_failing_operator_fails_its_subtask_with_its_own_frames_first(world, batch_of):
+    w = running(world)
+    w.sink.fail_on = 2
+    w.sources[0].script.append(batch_of(1, 2, 3))
+    w.settle()
+    failed = w.of(TaskState)[-1]
+    assert failed.state == "FAILED"
+    assert "ValueError: cannot take 2" in failed.error
+    assert "conftest.py" in failed.detail.splitlines()[1]
+    assert w.sink.closed == 1
+    assert w.subtasks("sink")[0].step() is StepResult.DONE
+    assert w.states("source")[-1] == "RUNNING"
+
+
+def test_cancelling_ends_all_subtasks_and_mails_afterwards_are_dropped(world, batch_of):
+    w = running(world)
+    w.broadcast(CancelTasks(job_id="job"))
+    w.settle()
+    assert w.states("source")[-1] == w.states("sink")[-1] == "CANCELED"
+    w.trigger(1)
+    w.complete(1)
+    w.settle()
+    assert not w.acks("source")
+
+
+def test_splits_reach_the_attempt_they_were_meant_for(world):
+    w = running(world, sources=2)
+    for attempt in (1, 2):
+        message = AssignSplits(
+            job_id="job", vertex_id="source", subtask=1, attempt=attempt, splits=({"id": str(attempt)},), no_more=False
+        )
+        w.runtime("source").handle(message)
+    w.settle()
+    assert w.sources[0].splits == []
+    assert w.sources[1].splits == [{"id": "1"}]
+
+
+def test_messages_of_another_run_or_an_older_generation_are_dropped(world):
+    w = running(world)
+    w.complete(1)
+    w.settle()
+    for changes in ({"run_id": "other"}, {"generation": 0}):
+        from penstock.core.permits import CommitPermit
+        from penstock.rpc.messages import CheckpointCompleted
+
+        permit = CommitPermit(job_id="job", run_id="run", generation=1, checkpoint_id=2, manifest_sequence=1)
+        w.broadcast(CheckpointCompleted(permit=msgspec.structs.replace(permit, **changes)))
+    w.settle()
+    assert [x for x in w.sink.seen if x[0] == "complete"] == [("complete", 1)]
+
+
+def test_a_newer_barrier_makes_the_subtask_decline_the_older(world):
+    w = running(world, sources=2)
+    first, second = w.subtasks("source")
+    first.trigger(1, BarrierKind.CHECKPOINT)
+    first.trigger(2, BarrierKind.CHECKPOINT)
+    second.trigger(2, BarrierKind.CHECKPOINT)
+    w.settle()
+    # channel 0 is blocked at barrier 1 until channel 1 brings barrier 2
+    (declined,) = [r for r in w.of(CheckpointDeclined)]
+    assert declined.checkpoint_id == 1
+    assert [a.checkpoint_id for a in w.acks("sink")] == [2]
+
+
+def test_an_aborted_checkpoint_frees_its_channels(world, batch_of):
+    w = running(world, sources=2)
+    w.subtasks("source")[0].trigger(1, BarrierKind.CHECKPOINT)
+    w.sources[0].script.append(batch_of(1))
+    w.settle()
+    assert w.sink.seen == []
+    w.abort(1)
+    w.settle()
+    assert sorted(map(str, w.sink.seen)) == sorted(map(str, [("aborted", 1), 1]))
+
+
+def test_async_work_comes_back_in_the_subtasks_own_step(world):
+    w = running(world)
+    came = []
+    w.sink.context.run_async(lambda: 42, lambda result, error: came.append((result, error)))
+    w.sink.context.report_published(("c1",))
+    w.blocking.run_all()
+    assert came == []
+    w.settle()
+    assert came == [(42, None)]
+    assert w.of(OutputPublished)[0].committable_ids == ("c1",)
+
+
+def test_an_error_in_async_work_that_the_operator_raises_fails_the_subtask(world):
+    w = running(world)
+
+    def done(result, error):
+        raise error
+
+    w.sink.context.run_async(lambda: 1 / 0, done)
+    w.settle()
+    assert "ZeroDivisionError" in w.of(TaskState)[-1].error
+
+
+def test_time_is_booked_and_published_under_flinks_names(world, batch_of):
+    w = running(world)
+    w.sources[0].script.append(batch_of(1, 2))
+    w.settle()
+    w.clock.advance(1500)
+    w.settle()
+    metrics = w.runtime("sink").metrics({})[0].tasks["sink/0"]
+    assert metrics["numRecordsIn"] == 2
+    assert metrics["idleTimeMsPerSecond"] == 1000
+    assert metrics["busyTimeMsPerSecond"] == 0
+
+
+def test_a_second_deployment_while_the_first_runs_is_refused(world):
+    w = running(world)
+    w.deploy()
+    refused = w.of(TaskState)[-1]
+    assert refused.state == "FAILED"
+    assert "still runs an earlier attempt" in refused.error
