@@ -88,7 +88,9 @@ def run(kind, keys, rows, batch_rows, window):
         take_split(batch, *split_by_key_group(hash_columns(batch, key), 1024, 4))
     split = time.process_time() - begin
     with TemporaryDirectory() as folder:
-        schema = pa.schema([pa.field(f.name, f.type, f.name in ("value", "other") and kind == "nullable") for f in data[0].schema])
+        schema = pa.schema(
+            [pa.field(f.name, f.type, f.name in ("value", "other") and kind == "nullable") for f in data[0].schema]
+        )
         window_operator, sink = operator(schema, key, window, Path(folder)), Sink()
         begin = time.process_time()
         for batch in data:

@@ -79,8 +79,11 @@ class KeyedStateStore(Protocol):
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
         """Declare (once, in `open`) a table of accumulators by pane; restored rows are in it when this returns."""
 
-    def freeze(self) -> tuple[FrozenState, ...]:
+    def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenState, ...]:
         """Freeze all declared states: bump the epoch, keep references, copy nothing yet."""
+
+    def completed(self, checkpoint_id: int) -> None:
+        """The checkpoint frozen under that id is complete: what it names may be compacted."""
 
     def compaction(self) -> CompactionJob | None:
         """Return work for the background when a tier is full and none is running."""

@@ -1,0 +1,250 @@
+"""Kernels of the key index: open addressing over (hash, slot + 1) pairs, and the key columns that decide equality.
+
+The table is probed by the LOW bits of the hash (the high ones chose the subtask). Rows are first matched by their 64-bit hash, then
+the keys are compared column by column; rows whose slot holds another key of that hash go on probing (`probe_next`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit, types
+
+from penstock.kernels.compile import (
+    I32,
+    I32_IN,
+    I32_OUT,
+    I64,
+    I64_IN,
+    I64_OUT,
+    U8,
+    U8_IN,
+    U8_OUT,
+    i8,
+    kernel,
+)
+
+_FIXED_IN = types.Tuple((I64_IN, U8_IN))
+_FIXED_STORE = types.Tuple((I64_OUT, U8_OUT))
+_BYTES_IN = types.Tuple((U8_IN, I64_IN, U8_IN))
+_BYTES_STORE = types.Tuple((U8_OUT, I64_OUT, U8_OUT))
+_INDEX = types.Tuple((I64_OUT, I64_OUT))
+
+
+@njit
+def _is_valid(bitmap, bit):  # type: ignore[no-untyped-def]
+    return bitmap.shape[0] == 0 or ((bitmap[bit >> 3] >> (bit & 7)) & 1) == 1
+
+
+@kernel(i8(_INDEX, I64_IN, I32_OUT, I32_OUT, I64_OUT))
+def probe(index: tuple[I64, I64], hashes: I64, slots: I32, created_by: I32, state: I64) -> int:
+    """Find or make the slot of every row from `state[0]` on, by hash alone; returns the row reached (all, or the table is full).
+
+    `state` = [row to begin with, slots in use, limit of slots, slots in use at the batch's begin]; `created_by[slot - state[3]]`
+    is the row a new slot was made for.
+    """
+    table, slot_hashes = index
+    mask = table.shape[0] // 2 - 1
+    count, limit, base = state[1], state[2], state[3]
+    i = state[0]
+    n = hashes.shape[0]
+    while i < n:
+        h = hashes[i]
+        at = h & mask
+        while True:
+            entry = table[2 * at + 1]
+            if entry == 0:
+                if count == limit:
+                    state[0], state[1] = i, count
+                    return i
+                table[2 * at] = h
+                table[2 * at + 1] = count + 1
+                slot_hashes[count] = h
+                created_by[count - base] = i
+                slots[i] = count
+                count += 1
+                break
+            if table[2 * at] == h:
+                slots[i] = entry - 1
+                break
+            at = (at + 1) & mask
+        i += 1
+    state[0], state[1] = i, count
+    return i
+
+
+@kernel(i8(_INDEX, I64_IN, types.Tuple((I32_IN, I32_OUT)), I32_OUT, I64_OUT))
+def probe_next(index: tuple[I64, I64], hashes: I64, rows_slots: tuple[I32, I32], created_by: I32, state: I64) -> int:
+    """As `probe` for the listed rows, going on behind the slot each of them has (which holds another key of the same hash)."""
+    table, slot_hashes = index
+    rows, slots = rows_slots
+    mask = table.shape[0] // 2 - 1
+    count, limit, base = state[1], state[2], state[3]
+    j = state[0]
+    while j < rows.shape[0]:
+        row = rows[j]
+        h = hashes[row]
+        at = h & mask
+        while table[2 * at + 1] != slots[row] + 1:
+            at = (at + 1) & mask
+        at = (at + 1) & mask
+        while True:
+            entry = table[2 * at + 1]
+            if entry == 0:
+                if count == limit:
+                    state[0], state[1] = j, count
+                    return j
+                table[2 * at] = h
+                table[2 * at + 1] = count + 1
+                slot_hashes[count] = h
+                created_by[count - base] = row
+                slots[row] = count
+                count += 1
+                break
+            if table[2 * at] == h:
+                slots[row] = entry - 1
+                break
+            at = (at + 1) & mask
+        j += 1
+    state[0], state[1] = j, count
+    return j
+
+
+@kernel(i8(I64_OUT, I64_IN, i8))
+def rehash(table: I64, slot_hashes: I64, count: int) -> int:
+    """Fill an empty table with the first `count` slots, in slot order (so that equal hashes keep their order of probing)."""
+    mask = table.shape[0] // 2 - 1
+    for slot in range(count):
+        h = slot_hashes[slot]
+        at = h & mask
+        while table[2 * at + 1] != 0:
+            at = (at + 1) & mask
+        table[2 * at] = h
+        table[2 * at + 1] = slot + 1
+    return count
+
+
+@kernel(i8(_FIXED_IN, i8, types.Tuple((I32_IN, I32_IN)), _FIXED_STORE, U8_OUT))
+def differ_fixed(
+    column: tuple[I64, U8], bit_offset: int, pairs: tuple[I32, I32], store: tuple[I64, U8], bad: U8
+) -> int:
+    """Set `bad[j]` where row `rows[j]` is not equal to what its slot stores; returns how many differ in this column."""
+    values, bitmap = column
+    rows, slots = pairs
+    stored, stored_valid = store
+    count = 0
+    for j in range(rows.shape[0]):
+        row = rows[j]
+        slot = slots[row]
+        valid = _is_valid(bitmap, bit_offset + row)
+        if valid != (stored_valid[slot] == 1) or (valid and values[row] != stored[slot]):
+            bad[j] = 1
+            count += 1
+    return count
+
+
+@kernel(i8(_BYTES_IN, i8, types.Tuple((I32_IN, I32_IN)), _BYTES_STORE, U8_OUT))
+def differ_bytes(
+    column: tuple[U8, I64, U8], bit_offset: int, pairs: tuple[I32, I32], store: tuple[U8, I64, U8], bad: U8
+) -> int:
+    """As `differ_fixed` for bytes."""
+    data, offsets, bitmap = column
+    rows, slots = pairs
+    arena, starts, stored_valid = store
+    count = 0
+    for j in range(rows.shape[0]):
+        row = rows[j]
+        slot = slots[row]
+        valid = _is_valid(bitmap, bit_offset + row)
+        same = valid == (stored_valid[slot] == 1)
+        if same and valid:
+            at, length = offsets[row], offsets[row + 1] - offsets[row]
+            start = starts[slot]
+            same = starts[slot + 1] - start == length
+            k = 0
+            while same and k < length:
+                same = data[at + k] == arena[start + k]
+                k += 1
+        if not same:
+            bad[j] = 1
+            count += 1
+    return count
+
+
+@kernel(i8(_FIXED_IN, i8, I32_IN, i8, _FIXED_STORE))
+def append_fixed(column: tuple[I64, U8], bit_offset: int, rows: I32, first_slot: int, store: tuple[I64, U8]) -> int:
+    """Store the keys of `rows` at the slots from `first_slot` on; returns how many are null."""
+    values, bitmap = column
+    stored, stored_valid = store
+    nulls = 0
+    for j in range(rows.shape[0]):
+        row = rows[j]
+        if _is_valid(bitmap, bit_offset + row):
+            stored[first_slot + j] = values[row]
+            stored_valid[first_slot + j] = 1
+        else:
+            stored[first_slot + j] = 0
+            stored_valid[first_slot + j] = 0
+            nulls += 1
+    return nulls
+
+
+@kernel(i8(I64_IN, I32_IN))
+def bytes_of_rows(offsets: I64, rows: I32) -> int:
+    """Return the bytes the listed rows take."""
+    total = 0
+    for j in range(rows.shape[0]):
+        total += offsets[rows[j] + 1] - offsets[rows[j]]
+    return total
+
+
+@kernel(i8(_BYTES_IN, i8, I32_IN, i8, _BYTES_STORE))
+def append_bytes(
+    column: tuple[U8, I64, U8], bit_offset: int, rows: I32, first_slot: int, store: tuple[U8, I64, U8]
+) -> int:
+    """As `append_fixed` for bytes; the arena must have room. Returns how many are null."""
+    data, offsets, bitmap = column
+    arena, starts, stored_valid = store
+    end = starts[first_slot]
+    nulls = 0
+    for j in range(rows.shape[0]):
+        row = rows[j]
+        if _is_valid(bitmap, bit_offset + row):
+            for k in range(offsets[row], offsets[row + 1]):
+                arena[end] = data[k]
+                end += 1
+            stored_valid[first_slot + j] = 1
+        else:
+            stored_valid[first_slot + j] = 0
+            nulls += 1
+        starts[first_slot + j + 1] = end
+    return nulls
+
+
+@kernel(i8(U8_IN, I64_IN, I32_IN, U8_OUT, I64_OUT))
+def gather_bytes(arena: U8, starts: I64, slots: I32, data: U8, offsets: I64) -> int:
+    """Copy the bytes of `slots` one behind the other; `offsets` has one entry more than there are slots."""
+    end = 0
+    offsets[0] = 0
+    for j in range(slots.shape[0]):
+        for k in range(starts[slots[j]], starts[slots[j] + 1]):
+            data[end] = arena[k]
+            end += 1
+        offsets[j + 1] = end
+    return end
+
+
+@kernel(i8(U8_IN, I64_OUT))
+def marked(flags: U8, out: I64) -> int:
+    """Write the places of the non-zero flags; returns how many."""
+    count = 0
+    for i in range(flags.shape[0]):
+        if flags[i]:
+            out[count] = i
+            count += 1
+    return count
+
+
+def places(flags: U8) -> I64:
+    """Return the places of the non-zero flags."""
+    out = np.empty(len(flags), np.int64)
+    return out[: marked(flags, out)]

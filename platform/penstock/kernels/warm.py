@@ -1,0 +1,25 @@
+"""Loads every kernel, compiling what the cache on disk lacks; called in the worker template before it forks.
+
+Importing a kernel's module is what compiles it, so nothing is executed here: no thread starts, neither pyarrow's compute functions
+nor Polars are touched.
+"""
+
+from __future__ import annotations
+
+import importlib
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.kernels.compile import compiled_count
+
+__all__ = ["compiled_count", "warm"]
+
+_MODULES = ("columns", "hashing", "split", "index", "aggregate", "pages", "windows")
+
+
+def warm(clock: Clock | None = None) -> float:
+    """Load all kernels and return the seconds it took."""
+    clock = clock or SystemClock()
+    begin = clock.monotonic_ms()
+    for name in _MODULES:
+        importlib.import_module(f"penstock.kernels.{name}")
+    return (clock.monotonic_ms() - begin) / 1000

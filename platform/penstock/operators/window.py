@@ -1,0 +1,209 @@
+"""Tumbling and sliding event-time windows with aggregates (kind `window_aggregate`).
+
+A window fires when the watermark has reached its last microsecond, in order of windows, before the watermark is passed on. A row is
+late when all windows it belongs to are closed (and their allowed lateness is over); it is counted and dropped. Within the allowed
+lateness, closed windows that got late rows are emitted again for those keys, once a batch.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark
+from penstock.core.errors import GraphError, PenstockError
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_key_columns
+from penstock.kernels.windows import assign_panes
+from penstock.operators.aggregates import AggregatePlan
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.operators.window_schema import WindowConfig, output_schema, parse
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.core.elements import Barrier
+    from penstock.core.permits import CommitPermit
+    from penstock.kernels.compile import I64
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.state.hot import Fired
+    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.pane_table import PaneTable
+
+_LEFT_OUT = MIN_TIMESTAMP
+_STATE = "panes"
+_WATERMARK = "watermark"
+
+
+class WindowAggregateOperator(Operator):
+    """Aggregates by key and window."""
+
+    _config: WindowConfig
+    _plan: AggregatePlan
+    _schema: pa.Schema
+    _store: KeyedStateStore
+    _table: PaneTable
+    _watermarks: RangeWatermarks
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare (and so restore) the panes, and take up the watermark where it was."""
+        if context.keyed_state is None:
+            raise GraphError(f"{context.spec.uid}: a window needs keyed state", hint="key the stream before the window")
+        self._context = context
+        self._config = parse(context.spec.config)
+        self._schema = output_schema(context.spec.config, context.input_schemas[0])
+        self._plan = AggregatePlan(self._config, context.input_schemas[0])
+        self._store = context.keyed_state
+        self._table = self._store.pane_table(_STATE, self._plan.spec)
+        saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
+        self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
+        config = self._config
+        self._window = np.array([config.pane, config.size, config.slide, config.offset], np.int64)
+        self._counts = np.zeros(3, np.int64)
+        self._panes = np.empty(0, np.int64)
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
+        """Add the rows to their panes."""
+        data = batch.data
+        panes = self._assign(data)
+        if self._counts.any():
+            data, panes = self._without_left_out(data, panes)
+        keys = key_columns(data, self._config.key)
+        hashes = hash_key_columns(keys, data.num_rows)
+        if self._watermarks.differ:
+            own = self._in_open_windows(data, hashes)
+            if not own.all():
+                self._context.metrics.late_records_dropped += int(len(own) - own.sum())
+                data, panes = data.filter(pa.array(own)), panes[own]
+                keys = key_columns(data, self._config.key)
+                hashes = hash_key_columns(keys, data.num_rows)
+        if data.num_rows == 0:
+            return
+        self._table.update(keys, hashes, panes, self._plan.inputs(data))
+        if self._config.allowed_lateness:
+            self._fire_again(data, panes, out)
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Fire what the watermark closes, then pass it on."""
+        if watermark.timestamp > self._watermarks.low:
+            before = self._watermarks.low
+            panes = self._table.panes()
+            for start in self._due(panes, before, watermark.timestamp):
+                self._fire(start, panes, out)
+            self._watermarks.advance(watermark.timestamp)
+            self._table.drop_below(self._first_open_start(watermark.timestamp))
+        out.watermark(watermark)
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
+        """Freeze the panes; the watermark goes with the hash range it holds for."""
+        items: tuple[Any, ...] = self._watermarks.items()
+        watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
+        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._store.completed(permit.checkpoint_id)
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _assign(self, data: pa.RecordBatch) -> I64:
+        rows = data.num_rows
+        if rows > len(self._panes):
+            self._panes = np.empty(max(rows, 2 * len(self._panes)), np.int64)
+        panes = self._panes[:rows]
+        first_open = self._first_open_start(self._watermarks.low)
+        assign_panes(data.column(TS_COLUMN).to_numpy(), self._window, first_open, panes, self._counts)
+        return panes
+
+    def _without_left_out(self, data: pa.RecordBatch, panes: I64) -> tuple[pa.RecordBatch, I64]:
+        late, wild, _ = self._counts.tolist()
+        if wild:
+            raise PenstockError(
+                f"{self._context.spec.uid}: {wild} rows have an event time more than 73,000 years from 1970",
+                hint="event time is microseconds since the epoch; check the unit of the timestamp column",
+            )
+        self._context.metrics.late_records_dropped += late
+        kept = panes != _LEFT_OUT
+        return data.filter(pa.array(kept)), panes[kept]
+
+    def _in_open_windows(self, data: pa.RecordBatch, hashes: I64) -> np.ndarray:  # type: ignore[type-arg]
+        """After a rescale: which rows belong to a window that was still open for their key's former subtask."""
+        times = data.column(TS_COLUMN).to_numpy()
+        last_start = times - (times - self._config.offset) % self._config.slide
+        is_open = np.ones(len(times), np.bool_)
+        for owned, watermark in self._watermarks.ahead():
+            inside = (hashes >= owned.low) & (hashes <= owned.high)
+            is_open &= ~inside | (last_start >= self._first_open_start(watermark))
+        return is_open
+
+    # --- windows ----------------------------------------------------------------------------------------------------
+
+    def _first_open_start(self, watermark: int) -> int:
+        """Return the start of the first window that still takes rows."""
+        config = self._config
+        closed = watermark - config.size + 1 - config.allowed_lateness
+        start = closed - (closed - config.offset) % config.slide + config.slide
+        return min(max(start, MIN_TIMESTAMP + 1), MAX_TIMESTAMP)
+
+    def _due(self, panes: list[int], before: int, watermark: int) -> list[int]:
+        """Return the starts of windows with rows whose last microsecond lies in (before, watermark], in order."""
+        config = self._config
+        due: set[int] = set()
+        for pane in panes:
+            last = pane - (pane - config.offset) % config.slide
+            first = last - (last - (pane - config.size) - 1) // config.slide * config.slide
+            unfired = before - config.size + 2  # the least start whose window ends after `before`
+            if first < unfired:
+                first += -(-(unfired - first) // config.slide) * config.slide
+            due.update(range(first, min(last, watermark - config.size + 1) + 1, config.slide))
+        return sorted(due)
+
+    def _fire(self, start: int, panes: list[int], out: Collector) -> None:
+        low, high = bisect_left(panes, start), bisect_left(panes, start + self._config.size)
+        done = [r for r, w in self._watermarks.ahead() if start + self._config.size - 1 <= w]
+        for piece in self._table.fire(panes[low:high]):
+            self._emit(piece if not done else _outside(piece, done), start, out)
+
+    def _emit(self, piece: Fired, start: int, out: Collector) -> None:
+        rows = len(piece.hashes)
+        if rows == 0:
+            return
+        end = start + self._config.size
+        time = self._schema.field("window_start").type
+        columns = [
+            *piece.keys,
+            pa.array(np.full(rows, start, np.int64)).view(time),
+            pa.array(np.full(rows, end, np.int64)).view(time),
+            *self._plan.outputs(piece.cells),
+            pa.array(np.full(rows, end - 1, np.int64)),
+        ]
+        out.batch(Batch(pa.RecordBatch.from_arrays(columns, schema=self._schema)))
+
+    def _fire_again(self, data: pa.RecordBatch, panes: I64, out: Collector) -> None:
+        """Emit windows anew that had fired before this batch added to them."""
+        config, watermark = self._config, self._watermarks.low
+        touched = np.unique(panes).tolist()
+        first_open = self._first_open_start(watermark)
+        fired = [s for s in self._due(touched, MIN_TIMESTAMP, watermark) if s >= first_open]
+        every = self._table.panes()
+        for start in fired:
+            inside = (panes >= start) & (panes < start + config.size)
+            rows = data.filter(pa.array(inside))
+            keys = key_columns(rows, config.key)
+            low, high = bisect_left(every, start), bisect_left(every, start + config.size)
+            for piece in self._table.fire_keys(keys, hash_key_columns(keys, rows.num_rows), every[low:high]):
+                self._emit(piece, start, out)
+
+
+def _outside(piece: Fired, done: Iterable[Any]) -> Fired:
+    """Leave out keys whose former subtask had fired the window already."""
+    kept = np.ones(len(piece.hashes), np.bool_)
+    for owned in done:
+        kept &= (piece.hashes < owned.low) | (piece.hashes > owned.high)
+    mask = pa.array(kept)
+    return type(piece)([k.filter(mask) for k in piece.keys], piece.hashes[kept], piece.cells[kept])

@@ -1,0 +1,179 @@
+"""Windowed aggregation as a configuration: validation and output schema, without the operator (and without loading a compiler).
+
+Called by the API when the graph is built, and by `operators.window` when it opens.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.core.elements import TS_COLUMN
+from penstock.core.errors import GraphError
+from penstock.eventtime.windows import pane_size, validate_window
+from penstock.kernels.key_types import is_fixed, is_key_type
+
+WINDOW_START, WINDOW_END = "window_start", "window_end"
+FUNCTIONS = ("count", "sum", "min", "max", "mean", "var", "std", "first", "last")
+_RESERVED = (WINDOW_START, WINDOW_END, TS_COLUMN)
+_TIME = pa.timestamp("us", tz="UTC")
+
+
+@dataclass(frozen=True, slots=True)
+class Aggregate:
+    """One output column: `fn` over `column` (None: rows)."""
+
+    fn: str
+    column: str | None
+    alias: str
+
+
+@dataclass(frozen=True, slots=True)
+class WindowConfig:
+    """The configuration of a `window_aggregate` operator; times in microseconds."""
+
+    key: tuple[str, ...]
+    size: int
+    slide: int
+    offset: int
+    allowed_lateness: int
+    aggregates: tuple[Aggregate, ...]
+
+    @property
+    def pane(self) -> int:
+        """Length of the panes that windows share."""
+        return pane_size(self.size, self.slide)
+
+
+def parse(config: dict[str, Any]) -> WindowConfig:
+    """Return the configuration as a value.
+
+    Raises:
+        GraphError: a part is missing or the window's numbers are wrong.
+    """
+    try:
+        window = config["window"]
+        tumbling = window["kind"] == "tumbling"
+        if not tumbling and window["kind"] != "sliding":
+            raise GraphError(f"unknown window kind {window['kind']!r}", hint="use tumbling or sliding")
+        size = int(window["size_us"])
+        slide = size if tumbling else int(window["slide_us"])
+        aggregates = tuple(Aggregate(a["fn"], a.get("column"), a["alias"]) for a in config["aggregates"])
+        key = tuple(config["key"])
+    except KeyError as error:
+        raise GraphError(
+            f"window_aggregate: {error.args[0]!r} is missing in its configuration",
+            hint="it has key, window and aggregates",
+        ) from error
+    offset = int(window.get("offset_us", 0))
+    validate_window(size, None if tumbling else slide, offset)
+    return WindowConfig(key, size, slide, offset, int(config.get("allowed_lateness_us", 0)), aggregates)
+
+
+def validate(config: dict[str, Any], input_schema: pa.Schema) -> None:
+    """Check a configuration against the schema it will see.
+
+    Raises:
+        GraphError: the first thing that is wrong, and what to do about it.
+    """
+    parsed = parse(config)
+    if input_schema.get_field_index(TS_COLUMN) < 0:
+        raise GraphError(
+            "a window needs event time, its input has none", hint="call assign_timestamps(...) before the window"
+        )
+    if not parsed.key:
+        raise GraphError("a window needs a key", hint="call key_by(...) before the window")
+    if not parsed.aggregates:
+        raise GraphError("a window without aggregates has no output", hint="name at least one, for example ps.count()")
+    if parsed.allowed_lateness < 0:
+        raise GraphError("allowed lateness is negative", hint="use 0 or a positive duration")
+    for name in parsed.key:
+        kind = field_of(name, input_schema, "key").type
+        if name in _RESERVED:
+            raise GraphError(
+                f"key column {name!r} has the name of an output column", hint="rename it before the window"
+            )
+        if not is_key_type(kind):
+            raise GraphError(f"column {name!r} of type {kind} cannot be a key", hint="key by plain values")
+    taken = {*parsed.key, *_RESERVED}
+    for aggregate in parsed.aggregates:
+        if aggregate.alias in taken:
+            raise GraphError(
+                f"output column {aggregate.alias!r} exists twice", hint="give the aggregate another name (alias)"
+            )
+        taken.add(aggregate.alias)
+        _validate_aggregate(aggregate, input_schema)
+
+
+def _validate_aggregate(aggregate: Aggregate, schema: pa.Schema) -> None:
+    if aggregate.fn not in FUNCTIONS:
+        raise GraphError(f"unknown aggregate {aggregate.fn!r}", hint=f"use one of {', '.join(FUNCTIONS)}")
+    if aggregate.column is None:
+        if aggregate.fn != "count":
+            raise GraphError(f"{aggregate.fn} needs a column", hint=f"write {aggregate.fn}('column')")
+        return
+    kind = field_of(aggregate.column, schema, aggregate.fn).type
+    if aggregate.fn == "count":
+        return
+    what = f"{aggregate.fn}({aggregate.column!r}): type {kind} is not supported"
+    if pt.is_uint64(kind):
+        raise GraphError(what, hint="cast the column to int64 or float64 first")
+    if aggregate.fn in ("sum", "mean", "var", "std"):
+        if not (pt.is_integer(kind) or pt.is_floating(kind)):
+            raise GraphError(what, hint="sum, mean, var and std take integers and floats; cast the column first")
+    elif not is_fixed(kind):
+        raise GraphError(what, hint=f"{aggregate.fn} takes numbers, booleans, timestamps and dates, no strings")
+
+
+def field_of(name: str, schema: pa.Schema, what: str) -> pa.Field:
+    """Return a field by name.
+
+    Raises:
+        GraphError: there is none; names those that are near.
+    """
+    if schema.get_field_index(name) >= 0:
+        return schema.field(name)
+    known = [n for n in schema.names if n != TS_COLUMN]
+    near = difflib.get_close_matches(name, known, n=3)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"its columns are {', '.join(known)}"
+    raise GraphError(f"{what}: the input has no column {name!r}", hint=hint)
+
+
+def output_schema(config: dict[str, Any], input_schema: pa.Schema) -> pa.Schema:
+    """Return the operator's output schema: key columns, window bounds, aggregates, `__ts`.
+
+    Raises:
+        GraphError: see `validate`.
+    """
+    validate(config, input_schema)
+    parsed = parse(config)
+    fields = [*key_schema(parsed, input_schema)]
+    fields += [pa.field(WINDOW_START, _TIME, nullable=False), pa.field(WINDOW_END, _TIME, nullable=False)]
+    fields += [_output_field(a, input_schema) for a in parsed.aggregates]
+    return pa.schema([*fields, pa.field(TS_COLUMN, pa.int64(), nullable=False)])
+
+
+def key_schema(config: WindowConfig, input_schema: pa.Schema) -> pa.Schema:
+    """Return the key columns; dictionary columns as their values."""
+    fields = [input_schema.field(name) for name in config.key]
+    return pa.schema(
+        [pa.field(f.name, f.type.value_type if pt.is_dictionary(f.type) else f.type, f.nullable) for f in fields]
+    )
+
+
+def _output_field(aggregate: Aggregate, schema: pa.Schema) -> pa.Field:
+    if aggregate.fn == "count" or aggregate.column is None:
+        return pa.field(aggregate.alias, pa.int64(), nullable=False)
+    field = schema.field(aggregate.column)
+    if aggregate.fn in ("var", "std"):
+        return pa.field(aggregate.alias, pa.float64())
+    if aggregate.fn == "mean":
+        return pa.field(aggregate.alias, pa.float64(), field.nullable)
+    if aggregate.fn == "sum":
+        kind = pa.float64() if pt.is_floating(field.type) else pa.int64()
+        return pa.field(aggregate.alias, kind, field.nullable)
+    return pa.field(aggregate.alias, field.type, field.nullable)

@@ -1,0 +1,140 @@
+"""What a pane table stores: the key's schema and a list of accumulators, and how both look as words and as columns of a segment.
+
+A cell is a row of 64-bit words. Word 0 is the number of rows (doubled, plus the dirty bit); every accumulator has one to three words.
+Made by `operators.window`, read by `PaneTable`, the segment writer and restore.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.kernels import pages as kernels
+from penstock.kernels.compile import F64, I64, U8
+
+Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last"]
+
+KEY_HASH, NAMESPACE, DELETED, SEQ, ROWS = "__key_hash", "__namespace", "__deleted", "__seq", "__rows"
+_OPS: dict[tuple[str, str], int] = {
+    ("sum", "int64"): kernels.SUM_I,
+    ("min", "int64"): kernels.MIN_I,
+    ("max", "int64"): kernels.MAX_I,
+    ("sum", "float64"): kernels.SUM_F,
+    ("min", "float64"): kernels.MIN_F,
+    ("max", "float64"): kernels.MAX_F,
+    ("moments", "float64"): kernels.MOMENTS,
+    ("first", "int64"): kernels.FIRST,
+    ("first", "float64"): kernels.FIRST,
+    ("last", "int64"): kernels.LAST,
+    ("last", "float64"): kernels.LAST,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatorSpec:
+    """One accumulator; `moments` is (count, mean, squared deviations), `first`/`last` are (event time, value)."""
+
+    name: str
+    dtype: Literal["int64", "float64"]
+    combine: Combine
+
+    @property
+    def op(self) -> int:
+        """The kernel's number of (combine, dtype)."""
+        return _OPS[self.combine, self.dtype]
+
+    @property
+    def columns(self) -> tuple[tuple[str, Literal["int64", "float64"]], ...]:
+        """Name and type of each word's column in a segment."""
+        if self.combine == "moments":
+            return ((f"{self.name}.count", "float64"), (f"{self.name}.mean", "float64"), (f"{self.name}.m2", "float64"))
+        if self.combine in ("first", "last"):
+            return ((f"{self.name}.time", "int64"), (self.name, self.dtype))
+        return ((self.name, self.dtype),)
+
+    @property
+    def initial(self) -> tuple[int | float, ...]:
+        """The words of an accumulator that saw nothing."""
+        if self.combine == "moments":
+            return (0.0, 0.0, 0.0)
+        if self.combine == "first":
+            return (MAX_TIMESTAMP, 0)
+        if self.combine == "last":
+            return (MIN_TIMESTAMP, 0)
+        if self.combine == "sum":
+            return (0 if self.dtype == "int64" else 0.0,)
+        if self.dtype == "int64":
+            return (MAX_TIMESTAMP if self.combine == "min" else MIN_TIMESTAMP,)
+        return (float("nan") if self.combine == "min" else float("-inf"),)
+
+
+@dataclass(frozen=True, slots=True)
+class AccumulatorInput:
+    """A batch's values for one accumulator: int64 or float64 by its dtype, None counts the valid rows; `times` for first/last."""
+
+    values: I64 | F64 | None
+    bitmap: U8
+    bit_offset: int = 0
+    times: I64 | None = None
+
+
+@dataclass(frozen=True)
+class PaneTableSpec:
+    """Key columns and accumulators of one table."""
+
+    key_schema: pa.Schema
+    accumulators: tuple[AccumulatorSpec, ...]
+
+    @cached_property
+    def words(self) -> tuple[int, ...]:
+        """First word of each accumulator."""
+        starts, at = [], 1
+        for accumulator in self.accumulators:
+            starts.append(at)
+            at += len(accumulator.columns)
+        return tuple(starts)
+
+    @cached_property
+    def width(self) -> int:
+        """Words of a cell."""
+        return 1 + sum(len(a.columns) for a in self.accumulators)
+
+    @cached_property
+    def ops(self) -> I64:
+        """(op, word) of each accumulator, as the merge kernel takes them."""
+        pairs = [(a.op, w) for a, w in zip(self.accumulators, self.words, strict=True)]
+        return np.array(pairs, np.int64).reshape(len(pairs), 2)
+
+    @cached_property
+    def initial(self) -> I64:
+        """A cell that saw nothing."""
+        cell = np.zeros(self.width, np.int64)
+        for accumulator, word in zip(self.accumulators, self.words, strict=True):
+            for k, (value, (_, dtype)) in enumerate(zip(accumulator.initial, accumulator.columns, strict=True)):
+                cell[word + k : word + k + 1].view(np.dtype(dtype))[0] = value
+        return cell
+
+    @cached_property
+    def value_columns(self) -> tuple[tuple[str, Literal["int64", "float64"]], ...]:
+        """Name and type of every word's column, the number of rows first."""
+        return ((ROWS, "int64"), *(column for a in self.accumulators for column in a.columns))
+
+    @cached_property
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
+        fixed = [(KEY_HASH, pa.int64(), 1), (NAMESPACE, pa.int64(), 2)]
+        tail = [(DELETED, pa.bool_(), 3), (SEQ, pa.int64(), 4)]
+        values = [(name, pa.type_for_alias(dtype), 1001 + i) for i, (name, dtype) in enumerate(self.value_columns)]
+        keys = [_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
+        return pa.schema(
+            [_field(*fixed[0]), *keys, _field(*fixed[1]), *(_field(*v) for v in values), *(_field(*t) for t in tail)]
+        )
+
+
+def _field(name: str, data_type: pa.DataType, number: int, *, nullable: bool = False) -> pa.Field:
+    return pa.field(name, data_type, nullable, {"id": str(number), "PARQUET:field_id": str(number)})

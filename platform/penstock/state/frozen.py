@@ -1,0 +1,227 @@
+"""The frozen state of one barrier: what the task copies piece by piece, encodes in the background and names in its ack.
+
+Made by `PaneTable.freeze` in the owner's thread; `encode` alone may run elsewhere, after `copy_pages` has returned True.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.errors import StateMismatchError
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import KeyedStateSnapshot, Segment
+from penstock.kernels.columns import KeyColumns, key_columns
+from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
+from penstock.state.panes import Rows
+from penstock.state.segments import SegmentWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from penstock.core.keygroup import HashRange
+    from penstock.core.snapshot import FileRef
+    from penstock.kernels.compile import I64
+    from penstock.state.accumulators import PaneTableSpec
+    from penstock.state.key_index import KeyView
+    from penstock.state.keyed import EncodedSegment
+    from penstock.state.panes import FrozenRows, PaneMemory
+    from penstock.state.segment_log import LogView, SegmentLog
+
+
+def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
+    """Return cells as columns of a segment, sorted by hash."""
+    order = np.argsort(keys.hashes[rows.slots], kind="stable")
+    slots, cells = rows.slots[order], rows.cells[order]
+    values = [pa.array(cells[:, 0] >> 1)]
+    for word, (_, dtype) in enumerate(spec.value_columns[1:], start=1):
+        values.append(pa.array(np.ascontiguousarray(cells[:, word]).view(np.dtype(dtype))))
+    columns = [
+        pa.array(keys.hashes[slots]),
+        *keys.gather(slots),
+        pa.array(rows.panes[order]),
+        *values,
+        pa.array(np.zeros(len(slots), np.bool_)),
+        pa.array(np.arange(len(slots))),
+    ]
+    return pa.Table.from_arrays(columns, schema=spec.segment_schema)
+
+
+def table_to_rows(spec: PaneTableSpec, table: pa.Table) -> tuple[KeyColumns, I64, I64, I64]:
+    """Return (keys, hashes, panes, cells) of rows read from a segment; a deleted row has a cell without rows.
+
+    Raises:
+        StateMismatchError: the file holds other columns than the job's operator keeps.
+    """
+    wanted = spec.segment_schema
+    if table.schema.names != wanted.names or table.schema.types != wanted.types:
+        raise StateMismatchError(
+            f"saved state has columns ({_describe(table.schema)}), the job keeps ({_describe(wanted)})",
+            hint="keep key columns and aggregates as they were, or give the operator a new uid",
+        )
+    batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+    cells = np.empty((batch.num_rows, spec.width), np.int64)
+    for word, (name, _) in enumerate(spec.value_columns):
+        cells[:, word] = batch.column(name).to_numpy().view(np.int64)
+    cells[:, 0] <<= 1
+    cells[batch.column(DELETED).to_numpy(zero_copy_only=False), 0] = 0
+    keys = key_columns(batch, tuple(spec.key_schema.names))
+    return keys, batch.column(KEY_HASH).to_numpy(), batch.column(NAMESPACE).to_numpy(), cells
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)
+
+
+class FrozenSegment:
+    """The rows frozen at one position of the log, until they are durable."""
+
+    def __init__(self, spec: PaneTableSpec, position: int, rows: FrozenRows) -> None:
+        """Hold `rows`; their pages may still have to be copied."""
+        self.position = position
+        self._spec = spec
+        self._rows: FrozenRows | None = rows
+        self._spilled: Path | None = None
+        self._about: EncodedSegment | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held in memory."""
+        return 0 if self._rows is None else self._rows.memory_bytes
+
+    @property
+    def durable(self) -> bool:
+        """Whether nothing is held any more."""
+        return self._rows is None and self._spilled is None
+
+    def encode(self) -> EncodedSegment | None:
+        """Return the Parquet file, None when it became durable meanwhile."""
+        rows, spilled, about = self._rows, self._spilled, self._about
+        if spilled is not None and about is not None:
+            return _with_data(about, spilled.read_bytes())
+        if rows is None:
+            return None
+        if rows.left:
+            raise RuntimeError(f"{rows.left} frozen pages are not copied yet: call copy_pages until it returns True")
+        parts = rows.copied
+        merged = Rows(
+            np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)]),
+            np.concatenate([np.empty(0, np.int64), *(p.panes for p in parts)]),
+            np.concatenate([np.empty((0, self._spec.width), np.int64), *(p.cells for p in parts)]),
+        )
+        writer = SegmentWriter(self._spec.segment_schema, self.position)
+        writer.add(rows_to_table(self._spec, rows.keys, merged))
+        encoded = writer.finish()
+        self._about = _with_data(encoded, b"")
+        return encoded
+
+    def spill(self, path: Path) -> None:
+        """Encode now and keep the file on the local disk instead of the rows in memory."""
+        encoded = self.encode()
+        if encoded is not None:
+            path.write_bytes(encoded.data)
+            self._spilled, self._rows = path, None
+
+    def named(self, file: FileRef, writer: str) -> Segment:
+        """Return the segment as a manifest names it, and forget the rows."""
+        about = self._about
+        if about is None:
+            raise RuntimeError(f"segment {self.position} was declared durable before it was encoded")
+        self._rows = None
+        if self._spilled is not None:
+            self._spilled.unlink(missing_ok=True)
+            self._spilled = None
+        return segment_of(about, file, writer)
+
+
+def segment_of(encoded: EncodedSegment, file: FileRef, writer: str) -> Segment:
+    """Return the manifest's form of an encoded segment that lies in `file`."""
+    return Segment(
+        file=file,
+        position=encoded.position,
+        writer=writer,
+        rows=encoded.rows,
+        hash_min=encoded.hash_min,
+        hash_max=encoded.hash_max,
+        namespace_min=encoded.namespace_min,
+        namespace_max=encoded.namespace_max,
+        tier=encoded.tier,
+    )
+
+
+def _with_data(encoded: EncodedSegment, data: bytes) -> EncodedSegment:
+    return type(encoded)(**{f: getattr(encoded, f) for f in encoded.__struct_fields__ if f != "data"}, data=data)
+
+
+class FrozenTable:
+    """A pane table as of one barrier (`keyed.FrozenState`)."""
+
+    def __init__(self, source: FrozenSource, view: LogView, segments: tuple[FrozenSegment, ...]) -> None:
+        """`segments` are those of the view that were not durable at the barrier."""
+        self._source = source
+        self._view = view
+        self._segments = segments
+        self._last = max((s.position for s in segments), default=0)
+
+    @property
+    def view(self) -> LogView:
+        """The log at the barrier."""
+        return self._view
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of copied pages."""
+        return sum(s.memory_bytes for s in self._segments)
+
+    def copy_pages(self, limit: int) -> bool:
+        """Copy up to `limit` frozen pages; True when none is left."""
+        return self._source.memory.copy_frozen(limit, self._last)
+
+    def encode(self) -> tuple[EncodedSegment, ...]:
+        """Return all segments up to the barrier that are not durable yet."""
+        return tuple(e for s in self._segments if (e := s.encode()) is not None)
+
+    def durable(self, files: Mapping[int, FileRef]) -> None:
+        """Enter the files into the log."""
+        for segment in self._segments:
+            if segment.position in files and not segment.durable:
+                named = segment.named(files[segment.position], self._source.writer)
+                self._source.log.uploaded(segment.position, named)
+
+    def failed(self) -> None:
+        """The upload was given up: the segments stay in the log, the next freeze offers them again."""
+
+    def snapshot(self) -> KeyedStateSnapshot:
+        """Return what the ack names."""
+        segments, tombstones = self._view.named()
+        source = self._source
+        return KeyedStateSnapshot(
+            uid=source.uid,
+            state=source.state,
+            schema=schema_to_text(source.spec.segment_schema),
+            hash_low=source.hash_range.low,
+            hash_high=source.hash_range.high,
+            segments=segments,
+            tombstones=tombstones,
+        )
+
+
+class FrozenSource:
+    """What a frozen table needs of its table; `memory` is replaced when the table is rebuilt."""
+
+    def __init__(self, uid: str, state: str, spec: PaneTableSpec, log: SegmentLog, writer: str) -> None:
+        """Name the table, its log and the writer of its segments."""
+        self.uid = uid
+        self.state = state
+        self.spec = spec
+        self.log = log
+        self.writer = writer
+        self.memory: PaneMemory
+
+    @property
+    def hash_range(self) -> HashRange:
+        """The subtask's range."""
+        return self.log.hash_range

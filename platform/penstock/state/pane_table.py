@@ -1,0 +1,280 @@
+"""`PaneTable`: accumulators by (key, pane), the state of window aggregates. One key index, dense pages of cells per pane.
+
+Owned by one subtask thread. `update` adds a batch, `fire` merges the panes of a window, `drop_below` forgets closed panes, `freeze`
+gives a consistent cut without copying. With a cold store, keys that were not seen for long move there when memory runs out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.errors import PenstockError
+from penstock.kernels import aggregate
+from penstock.kernels import pages as page_kernels
+from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.cold import ColdPanes
+from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable, table_to_rows
+from penstock.state.hot import CHUNK, Fired, HotPanes, canonical, overflow
+from penstock.state.panes import Rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from penstock.kernels.columns import KeyColumns
+    from penstock.kernels.compile import I32, I64, U8
+    from penstock.state.budget import MemoryBudget
+    from penstock.state.cold import ColdStore
+
+__all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
+
+_SUMS = {
+    ("sum", "int64"): aggregate.sum_i64,
+    ("min", "int64"): aggregate.min_i64,
+    ("max", "int64"): aggregate.max_i64,
+    ("sum", "float64"): aggregate.sum_f64,
+    ("min", "float64"): aggregate.min_f64,
+    ("max", "float64"): aggregate.max_f64,
+    ("moments", "float64"): aggregate.moments_f64,
+}
+#: Fewer dead keys than this are never worth a rebuild.
+_DEAD_KEYS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class TableHome:
+    """Where a table lives: its budget, its cold store, its folder for spilled files."""
+
+    budget: MemoryBudget
+    cold: ColdStore | None
+    directory: Path
+
+
+class PaneTable:
+    """Accumulators by key and pane."""
+
+    def __init__(self, source: FrozenSource, home: TableHome) -> None:
+        """An empty table; `load` fills it at a restore."""
+        self.source = source
+        self.spec = source.spec
+        self._home = home
+        self._hot = HotPanes(self.spec)
+        source.memory = self._hot.memory
+        self._cold = None if home.cold is None else ColdPanes(self.spec, home.cold)
+        self._waiting: list[FrozenSegment] = []
+        self._check_dead_at = _DEAD_KEYS
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def update(self, keys: KeyColumns, hashes: I64, panes: I64, inputs: Sequence[AccumulatorInput | None]) -> None:
+        """Add a batch: one key, hash and pane start a row, one input an accumulator (None: nothing to add).
+
+        Raises:
+            PenstockError: an integer sum left 64 bits, or the state left its memory (hashmap backend).
+        """
+        slots = self._hot.index.upsert(keys, hashes)
+        cell = self._hot.memory.locate(slots, panes, self._hot.index.count)
+        if self._cold is not None:
+            self._fetch(slots, panes, cell)
+        cells, floats = self._hot.memory.cells, self._hot.memory.float_cells
+        aggregate.add_rows(cells, cell)
+        for accumulator, word, values in zip(self.spec.accumulators, self.spec.words, inputs, strict=True):
+            if values is not None:
+                table = cells if accumulator.dtype == "int64" or accumulator.combine in ("first", "last") else floats
+                if _add(accumulator, table, word, cell, values):
+                    raise overflow(accumulator.name)
+        self._settle()
+
+    def panes(self) -> list[int]:
+        """Return the starts of all panes that hold rows, ascending."""
+        hot = self._hot.memory.panes
+        return hot if self._cold is None else sorted({*hot, *self._cold.panes})
+
+    def fire(self, panes: list[int]) -> Iterator[Fired]:
+        """Yield every key with a row in these panes, its accumulators merged, in pieces of at most 65 536 rows.
+
+        The arrays of a piece are its own; the table must not be written between pieces.
+        """
+        if self._cold is not None and self._cold.holds(panes):
+            yield from self._fire_with_cold(panes)
+            return
+        yield from self._hot.fire(panes)
+
+    def fire_keys(self, keys: KeyColumns, hashes: I64, panes: list[int]) -> Iterator[Fired]:
+        """As `fire`, for the given keys alone (each once in the result)."""
+        slots = np.unique(self._hot.index.upsert(keys, hashes))
+        wanted = np.zeros(self._hot.index.count, np.bool_)
+        wanted[slots] = True
+        for piece in self.fire(panes):
+            again = self._hot.index.upsert(canonical(self.spec, piece.keys), piece.hashes)
+            chosen = wanted[again]
+            if chosen.any():
+                mask = pa.array(chosen)
+                yield Fired([k.filter(mask) for k in piece.keys], piece.hashes[chosen], piece.cells[chosen])
+
+    def drop_below(self, pane: int) -> None:
+        """Forget all panes that start before `pane`: their pages become free, the log gets one tombstone."""
+        gone = [p for p in self._hot.memory.panes if p < pane]
+        cold_gone = [] if self._cold is None else [p for p in self._cold.panes if p < pane]
+        if not gone and not cold_gone:
+            return
+        self._hot.memory.drop(gone)
+        if self._cold is not None:
+            self._cold.drop_below(pane)
+        self.source.log.add_tombstone(self.source.hash_range, MIN_TIMESTAMP, pane - 1)
+        if self._hot.index.count >= self._check_dead_at:
+            self._drop_dead_keys()
+        self._report()
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is."""
+        self._freeze_dirty()
+        return FrozenTable(self.source, self.source.log.view(), tuple(self._undurable()))
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored rows in, newest last."""
+        keys, hashes, panes, cells = table_to_rows(self.spec, table)
+        slots = self._hot.index.upsert(keys, hashes)
+        if self._cold is not None:
+            self._cold.note_slots(slots, self._hot.index.count)
+            deleted = cells[:, 0] == 0
+            if deleted.any():
+                self._cold.forget(self._hot.index.view(), slots[deleted], panes[deleted])
+        self._hot.memory.put(slots, panes, cells, self._hot.index.count)
+        self._settle()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of index, pages and rows waiting for an upload."""
+        return self._hot_bytes() + sum(s.memory_bytes for s in self._undurable())
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._home.budget.report(self._holder, 0)
+        self._waiting = []
+
+    @property
+    def _holder(self) -> str:
+        return f"{self.source.uid}/{self.source.state}"
+
+    def _undurable(self) -> list[FrozenSegment]:
+        self._waiting = [s for s in self._waiting if not s.durable]
+        return self._waiting
+
+    def _freeze_dirty(self) -> FrozenSegment | None:
+        position = self.source.log.next_position()
+        rows = self._hot.memory.freeze(position, self._hot.index.view())
+        if rows is None:
+            return None
+        self.source.log.append(position)
+        segment = FrozenSegment(self.spec, position, rows)
+        self._waiting.append(segment)
+        return segment
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    def _hot_bytes(self) -> int:
+        return self._hot.memory_bytes
+
+    def _report(self) -> None:
+        self._home.budget.report(self._holder, self._hot_bytes())
+
+    def _settle(self) -> None:
+        self._report()
+        if not self._home.budget.exceeded:
+            return
+        if self._cold is None:
+            budget = self._home.budget
+            raise PenstockError(
+                f"keyed state of {self.source.uid} needs {budget.used_bytes:,} bytes,"
+                f" managed_memory_bytes allows {budget.limit_bytes:,}",
+                hint="raise managed_memory_bytes, use more parallelism, or set state_backend=rocksdb to keep state on disk",
+            )
+        self._evict()
+
+    def _drop_dead_keys(self) -> None:
+        """Rebuild without the keys that have no row left, if they are at least half of all."""
+        count = self._hot.index.count
+        alive = np.zeros(count, np.bool_)
+        alive[self._hot.memory.present().slots] = True
+        living = int(alive.sum())
+        if 2 * living <= count:
+            self._rebuild(alive)
+            self._check_dead_at = 2 * living + _DEAD_KEYS
+        else:
+            self._check_dead_at = count + max(_DEAD_KEYS, count // 2)
+
+    def _rebuild(self, keep: np.ndarray) -> None:  # type: ignore[type-arg]
+        """Keep these slots alone; what is frozen was copied and has its own view of the old keys."""
+        self._hot.memory.copy_all_frozen()
+        kept = np.nonzero(keep)[0].astype(np.int32)
+        self._hot = self._hot.rebuilt(kept)
+        self.source.memory = self._hot.memory
+        if self._cold is not None:
+            self._cold.moved(kept)
+
+    # --- the cold store ---------------------------------------------------------------------------------------------
+
+    def _fetch(self, slots: I32, panes: I64, cell: I64) -> None:
+        """Bring in the cold rows of cells that are about to be written for the first time."""
+        assert self._cold is not None  # noqa: S101 - for the type checker
+        self._cold.note_slots(slots, self._hot.index.count)
+        rows = self._cold.absent(self._hot.memory.cells, cell, slots)
+        if len(rows) == 0:
+            return
+        _, first = np.unique(cell[rows], return_index=True)
+        rows = rows[first]
+        found, cells = self._cold.get(self._hot.index.view(), slots[rows], panes[rows])
+        if len(found):
+            page_kernels.put_cells(self._hot.memory.cells, cell[rows[found]], cells)
+
+    def _evict(self) -> None:
+        """Move the keys that were not touched for longest to the cold store; changed rows are saved for the next barrier first."""
+        assert self._cold is not None  # noqa: S101
+        segment = self._freeze_dirty()
+        self._hot.memory.copy_all_frozen()
+        if segment is not None:
+            segment.spill(self._home.directory / f"{self.source.state}-{segment.position}.parquet")
+        keep = self._cold.recent(self._hot.index.count)
+        rows = self._hot.memory.present()
+        out = ~keep[rows.slots]
+        evicted = Rows(rows.slots[out], rows.panes[out], rows.cells[out])
+        self._cold.put(self._hot.index.view(), evicted)
+        self._rebuild(keep)
+        self._report()
+
+    def _fire_with_cold(self, panes: list[int]) -> Iterator[Fired]:
+        """Merge hot and cold rows hash range by hash range in a table of their own; hot rows are newer."""
+        assert self._cold is not None  # noqa: S101
+        keys, rows = self._hot.index.view(), self._hot.memory.present()
+        hashes = keys.hashes[rows.slots]
+        of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
+        for part in self._cold.parts(panes, self.source.hash_range):
+            merged = HotPanes(self.spec)
+            for piece in self._cold.scan(panes, part):
+                merged.put(*piece)
+            chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
+            for first in range(0, len(chosen), CHUNK):
+                at = chosen[first : first + CHUNK]
+                hot_keys = canonical(self.spec, keys.gather(rows.slots[at]))
+                merged.put(hot_keys, hashes[at], rows.panes[at], rows.cells[at])
+            yield from merged.fire(panes)
+
+
+def _add(spec: AccumulatorSpec, cells: I64, word: int, cell: I64, values: AccumulatorInput) -> int:
+    """Add one input; returns how many additions overflowed."""
+    bitmap: U8 = values.bitmap
+    if spec.combine in ("first", "last"):
+        kernel = aggregate.first_i64 if spec.combine == "first" else aggregate.last_i64
+        return int(kernel(cells, word, cell, (values.times, values.values), bitmap, values.bit_offset))
+    if values.values is None:
+        aggregate.add_valid(cells, word, cell, bitmap, values.bit_offset)
+        return 0
+    return int(_SUMS[spec.combine, spec.dtype](cells, word, cell, values.values, bitmap, values.bit_offset))

@@ -1,0 +1,187 @@
+"""Segments: Parquet files of state rows sorted by `__key_hash`; writing, reading by hash range, and merging by order.
+
+Order is (position in the log, `__seq`): of the rows of one (key, namespace) the last one counts, rows that stand before a tombstone in
+whose ranges they lie are gone. Called by freeze, restore, compaction, the savepoint writer and the offline tools; any thread.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
+from penstock.core.schema import schema_from_text
+from penstock.kernels.columns import key_columns
+from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, SEQ
+from penstock.state.key_index import KeyIndex
+from penstock.state.keyed import EncodedSegment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
+    from penstock.kernels.compile import I64
+
+ROW_GROUP = 65_536
+#: Rows merged at a time; more segments than memory holds are merged hash range by hash range.
+_MERGE_ROWS = 1_000_000
+_KEY_IDS = range(101, 1001)
+_CODEC = {"compression": "zstd", "compression_level": 1, "use_dictionary": False}
+
+
+class SegmentWriter:
+    """Writes one segment; rows must come in the order of their hash."""
+
+    def __init__(self, schema: pa.Schema, position: int, tier: int = 0) -> None:
+        """Start a file of `schema` (see `PaneTableSpec.segment_schema`)."""
+        self._schema = schema
+        self._position = position
+        self._tier = tier
+        self._out = io.BytesIO()
+        self._writer = pq.ParquetWriter(self._out, schema, **_CODEC)
+        self._rows = 0
+        self._hashes = [HASH_MAX, HASH_MIN]
+        self._namespaces = [HASH_MAX, HASH_MIN]
+
+    def add(self, table: pa.Table) -> None:
+        """Append rows; `__seq` is counted anew."""
+        rows = table.num_rows
+        if rows == 0:
+            return
+        place = self._schema.get_field_index(SEQ)
+        seq = pa.array(np.arange(self._rows, self._rows + rows))
+        table = table.set_column(place, self._schema.field(place), seq)
+        self._rows += rows
+        for column, span in ((KEY_HASH, self._hashes), (NAMESPACE, self._namespaces)):
+            values = table.column(column).to_numpy()
+            span[0], span[1] = min(span[0], int(values.min())), max(span[1], int(values.max()))
+        self._writer.write_table(table, row_group_size=ROW_GROUP)
+
+    def finish(self) -> EncodedSegment:
+        """Return the file; without any row its ranges are empty (lowest above highest)."""
+        self._writer.close()
+        return EncodedSegment(
+            position=self._position,
+            data=self._out.getvalue(),
+            rows=self._rows,
+            hash_min=self._hashes[0],
+            hash_max=self._hashes[1],
+            namespace_min=self._namespaces[0],
+            namespace_max=self._namespaces[1],
+            tier=self._tier,
+        )
+
+
+def key_names(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the key columns of a segment's schema, by their field ids."""
+    return tuple(f.name for f in schema if int((f.metadata or {}).get(b"id", b"0")) in _KEY_IDS)
+
+
+def read_segment(data: bytes, within: HashRange) -> Iterator[pa.Table]:
+    """Yield the rows whose hash lies in the range, a row group at a time; groups outside are not read."""
+    file = pq.ParquetFile(io.BytesIO(data))
+    place = file.schema_arrow.get_field_index(KEY_HASH)
+    for number in range(file.num_row_groups):
+        stats = file.metadata.row_group(number).column(place).statistics
+        if stats is not None and stats.has_min_max and (stats.min > within.high or stats.max < within.low):
+            continue
+        table = file.read_row_group(number, use_threads=False)
+        hashes = table.column(KEY_HASH).to_numpy()
+        first = int(np.searchsorted(hashes, within.low, side="left"))
+        stop = int(np.searchsorted(hashes, within.high, side="right"))
+        if stop > first:
+            yield table.slice(first, stop - first)
+
+
+def clip_of(segment: Segment, within: HashRange) -> HashRange | None:
+    """Return the part of `within` that the segment may be read for."""
+    return HashRange(segment.clip_low, segment.clip_high).intersect(within)
+
+
+def visible_rows(hashes: I64, namespaces: I64, position: int, tombstones: Iterable[Tombstone]) -> np.ndarray:  # type: ignore[type-arg]
+    """Return which rows of a segment at `position` no tombstone hides."""
+    visible = np.ones(len(hashes), np.bool_)
+    for stone in tombstones:
+        if stone.position > position:
+            hidden = (hashes >= stone.hash_low) & (hashes <= stone.hash_high)
+            hidden &= (namespaces >= stone.namespace_low) & (namespaces <= stone.namespace_high)
+            visible &= ~hidden
+    return visible
+
+
+def read_visible(
+    data: bytes, segment: Segment, tombstones: Sequence[Tombstone], within: HashRange
+) -> Iterator[pa.Table]:
+    """Yield the segment's rows within its clip and the range that no tombstone hides; deletions are still among them."""
+    clip = clip_of(segment, within)
+    if clip is None:
+        return
+    for table in read_segment(data, clip):
+        hashes, namespaces = table.column(KEY_HASH).to_numpy(), table.column(NAMESPACE).to_numpy()
+        visible = visible_rows(hashes, namespaces, segment.position, tombstones)
+        if visible.all():
+            yield table
+        elif visible.any():
+            yield table.filter(pa.array(visible))
+
+
+def merge_segments(
+    sources: Sequence[tuple[Segment, bytes]],
+    tombstones: Sequence[Tombstone],
+    schema: pa.Schema,
+    *,
+    within: HashRange,
+    keep_deleted: bool,
+) -> Iterator[pa.Table]:
+    """Yield the newest visible row of every (key, namespace), sorted by hash, in pieces of bounded size."""
+    ordered = sorted(sources, key=lambda source: source[0].position)
+    total = sum(segment.rows for segment, _ in ordered)
+    parts = max(1, -(-total // _MERGE_ROWS))
+    step = (within.high - within.low + 1) // parts + 1
+    low = within.low
+    while low <= within.high:
+        piece = HashRange(low, min(low + step - 1, within.high))
+        tables = [t for segment, data in ordered for t in read_visible(data, segment, tombstones, piece)]
+        if tables:
+            merged = _newest(pa.concat_tables(tables).cast(schema), schema, keep_deleted=keep_deleted)
+            if merged.num_rows:
+                yield merged
+        low = piece.high + 1
+
+
+def _newest(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Table:
+    """Keep the last row of every (key, namespace); rows come in order."""
+    names = (*key_names(schema), NAMESPACE)
+    batch = table.combine_chunks().to_batches(max_chunksize=table.num_rows)[0]
+    hashes = table.column(KEY_HASH).to_numpy()
+    namespaces = table.column(NAMESPACE).to_numpy()
+    mixed = hashes ^ (namespaces.view(np.uint64) * np.uint64(0x9E3779B185EBCA87)).view(np.int64)
+    index = KeyIndex(pa.schema([schema.field(n) for n in names]))
+    slots = index.upsert(key_columns(batch, names), mixed)
+    last = np.empty(index.count, np.int64)
+    last[slots] = np.arange(len(slots))  # of equal slots the last assignment stays
+    if not keep_deleted:
+        deleted = table.column(DELETED).to_numpy()
+        last = last[~deleted[last]]
+    last = last[np.lexsort((last, hashes[last]))]
+    return table.take(pa.array(last))
+
+
+def read_state(
+    snapshot: KeyedStateSnapshot, read: Callable[[FileRef], bytes], within: HashRange | None = None
+) -> Iterator[pa.Table]:
+    """Yield the rows a snapshot of one state means, sorted by hash: what a savepoint writes and the offline reader shows.
+
+    `read` returns a file's bytes, already verified against its checksum.
+    """
+    schema = schema_from_text(snapshot.schema)
+    own = HashRange(snapshot.hash_low, snapshot.hash_high)
+    asked = own if within is None else own.intersect(within)
+    if asked is None:
+        return
+    sources = [(s, read(s.file)) for s in snapshot.segments if clip_of(s, asked) is not None]
+    yield from merge_segments(sources, snapshot.tombstones, schema, within=asked, keep_deleted=False)

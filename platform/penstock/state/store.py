@@ -1,0 +1,207 @@
+"""`open_keyed_state`: the keyed state of one operator of one subtask (`keyed.KeyedStateStore`).
+
+Called by `penstock.task` when it opens a chain. Tables restore themselves when they are declared; their logs go on from the segments
+they were restored from.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import GraphError, StateMismatchError
+from penstock.core.keygroup import ALL_HASHES
+from penstock.core.schema import schema_from_text
+from penstock.state.frozen import FrozenSource, FrozenTable, segment_of
+from penstock.state.pane_table import PaneTable, PaneTableSpec, TableHome
+from penstock.state.segment_log import LogView, SegmentLog
+from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from penstock.config.settings import JobSettings
+    from penstock.core.keygroup import HashRange
+    from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
+    from penstock.state.budget import MemoryBudget
+    from penstock.state.cold import ColdStore
+    from penstock.state.keyed import EncodedSegment, FrozenState
+    from penstock.state.keyed import CompactionJob as CompactionJobProtocol
+
+#: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
+_COLD_SHARE = 4
+#: Freezes remembered until their checkpoint is known to be complete.
+_MAX_OPEN_VIEWS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyedStateRequest:
+    """What the task knows when it opens an operator's state."""
+
+    uid: str
+    #: Snapshots of this operator, clipped to `hash_range` by the job.
+    snapshots: tuple[KeyedStateSnapshot, ...]
+    hash_range: HashRange
+    settings: JobSettings
+    #: Reads a file of a snapshot, verified against its checksum.
+    read: Callable[[FileRef], bytes]
+    #: A folder of this subtask attempt's own, for spilled and cold rows; made when needed.
+    directory: Path
+    #: `<run>/<vertex>/<subtask>/<attempt>`.
+    writer: str
+    budget: MemoryBudget
+
+
+class CompactionJob:
+    """A run of committed segments to be merged; see `keyed.CompactionJob`."""
+
+    def __init__(self, state: str, log: SegmentLog, inputs: tuple[Segment, ...], tier: int, schema: pa.Schema) -> None:
+        """Remember the tombstones as of now: later ones hide rows of the merged segment by their position."""
+        self.state = state
+        self._inputs = inputs
+        self._tier = tier
+        self._schema = schema
+        self._tombstones = log.tombstones
+        self._oldest = log.is_oldest(inputs)
+        self.result: EncodedSegment | None = None
+
+    @property
+    def inputs(self) -> tuple[Segment, ...]:
+        """The segments that are merged, oldest first."""
+        return self._inputs
+
+    def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
+        """Read, merge, encode; the result stands at the position of the newest input."""
+        sources = [(segment, read(segment.file)) for segment in self._inputs]
+        writer = SegmentWriter(self._schema, self._inputs[-1].position, self._tier)
+        for table in merge_segments(
+            sources, self._tombstones, self._schema, within=ALL_HASHES, keep_deleted=not self._oldest
+        ):
+            writer.add(table)
+        self.result = writer.finish()
+        return self.result
+
+
+class KeyedState:
+    """All tables of one operator."""
+
+    def __init__(self, request: KeyedStateRequest) -> None:
+        """Nothing is read before a table is declared."""
+        self._request = request
+        self._tables: dict[str, PaneTable] = {}
+        self._cold: list[ColdStore] = []
+        self._views: dict[int, list[tuple[SegmentLog, LogView]]] = {}
+
+    def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
+        """Declare a table and restore it.
+
+        Raises:
+            GraphError: declared twice.
+            StateMismatchError: the snapshot's columns are others than the spec's.
+            PenstockError: it does not fit the managed memory (hashmap backend).
+        """
+        if name in self._tables:
+            raise GraphError(
+                f"state {name!r} of {self._request.uid} is declared twice", hint="declare it once, in open"
+            )
+        request = self._request
+        mine = [s for s in request.snapshots if s.uid == request.uid and s.state == name]
+        for snapshot in mine:
+            _check(snapshot, spec)
+        log = SegmentLog(request.hash_range)
+        log.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
+        source = FrozenSource(request.uid, name, spec, log, request.writer)
+        request.directory.mkdir(parents=True, exist_ok=True)
+        table = PaneTable(source, TableHome(request.budget, self._cold_store(name), request.directory))
+        self._tables[name] = table
+        self._restore(table, [e.segment for e in log.entries if e.segment is not None], log.tombstones)
+        return table
+
+    def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenState, ...]:
+        """Freeze every table; with an id, `completed` will know what was committed by it."""
+        frozen: tuple[FrozenTable, ...] = tuple(table.freeze() for table in self._tables.values())
+        if checkpoint_id is not None:
+            logs = [table.source.log for table in self._tables.values()]
+            self._views[checkpoint_id] = [(log, f.view) for log, f in zip(logs, frozen, strict=True)]
+            while len(self._views) > _MAX_OPEN_VIEWS:
+                del self._views[min(self._views)]
+        return frozen
+
+    def completed(self, checkpoint_id: int) -> None:
+        """The checkpoint is complete: what it names may be compacted."""
+        for known in sorted(c for c in self._views if c <= checkpoint_id):
+            views = self._views.pop(known)
+            if known == checkpoint_id:
+                for log, view in views:
+                    log.completed(view)
+
+    def compaction(self) -> CompactionJobProtocol | None:
+        """Return work for the background when a tier of a log is full."""
+        for name, table in self._tables.items():
+            log = table.source.log
+            work = log.compaction()
+            if work is not None:
+                return CompactionJob(name, log, *work, table.spec.segment_schema)
+        return None
+
+    def compacted(self, job: CompactionJobProtocol, file: FileRef | None) -> None:
+        """Enter the merged segment in place of its inputs; None: given up, it will be offered again."""
+        if not isinstance(job, CompactionJob):
+            raise TypeError(f"{type(job).__name__} was not made by this store")
+        log = self._tables[job.state].source.log
+        if file is None or job.result is None:
+            log.compacted(job.inputs, None)
+        else:
+            log.compacted(job.inputs, segment_of(job.result, file, self._request.writer))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Managed bytes held by all tables."""
+        return sum(table.memory_bytes for table in self._tables.values())
+
+    def close(self) -> None:
+        """Free memory and local files; idempotent."""
+        for table in self._tables.values():
+            table.close()
+        for store in self._cold:
+            store.close()
+        self._cold = []
+        self._tables = {}
+
+    def _cold_store(self, name: str) -> ColdStore | None:
+        request = self._request
+        if request.settings.state_backend != "rocksdb":
+            return None
+        from penstock.state.rocksdb import RocksStore
+
+        store = RocksStore(request.directory / f"cold-{name}", request.settings.managed_memory_bytes // _COLD_SHARE)
+        self._cold.append(store)
+        return store
+
+    def _restore(self, table: PaneTable, segments: list[Segment], tombstones: tuple[Tombstone, ...]) -> None:
+        """Load segments oldest first, so that newer rows overwrite older ones; one file in memory at a time."""
+        for segment in segments:
+            if clip_of(segment, self._request.hash_range) is None:
+                continue
+            data = self._request.read(segment.file)
+            for rows in read_visible(data, segment, tombstones, self._request.hash_range):
+                table.load(rows)
+
+
+def open_keyed_state(request: KeyedStateRequest) -> KeyedState:
+    """Return the keyed state of one operator; declare its tables to have them restored."""
+    return KeyedState(request)
+
+
+def _check(snapshot: KeyedStateSnapshot, spec: PaneTableSpec) -> None:
+    saved, wanted = schema_from_text(snapshot.schema), spec.segment_schema
+    if saved.names != wanted.names or saved.types != wanted.types:
+        ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
+        theirs = ", ".join(f"{f.name} {f.type}" for f in saved)
+        raise StateMismatchError(
+            f"state {snapshot.state!r} of {snapshot.uid} was saved with columns ({theirs}), the job keeps ({ours})",
+            hint="keep key columns and aggregates as they were, give the operator a new uid, or start with --fresh",
+        )

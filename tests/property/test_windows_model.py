@@ -1,0 +1,376 @@
+"""The window operator over its state against a plain Python model: any order of batches, watermarks, freezes, failed uploads,
+compactions, restores and rescales, on both backends, gives the model's output."""
+
+import math
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.config.settings import JobSettings
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
+from penstock.core.keygroup import HashRange, hash_range_of
+from penstock.core.permits import CommitPermit
+from penstock.core.snapshot import FileRef
+from penstock.eventtime.windows import is_late, sliding_windows
+from penstock.kernels.hashing import hash_columns
+from penstock.operators.operator import OperatorMetrics
+from penstock.operators.window import WindowAggregateOperator
+from penstock.operators.window_schema import output_schema
+from penstock.state.budget import MemoryBudget
+from penstock.state.store import KeyedStateRequest, open_keyed_state
+
+UID = "windows"
+KEY_GROUPS = 64
+AGGREGATES = [
+    {"fn": "count", "column": None, "alias": "n"},
+    {"fn": "count", "column": "v", "alias": "values"},
+    {"fn": "sum", "column": "v", "alias": "total"},
+    {"fn": "min", "column": "v", "alias": "least"},
+    {"fn": "max", "column": "x", "alias": "most"},
+    {"fn": "mean", "column": "v", "alias": "mean"},
+    {"fn": "var", "column": "x", "alias": "var"},
+    {"fn": "first", "column": "v", "alias": "first"},
+    {"fn": "last", "column": "x", "alias": "last"},
+]
+KEYS = {
+    "int": (("a",), [(i,) for i in range(12)]),
+    "string": (("s",), [(None,), ("",), *[(f"key-{i}" * (i % 5),) for i in range(10)]]),
+    "both": (("a", "s"), [(a, s) for a in (None, 1, 2) for s in (None, "1", "x" * 40)]),
+    "twins": (("a", "b"), [(None, 1), (1, None), (None, 2), (2, None), (None, None), (1, 1), (1, 2)]),
+}
+FIELDS = [
+    pa.field("a", pa.int64()),
+    pa.field("b", pa.int32()),
+    pa.field("s", pa.string()),
+    pa.field("v", pa.int32()),
+    pa.field("x", pa.float64(), nullable=False),
+    pa.field(TS_COLUMN, pa.int64(), nullable=False),
+]
+SCHEMA = pa.schema(FIELDS)
+
+
+class Out:
+    def __init__(self):
+        self.rows = []
+        self.watermarks = []
+
+    def batch(self, batch):
+        assert batch.num_rows
+        self.rows += batch.data.to_pylist()
+
+    def watermark(self, watermark):
+        self.watermarks.append(watermark.timestamp)
+
+
+class Model:
+    """Windows as lists of rows; each key has the watermark its subtask had."""
+
+    def __init__(self, key, keys, window):
+        self.key, self.window = key, window
+        self.rows = {}
+        self.marks = dict.fromkeys(keys, MIN_TIMESTAMP)
+        self.late = 0
+
+    def copy(self):
+        other = Model(self.key, self.marks, self.window)
+        other.rows = {k: list(v) for k, v in self.rows.items()}
+        other.marks = dict(self.marks)
+        return other
+
+    def add(self, row):
+        key = tuple(row[c] for c in self.key)
+        windows = sliding_windows(row[TS_COLUMN], *self.window)
+        if windows and all(is_late(w, self.marks[key]) for w in windows):
+            self.late += 1
+        for w in windows:
+            if not is_late(w, self.marks[key]):
+                self.rows.setdefault((w.start, key), []).append(row)
+
+    def advance(self, keys, watermark):
+        """Return the windows of these keys that fire, in order of windows."""
+        fired = []
+        for (start, key), rows in sorted(self.rows.items(), key=lambda item: item[0][0]):
+            if key in keys and start + self.window[0] - 1 <= watermark:
+                fired.append(self.result(start, key, rows))
+                del self.rows[start, key]
+        for key in keys:
+            self.marks[key] = max(self.marks[key], watermark)
+        return fired
+
+    def result(self, start, key, rows):
+        values = [r["v"] for r in rows if r["v"] is not None]
+        timed = sorted(((r[TS_COLUMN], r["v"]) for r in rows if r["v"] is not None), key=lambda p: p[0])
+        floats = [r["x"] for r in rows]
+        latest = max(r[TS_COLUMN] for r in rows)
+        mean = sum(floats) / len(floats)
+        return {
+            **dict(zip(self.key, key, strict=True)),
+            "start": start,
+            "n": len(rows),
+            "values": len(values),
+            "total": sum(values) if values else None,
+            "least": min(values) if values else None,
+            "most": max(floats),
+            "mean": sum(values) / len(values) if values else None,
+            "var": sum((x - mean) ** 2 for x in floats) / (len(floats) - 1) if len(floats) > 1 else None,
+            "first": timed[0][1] if timed else None,
+            "last": [r["x"] for r in rows if r[TS_COLUMN] == latest][-1],
+            TS_COLUMN: start + self.window[0] - 1,
+        }
+
+
+def close(left, right):
+    if isinstance(left, float) and isinstance(right, float):
+        return math.isclose(left, right, rel_tol=1e-9, abs_tol=1e-9)
+    return left == right
+
+
+def order(rows):
+    return sorted(rows, key=lambda r: repr([r["start"], *[r.get(c) for c in "abs"]]))
+
+
+class Job:
+    """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
+
+    def __init__(self, folder, kind, window, backend):
+        self.folder, self.backend = Path(folder), backend
+        self.key, keys = KEYS[kind]
+        size, slide, offset = window
+        shape = {"kind": "sliding", "size_us": size, "slide_us": slide, "offset_us": offset}
+        self.config = {"key": list(self.key), "window": shape, "aggregates": AGGREGATES}
+        self.model = Model(self.key, keys, window)
+        self.files = {}
+        self.complete = (None, 1, self.model.copy())
+        self.checkpoint_id = 0
+        self.attempt = 0
+        self.late = 0
+        self.frozen = []
+        self.subtasks = []
+        named = {c: [k[i] for k in keys] for i, c in enumerate(self.key)}
+        columns = [pa.array(named.get(f.name, [None] * len(keys)), f.type) for f in FIELDS[:3]]
+        batch = pa.RecordBatch.from_arrays(columns, names=["a", "b", "s"])
+        self.hash = dict(zip(keys, hash_columns(batch, self.key).tolist(), strict=True))
+        self.start(1)
+
+    def start(self, parallelism):
+        """Open the subtasks anew from the newest complete checkpoint."""
+        for operator, store in self.subtasks:
+            operator.close()
+            store.close()
+        self.attempt += 1
+        self.frozen = []
+        snapshot, _, model = self.complete
+        self.model = model.copy()
+        self.subtasks = [self.open(s, parallelism, snapshot) for s in range(parallelism)]
+
+    def open(self, subtask, parallelism, snapshot):
+        owned = hash_range_of(subtask, parallelism, KEY_GROUPS)
+        options = JobSettings(state_backend=self.backend, managed_memory_bytes=64 << 20)
+        keyed, restored = ([], []) if snapshot is None else snapshot
+        budget = MemoryBudget(200_000 if self.backend == "rocksdb" else options.managed_memory_bytes)
+        store = open_keyed_state(
+            KeyedStateRequest(
+                uid=UID,
+                snapshots=tuple(c for s in keyed if (c := clip(s, owned)) is not None),
+                hash_range=owned,
+                settings=options,
+                read=self.read,
+                directory=self.folder / f"{self.attempt}-{subtask}",
+                writer=f"run/v/{subtask}/{self.attempt}",
+                budget=budget,
+            )
+        )
+        operator = WindowAggregateOperator()
+        operator.open(
+            SimpleNamespace(
+                spec=SimpleNamespace(uid=UID, config=self.config),
+                hash_range=owned,
+                settings=options,
+                metrics=OperatorMetrics(),
+                input_schemas=(SCHEMA,),
+                keyed_state=store,
+                restored=tuple(restored),
+            )
+        )
+        return operator, store
+
+    def read(self, file):
+        return file.inline if file.inline is not None else self.files[file.path]
+
+    def write(self, encoded):
+        name = f"{self.attempt}/{len(self.files)}"
+        self.files[name] = encoded.data
+        return FileRef(path=name, length=len(encoded.data))
+
+    def owned(self, subtask):
+        return hash_range_of(subtask, len(self.subtasks), KEY_GROUPS)
+
+    def batch(self, seed, count, around):
+        random = np.random.default_rng(seed)
+        keys = list(self.hash)
+        rows = []
+        for _ in range(count):
+            row = dict.fromkeys(["a", "b", "s"])
+            row.update(zip(self.key, keys[random.integers(len(keys))], strict=True))
+            row["v"] = None if random.random() < 0.3 else int(random.integers(-50, 50))
+            row["x"] = float(random.integers(-50, 50)) / 4
+            row[TS_COLUMN] = int(around + random.integers(-120, 120))
+            rows.append(row)
+        for row in rows:
+            self.model.add(row)
+        for s, (operator, _) in enumerate(self.subtasks):
+            mine = [r for r in rows if self.hash[tuple(r[c] for c in self.key)] in self.owned(s)]
+            if mine:
+                # a slice at an odd offset: validity bits do not begin with a byte
+                data = pa.RecordBatch.from_pylist([mine[0], *mine], schema=SCHEMA).slice(1)
+                before = operator._context.metrics.late_records_dropped
+                operator.process_batch(Batch(data), 0, Out())
+                self.late += operator._context.metrics.late_records_dropped - before
+        assert self.late == self.model.late
+
+    def watermark(self, subtask, timestamp):
+        subtask %= len(self.subtasks)
+        out = Out()
+        self.subtasks[subtask][0].process_watermark(Watermark(timestamp), out)
+        assert out.watermarks == [timestamp]
+        keys = {k for k, h in self.hash.items() if h in self.owned(subtask)}
+        expected = self.model.advance(keys, timestamp)
+        assert [r[TS_COLUMN] for r in out.rows] == [r[TS_COLUMN] for r in expected]
+        for row in out.rows:
+            bounds = (row.pop("window_start"), row.pop("window_end"))
+            row["start"] = row[TS_COLUMN] + 1 - self.model.window[0]
+            assert micros(bounds[0]) == row["start"]
+            assert micros(bounds[1]) == row[TS_COLUMN] + 1
+        for got, wanted in zip(order(out.rows), order(expected), strict=True):
+            assert got.keys() == wanted.keys()
+            assert all(close(got[c], wanted[c]) for c in got), (got, wanted)
+
+    def freeze(self):
+        self.checkpoint_id += 1
+        taken = [o.snapshot(Barrier(self.checkpoint_id), Out()) for o, _ in self.subtasks]
+        self.frozen.append((self.checkpoint_id, taken, self.model.copy()))
+        del self.frozen[:-2]  # two at a time; an older one is aborted
+
+    def copy(self, pages):
+        for _, taken, _ in self.frozen:
+            for snapshot in taken:
+                snapshot.keyed[0].copy_pages(pages)
+
+    def finish(self, outcome):
+        if not self.frozen:
+            return
+        checkpoint_id, taken, model = self.frozen.pop(0)
+        if outcome == "aborted":
+            return
+        for snapshot in taken:
+            while not snapshot.keyed[0].copy_pages(1):
+                pass
+        encoded = [s.keyed[0].encode() for s in taken]
+        if outcome == "failed":
+            for snapshot, files in zip(taken, encoded, strict=True):
+                half = {e.position: self.write(e) for e in files[::2]}
+                snapshot.keyed[0].durable(half)
+                snapshot.keyed[0].failed()
+            return
+        keyed = []
+        for snapshot, files in zip(taken, encoded, strict=True):
+            snapshot.keyed[0].durable({e.position: self.write(e) for e in files})
+            keyed.append(snapshot.keyed[0].snapshot())
+        restored = [state for s in taken for state in s.operator]
+        self.complete = ((keyed, restored), len(taken), model)
+        for operator, _ in self.subtasks:
+            operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
+
+    def compact(self, done):
+        for _, store in self.subtasks:
+            job = store.compaction()
+            if job is not None:
+                encoded = job.run(self.read)
+                store.compacted(job, self.write(encoded) if done else None)
+
+
+def clip(snapshot, owned):
+    common = HashRange(snapshot.hash_low, snapshot.hash_high).intersect(owned)
+    if common is None:
+        return None
+    segments = []
+    for s in snapshot.segments:
+        piece = HashRange(s.clip_low, s.clip_high).intersect(common)
+        if piece is not None:
+            segments.append(
+                type(s)(
+                    **{f: getattr(s, f) for f in s.__struct_fields__} | {"clip_low": piece.low, "clip_high": piece.high}
+                )
+            )
+    fields = {f: getattr(snapshot, f) for f in snapshot.__struct_fields__}
+    return type(snapshot)(**fields | {"segments": tuple(segments), "hash_low": common.low, "hash_high": common.high})
+
+
+def micros(moment):
+    return int(pa.scalar(moment, pa.timestamp("us", tz="UTC")).value)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 60)),
+        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 60)),
+        st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 150)),
+        st.tuples(st.just("freeze")),
+        st.tuples(st.just("copy"), st.integers(1, 3)),
+        st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
+        st.tuples(st.just("compact"), st.booleans()),
+        st.tuples(st.just("restart"), st.integers(1, 4)),
+    ),
+    max_size=50,
+)
+WINDOWS = st.sampled_from([(100, 100, 0), (100, 100, 33), (90, 30, 7), (100, 40, 0), (30, 70, 0)])
+
+
+def play(job, operations):
+    now = 0
+    marks = {}
+    for name, *arguments in operations:
+        if name == "batch":
+            now += 10
+            job.batch(*arguments, now - 200)
+        elif name == "watermark":
+            subtask = arguments[0] % len(job.subtasks)
+            marks[subtask] = max(marks.get(subtask, -400), now - 300 + arguments[1])
+            job.watermark(subtask, marks[subtask])
+        elif name == "restart":
+            marks = {}
+            job.late = job.model.late = 0
+            job.start(*arguments)
+        else:
+            getattr(job, name)(*arguments)
+    for subtask in range(len(job.subtasks)):
+        job.watermark(subtask, MAX_TIMESTAMP)
+    for operator, _ in job.subtasks:
+        assert operator._table.panes() == []
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("kind", list(KEYS))
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=OPERATIONS, window=WINDOWS)
+def test_output_is_the_models(backend, kind, operations, window):
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder, kind, window, backend)
+        play(job, operations)
+        for _, store in job.subtasks:
+            store.close()
+
+
+def test_output_schema_is_what_is_emitted():
+    config = {"key": ["s"], "window": {"kind": "tumbling", "size_us": 10}, "aggregates": AGGREGATES}
+    schema = output_schema(config, SCHEMA)
+    assert schema.names == ["s", "window_start", "window_end", *[a["alias"] for a in AGGREGATES], TS_COLUMN]
+    assert not schema.field("n").nullable
+    assert schema.field("total").nullable
+    assert not schema.field("most").nullable
