@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 WINDOW_SECONDS = 10
 DISORDER_SECONDS = 5
 PARALLELISM = 2
-#: Workers are killed when this part of the input has been read.
-KILL_AT = (0.3, 0.6)
+KILLS = 2
+#: A worker is killed each time this part of the input has been read since the last (re)start: counters begin anew there.
+KILL_AFTER = 0.2
 
 
 class Scenario(Protocol):
@@ -77,7 +78,7 @@ class Killer:
         """Look at the job's progress; kill a worker when it is time."""
         with contextlib.suppress(PenstockError):  # a JobManager between two lives: the next poll sees it
             self.summary = handle.client.summary(handle.job_id)
-        due = self.kills < len(KILL_AT) and self.summary.get("source-records", 0) >= KILL_AT[self.kills] * self.events
+        due = self.kills < KILLS and self.summary.get("source-records", 0) >= KILL_AFTER * self.events
         if not due or job["state"] != "RUNNING" or self.summary.get("restarts", 0) < self.kills:
             return
         workers = handle.client.workers(handle.job_id)
@@ -164,8 +165,8 @@ def _run(scenario: Scenario, events: int, progress: JobProgress) -> dict[str, An
     executor = EmbeddedExecutor(on_poll=on_poll, on_started=on_started, environment=scenario.environment)
     with use_executor(executor, {}):
         scenario.build().execute("order-totals")
-    if killer.kills < len(KILL_AT):
-        msg = f"the job ended after {killer.kills} of {len(KILL_AT)} kills: the demonstration shows nothing"
+    if killer.kills < KILLS:
+        msg = f"the job ended after {killer.kills} of {KILLS} kills: the demonstration shows nothing"
         raise PenstockError(msg, hint="run it with more --events")
     return killer.summary
 

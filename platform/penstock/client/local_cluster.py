@@ -109,7 +109,7 @@ class LocalCluster:
 
     def _start_jobmanager(self) -> None:
         ha_root = self._config.ha_root or str(self.directory / "ha")
-        arguments = ["jobmanager", "--ha-root", ha_root, "--rest-port", str(self._config.rest_port)]
+        arguments = ["jobmanager", "--ha-root", ha_root, "--rest-port", str(self._config.rest_port), "--rpc-port", "0"]
         self.jobmanager = self._child("jobmanager", arguments)
         self.jobmanager.start()
         addresses = json.loads(self.jobmanager.wait_ready())

@@ -49,7 +49,7 @@ class SubtaskMetrics:
             self.latest = self.read()
 
     def read(self) -> dict[str, float]:
-        """Return all values (the subtask's thread)."""
+        """Return all values (the subtask's thread); watermarks in milliseconds, as Flink reports them."""
         links = self._chain.links
         records_in = self._gate.records_in if self._gate is not None else links[0].records_out
         records_out = sum(output.records_out for output in self._outputs) if self._outputs else links[-1].records_in
@@ -62,8 +62,8 @@ class SubtaskMetrics:
             "numRecordsOut": float(records_out),
             "numBytesIn": float(self._gate.bytes_in) if self._gate is not None else 0.0,
             "numBytesOut": float(sum(output.bytes_out for output in self._outputs)),
-            "currentInputWatermark": float(self.input_watermark if self._gate is not None else last),
-            "currentOutputWatermark": float(last),
+            "currentInputWatermark": float((self.input_watermark if self._gate is not None else last) // 1000),
+            "currentOutputWatermark": float(last // 1000),
             "numLateRecordsDropped": float(sum(link.metrics.late_records_dropped for link in links)),
             **self._group.read(),
         }
