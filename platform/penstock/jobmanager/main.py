@@ -1,4 +1,4 @@
-"""The JobManager: takes the leadership of its HA root, listens for TaskManagers, recovers jobs, runs until told to stop.
+"""The JobManager: takes the leadership of its HA root, listens for TaskManagers, recovers jobs, runs until stopped.
 
 Called by `penstock.rest.server`, which puts the REST API on the same event loop, and by in-process tests. A process
 that has lost its leadership stops at once and deletes nothing.

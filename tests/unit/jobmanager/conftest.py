@@ -1,0 +1,316 @@
+"""A whole job in one thread: a JobMaster, a real manifest log in memory, and workers that answer as real ones do."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+import pytest
+
+from penstock.checkpoint.log import ManifestLog
+from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.memory_store import MemoryStore
+from penstock.config.settings import JobSettings, RestartStrategy
+from penstock.connector.sink import SinkSpec
+from penstock.connector.source import SourceSpec
+from penstock.core.clock import ManualClock
+from penstock.core.errors import LeadershipLostError, StorageError
+from penstock.core.rand import SeededRand
+from penstock.core.snapshot import CheckpointMetrics, Committable, FileRef, OperatorStateSnapshot, SubtaskSnapshot
+from penstock.graph.deployment import decode_deployment
+from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
+from penstock.jobmanager import commands as cmd
+from penstock.jobmanager import events as ev
+from penstock.jobmanager.job_master import JobIdentity, JobMaster
+from penstock.jobmanager.scheduler import Slot
+from penstock.rpc import messages as msg
+
+JOB = "a" * 32
+SOURCE, SINK = "1" * 32, "2" * 32
+
+
+def make_graph(*, parallelism: int = 2, bounded: bool = False, delivery: str = "exactly-once", **settings) -> JobGraph:
+    source = SourceSpec(factory="x:Y", config={}, schema="", bounded=bounded)
+    sink = SinkSpec(factory="x:Z", config={}, delivery=delivery, schema="")
+    vertices = (
+        JobVertex(
+            id=SOURCE,
+            name="orders",
+            operators=(
+                OperatorSpec(uid="src", name="orders", kind="source", config={"source": msgspec.to_builtins(source)}),
+            ),
+            parallelism=parallelism,
+        ),
+        JobVertex(
+            id=SINK,
+            name="totals",
+            operators=(OperatorSpec(uid="out", name="out", kind="sink", config={"sink": msgspec.to_builtins(sink)}),),
+            parallelism=parallelism,
+        ),
+    )
+    edge = JobEdge(source=SOURCE, target=SINK, partitioner=KeyGroup(("k",)), schema="")
+    values = {"checkpoint_interval_ms": 1000, "checkpoint_root": "memory://root", "restart": RestartStrategy(jitter=0.0)}
+    return JobGraph(
+        name="job",
+        vertices=vertices,
+        edges=(edge,),
+        settings=JobSettings(**(values | settings | {"parallelism": parallelism})),
+        fingerprint="f",
+    )
+
+
+class FakeWorker:
+    """Answers commands as a slot worker does, as long as its switches allow."""
+
+    def __init__(self, world: World, worker_id: str) -> None:
+        self.world = world
+        self.worker_id = worker_id
+        self.tasks = []
+
+    def answer(self, command) -> list:
+        world = self.world
+        if type(command) in world.deaf:
+            return []
+        match command:
+            case msg.DeployTasks():
+                self.tasks = [decode_deployment(data) for data in command.tasks]
+                return [self._state(task, "RUNNING") for task in self.tasks]
+            case msg.AssignSplits():
+                world.assigned.append((command.subtask, tuple(s["id"] for s in command.splits), command.no_more))
+                world.splits.setdefault(command.subtask, []).extend(command.splits)
+                return []
+            case msg.TriggerCheckpoint():
+                return []
+            case msg.CheckpointCompleted():
+                world.permits.append(command.permit)
+                owed = [c for c in world.owed if c.subtask in self._sinks() and c.checkpoint_id <= command.permit.checkpoint_id]
+                return self._publish(owed)
+            case msg.ResolvePending():
+                world.resolved.append(command)
+                for committable in command.committables:
+                    world.output[committable.id] = world.output.get(committable.id, 0)
+                    if not world.output[committable.id]:
+                        world.output[committable.id] = 1
+                return [
+                    msg.PendingResolved(
+                        job_id=JOB,
+                        generation=command.permit.generation,
+                        published=tuple(c.id for c in command.committables),
+                    )
+                ]
+            case msg.WriteSavepoint():
+                world.savepoints.append(command.uri)
+                return [msg.SavepointWritten(job_id=JOB, savepoint_id=command.savepoint_id, uri=command.uri)]
+            case msg.FinishTasks():
+                return [self._state(task, "FINISHED") for task in self.tasks]
+            case msg.CancelTasks():
+                return [self._state(task, "CANCELED") for task in self.tasks]
+        return []
+
+    def acks(self, trigger: msg.TriggerCheckpoint) -> list:
+        return [self._ack(task, trigger) for task in self.tasks]
+
+    def input_ended(self) -> list:
+        return [
+            msg.InputEnded(
+                job_id=JOB, vertex_id=t.execution.vertex_id, subtask=t.execution.subtask, attempt=t.execution.attempt
+            )
+            for t in self.tasks
+        ]
+
+    def _sinks(self) -> set[int]:
+        return {t.execution.subtask for t in self.tasks if t.execution.vertex_id == SINK}
+
+    def _publish(self, owed) -> list:
+        for committable in owed:
+            self.world.output[committable.id] = self.world.output.get(committable.id, 0) + 1
+            self.world.owed.remove(committable)
+        if not owed:
+            return []
+        return [msg.OutputPublished(job_id=JOB, run_id="r", committable_ids=tuple(c.id for c in owed))]
+
+    def _state(self, task, state: str) -> msg.TaskState:
+        e = task.execution
+        return msg.TaskState(job_id=JOB, vertex_id=e.vertex_id, subtask=e.subtask, attempt=e.attempt, state=state)
+
+    def _ack(self, task, trigger) -> msg.CheckpointAck:
+        e = task.execution
+        committables, operator = (), ()
+        if e.vertex_id == SINK:
+            run = task.run_id
+            fresh = Committable(
+                id=f"out/{run}/{e.subtask}/{trigger.checkpoint_id}",
+                uid="out",
+                run_id=run,
+                subtask=e.subtask,
+                checkpoint_id=trigger.checkpoint_id,
+                files=(FileRef(path=f"pending/{run}/{e.attempt}/{e.subtask}/{trigger.checkpoint_id}"),),
+                rows=1,
+            )
+            if fresh.id not in {c.id for c in self.world.owed}:
+                self.world.owed.append(fresh)
+            committables = tuple(c for c in self.world.owed if c.subtask == e.subtask)
+        else:
+            items = tuple(self.world.splits.get(e.subtask, ()))
+            operator = (OperatorStateSnapshot(uid="src", name="splits", mode="split", items=items),)
+        return msg.CheckpointAck(
+            job_id=JOB,
+            run_id=trigger.run_id,
+            generation=trigger.generation,
+            checkpoint_id=trigger.checkpoint_id,
+            attempt=e.attempt,
+            snapshot=SubtaskSnapshot(
+                vertex_id=e.vertex_id, subtask=e.subtask, committables=committables, operator=operator
+            ),
+            metrics=CheckpointMetrics(),
+        )
+
+
+class World:
+    """Executes the commands of one JobMaster at once, in order."""
+
+    def __init__(self, graph: JobGraph, store: MemoryStore, *, generation: int = 1, run_id: str = "r", source=None, note=""):
+        self.graph, self.store, self.source = graph, store, source
+        self.clock = ManualClock(0)
+        self.log = ManifestLog(store, generation, self.clock, SeededRand(generation))
+        identity = JobIdentity(job_id=JOB, run_id=run_id, generation=generation)
+        self.log.seal(
+            Manifest(
+                kind="seal", sequence=0, job_id=JOB, job_name="job", run_id=run_id, generation=generation, nonce="",
+                created_ms=0, note=note,
+            )
+        )  # fmt: skip
+        self.master = JobMaster(graph, identity, SeededRand(0), 0)
+        self.workers: dict[str, FakeWorker] = {}
+        self.queue: deque = deque()
+        self.lost = False
+        self.free = [Slot("tm", i) for i in range(8)]
+        #: Message types workers do not answer; commands the world does not execute.
+        self.deaf: set[type] = set()
+        self.auto_ack = True
+        self.append_error: str | None = None
+        self.discovered = ({"id": "t-0"}, {"id": "t-1"}, {"id": "t-2"})
+        self.assigned, self.permits, self.resolved, self.savepoints, self.sent = [], [], [], [], []
+        self.splits: dict[int, list] = {}
+        self.owed: list[Committable] = []
+        self.output: dict[str, int] = {}
+        self.operations: dict[str, cmd.OperationEnded] = {}
+        self.terminal: cmd.JobTerminal | None = None
+        self.wake: int | None = None
+        self.held_discovery: list = []
+        self.hold_discovery = False
+
+    def post(self, event) -> World:
+        self.queue.append(event)
+        try:
+            while self.queue and not self.lost:
+                for command in self.master.handle(self.queue.popleft(), self.clock.now_ms()):
+                    self._execute(command)
+        except LeadershipLostError:
+            # As the process does: it ends.
+            self.lost = True
+        return self
+
+    def start(self) -> World:
+        return self.post(ev.Start())
+
+    def pass_time(self, duration_ms: int) -> World:
+        end = self.clock.now_ms() + duration_ms
+        while self.wake is not None and self.wake <= end:
+            self.clock.advance(max(0, self.wake - self.clock.now_ms()))
+            self.wake = None
+            self.post(ev.Tick())
+        self.clock.advance(end - self.clock.now_ms())
+        return self
+
+    def kill(self, worker_id: str, reason: str = "it was killed by SIGKILL") -> World:
+        self.workers.pop(worker_id)
+        return self.post(ev.WorkerLost(worker_id, reason))
+
+    def end_input(self) -> World:
+        for worker in list(self.workers.values()):
+            for report in worker.input_ended():
+                self.post(ev.WorkerReported(worker.worker_id, report))
+        return self
+
+    def manifests(self, kind: str = "checkpoint") -> list[Manifest]:
+        return [e.manifest for e in self.log.read() if e.manifest.kind == kind]
+
+    def _execute(self, command) -> None:
+        post = self.queue.append
+        match command:
+            case cmd.ReadLog():
+                post(ev.LogRead(self.log.read(), tuple(self.store.list("pending/")), self.source))
+            case cmd.RequestSlots(count):
+                if count <= len(self.free):
+                    taken, self.free = self.free[:count], self.free[count:]
+                    post(ev.SlotsGranted(tuple(taken)))
+            case cmd.LaunchWorker(worker_id, _):
+                self.workers[worker_id] = FakeWorker(self, worker_id)
+                ready = msg.WorkerReady(worker_id=worker_id, endpoint=f"unix:{worker_id}", pid=1)
+                post(ev.WorkerReported(worker_id, ready))
+            case cmd.KillWorker(worker_id, _):
+                self.workers.pop(worker_id, None)
+                self.owed = []
+                post(ev.WorkerLost(worker_id, "stopped"))
+            case cmd.SendToWorker(worker_id, message):
+                self._send(worker_id, message)
+            case cmd.AppendManifest(tag, manifest):
+                self._append(tag, manifest)
+            case cmd.DeleteEntries(sequences, files):
+                self.log.delete(sequences)
+                for path in files:
+                    self.store.delete(path)
+            case cmd.DiscoverSplits(uid, epoch, known, _):
+                found = ev.SplitsDiscovered(uid, epoch, tuple(s for s in self.discovered if s["id"] not in known))
+                self.held_discovery.append(found) if self.hold_discovery else post(found)
+            case cmd.WakeAt(at_ms):
+                self.wake = at_ms
+            case cmd.OperationEnded(request_id):
+                self.operations[request_id] = command
+            case cmd.JobTerminal():
+                self.terminal = command
+
+    def _send(self, worker_id: str, message) -> None:
+        self.sent.append((worker_id, message))
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return
+        for report in worker.answer(message):
+            self.queue.append(ev.WorkerReported(worker_id, report))
+        if isinstance(message, msg.TriggerCheckpoint) and self.auto_ack:
+            first = next(w for w, m in self.sent if isinstance(m, msg.TriggerCheckpoint) and m.checkpoint_id == message.checkpoint_id)
+            if first == worker_id:
+                for other in self.workers.values():
+                    for ack in other.acks(message):
+                        self.queue.append(ev.WorkerReported(other.worker_id, ack))
+
+    def _append(self, tag: str, manifest: Manifest) -> None:
+        if self.append_error is not None:
+            self.queue.append(ev.ManifestFailed(tag, self.append_error))
+            return
+        try:
+            self.queue.append(ev.ManifestAppended(tag, self.log.append(manifest)))
+        except StorageError as error:
+            self.queue.append(ev.ManifestFailed(tag, str(error)))
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+@pytest.fixture
+def world_of(store):
+    """Return a maker of worlds over one store."""
+
+    def make(graph: JobGraph | None = None, **options) -> World:
+        return World(graph or make_graph(), store, **options)
+
+    return make
+
+
+@pytest.fixture
+def graph_of():
+    """Return the maker of graphs."""
+    return make_graph

@@ -1,0 +1,349 @@
+"""The whole life of a job, decided without clocks, threads or sockets."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.jobmanager import commands as cmd
+from penstock.jobmanager import events as ev
+from penstock.jobmanager.status import JobStatus
+from penstock.rpc import messages as msg
+
+
+def kinds(world) -> list[str]:
+    return [type(message).__name__ for _, message in world.sent]
+
+
+def test_a_first_start_assigns_all_splits_once_and_fences_nothing(world_of):
+    world = world_of().start()
+    assert world.master.status.state is JobStatus.RUNNING
+    assert world.resolved == []
+    splits = [split for _, ids, _ in world.assigned for split in ids]
+    assert sorted(splits) == ["t-0", "t-1", "t-2"]
+    assert all(not no_more for _, _, no_more in world.assigned)
+
+
+def test_checkpoints_come_by_interval_and_release_their_output_by_permit(world_of):
+    world = world_of().start().pass_time(3500)
+    manifests = world.manifests()
+    assert [m.checkpoint_id for m in manifests] == [1, 2, 3]
+    assert all(len(m.subtasks) == 4 for m in manifests)
+    assert set(world.output.values()) == {1}
+    assert len(world.output) == 6
+    assert world.master.checkpointing.pending == {}
+    permits = {p.checkpoint_id: p.manifest_sequence for p in world.permits}
+    assert permits == {m.checkpoint_id: m.sequence for m in manifests}
+
+
+def test_output_stays_in_every_manifest_until_it_is_reported_published(world_of):
+    world = world_of().start()
+    world.deaf.add(msg.CheckpointCompleted)
+    world.pass_time(2500)
+    first, second = world.manifests()
+    assert {c.checkpoint_id for c in second.pending} == {1, 2}
+    assert {c.id for c in first.pending} < {c.id for c in second.pending}
+
+
+def test_no_checkpoint_before_the_sources_know_their_splits(world_of):
+    world = world_of()
+    world.hold_discovery = True
+    world.start().pass_time(5000)
+    assert world.manifests() == []
+    world.post(world.held_discovery[0]).pass_time(1500)
+    assert [m.checkpoint_id for m in world.manifests()] == [1]
+
+
+def test_a_lost_worker_restarts_all_from_the_newest_checkpoint_after_the_output_is_resolved(world_of):
+    world = world_of().start()
+    world.deaf.add(msg.CheckpointCompleted)
+    world.pass_time(1500)
+    world.sent.clear()
+    world.kill(next(iter(world.workers)))
+    assert world.master.status.state is JobStatus.RESTARTING
+    world.pass_time(200)
+    assert world.master.status.state is JobStatus.RUNNING
+    names = kinds(world)
+    assert names.index("ResolvePending") < names.index("DeployTasks") < names.index("AssignSplits")
+    assert names.count("ResolvePending") == 1
+    resolve = world.resolved[0]
+    assert resolve.prefixes == {"out": ("job.out.r.",)}
+    assert {c.checkpoint_id for c in resolve.committables} == {1}
+    assert resolve.permit.checkpoint_id == 1
+    tasks = [t for w in world.workers.values() for t in w.tasks]
+    assert {t.restored_checkpoint for t in tasks} == {1}
+    assert {t.execution.attempt for t in tasks} == {(1 << 16) + 1}
+
+
+def test_restored_splits_are_spread_again_without_a_loss(world_of):
+    world = world_of().start().pass_time(1500)
+    world.assigned.clear()
+    world.kill(next(iter(world.workers))).pass_time(200)
+    assert sorted(s for _, ids, _ in world.assigned for s in ids) == ["t-0", "t-1", "t-2"]
+
+
+def test_ids_go_on_after_a_restart(world_of):
+    world = world_of().start().pass_time(1500)
+    world.auto_ack = False
+    world.pass_time(1000)
+    world.kill(next(iter(world.workers)))
+    world.auto_ack = True
+    world.pass_time(3000)
+    ids = [m.checkpoint_id for m in world.manifests()]
+    assert ids[0] == 1
+    assert 2 not in ids
+    assert ids == sorted(set(ids))
+
+
+def test_no_new_worker_starts_while_an_old_one_may_live(world_of):
+    world = world_of().start()
+    executed = []
+    original = world._execute
+
+    def hold_kills(command):
+        executed.append(command)
+        if not isinstance(command, cmd.KillWorker):
+            original(command)
+
+    world._execute = hold_kills
+    world.kill(next(iter(world.workers))).pass_time(5000)
+    assert not any(isinstance(c, cmd.LaunchWorker) for c in executed)
+    (left,) = [c for c in executed if isinstance(c, cmd.KillWorker)]
+    world.post(ev.WorkerLost(left.worker_id, "stopped"))
+    assert sum(isinstance(c, cmd.LaunchWorker) for c in executed) == 2
+
+
+def test_reports_of_an_old_worker_are_dropped(world_of):
+    world = world_of().start().pass_time(1500)
+    old = next(iter(world.workers))
+    task = world.workers[old].tasks[0].execution
+    world.kill(old).pass_time(200)
+    report = msg.TaskState(
+        job_id="a", vertex_id=task.vertex_id, subtask=task.subtask, attempt=task.attempt, state="FAILED", error="x"
+    )
+    world.post(ev.WorkerReported(old, report))
+    assert world.master.status.state is JobStatus.RUNNING
+
+
+def test_a_dead_taskmanager_takes_its_slots_with_it(world_of):
+    world = world_of().start()
+    world.workers.clear()
+    world.post(ev.TaskManagerLost("tm", "silent")).pass_time(200)
+    assert world.master.status.state is JobStatus.RUNNING
+    assert len(world.free) == 4
+
+
+def test_a_bounded_job_takes_its_final_checkpoint_without_an_interval(world_of, graph_of):
+    world = world_of(graph_of(bounded=True, checkpoint_interval_ms=None)).start()
+    assert all(no_more for _, _, no_more in world.assigned)
+    assert {subtask for subtask, _, _ in world.assigned} == {0, 1}
+    world.end_input()
+    assert world.terminal == cmd.JobTerminal("FINISHED", "")
+    (final,) = world.manifests()
+    assert final.barrier == "final"
+    assert set(world.output.values()) == {1}
+    (end,) = world.manifests("end")
+    assert end.pending == ()
+    assert world.workers == {}
+
+
+def test_a_bounded_job_is_not_finished_before_its_tail_is_published(world_of, graph_of):
+    world = world_of(graph_of(bounded=True, checkpoint_interval_ms=None)).start()
+    world.deaf.add(msg.CheckpointCompleted)
+    world.end_input()
+    assert world.terminal is None
+    world.kill(next(iter(world.workers)))
+    assert world.master.status.state is JobStatus.RESTARTING
+    world.sent.clear()
+    world.pass_time(1000)
+    assert world.terminal == cmd.JobTerminal("FINISHED", world.master.error)
+    assert "DeployTasks" not in kinds(world)
+    assert set(world.output.values()) == {1}
+
+
+def test_stop_with_savepoint_publishes_before_the_copy_and_the_end(world_of):
+    world = world_of().start()
+    world.post(ev.StopRequested("req", "memory://sp", drain=False))
+    assert world.terminal == cmd.JobTerminal("FINISHED", "")
+    names = kinds(world)
+    assert names.index("CheckpointCompleted") < names.index("WriteSavepoint") < names.index("FinishTasks")
+    assert world.savepoints == ["memory://sp"]
+    assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
+    assert world.manifests()[-1].barrier == "stop"
+
+
+def test_drain_sends_the_drain_barrier(world_of):
+    world = world_of().start()
+    world.post(ev.StopRequested("req", "memory://sp", drain=True))
+    assert {m.kind for _, m in world.sent if isinstance(m, msg.TriggerCheckpoint)} == {"drain"}
+
+
+def test_a_failure_during_a_stop_leaves_the_job_restarting_and_the_stop_is_carried_out_then(world_of):
+    world = world_of().start()
+    world.deaf.add(msg.WriteSavepoint)
+    world.post(ev.StopRequested("req", "memory://sp"))
+    assert world.terminal is None
+    world.kill(next(iter(world.workers)))
+    assert world.master.status.state is JobStatus.RESTARTING
+    world.deaf.clear()
+    world.pass_time(1000)
+    assert world.terminal.state == "FINISHED"
+    assert world.operations["req"].error == ""
+    assert world.savepoints == ["memory://sp"]
+
+
+def test_a_stop_whose_barrier_never_completed_restarts_the_job_and_refuses_the_request(world_of):
+    world = world_of().start().pass_time(1500)
+    world.auto_ack = False
+    world.post(ev.StopRequested("req", "memory://sp"))
+    world.kill(next(iter(world.workers)))
+    world.auto_ack = True
+    world.pass_time(500)
+    assert world.operations["req"].error
+    assert world.master.status.state is JobStatus.RUNNING
+
+
+def test_a_savepoint_publishes_nothing_and_its_output_leaves_with_the_next_checkpoint(world_of):
+    world = world_of().start()
+    world.post(ev.SavepointRequested("req", "memory://sp"))
+    assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
+    assert world.permits == []
+    assert world.output == {}
+    (entry,) = world.manifests("savepoint")
+    assert {c.checkpoint_id for c in entry.pending} == {1}
+    world.pass_time(1500)
+    assert {c.checkpoint_id for c in world.manifests()[0].pending} == {1, 2}
+    assert set(world.output.values()) == {1}
+    assert len(world.output) == 4
+
+
+def test_a_savepoint_is_no_recovery_point(world_of):
+    world = world_of().start().pass_time(1500)
+    world.post(ev.SavepointRequested("req", "memory://sp"))
+    world.kill(next(iter(world.workers))).pass_time(200)
+    assert {t.restored_checkpoint for w in world.workers.values() for t in w.tasks} == {1}
+
+
+def test_cancel_keeps_the_checkpoints_and_records_what_is_owed(world_of):
+    world = world_of().start()
+    world.deaf.add(msg.CheckpointCompleted)
+    world.pass_time(1500)
+    world.post(ev.CancelRequested())
+    assert world.terminal == cmd.JobTerminal("CANCELED", "")
+    assert len(world.manifests()) == 1
+    (end,) = world.manifests("end")
+    assert {c.checkpoint_id for c in end.pending} == {1}
+
+
+def test_cancel_does_not_wait_for_ever(world_of):
+    world = world_of().start()
+    world.deaf.add(msg.CancelTasks)
+    world.post(ev.CancelRequested())
+    assert world.terminal is None
+    world.pass_time(11_000)
+    assert world.terminal.state == "CANCELED"
+
+
+@pytest.mark.parametrize("error", ["BadRecordError: row 7", "penstock.core.errors.LostTransactionError: gone"])
+def test_errors_that_come_back_end_the_job(world_of, error):
+    world = world_of().start()
+    worker = next(iter(world.workers.values()))
+    e = worker.tasks[0].execution
+    report = msg.TaskState(
+        job_id="a", vertex_id=e.vertex_id, subtask=e.subtask, attempt=e.attempt, state="FAILED", error=error
+    )
+    world.post(ev.WorkerReported(worker.worker_id, report))
+    assert world.terminal == cmd.JobTerminal("FAILED", error)
+
+
+def test_the_restart_strategy_ends_the_job(world_of, graph_of):
+    from penstock.config.settings import RestartStrategy
+
+    graph = graph_of(restart=RestartStrategy(kind="fixed-delay", attempts=1, delay_ms=10))
+    world = world_of(graph).start()
+    world.kill(next(iter(world.workers))).pass_time(100)
+    world.kill(next(iter(world.workers))).pass_time(100)
+    assert world.terminal.state == "FAILED"
+    assert "SIGKILL" in world.terminal.error
+
+
+def test_a_new_leader_recovers_the_newest_checkpoint_and_the_same_run(world_of):
+    first = world_of().start()
+    first.deaf.add(msg.CheckpointCompleted)
+    first.pass_time(2500)
+    second = world_of(generation=2).start()
+    assert {t.restored_checkpoint for w in second.workers.values() for t in w.tasks} == {2}
+    assert {c.checkpoint_id for c in second.resolved[0].committables} == {1, 2}
+    second.pass_time(1500)
+    assert second.manifests()[-1].checkpoint_id == 3
+
+
+def test_a_superseded_leader_appends_nothing_grants_nothing_and_deletes_nothing(world_of, store):
+    first = world_of().start().pass_time(1500)
+    world_of(generation=2).start()
+    granted, entries = len(first.permits), store.list("")
+    first.pass_time(5000)
+    assert first.lost
+    assert len(first.permits) == granted
+    assert store.list("") == entries
+
+
+def test_a_changed_graph_is_refused_with_the_way_out(world_of, graph_of):
+    import msgspec
+
+    world_of().start().pass_time(1500)
+    changed = msgspec.structs.replace(graph_of(), fingerprint="other")
+    world = world_of(changed, generation=2, run_id="r2").start()
+    assert world.terminal.state == "FAILED"
+    assert "--fresh" in world.terminal.error
+
+
+def test_fresh_starts_a_new_history_and_still_fences_the_old_run(world_of):
+    world_of().start().pass_time(1500)
+    world = world_of(generation=2, run_id="r2", note="fresh").start()
+    assert {t.restored_checkpoint for w in world.workers.values() for t in w.tasks} == {None}
+    assert world.resolved[0].prefixes["out"] == ("job.out.r.", "job.out.r2.")
+    assert world.resolved[0].committables == ()
+
+
+def test_retention_keeps_the_newest_and_deletes_what_only_dropped_ones_name(world_of, store):
+    world = world_of().start()
+    store.put("pending/r/65536/0/1", b"x")
+    world.pass_time(6500)
+    assert [m.checkpoint_id for m in world.manifests()] == [4, 5, 6]
+    assert store.list("pending/") == []
+
+
+def test_a_rescale_restores_all_state_and_splits(world_of, graph_of):
+    world_of().start().pass_time(1500)
+    world = world_of(graph_of(parallelism=3), generation=2, run_id="r2").start()
+    assert world.master.status.state is JobStatus.RUNNING
+    assert sorted(ids for _, ids, _ in world.assigned) == [("t-0",), ("t-1",), ("t-2",)]
+
+
+def test_discovery_that_fails_at_the_first_start_ends_the_job(world_of):
+    world = world_of()
+    world.hold_discovery = True
+    world.start()
+    found = world.held_discovery[0]
+    world.post(ev.DiscoveryFailed(found.uid, found.epoch, "broker unreachable"))
+    assert world.terminal.state == "FAILED"
+    assert "broker unreachable" in world.terminal.error
+
+
+def test_failed_checkpoints_beyond_the_tolerated_restart_the_job(world_of):
+    world = world_of().start()
+    world.append_error = "store is down"
+    world.pass_time(1001)
+    assert world.master.status.state is JobStatus.RESTARTING
+    assert "store is down" in world.master.error
+
+
+def test_tolerated_failures_do_not(world_of, graph_of):
+    world = world_of(graph_of(checkpoint_tolerated_failures=1)).start()
+    world.append_error = "store is down"
+    world.pass_time(1500)
+    world.append_error = None
+    world.pass_time(3000)
+    assert world.master.restarts == 0
+    assert len(world.manifests()) >= 2
+    assert world.master.checkpointing.history.failed == 1
