@@ -49,7 +49,11 @@ def make_graph(*, parallelism: int = 2, bounded: bool = False, delivery: str = "
         ),
     )
     edge = JobEdge(source=SOURCE, target=SINK, partitioner=KeyGroup(("k",)), schema="")
-    values = {"checkpoint_interval_ms": 1000, "checkpoint_root": "memory://root", "restart": RestartStrategy(jitter=0.0)}
+    values = {
+        "checkpoint_interval_ms": 1000,
+        "checkpoint_root": "memory://root",
+        "restart": RestartStrategy(jitter=0.0),
+    }
     return JobGraph(
         name="job",
         vertices=vertices,
@@ -83,7 +87,11 @@ class FakeWorker:
                 return []
             case msg.CheckpointCompleted():
                 world.permits.append(command.permit)
-                owed = [c for c in world.owed if c.subtask in self._sinks() and c.checkpoint_id <= command.permit.checkpoint_id]
+                owed = [
+                    c
+                    for c in world.owed
+                    if c.subtask in self._sinks() and c.checkpoint_id <= command.permit.checkpoint_id
+                ]
                 return self._publish(owed)
             case msg.ResolvePending():
                 world.resolved.append(command)
@@ -169,7 +177,9 @@ class FakeWorker:
 class World:
     """Executes the commands of one JobMaster at once, in order."""
 
-    def __init__(self, graph: JobGraph, store: MemoryStore, *, generation: int = 1, run_id: str = "r", source=None, note=""):
+    def __init__(
+        self, graph: JobGraph, store: MemoryStore, *, generation: int = 1, run_id: str = "r", source=None, note=""
+    ):
         self.graph, self.store, self.source = graph, store, source
         self.clock = ManualClock(0)
         self.log = ManifestLog(store, generation, self.clock, SeededRand(generation))
@@ -279,7 +289,11 @@ class World:
         for report in worker.answer(message):
             self.queue.append(ev.WorkerReported(worker_id, report))
         if isinstance(message, msg.TriggerCheckpoint) and self.auto_ack:
-            first = next(w for w, m in self.sent if isinstance(m, msg.TriggerCheckpoint) and m.checkpoint_id == message.checkpoint_id)
+            first = next(
+                w
+                for w, m in self.sent
+                if isinstance(m, msg.TriggerCheckpoint) and m.checkpoint_id == message.checkpoint_id
+            )
             if first == worker_id:
                 for other in self.workers.values():
                     for ack in other.acks(message):
@@ -314,3 +328,9 @@ def world_of(store):
 def graph_of():
     """Return the maker of graphs."""
     return make_graph
+
+
+@pytest.fixture
+def fake_worker_type():
+    """Return the imitation of a worker."""
+    return FakeWorker

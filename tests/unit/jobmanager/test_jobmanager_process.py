@@ -1,0 +1,236 @@
+"""The whole JobManager on one event loop, with a real stream to a TaskManager whose workers are imitations."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.config.settings import ClusterSettings
+from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, UsageError
+from penstock.graph.job_graph import encode_graph
+from penstock.jobmanager import enumerators
+from penstock.jobmanager.config import JobManagerConfig
+from penstock.jobmanager.dispatcher import SubmitOptions
+from penstock.jobmanager.main import JobManager
+from penstock.rpc import messages as msg
+from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
+
+SETTINGS = ClusterSettings(heartbeat_interval_ms=50, heartbeat_timeout_ms=2000, slot_request_timeout_ms=5000)
+
+
+class Splits:
+    """A source whose splits are known."""
+
+    def create_enumerator(self, spec, *, first_run):
+        return self
+
+    def discover(self, known):
+        from penstock.connector.source import SourceSplit
+
+        return tuple(SourceSplit(id=f"t-{i}") for i in range(2) if f"t-{i}" not in known)
+
+    def validate(self, *_):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _connectors(monkeypatch):
+    monkeypatch.setattr(enumerators, "load_connector", lambda _path: Splits())
+
+
+class FakeTaskManager:
+    """Slots whose workers answer like those of the job master's tests."""
+
+    def __init__(self, address: str, worker_type, world_type) -> None:
+        self.world = world_type()
+        self.worker_type = worker_type
+        self.workers: dict[str, object] = {}
+        self.link = TaskManagerLink(
+            address,
+            lambda: msg.RegisterTaskManager(
+                taskmanager_id="tm", host="here", pid=7, slots=4, workers=tuple(self.workers)
+            ),
+            self.handle,
+            policy=ReconnectPolicy(first_delay_ms=10, max_delay_ms=20),
+        )
+        self.task = asyncio.create_task(self.link.run())
+
+    def handle(self, command) -> None:
+        match command:
+            case msg.Registered():
+                self.workers.clear()
+                self.link.send(msg.Heartbeat(taskmanager_id="tm", sequence=1))
+            case msg.StartWorker():
+                self.workers[command.worker_id] = self.worker_type(self.world, command.worker_id)
+                self.report(command.worker_id, msg.WorkerReady(worker_id=command.worker_id, endpoint="unix:x", pid=42))
+            case msg.StopWorker():
+                self.workers.pop(command.worker_id, None)
+                self.link.send(msg.WorkerExited(taskmanager_id="tm", worker_id=command.worker_id, returncode=-9))
+            case msg.ToWorker():
+                self.to_worker(command.worker_id, msg.decode_worker_command(command.command))
+            case msg.FetchLog():
+                self.link.send(msg.LogText(request_id=command.request_id, text=f"log of {command.worker_id}"))
+
+    def to_worker(self, worker_id, command) -> None:
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return
+        for answer in worker.answer(command):
+            self.report(worker_id, answer)
+        if isinstance(command, msg.TriggerCheckpoint) and command.checkpoint_id not in self.world.seen:
+            self.world.seen.add(command.checkpoint_id)
+            for other_id, other in self.workers.items():
+                for ack in other.acks(command):
+                    self.report(other_id, ack)
+
+    def report(self, worker_id, report) -> None:
+        self.link.send(msg.FromWorker(taskmanager_id="tm", worker_id=worker_id, report=msg.encode(report)))
+
+    def kill(self, worker_id) -> None:
+        self.workers.pop(worker_id)
+        self.link.send(msg.WorkerExited(taskmanager_id="tm", worker_id=worker_id, returncode=-9, log_tail="last words"))
+
+    async def close(self) -> None:
+        self.link.close()
+        await asyncio.wait_for(asyncio.gather(self.task, return_exceptions=True), 10)
+
+
+class _World:
+    def __init__(self) -> None:
+        self.deaf, self.seen = set(), set()
+        self.assigned, self.permits, self.resolved, self.savepoints, self.owed = [], [], [], [], []
+        self.splits, self.output = {}, {}
+
+
+@pytest.fixture
+async def cluster_of(tmp_path, fake_worker_type):
+    """Return a maker of (JobManager, TaskManager) over one HA root."""
+    started = []
+
+    async def make(*, taskmanager=True):
+        manager = JobManager(JobManagerConfig(ha_uri=str(tmp_path / "ha"), settings=SETTINGS))
+        await manager.start()
+        started.append(manager)
+        machine = FakeTaskManager(manager.rpc_address, fake_worker_type, _World) if taskmanager else None
+        if machine is not None:
+            started.append(machine)
+        return manager, machine
+
+    yield make
+    for part in reversed(started):
+        await part.close()
+
+
+@pytest.fixture
+def encoded(graph_of, tmp_path):
+    def make(**settings):
+        return encode_graph(
+            graph_of(checkpoint_root=str(tmp_path / "root"), **({"checkpoint_interval_ms": 20} | settings))
+        )
+
+    return make
+
+
+async def until(condition, what="condition"):
+    for _ in range(1000):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    pytest.fail(f"not reached: {what}")
+
+
+async def running(manager, job_id, checkpoints=2):
+    await until(
+        lambda: (
+            manager.dispatcher.summary(job_id).state == "RUNNING"
+            and manager.dispatcher.summary(job_id).checkpoints_completed >= checkpoints
+        ),
+        f"{checkpoints} checkpoints: {manager.dispatcher.story(job_id)}",
+    )
+
+
+async def test_a_job_runs_survives_a_worker_and_stops_with_a_savepoint(cluster_of, encoded):
+    manager, machine = await cluster_of()
+    dispatcher = manager.dispatcher
+    job_id = await dispatcher.submit(encoded(), SubmitOptions(token="t"))
+    assert await dispatcher.submit(encoded(), SubmitOptions(token="t")) == job_id
+    await running(manager, job_id)
+    with pytest.raises(JobIdentityError, match="runs already"):
+        await dispatcher.submit(encoded())
+    worker_id = next(iter(machine.workers))
+    assert await dispatcher.log_tail("tm", worker_id) == f"log of {worker_id}"
+    machine.kill(worker_id)
+    await until(lambda: dispatcher.summary(job_id).restarts == 1)
+    await running(manager, job_id, checkpoints=4)
+    assert dispatcher.exceptions(job_id)[0].detail == "last words"
+    assert machine.world.resolved
+    detail = dispatcher.detail("job")
+    assert [v.state for v in detail.vertices] == ["RUNNING", "RUNNING"]
+    assert [s.taskmanager_id for v in detail.vertices for s in v.subtasks] == ["tm"] * 4
+    status = await dispatcher.wait_operation(await dispatcher.stop(job_id), 10_000)
+    assert status.status == "COMPLETED", status
+    assert status.uri == machine.world.savepoints[-1]
+    assert (await dispatcher.wait(job_id, 10_000)).state == "FINISHED"
+    view = dispatcher.checkpoints(job_id)
+    assert view.latest_completed.kind == "stop"
+    assert view.latest_completed.acknowledged == 4
+    assert dispatcher.cluster().free_slots == 4
+    with pytest.raises(UsageError, match="FINISHED"):
+        await dispatcher.cancel(job_id)
+
+
+async def test_a_new_leader_recovers_the_job_and_the_old_one_steps_down(cluster_of, encoded):
+    old, _ = await cluster_of()
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    new, machine = await cluster_of()
+    await running(new, job_id)
+    assert new.generation == old.generation + 1
+    assert new.dispatcher.checkpoints(job_id).restored == 1
+    assert machine.world.resolved[0].permit.checkpoint_id >= 2
+    with pytest.raises(LeadershipLostError):
+        await asyncio.wait_for(old.wait(), 10)
+
+
+async def test_jobs_that_ended_are_remembered_by_the_next_leader(cluster_of, encoded):
+    old, _ = await cluster_of()
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    await old.dispatcher.cancel(job_id)
+    assert (await old.dispatcher.wait(job_id, 10_000)).state == "CANCELED"
+    await old.close()
+    new, _ = await cluster_of(taskmanager=False)
+    assert new.dispatcher.summary("job").state == "CANCELED"
+    assert new.dispatcher.checkpoints("job").history == ()
+
+
+async def test_a_job_waits_for_slots(cluster_of, encoded):
+    manager, _ = await cluster_of(taskmanager=False)
+    job_id = await manager.dispatcher.submit(encoded())
+    assert manager.dispatcher.summary(job_id).state == "CREATED"
+    with pytest.raises(NotFoundError):
+        manager.dispatcher.summary("nope")
+
+
+async def test_a_graph_that_is_none_is_refused(cluster_of):
+    manager, _ = await cluster_of(taskmanager=False)
+    with pytest.raises(UsageError, match="cannot be read"):
+        await manager.dispatcher.submit(b"{}")
+
+
+async def test_another_cluster_is_refused_and_told_who_holds_the_job(cluster_of, encoded, tmp_path):
+    manager, _ = await cluster_of()
+    job_id = await manager.dispatcher.submit(encoded())
+    await running(manager, job_id)
+    other = JobManager(JobManagerConfig(ha_uri=str(tmp_path / "other"), settings=SETTINGS))
+    await other.start()
+    try:
+        with pytest.raises(JobIdentityError, match=job_id):
+            await other.dispatcher.submit(encoded())
+        assert other.dispatcher.jobs() == ()
+    finally:
+        await other.close()
