@@ -59,7 +59,7 @@ def _read(payload: pa.Scalar, schema: pa.Schema) -> list[pa.RecordBatch]:
 
 
 def encode_arrow(rows: pa.RecordBatch) -> pa.Array:
-    """Return the rows as Arrow IPC streams, one payload each at most `MAX_MESSAGE_ROWS` rows and about `MAX_MESSAGE_BYTES`."""
+    """Return the rows as Arrow IPC streams, a payload at most `MAX_MESSAGE_ROWS` and about `MAX_MESSAGE_BYTES`."""
     payloads: list[bytes] = []
     for start in range(0, rows.num_rows, MAX_MESSAGE_ROWS):
         _encode(rows.slice(start, MAX_MESSAGE_ROWS), payloads)

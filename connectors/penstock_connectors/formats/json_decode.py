@@ -1,6 +1,7 @@
 """Batches of JSON payloads to typed columns: a compiled pass for flat schemas, the exact decoder for the rest.
 
-Made once a reader by `penstock_connectors.kafka`; `warm()` loads the compiled code and is called while a worker's template warms up.
+Made once a reader by `penstock_connectors.kafka`; `warm()` loads the compiled code and is called while a worker's
+template warms up.
 """
 
 from __future__ import annotations
@@ -50,7 +51,9 @@ class JsonDecoder:
             names = [field.name.encode() for field in schema]
             self._names = np.frombuffer(b"".join(names) or b"\0", np.uint8)
             self._name_offsets = np.cumsum([0, *map(len, names)]).astype(np.int64)
-            fields = [(k, not f.nullable, *_bounds(f), _FACTORS[timestamp_unit]) for k, f in zip(kinds, schema, strict=True)]
+            fields = [
+                (k, not f.nullable, *_bounds(f), _FACTORS[timestamp_unit]) for k, f in zip(kinds, schema, strict=True)
+            ]
             self._fields = np.asarray(fields, np.int64)
 
     def decode(self, payloads: pa.LargeBinaryArray) -> Decoded:
@@ -101,7 +104,7 @@ class JsonDecoder:
         return Decoded(batch, np.asarray(index, np.int64), tuple(bad))
 
     def _finish_floats(self, values: Any, lengths: Any, valid: Any, status: Any) -> None:
-        """Read the floats the compiled pass left as text; one too large for a double makes its row one for the exact decoder."""
+        """Read the floats the compiled pass left as text; rows with one too large go to the exact decoder."""
         for c in np.flatnonzero(self._fields[:, 0] == FLOAT).tolist():
             floats = values[c].view(np.float64)
             for i in np.flatnonzero(valid[c] == AS_TEXT).tolist():
@@ -165,7 +168,9 @@ def _fixed(column: Any, present: Any, kind: int, target: pa.DataType) -> pa.Arra
         return pa.Array.from_buffers(target, count, [_bits(present), data])
     if kind == TIMESTAMP and target.unit != "us":
         column = column * 1000 if target.unit == "ns" else column // (1_000 if target.unit == "ms" else 1_000_000)
-    column = np.ascontiguousarray(column.astype(target.to_pandas_dtype(), copy=False) if kind in {INTEGER, FLOAT} else column)
+    column = np.ascontiguousarray(
+        column.astype(target.to_pandas_dtype(), copy=False) if kind in {INTEGER, FLOAT} else column
+    )
     return pa.Array.from_buffers(target, count, [_bits(present), pa.py_buffer(column)])
 
 

@@ -1,7 +1,7 @@
 """Rows to JSON, one text a row, in the schema's field order.
 
-Times become ISO 8601 in UTC, dates `YYYY-MM-DD`, decimals texts, bytes base64; NaN and the infinities become null because JSON
-has no word for them. Nulls are written as null. Called by the sink's publisher; Polars does the work.
+Times become ISO 8601 in UTC, dates `YYYY-MM-DD`, decimals texts, bytes base64; NaN and the infinities become null
+because JSON has no word for them. Nulls are written as null. Called by the sink's publisher; Polars does the work.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
 """Compiled JSON parsing: one pass over the payloads of a batch for flat schemas, one status a row.
 
-A row the pass accepts is exactly what `json_rows` would decode; whatever it is not sure of (bad, unusual, too long) it leaves to
-that module by status `ASK`. Strings and difficult floats are left where they are, as (address, length). The scanners work on
-plain addresses `p` (next byte) and `end`, not on arrays: passing array headers from function to function took most of the time.
-Called by `json_table`; everything is compiled or loaded from the disk cache at import, so workers import it while warming up.
+A row the pass accepts is exactly what `json_rows` would decode; whatever it is not sure of (bad, unusual, too long)
+it leaves to that module by status `ASK`. Strings and difficult floats are left where they are, as (address, length).
+The scanners work on plain addresses `p` (next byte) and `end`, not on arrays: passing array headers from function to
+function took most of the time. Called by `json_table`; everything is compiled or loaded from the disk cache at
+import, so workers import it while warming up.
 """
 
+# ruff: noqa: PLR1714 - a set is no value for compiled code
+
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import types
@@ -26,7 +31,8 @@ _MAX_MICROS = 253_402_300_799_999_999
 _AUTO_FROM = 100_000_000_000_000
 
 _I = types.int64
-_PAIR = types.UniTuple(types.int64, 2)
+_types: Any = types
+_PAIR = _types.UniTuple(types.int64, 2)
 
 
 def _space(p: int, end: int) -> int:
@@ -316,4 +322,4 @@ def _float_value(p: int, end: int) -> tuple[int, float]:
     return 1, -value if negative else value
 
 
-float_value = compiled(types.Tuple((_I, types.float64))(_I, _I), _float_value)
+float_value = compiled(_types.Tuple((_I, types.float64))(_I, _I), _float_value)

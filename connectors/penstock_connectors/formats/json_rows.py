@@ -1,7 +1,7 @@
 """The exact JSON decoder, one payload at a time: the judge of what is a row and why something is not.
 
-`json_decode` sends it the payloads its compiled pass did not settle (unusual spellings, bad records) and all payloads of
-schemas with nested, decimal, date or binary fields.
+`json_decode` sends it the payloads its compiled pass did not settle (unusual spellings, bad records) and all payloads
+of schemas with nested, decimal, date or binary fields.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class JsonRowDecoder:
             raise RowError(f"not JSON: {error}") from error
         if type(value) is not dict:
             raise RowError(f"a JSON object was expected, not {_kind(value)}")
-        row = []
+        row: list[Any] = []
         for name, nullable, convert in self._fields:
             item = value.get(name, _MISSING)
             if item is None or item is _MISSING:
@@ -76,7 +76,14 @@ class JsonRowDecoder:
 
 
 def _kind(value: Any) -> str:
-    names = {type(None): "null", bool: "a boolean", int: "an integer", float: "a number", str: "a string", list: "an array"}
+    names = {
+        type(None): "null",
+        bool: "a boolean",
+        int: "an integer",
+        float: "a number",
+        str: "a string",
+        list: "an array",
+    }
     return names.get(type(value), "an object" if type(value) is dict else "a number")
 
 
@@ -124,7 +131,9 @@ def _expect(kind: type, name: str) -> Convert:
 
 def _integer(kind: pa.DataType) -> Convert:
     signed = pa.types.is_signed_integer(kind)
-    low, high = (-(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1) if signed else (0, (1 << kind.bit_width) - 1)
+    low, high = (
+        (-(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1) if signed else (0, (1 << kind.bit_width) - 1)
+    )
 
     def convert(value: Any) -> Any:
         if type(value) is not int:

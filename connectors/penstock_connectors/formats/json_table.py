@@ -1,9 +1,12 @@
 """The compiled loop over a batch of JSON payloads: fields to columns, and texts to one Arrow buffer.
 
-Called by `json_decode`; built on the scanners of `json_kernels`. All places are addresses. A `layout` is a block of 64-bit words
-that describes the job: number of fields, rows, addresses of the names, of their offsets and of the four outputs (values, the
-lengths of texts, validity), then five words a field: kind, required, lowest, highest, factor of timestamps (0: by magnitude).
+Called by `json_decode`; built on the scanners of `json_kernels`. All places are addresses. A `layout` is a block of
+64-bit words that describes the job: number of fields, rows, addresses of the names, of their offsets and of the four
+outputs (values, the lengths of texts, validity), then five words a field: kind, required, lowest, highest, factor of
+timestamps (0: by magnitude).
 """
+
+# ruff: noqa: PLR1714 - a set is no value for compiled code
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from penstock_connectors.formats.json_kernels import (
     _AUTO_FROM,
     _MAX_MICROS,
     _MIN_MICROS,
+    _PAIR,
     AS_TEXT,
     ASK,
     BOOLEAN,
@@ -39,7 +43,6 @@ from penstock_connectors.formats.memory import byte, compiled, copy, put_byte, p
 #: Words of a layout before the fields, and of each field.
 HEAD_WORDS, FIELD_WORDS = 7, 5
 _I = types.int64
-_PAIR = types.UniTuple(types.int64, 2)
 
 
 def _find(p: int, length: int, layout: int, first: int) -> int:
@@ -131,7 +134,7 @@ store = compiled(_PAIR(_I, _I, _I, _I, _I), _store)
 
 
 def _members(p: int, end: int, i: int, layout: int) -> tuple[int, int]:
-    """Read the members of an object, `p` being at the first one's name; return (position behind `}` or -1, string flags)."""
+    """Read an object's members, `p` at the first name; return (position behind `}` or -1, string flags)."""
     seen, hint, count = 0, 0, word(layout)
     while True:
         if p >= end or byte(p) != 34:
@@ -194,7 +197,7 @@ row = compiled(_I(_I, _I, _I, _I), _row)
 
 
 def _parse(data: int, offsets: int, layout: int, status: int) -> int:
-    """Parse payload i, from data + offsets[i] to data + offsets[i+1], into row i; write its status; return the highest one."""
+    """Parse payload i, from data + offsets[i] to data + offsets[i+1], into row i; return the worst status."""
     worst = 0
     for i in range(word(layout + 8)):
         start, end = word(offsets + 8 * i), word(offsets + 8 * i + 8)
@@ -208,7 +211,7 @@ parse = compiled(_I(_I, _I, _I, _I), _parse)
 
 
 def _escape(p: int, target: int) -> tuple[int, int]:
-    """Resolve the escape whose backslash is before `p`; return (position behind it, position behind what was written)."""
+    """Resolve the escape whose backslash is before `p`; return (place behind it, place behind what was written)."""
     c = byte(p)
     p += 1
     if c == 117:

@@ -9,10 +9,11 @@ from typing import Any
 
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
+from numba.core import cgutils as _cgutils
 from numba.extending import intrinsic
 
 _WIDE = ir.IntType(64)
+cgutils: Any = _cgutils
 
 
 def compiled(signature: Any, function: Any) -> Any:
@@ -85,9 +86,9 @@ def _copy(_typing: Any, _target: Any, _source: Any, _count: Any) -> Any:
     return types.void(types.int64, types.int64, types.int64), generate
 
 
-byte = intrinsic(_byte)
-word = intrinsic(_word)
-put_byte = intrinsic(_put_byte)
-put_word = intrinsic(_put_word)
-put_float = intrinsic(_put_float)
-copy = intrinsic(_copy)
+byte: Any = intrinsic(_byte)
+word: Any = intrinsic(_word)
+put_byte: Any = intrinsic(_put_byte)
+put_word: Any = intrinsic(_put_word)
+put_float: Any = intrinsic(_put_float)
+copy: Any = intrinsic(_copy)

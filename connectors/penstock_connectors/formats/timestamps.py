@@ -1,9 +1,10 @@
 """Times in JSON: which spellings are accepted, and their value in microseconds since the epoch, UTC.
 
-Accepted: ISO 8601 `YYYY-MM-DD`, then `T` or one blank, then `HH:MM`, `HH:MM:SS` or `HH:MM:SS.f` with one to nine digits (those
-behind the sixth are dropped), then nothing (UTC is meant), `Z`, or an offset `+HH`, `+HHMM`, `+HH:MM`; and integers, in the unit
-the user named, or `auto`: below 10^14 in magnitude they are milliseconds (that is the year 5138), else microseconds.
-Everything else is a bad record. `json_kernels` holds the compiled twin; used by `json_rows`.
+Accepted: ISO 8601 `YYYY-MM-DD`, then `T` or one blank, then `HH:MM`, `HH:MM:SS` or `HH:MM:SS.f` with one to nine
+digits (those behind the sixth are dropped), then nothing (UTC is meant), `Z`, or an offset `+HH`, `+HHMM`, `+HH:MM`;
+and integers, in the unit the user named, or `auto`: below 10^14 in magnitude they are milliseconds (that is the year
+5138), else microseconds. Everything else is a bad record. `json_kernels` holds the compiled twin; used by
+`json_rows`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """Compiled loops over librdkafka's messages: copy out what is needed, then free them; without the interpreter lock.
 
-Used by `fetch_fast` alone. Everything is compiled or loaded from the disk cache at import; workers call `warm()` for that.
+Used by `fetch_fast` alone. Everything is compiled or loaded from the disk cache at import; workers call `warm()` for
+that.
 """
 
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import llvmlite.binding
 from numba import types
@@ -17,13 +19,13 @@ _I = types.int64
 for _name in ("rd_kafka_message_timestamp", "rd_kafka_message_destroy"):
     # by name, so that the compiled code stays valid in the disk cache
     llvmlite.binding.add_symbol(_name, ctypes.cast(LIBRARY[_name], ctypes.c_void_p).value)
-_timestamp = types.ExternalFunction("rd_kafka_message_timestamp", types.int64(types.int64, types.int64))
-_destroy = types.ExternalFunction("rd_kafka_message_destroy", types.void(types.int64))
+_timestamp: Any = types.ExternalFunction("rd_kafka_message_timestamp", types.int64(types.int64, types.int64))
+_destroy: Any = types.ExternalFunction("rd_kafka_message_destroy", types.void(_I))
 _BYTES = MESSAGE_BYTES
 
 
 def _structs(messages: int, count: int, target: int, times: int, scratch: int) -> int:
-    """Copy the structs of `count` messages; with `times`, also their timestamps (ms). Returns how many carry an error."""
+    """Copy the structs of `count` messages; with `times`, also their timestamps. Returns how many carry an error."""
     errors = 0
     for i in range(count):
         message = word(messages + 8 * i)
@@ -36,7 +38,7 @@ def _structs(messages: int, count: int, target: int, times: int, scratch: int) -
 
 
 def _gather(structs: int, count: int, field: int, offsets: int, target: int) -> int:
-    """Copy one field (its byte position in the struct: address, then size) of every message behind each other; returns the bytes."""
+    """Copy a field (its byte position in the struct: address, then size) of every message; returns the bytes."""
     at = 0
     for i in range(count):
         put_word(offsets + 8 * i, at)
@@ -49,7 +51,7 @@ def _gather(structs: int, count: int, field: int, offsets: int, target: int) -> 
 
 
 def _positions(structs: int, count: int, slots: int, ends: int) -> int:
-    """Write for each slot (split) the offset behind its last message; `slots` holds the slot of each message. Returns 0."""
+    """Write for each slot (split) the offset behind its last message; `slots` holds each message's slot. Returns 0."""
     for i in range(count):
         slot = word(slots + 8 * i)
         put_word(ends + 8 * slot, word(structs + _BYTES * i + 56) + 1)

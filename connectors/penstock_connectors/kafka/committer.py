@@ -1,7 +1,8 @@
 """Publishes staged output: one transaction a chunk, together with the marker; idempotent from any process.
 
-A sink subtask's committer thread calls `commit` once a checkpoint's manifest exists; the job calls `recover` before it deploys a
-region. Whoever publishes uses the transactional id and the marker group of the run that created the output.
+A sink subtask's committer thread calls `commit` once a checkpoint's manifest exists; the job calls `recover` before
+it deploys a region. Whoever publishes uses the transactional id and the marker group of the run that created the
+output.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from penstock_connectors.kafka.transactions import TransactionAdmin
 #: One chunk's transaction; a dead publisher holds up readers no longer than this.
 TRANSACTION_TIMEOUT_MS = 60_000
 CALL_TIMEOUT_MS = 60_000
-#: A chunk whose commit came to nothing is tried again so often, each time by a fresh producer after a look at the marker.
+#: A chunk whose commit came to nothing is tried again so often, each time by a fresh producer after a look at the
+#: marker.
 ATTEMPTS = 5
 _RECOVERY_THREADS = 4
 
@@ -47,7 +49,7 @@ class StagedCommitter:
     """A `Committer` for `delivery="exactly-once"`."""
 
     def __init__(self, config: dict[str, Any], clock: Clock, prepare: str | None = None) -> None:
-        """`prepare`: a transactional id whose producer is made ready in the background, for the first commit to be quick."""
+        """`prepare`: an id whose producer is made ready in the background, for the first commit to be quick."""
         self._config, self._clock = config, clock
         self._resolved = resolve(config["bootstrap"], config["properties"])
         self._lanes: dict[str, _Lane] = {}
@@ -57,7 +59,7 @@ class StagedCommitter:
         self._ready_for = prepare
         if prepare is not None:
             pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-init")
-            self._ready = pool.submit(self._new_producer, prepare)
+            self._ready = pool.submit(self._get_ready, prepare)
             pool.shutdown(wait=False)
 
     def commit(
@@ -90,7 +92,7 @@ class StagedCommitter:
         for name in lanes:
             self._lanes.setdefault(name, _Lane())
         with ThreadPoolExecutor(_RECOVERY_THREADS, thread_name_prefix="kafka-publish") as pool:
-            work = [pool.submit(lambda part=part: [self._publish(permit, i, read) for i in part]) for part in lanes.values()]
+            work = [pool.submit(self._publish_lane, permit, part, read) for part in lanes.values()]
             done = {outcome.committable_id: outcome for future in work for outcome in future.result()}
         return tuple(done[item.id] for item in ordered)
 
@@ -104,6 +106,9 @@ class StagedCommitter:
             if self._admin is not None:
                 self._admin.close()
                 self._admin = None
+
+    def _publish_lane(self, permit: CommitPermit, items: list[Committable], read: FileReader) -> list[CommitOutcome]:
+        return [self._publish(permit, item, read) for item in items]
 
     def _publish(self, permit: CommitPermit, item: Committable, read: FileReader) -> CommitOutcome:
         if item.run_id == permit.run_id and item.checkpoint_id > permit.checkpoint_id:
@@ -142,7 +147,8 @@ class StagedCommitter:
                 lane.producer.mark(item.marker_group, topic, target, CALL_TIMEOUT_MS)
                 lane.producer.commit(CALL_TIMEOUT_MS)
             except ProducerError as error:
-                # whether it was committed may be open: a fresh producer under the same id settles it, then the marker tells
+                # whether it was committed may be open: a fresh producer under the same id settles
+                # it, then the marker tells
                 if lane.producer is not None:
                     lane.producer.close()
                     lane.producer = None
@@ -167,6 +173,10 @@ class StagedCommitter:
             producer.close()
             raise
         return producer
+
+    def _get_ready(self, transactional_id: str) -> MessageProducer:
+        self._connect()
+        return self._new_producer(transactional_id)
 
     def _take_producer(self, transactional_id: str) -> MessageProducer:
         if self._ready is not None and transactional_id == self._ready_for:
@@ -244,5 +254,3 @@ def _batches(data: bytes) -> Iterable[pa.RecordBatch]:
 def _close_unused(ready: Future[MessageProducer]) -> None:
     if not ready.cancelled() and ready.exception() is None:
         ready.result().close()
-
-

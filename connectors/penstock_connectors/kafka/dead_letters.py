@@ -1,7 +1,7 @@
-"""Writes messages that are no rows to a topic, at least once: they are acknowledged before the checkpoint that passes them.
+"""Writes messages that are no rows to a topic, at least once: acknowledged before the checkpoint that passes them.
 
-Used by the source reader when `dead_letter_topic` is given. The value is the original one; headers are not written, the place and
-the reason are in the key: `{"topic":...,"partition":...,"offset":...,"error":...}`.
+Used by the source reader when `dead_letter_topic` is given. The value is the original one; headers are not written,
+the place and the reason are in the key: `{"topic":...,"partition":...,"offset":...,"error":...}`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Lists a source's partitions as splits, with their first and last offsets; lives in the JobManager, loads no Arrow.
 
-Positions are decided once, when the job first starts: afterwards they are in its checkpoints, and partitions that appear later
-are read from their beginning, so that no record is skipped.
+Positions are decided once, when the job first starts: afterwards they are in its checkpoints, and partitions that
+appear later are read from their beginning, so that no record is skipped.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class KafkaEnumerator:
         elif bounded is not None:
             return ()  # a bounded input is what was there when the job first started
         else:
-            stops = dict.fromkeys(places)
+            stops = {}
             starts = self._cluster.offsets(places, "earliest")
         self._at_start = False
-        return tuple(_split(place, starts[place], stops[place]) for place in places)
+        return tuple(_split(place, starts[place], stops.get(place)) for place in places)
 
     def close(self) -> None:
         """Drop the connection."""

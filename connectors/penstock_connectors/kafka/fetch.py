@@ -1,7 +1,7 @@
 """Getting messages of assigned partitions as columns: the contract, and the choice between its two implementations.
 
-`fetch_fast` reads librdkafka's messages in compiled loops; `fetch_plain` uses confluent-kafka's objects where the first cannot
-work. One test suite holds for both. Called by `reader` from the subtask's thread; no call blocks.
+`fetch_fast` reads librdkafka's messages in compiled loops; `fetch_plain` uses confluent-kafka's objects where the
+first cannot work. One test suite holds for both. Called by `reader` from the subtask's thread; no call blocks.
 """
 
 from __future__ import annotations
@@ -115,12 +115,14 @@ def open_fetcher(settings: FetchSettings) -> Fetcher:
     """Return the compiled fetcher, or the plain one where that cannot work (or `PENSTOCK_KAFKA_PLAIN=1` says so)."""
     if os.environ.get("PENSTOCK_KAFKA_PLAIN") != "1":
         try:
-            from penstock_connectors.kafka.fetch_fast import FastFetcher  # noqa: PLC0415 - may not be loadable here
+            from penstock_connectors.kafka.fetch_fast import FastFetcher
 
             return FastFetcher(settings)
         except ImportError as error:
-            logging.getLogger(__name__).warning("messages are read through Python objects, about 3 times slower: %s", error)
-    from penstock_connectors.kafka.fetch_plain import PlainFetcher  # noqa: PLC0415 - only where needed
+            logging.getLogger(__name__).warning(
+                "messages are read through Python objects, about 3 times slower: %s", error
+            )
+    from penstock_connectors.kafka.fetch_plain import PlainFetcher
 
     return PlainFetcher(settings)
 

@@ -1,7 +1,7 @@
 """The compiled fetcher: librdkafka's queue -> message structs -> Arrow buffers, without a Python object a message.
 
-Chosen by `fetch.open_fetcher`. Waking: librdkafka writes a byte into a pipe when its queue becomes non-empty; one thread waits on
-the other end and calls `wake`, if the last fetch found nothing.
+Chosen by `fetch.open_fetcher`. Waking: librdkafka writes a byte into a pipe when its queue becomes non-empty; one
+thread waits on the other end and calls `wake`, if the last fetch found nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from penstock_connectors.kafka.fetch import Fetched, FetchProblem, FetchResult, 
 
 #: More messages in one go leave the processor's cache and are slower.
 MAX_BATCH = 10_000
-_KEY, _VALUE = lib.MESSAGE.fields["key"][1], lib.MESSAGE.fields["payload"][1]
+#: Byte positions of address and size in a message struct, and the columns' names.
+_VALUE, _KEY = (24, "payload", "size"), (40, "key", "key_size")
 _STOP = b"q"
 
 
@@ -90,7 +91,9 @@ class FastFetcher:
         low, high = ctypes.c_int64(), ctypes.c_int64()
         total = 0
         for (topic, partition), position in positions.items():
-            failed = lib.watermark_offsets(self._client, topic.encode(), partition, ctypes.byref(low), ctypes.byref(high))
+            failed = lib.watermark_offsets(
+                self._client, topic.encode(), partition, ctypes.byref(low), ctypes.byref(high)
+            )
             if not failed and high.value > position:
                 total += high.value - position
         return total
@@ -166,7 +169,7 @@ class FastFetcher:
         topics, partitions = structs["topic"], structs["partition"]
         first = int(topics[0])
         if (topics == first).all():
-            return self._table(first)[partitions]
+            return np.asarray(self._table(first)[partitions])
         slots = np.empty(len(structs), np.int64)
         for topic in np.unique(topics).tolist():
             mine = topics == topic
@@ -205,10 +208,9 @@ def _topic_name(handle: int) -> str:
     return str(lib.topic_name(handle).decode())
 
 
-def _binary(structs: Any, field: int) -> pa.LargeBinaryArray:
-    count = len(structs)
-    name = "payload" if field == _VALUE else "key"
-    size = structs["size" if field == _VALUE else "key_size"]
+def _binary(structs: Any, place: tuple[int, str, str]) -> pa.LargeBinaryArray:
+    count, (field, name, size_name) = len(structs), place
+    size = structs[size_name]
     offsets, data = np.empty(count + 1, np.int64), np.empty(max(1, int(size.sum())), np.uint8)
     used = kernels.gather(structs.ctypes.data, count, field, offsets.ctypes.data, data.ctypes.data)
     bits = None

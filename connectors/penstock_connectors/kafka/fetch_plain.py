@@ -1,7 +1,7 @@
 """The plain fetcher: confluent-kafka's message objects, one Python object a message.
 
-Chosen by `fetch.open_fetcher` where librdkafka's C interface cannot be used. A thread consumes into a queue of few batches and
-calls `wake`; the subtask's thread only takes from that queue.
+Chosen by `fetch.open_fetcher` where librdkafka's C interface cannot be used. A thread consumes into a queue of few
+batches and calls `wake`; the subtask's thread only takes from that queue.
 """
 
 from __future__ import annotations
@@ -43,7 +43,9 @@ class PlainFetcher:
         self._places: list[Place] = []
         self._slots: dict[Place, int] = {}
         # changed by the consuming thread itself: from another one the call waits for that thread's `consume` for ever
-        self._changes: queue.SimpleQueue[tuple[Callable[[list[TopicPartition]], None], list[TopicPartition]]] = queue.SimpleQueue()
+        self._changes: queue.SimpleQueue[tuple[Callable[[list[TopicPartition]], None], list[TopicPartition]]] = (
+            queue.SimpleQueue()
+        )
         self._assigned = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._consume, name="kafka-consume", daemon=True)
@@ -55,7 +57,9 @@ class PlainFetcher:
             if place not in self._slots:
                 self._slots[place] = len(self._places)
                 self._places.append(place)
-        self._changes.put((self._consumer.incremental_assign, [TopicPartition(*place, at) for place, at in starts.items()]))
+        self._changes.put(
+            (self._consumer.incremental_assign, [TopicPartition(*place, at) for place, at in starts.items()])
+        )
         self._assigned.set()
 
     def remove(self, places: list[Place]) -> None:
@@ -81,14 +85,16 @@ class PlainFetcher:
         """Sum up what the client knows locally."""
         total = 0
         for place, position in positions.items():
-            marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-            total += max(0, marks[1] - position) if marks else 0
+            marks: tuple[int, int] | None = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+            total += max(0, marks[1] - position) if marks is not None else 0
         return total
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Publish offsets; the answer comes as a callback."""
         try:
-            self._consumer.commit(offsets=[TopicPartition(*place, at) for place, at in offsets.items()], asynchronous=True)
+            self._consumer.commit(
+                offsets=[TopicPartition(*place, at) for place, at in offsets.items()], asynchronous=True
+            )
         except KafkaException:
             self.commit_failures += 1
 
@@ -133,20 +139,20 @@ class PlainFetcher:
     def _columns(self, found: list[Message], result: FetchResult) -> None:
         rows = []
         for message in found:
-            error, place = message.error(), (str(message.topic()), int(message.partition()))
+            error, place = message.error(), (str(message.topic()), int(message.partition() or 0))
             if error is None:
                 rows.append(message)
                 result.ends.pop(place, None)
-                result.positions[place] = message.offset() + 1
+                result.positions[place] = int(message.offset() or 0) + 1
             elif error.code() == _PARTITION_EOF:
-                result.ends[place] = message.offset()
+                result.ends[place] = int(message.offset() or 0)
             else:
                 result.problems.append(FetchProblem(error.code(), error.str(), place if message.topic() else None))
         if rows:
             wanted = self._settings
             result.messages = Fetched(
                 value=pa.array([m.value() for m in rows], pa.large_binary()),
-                slot=np.array([self._slots[m.topic(), m.partition()] for m in rows], np.int64),
+                slot=np.array([self._slots[str(m.topic()), int(m.partition() or 0)] for m in rows], np.int64),
                 offset=np.array([m.offset() for m in rows], np.int64),
                 key=pa.array([m.key() for m in rows], pa.large_binary()) if wanted.keys else None,
                 timestamp=np.array([m.timestamp()[1] for m in rows], np.int64) if wanted.timestamps else None,

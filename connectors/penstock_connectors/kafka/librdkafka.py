@@ -1,8 +1,8 @@
 """The C interface of librdkafka, found inside the confluent-kafka extension; only its public, stable functions.
 
-`fetch_fast` and `producer_fast` build on it: messages and rows move between Arrow buffers and librdkafka without a Python object
-each. Importing it fails with ImportError where this cannot work (other platforms, a wheel without the symbols): the callers then
-use confluent-kafka's own classes.
+`fetch_fast` and `producer_fast` build on it: messages and rows move between Arrow buffers and librdkafka without a
+Python object each. Importing it fails with ImportError where this cannot work (other platforms, a wheel without the
+symbols): the callers then use confluent-kafka's own classes.
 """
 
 from __future__ import annotations
@@ -97,7 +97,14 @@ EVENT_DELIVERY, EVENT_ERROR, EVENT_COMMIT = 0x1, 0x8, 0x20
 FLAG_COPY, FLAG_PARTITION = 0x2, 0x8
 PURGE_QUEUE, PURGE_INFLIGHT = 0x1, 0x2
 ERR_PARTITION_EOF, ERR_QUEUE_FULL, ERR_TIMED_OUT = -191, -184, -185
-ERR_ALL_BROKERS_DOWN, ERR_TRANSPORT, ERR_RESOLVE, ERR_FATAL, ERR_FENCED, ERR_AUTO_OFFSET_RESET = -187, -195, -193, -150, -144, -140
+ERR_ALL_BROKERS_DOWN, ERR_TRANSPORT, ERR_RESOLVE, ERR_FATAL, ERR_FENCED, ERR_AUTO_OFFSET_RESET = (
+    -187,
+    -195,
+    -193,
+    -150,
+    -144,
+    -140,
+)
 
 #: `rd_kafka_message_t`: a public struct, the same since librdkafka 0.9.
 MESSAGE = np.dtype(
@@ -129,7 +136,9 @@ def new_client(kind: int, properties: Mapping[str, str], events: int) -> int:
     for name, value in properties.items():
         if conf_set(conf, name.encode(), value.encode(), text, len(text)) != 0:
             conf_destroy(conf)
-            raise ConnectorError(f"Kafka property: {text.value.decode(errors='replace')}", hint="see librdkafka's CONFIGURATION.md")
+            raise ConnectorError(
+                f"Kafka property: {text.value.decode(errors='replace')}", hint="see librdkafka's CONFIGURATION.md"
+            )
     conf_set_log_callback(conf, None)  # what matters also comes as an event
     conf_set_events(conf, events | EVENT_ERROR)
     client = kafka_new(kind, conf, text, len(text))

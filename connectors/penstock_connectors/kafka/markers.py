@@ -1,7 +1,7 @@
-"""The marker: which chunk of which checkpoint a sink subtask has published last, kept by Kafka, atomically with the output.
+"""The marker: the chunk and checkpoint a sink subtask has published last, kept by Kafka with the output.
 
-It is the offset of partition 0 of the sink's topic under the committable's marker group, set inside the publishing transaction.
-Used by both committers; no client library.
+It is the offset of partition 0 of the sink's topic under the committable's marker group, set inside the publishing
+transaction. Used by both committers; no client library.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ def check_age(
         kept = retention_ms() or DEFAULT_RETENTION_MS
         if age >= kept:
             raise UndecidedOutputError(
-                f"{item.rows} records of checkpoint {item.checkpoint_id} (sink {item.uid!r} subtask {item.subtask}) are "
-                f"{age // 3_600_000} h old and Kafka keeps the marker {item.marker_group!r} for {kept // 3_600_000} h only: "
+                f"{item.rows} records of checkpoint {item.checkpoint_id} (sink {item.uid!r} subtask "
+                f"{item.subtask}) are {age // 3_600_000} h old and Kafka keeps the marker "
+                f"{item.marker_group!r} for {kept // 3_600_000} h only: "
                 "whether they were published cannot be known",
                 hint="look into the topic, then restore with --accept-duplicates, or from a later checkpoint",
             )

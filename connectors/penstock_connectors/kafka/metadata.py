@@ -10,13 +10,17 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from confluent_kafka import ConsumerGroupTopicPartitions, IsolationLevel, KafkaError, KafkaException, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec, ResourceType
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import ConfigResource
+from confluent_kafka.admin._listoffsets import OffsetSpec
+from confluent_kafka.admin._resource import ResourceType
 
 from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.properties import LOOKUP_TIMEOUT_MS, for_admin
 
 T = TypeVar("T")
 Place = tuple[str, int]
+_SPEC: Any = OffsetSpec  # its methods carry no types
 _TIMEOUT_S = LOOKUP_TIMEOUT_MS / 1000
 _NO_ANSWER = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own names of its local errors
@@ -57,9 +61,9 @@ class ClusterMetadata:
         if not places:
             return {}
         if isinstance(at, int):
-            spec = OffsetSpec.for_timestamp(at)
+            spec = _SPEC.for_timestamp(at)
         else:
-            spec = OffsetSpec.earliest() if at == "earliest" else OffsetSpec.latest()
+            spec = _SPEC.earliest() if at == "earliest" else _SPEC.latest()
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         asked = {TopicPartition(*place): spec for place in places}
         futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=_TIMEOUT_S)

@@ -1,7 +1,7 @@
 """Rows to messages: values by format, keys by column.
 
-A key is the column's value as bytes: text in UTF-8, binary as it is, integers in decimal digits, everything else as its JSON
-text; null is no key. Called by the committers and writers; no client library.
+A key is the column's value as bytes: text in UTF-8, binary as it is, integers in decimal digits, everything else as
+its JSON text; null is no key. Called by the committers and writers; no client library.
 """
 
 from __future__ import annotations
@@ -24,13 +24,20 @@ def check_rows(schema: pa.Schema, config: dict[str, Any]) -> None:
     key, kind = config["key"], config["format"]
     where = f"KafkaSink to {config['topic']!r}"
     if key is not None and key not in schema.names:
-        raise GraphError(f"{where}: key column {key!r} is not in the rows", hint=f"they have: {', '.join(schema.names)}")
+        raise GraphError(
+            f"{where}: key column {key!r} is not in the rows", hint=f"they have: {', '.join(schema.names)}"
+        )
     if key is not None and kind == "arrow":
-        raise GraphError(f"{where}: a message of format 'arrow' holds many rows and has no key", hint="use format='json', or no key")
+        raise GraphError(
+            f"{where}: a message of format 'arrow' holds many rows and has no key", hint="use format='json', or no key"
+        )
     if kind != "raw":
         return
     if "value" not in schema.names or not _is_bytes(schema.field("value").type):
-        raise GraphError(f"{where}: format 'raw' writes a binary or text column named 'value'", hint="rename the column with .select(...)")
+        raise GraphError(
+            f"{where}: format 'raw' writes a binary or text column named 'value'",
+            hint="rename the column with .select(...)",
+        )
     if key is None and "key" in schema.names and not _is_bytes(schema.field("key").type):
         raise GraphError(f"{where}: format 'raw' takes 'key' as binary or text", hint="name another column with key=")
 
@@ -62,5 +69,8 @@ def encode_keys(column: pa.Array) -> pa.Array:
 
 def _is_bytes(kind: pa.DataType) -> bool:
     return bool(
-        pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
     )

@@ -1,4 +1,4 @@
-"""Where reading starts and ends: the user's `start=` and `bounded=` as JSON-able values, and their offsets in a cluster.
+"""Where reading starts and ends: the user's `start=` and `bounded=` as JSON-able values, and as offsets.
 
 Values: `"earliest"`, `"latest"`, `"group"`, `{"timestamp": ms}`, `{"offsets": [[topic, partition, offset], ...]}`.
 Built by `source.KafkaSource`, resolved by `enumerator`; imported by the control plane: no client library, no Arrow.
@@ -50,13 +50,16 @@ def check_bounded(bounded: Any) -> Any:
     if isinstance(bounded, Mapping) and bounded:
         return {"offsets": _offsets(bounded, "bounded")}
     raise UsageError(
-        f"KafkaSource: bounded={bounded!r} is not an end", hint="use False, 'latest', {'timestamp': ...} or {(topic, partition): offset}"
+        f"KafkaSource: bounded={bounded!r} is not an end",
+        hint="use False, 'latest', {'timestamp': ...} or {(topic, partition): offset}",
     )
 
 
 def _milliseconds(value: Any) -> int:
     if isinstance(value, bool):
-        raise UsageError(f"KafkaSource: {value!r} is not a time", hint="milliseconds since the epoch, an ISO text or a datetime")
+        raise UsageError(
+            f"KafkaSource: {value!r} is not a time", hint="milliseconds since the epoch, an ISO text or a datetime"
+        )
     if isinstance(value, int):
         return value
     try:
@@ -83,8 +86,8 @@ def _offsets(given: Mapping[Any, Any], what: str) -> list[list[Any]]:
 def start_offsets(start: Any, places: list[Place], cluster: ClusterMetadata, group: str | None) -> dict[Place, int]:
     """Return the first offset to read of every place.
 
-    Partitions a group has nothing for, or that `start` does not name, begin at the earliest; a time after the last record means
-    the end.
+    Partitions a group has nothing for, or that `start` does not name, begin at the earliest; a time after the last
+    record means the end.
     """
     if start == "earliest":
         return cluster.offsets(places, "earliest")
@@ -93,29 +96,33 @@ def start_offsets(start: Any, places: list[Place], cluster: ClusterMetadata, gro
     if start == "group":
         known = cluster.group_offsets(group or "", places)
     elif "timestamp" in start:
-        known = {place: offset for place, offset in cluster.offsets(places, int(start["timestamp"])).items() if offset >= 0}
+        known = {
+            place: offset for place, offset in cluster.offsets(places, int(start["timestamp"])).items() if offset >= 0
+        }
         return known | cluster.offsets([place for place in places if place not in known], "latest")
     else:
         known = _named(start, places)
     return known | cluster.offsets([place for place in places if place not in known], "earliest")
 
 
-def stop_offsets(bounded: Any, places: list[Place], cluster: ClusterMetadata) -> dict[Place, int | None]:
-    """Return the offset before which reading ends, None = never; partitions that `bounded` does not name end at once."""
+def stop_offsets(bounded: Any, places: list[Place], cluster: ClusterMetadata) -> Mapping[Place, int]:
+    """Return the offset before which reading ends, none for unbounded; places `bounded` does not name end at once."""
     if bounded is None:
-        return dict.fromkeys(places)
+        return {}
     if bounded == "latest":
-        return dict(cluster.offsets(places, "latest"))
+        return cluster.offsets(places, "latest")
     if "timestamp" in bounded:
-        ends = {place: offset for place, offset in cluster.offsets(places, int(bounded["timestamp"])).items() if offset >= 0}
+        found = cluster.offsets(places, int(bounded["timestamp"]))
+        ends = {place: offset for place, offset in found.items() if offset >= 0}
         return ends | cluster.offsets([place for place in places if place not in ends], "latest")
-    named = _named(bounded, places)
-    return {place: named.get(place, 0) for place in places}
+    return dict.fromkeys(places, 0) | _named(bounded, places)
 
 
 def _named(value: Any, places: list[Place]) -> dict[Place, int]:
     named = {(topic, partition): offset for topic, partition, offset in value["offsets"]}
     unknown = [f"{topic}-{partition}" for topic, partition in named if (topic, partition) not in places]
     if unknown:
-        raise ConnectorError(f"offsets are given for {', '.join(unknown)}, which does not exist", hint="correct topic and partition")
+        raise ConnectorError(
+            f"offsets are given for {', '.join(unknown)}, which does not exist", hint="correct topic and partition"
+        )
     return named

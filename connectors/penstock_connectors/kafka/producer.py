@@ -1,8 +1,8 @@
-"""Sending columns as messages, with or without transactions: the contract, and the choice between its two implementations.
+"""Sending columns as messages, with or without transactions: the contract and the choice of implementation.
 
-`producer_fast` hands Arrow buffers to librdkafka; `producer_plain` uses confluent-kafka's `Producer`. One test suite holds for
-both. Used by the committers, the writers and the dead letter writer; calls block, so they belong into a committer's thread, save
-`send` while the client's queue has room.
+`producer_fast` hands Arrow buffers to librdkafka; `producer_plain` uses confluent-kafka's `Producer`. One test suite
+holds for both. Used by the committers, the writers and the dead letter writer; calls block, so they belong into a
+committer's thread, save `send` while the client's queue has room.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ WRITE_PROPERTIES: Mapping[str, str] = {
     "queue.buffering.max.messages": "1000000",
     "queue.buffering.max.kbytes": "131072",
     "batch.num.messages": "100000",
+    # a transaction right behind another one meets a coordinator that still finishes that one: ask again soon
+    "retry.backoff.ms": "10",
+    "retry.backoff.max.ms": "500",
 }
 SEND_TIMEOUT_MS = 60_000
 
@@ -34,7 +37,7 @@ class ProducerError(ConnectorError):
     """The client refused; the flags say what is left to do."""
 
     def __init__(self, message: str, *, fatal: bool = False, fenced: bool = False, retriable: bool = False) -> None:
-        """`fatal`: this producer is of no more use; `fenced`: because a newer one took its id; else abort and begin anew."""
+        """`fatal`: this producer is of no more use; `fenced`: a newer one took its id; else abort and begin anew."""
         hint = "a newer attempt of the same sink subtask has taken over" if fenced else ""
         super().__init__(message, hint=hint)
         self.fatal, self.fenced, self.retriable = fatal or fenced, fenced, retriable
@@ -72,18 +75,27 @@ class MessageProducer(Protocol):
         """Free it; an open transaction stays open; idempotent."""
 
 
-def open_producer(resolved: Mapping[str, str], transactional_id: str | None = None, timeout_ms: int = 60_000) -> MessageProducer:
+def open_producer(
+    resolved: Mapping[str, str], transactional_id: str | None = None, timeout_ms: int = 60_000
+) -> MessageProducer:
     """Return the fast producer, or the plain one where that cannot work (or `PENSTOCK_KAFKA_PLAIN=1` says so)."""
-    properties = {**WRITE_PROPERTIES, **for_producer(resolved), "enable.idempotence": "true", "delivery.report.only.error": "true"}
+    properties = {
+        **WRITE_PROPERTIES,
+        **for_producer(resolved),
+        "enable.idempotence": "true",
+        "delivery.report.only.error": "true",
+    }
     if transactional_id is not None:
         properties |= {"transactional.id": transactional_id, "transaction.timeout.ms": str(timeout_ms)}
     if os.environ.get("PENSTOCK_KAFKA_PLAIN") != "1":
         try:
-            from penstock_connectors.kafka.producer_fast import FastProducer  # noqa: PLC0415 - may not be loadable here
+            from penstock_connectors.kafka.producer_fast import FastProducer
 
             return FastProducer(properties)
         except ImportError as error:
-            logging.getLogger(__name__).warning("messages are written through Python objects, about 3 times slower: %s", error)
-    from penstock_connectors.kafka.producer_plain import PlainProducer  # noqa: PLC0415 - only where needed
+            logging.getLogger(__name__).warning(
+                "messages are written through Python objects, about 3 times slower: %s", error
+            )
+    from penstock_connectors.kafka.producer_plain import PlainProducer
 
     return PlainProducer(properties)

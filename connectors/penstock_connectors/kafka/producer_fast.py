@@ -38,7 +38,8 @@ class FastProducer:
 
     def init_transactions(self, timeout_ms: int) -> None:
         """Take the transactional id."""
-        # without a connection the library first asks nobody for the coordinator, and then waits 500 ms before it asks again
+        # without a connection the library first asks nobody for the coordinator, and then waits 500 ms
+        # before it asks again
         found = ctypes.c_void_p()
         if lib.metadata(self._client, 0, None, ctypes.byref(found), timeout_ms) == 0:
             lib.metadata_destroy(found)
@@ -68,7 +69,9 @@ class FastProducer:
                 self._check_fatal()
                 raise ProducerError(f"Kafka producer, topic {topic}: {lib.error_text(code)}")
             if time.monotonic() > deadline:
-                raise ProducerError(f"Kafka producer, topic {topic}: its queue was full for {SEND_TIMEOUT_MS // 1000} s")
+                raise ProducerError(
+                    f"Kafka producer, topic {topic}: its queue was full for {SEND_TIMEOUT_MS // 1000} s"
+                )
             messages = messages[refused].copy()
             messages["error"] = 0
             self._serve(_PAUSE_MS)
@@ -110,7 +113,9 @@ class FastProducer:
             if left == 0:
                 return
             if time.monotonic() > deadline:
-                raise ProducerError(f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s")
+                raise ProducerError(
+                    f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s"
+                )
         failed, self._failed = self._failed, 0
         self._check_fatal()
         raise ProducerError(f"Kafka producer: {failed} messages were not delivered: {self._reason}")

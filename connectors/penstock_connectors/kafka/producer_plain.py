@@ -126,4 +126,6 @@ class PlainProducer:
 def _error(what: str, error: KafkaException) -> ProducerError:
     cause = error.args[0]
     fenced = cause.code() == KafkaError._FENCED or (cause.fatal() and "fenced" in cause.str().lower())  # noqa: SLF001
-    return ProducerError(f"Kafka producer, {what}: {cause.str()}", fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable())
+    return ProducerError(
+        f"Kafka producer, {what}: {cause.str()}", fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable()
+    )

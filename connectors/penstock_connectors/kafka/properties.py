@@ -1,7 +1,7 @@
 """Client properties: what a user may set, secrets kept out of the job graph, and the translation for kafka-python.
 
-Checked where a source or sink is declared; resolved (`${ENV:NAME}`) in the process that connects, which is the only one to see
-a secret. Imported by the control plane: no client library, no Arrow.
+Checked where a source or sink is declared; resolved (`${ENV:NAME}`) in the process that connects, which is the only
+one to see a secret. Imported by the control plane: no client library, no Arrow.
 """
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def resolve(bootstrap: str, properties: Mapping[str, str]) -> dict[str, str]:
 
 def for_kafka_python(resolved: Mapping[str, str]) -> dict[str, Any]:
     """Return the connection and security part as keyword arguments of kafka-python's clients."""
-    options: dict[str, Any] = {_FOR_KAFKA_PYTHON[name]: value for name, value in resolved.items() if name in _FOR_KAFKA_PYTHON}
+    options: dict[str, Any] = {
+        _FOR_KAFKA_PYTHON[name]: value for name, value in resolved.items() if name in _FOR_KAFKA_PYTHON
+    }
     if "security_protocol" in options:
         options["security_protocol"] = options["security_protocol"].upper()
     if resolved.get("ssl.endpoint.identification.algorithm") == "none":

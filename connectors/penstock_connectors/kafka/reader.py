@@ -1,7 +1,7 @@
 """The source reader of one subtask: positions, bounded ends and idleness over a fetcher and a decoder.
 
-Lives in the subtask's thread and never blocks it. Positions are exact: `snapshot` names the offset behind the last message whose
-row `poll` returned (or that was skipped as bad), also across the gaps that transactions leave.
+Lives in the subtask's thread and never blocks it. Positions are exact: `snapshot` names the offset behind the last
+message whose row `poll` returned (or that was skipped as bad), also across the gaps that transactions leave.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class KafkaReader:
     def _dead_letter_writer(self) -> Any:
         if self._config["dead_letter_topic"] is None:
             return None
-        from penstock_connectors.kafka.dead_letters import DeadLetterWriter  # noqa: PLC0415 - only where it is used
+        from penstock_connectors.kafka.dead_letters import DeadLetterWriter
 
         return DeadLetterWriter(self._resolved, self._config["dead_letter_topic"])
 
@@ -169,7 +169,7 @@ class KafkaReader:
         keep = found.offset < limits[found.slot]
         if keep.all():
             return found
-        import pyarrow as pa  # noqa: PLC0415 - already loaded by the decoder
+        import pyarrow as pa
 
         mask = pa.array(keep)
         return Fetched(
@@ -214,7 +214,7 @@ class KafkaReader:
             if problem.place is not None and problem.code in _OFFSET_GONE:
                 raise ConnectorError(
                     f"{where}the position to read from is no longer there: {problem.text}",
-                    hint="records were deleted before they were read; raise the topic's retention, or start afresh elsewhere",
+                    hint="records were deleted before they were read; raise the topic's retention, or start elsewhere",
                 )
             if problem.place is not None and problem.code in _TOPIC_GONE:
                 raise ConnectorError(f"{where}{problem.text}", hint="was the topic deleted while the job runs?")
@@ -224,7 +224,8 @@ class KafkaReader:
                 self._outage_since = now
         if self._outage_since is not None and now - self._outage_since > OUTAGE_LIMIT_MS:
             raise ConnectorError(
-                f"Kafka at {self._config['bootstrap']} has not answered for {OUTAGE_LIMIT_MS // 1000} s", hint="is the broker running?"
+                f"Kafka at {self._config['bootstrap']} has not answered for {OUTAGE_LIMIT_MS // 1000} s",
+                hint="is the broker running?",
             )
 
     def _metrics(self) -> dict[str, float]:
@@ -233,4 +234,8 @@ class KafkaReader:
             self._lag_at = now
             self._lag = self._fetcher.lag({p.place: p.offset for p in self._splits.values() if not p.finished})
         failures = self._fetcher.commit_failures if self._fetcher is not None else 0
-        return {"recordsLag": float(self._lag), "badRecords": float(self._bad_records), "commitsFailed": float(failures)}
+        return {
+            "recordsLag": float(self._lag),
+            "badRecords": float(self._bad_records),
+            "commitsFailed": float(failures),
+        }

@@ -74,7 +74,8 @@ class RecordDecoder:
         shown = "null" if payload is None else repr(payload[:80]) + ("..." if len(payload) > 80 else "")
         more = f" ({len(decoded.bad) - 1} more in the same fetch)" if len(decoded.bad) > 1 else ""
         return BadRecordError(
-            f"topic {topic} partition {partition} offset {int(found.offset[first.index])}: {first.reason}; value {shown}{more}",
+            f"topic {topic} partition {partition} offset {int(found.offset[first.index])}: "
+            f"{first.reason}; value {shown}{more}",
             hint="set on_bad_record='skip' or 'dead-letter' on the KafkaSource, or correct the schema",
         )
 

@@ -6,7 +6,7 @@ Imported by user code and by the control plane: client library and Arrow are loa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from penstock.config.settings import parse_duration_ms
 from penstock.connector.sink import Committer, Delivery, SinkContext, SinkSpec, SinkWriter
@@ -25,47 +25,65 @@ FACTORY = "penstock_connectors.kafka.sink:KafkaSinkFactory"
 DEFAULT_MAX_TIMEOUT_MS = 900_000
 
 
+class SinkOptions(TypedDict, total=False):
+    """Keyword arguments of `KafkaSink`."""
+
+    key: str | None
+    delivery: Delivery
+    transaction_timeout: str | float
+    properties: Mapping[str, Any]
+
+
+_DEFAULTS = SinkOptions(key=None, delivery="exactly-once", transaction_timeout="15m", properties={})
+
+
 class KafkaSink:
     """Rows to messages of one Kafka topic.
 
     Args:
         bootstrap: `host:port[,host:port...]`.
         topic: the topic; it must exist.
-        format: `json` (one object a message), `arrow` (up to 10 000 rows a message, one Arrow IPC stream) or `raw` (the column
-            `value`, and `key` if there is one).
-        key: column whose value becomes the message's key: text in UTF-8, binary as it is, integers in decimal digits,
-            everything else as its JSON text.
-        delivery: `exactly-once` (rows are stored with the checkpoint and published in one transaction a chunk once it is
-            complete), `exactly-once-2pc` (one transaction from the first row to the completed checkpoint: shorter delay, and
-            output lost, loudly, when an outage outlasts `transaction_timeout`), `at-least-once` or `none`.
+        format: `json` (one object a message), `arrow` (up to 10 000 rows a message, one Arrow IPC stream) or
+            `raw` (the column `value`, and `key` if there is one).
+        key: column whose value becomes the message's key: text in UTF-8, binary as it is, integers in decimal
+            digits, everything else as its JSON text.
+        delivery: `exactly-once` (rows are stored with the checkpoint and published in one transaction a chunk once
+            it is complete), `exactly-once-2pc` (one transaction from the first row to the completed checkpoint:
+            shorter delay, and output lost, loudly, when an outage outlasts `transaction_timeout`),
+            `at-least-once` or `none`.
         transaction_timeout: only for `exactly-once-2pc`; at most the broker's `transaction.max.timeout.ms`.
         properties: librdkafka properties; secrets as `${ENV:NAME}`.
     """
 
-    def __init__(  # noqa: D107
+    def __init__(
         self,
         bootstrap: str,
         topic: str,
-        format: Format = "json",  # noqa: A002 - the contract's name
-        *,
-        key: str | None = None,
-        delivery: Delivery = "exactly-once",
-        transaction_timeout: str | float = "15m",
-        properties: Mapping[str, Any] | None = None,
+        format: Format = "json",  # noqa: A002 - the name every connector uses
+        **options: Unpack[SinkOptions],
     ) -> None:
+        """Check everything that can be checked without a broker.
+
+        Raises:
+            UsageError: an argument is wrong; says which and what to write instead.
+        """
+        unknown = ", ".join(sorted(set(options) - set(_DEFAULTS)))
+        if unknown:
+            raise UsageError(f"KafkaSink has no argument {unknown}", hint=f"it has: {', '.join(_DEFAULTS)}")
+        chosen = SinkOptions(**{**_DEFAULTS, **options})
         if not bootstrap or not topic:
             raise UsageError("KafkaSink needs an address and a topic", hint="KafkaSink('host:9092', topic='totals')")
-        for name, value, allowed in (("format", format, FORMATS), ("delivery", delivery, DELIVERIES)):
+        for name, value, allowed in (("format", format, FORMATS), ("delivery", chosen["delivery"], DELIVERIES)):
             if value not in allowed:
                 raise UsageError(f"KafkaSink: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}")
-        self._delivery: Delivery = delivery
+        self._delivery: Delivery = chosen["delivery"]
         self._config: dict[str, Any] = {
             "bootstrap": bootstrap,
             "topic": topic,
             "format": format,
-            "key": key,
-            "transaction_timeout_ms": parse_duration_ms(transaction_timeout, "transaction_timeout"),
-            "properties": check_properties(properties or {}, "KafkaSink"),
+            "key": chosen["key"],
+            "transaction_timeout_ms": parse_duration_ms(chosen["transaction_timeout"], "transaction_timeout"),
+            "properties": check_properties(chosen["properties"], "KafkaSink"),
         }
 
     def spec(self, input_schema: pa.Schema) -> SinkSpec:
@@ -74,10 +92,12 @@ class KafkaSink:
         Raises:
             GraphError: rows of `input_schema` cannot be written.
         """
-        from penstock_connectors.kafka.payloads import check_rows  # noqa: PLC0415 - Arrow is not for the control plane
+        from penstock_connectors.kafka.payloads import check_rows
 
         check_rows(input_schema, self._config)
-        return SinkSpec(factory=FACTORY, config=self._config, delivery=self._delivery, schema=schema_to_text(input_schema))
+        return SinkSpec(
+            factory=FACTORY, config=self._config, delivery=self._delivery, schema=schema_to_text(input_schema)
+        )
 
 
 class KafkaSinkFactory:
@@ -93,21 +113,21 @@ class KafkaSinkFactory:
         if spec.delivery == "exactly-once":
             return None
         if spec.delivery == "exactly-once-2pc":
-            from penstock_connectors.kafka.two_phase import TransactionWriter  # noqa: PLC0415 - needs the client library
+            from penstock_connectors.kafka.two_phase import TransactionWriter
 
             return TransactionWriter(spec.config, context)
-        from penstock_connectors.kafka.writer import PlainWriter  # noqa: PLC0415 - needs the client library
+        from penstock_connectors.kafka.writer import PlainWriter
 
         return PlainWriter(spec.config, flush_at_barrier=spec.delivery == "at-least-once")
 
     def create_committer(self, spec: SinkSpec, context: SinkContext) -> Committer | None:
         """Return the committer, or None where nothing is committed."""
         if spec.delivery == "exactly-once":
-            from penstock_connectors.kafka.committer import StagedCommitter  # noqa: PLC0415 - needs the client library
+            from penstock_connectors.kafka.committer import StagedCommitter
 
             return StagedCommitter(spec.config, context.clock, context.transactional_id if self._in_subtask else None)
         if spec.delivery == "exactly-once-2pc":
-            from penstock_connectors.kafka.two_phase_committer import TransactionCommitter  # noqa: PLC0415 - needs the client library
+            from penstock_connectors.kafka.two_phase_committer import TransactionCommitter
 
             return TransactionCommitter(spec.config, context.clock)
         return None
@@ -118,7 +138,7 @@ class KafkaSinkFactory:
         Raises:
             ConnectorError: with the way out.
         """
-        from penstock_connectors.kafka.metadata import ClusterMetadata  # noqa: PLC0415 - needs the client library
+        from penstock_connectors.kafka.metadata import ClusterMetadata
 
         config = spec.config
         cluster = ClusterMetadata(resolve(config["bootstrap"], config["properties"]))
@@ -131,11 +151,13 @@ class KafkaSinkFactory:
         if timeout > limit:
             raise ConnectorError(
                 f"{where}: transaction_timeout is {timeout / 1000:.0f} s, the broker allows {limit / 1000:.0f} s",
-                hint="lower it, raise the broker's transaction.max.timeout.ms, or use delivery='exactly-once', which has no such limit",
+                hint="lower it, raise the broker's transaction.max.timeout.ms, or use delivery='exactly-once' "
+                "(it has no such limit)",
             )
         if timeout <= 2 * interval:
             raise ConnectorError(
-                f"{where}: transaction_timeout is {timeout / 1000:.0f} s with a checkpoint every {interval / 1000:.0f} s; "
-                "a transaction must outlive its interval, the checkpoint and every outage to be survived",
+                f"{where}: transaction_timeout is {timeout / 1000:.0f} s with a checkpoint every "
+                f"{interval / 1000:.0f} s; a transaction must outlive its interval, the checkpoint and every outage "
+                "that is to be survived",
                 hint="raise transaction_timeout, checkpoint more often, or use delivery='exactly-once'",
             )

@@ -1,4 +1,4 @@
-"""`KafkaSource`: the value a user puts into a job, and the factory that the JobManager and the workers make its parts from.
+"""`KafkaSource`: the value a user puts into a job, and the factory its parts are made from.
 
 Imported by user code and by the control plane: client library and Arrow are loaded only by the part that needs them.
 """
@@ -6,7 +6,7 @@ Imported by user code and by the control plane: client library and Arrow are loa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from penstock.config.settings import parse_duration_ms
 from penstock.connector.source import SourceContext, SourceReader, SourceSpec, SplitEnumerator
@@ -26,72 +26,106 @@ POLICIES = ("fail", "skip", "dead-letter")
 FACTORY = "penstock_connectors.kafka.source:KafkaSourceFactory"
 
 
+class SourceOptions(TypedDict, total=False):
+    """Keyword arguments of `KafkaSource`."""
+
+    start: Any
+    bounded: Any
+    group: str | None
+    on_bad_record: BadRecordPolicy
+    dead_letter_topic: str | None
+    discovery_interval: str | float | None
+    timestamp_unit: TimestampUnit
+    properties: Mapping[str, Any]
+
+
+_DEFAULTS = SourceOptions(
+    start="earliest",
+    bounded=False,
+    group=None,
+    on_bad_record="fail",
+    dead_letter_topic=None,
+    discovery_interval="30s",
+    timestamp_unit="auto",
+    properties={},
+)
+
+
 class KafkaSource:
     """Records of one or several Kafka topics as rows.
 
     Args:
         bootstrap: `host:port[,host:port...]`.
         topic: one topic or several.
-        schema: the rows: a `ps.Schema` class, a dataclass or an Arrow schema; not with `format="raw"`, whose columns are
-            `key, value, timestamp, topic, partition, offset`.
+        schema: the rows: a `ps.Schema` class, a dataclass or an Arrow schema; not with `format="raw"`, whose columns
+            are `key, value, timestamp, topic, partition, offset`.
         format: `json` (one object a message), `arrow` (one Arrow IPC stream a message) or `raw`.
         start: `earliest`, `latest`, `group` (the group's committed offsets), `{"timestamp": ...}` or
             `{(topic, partition): offset}`; used when the job first starts, later its checkpoints decide.
         bounded: False, `latest` (the end when the job starts), `{"timestamp": ...}` or `{(topic, partition): offset}`.
         group: offsets of completed checkpoints are committed under this name, for monitoring only.
-        on_bad_record: what becomes of a message that is no row: `fail` the job, `skip` and count it, or `dead-letter`: hand it
-            to the dead letter output, and write it to `dead_letter_topic` if that is given (at least once).
+        on_bad_record: what becomes of a message that is no row: `fail` the job, `skip` and count it, or `dead-letter`:
+            hand it to the dead letter output, and write it to `dead_letter_topic` if that is given (at least once).
+        dead_letter_topic: see `on_bad_record`; it must exist.
         discovery_interval: how often new partitions are looked for; None = never.
         timestamp_unit: unit of integer times in JSON; `auto` takes the magnitude (see `formats.timestamps`).
         properties: librdkafka properties; secrets as `${ENV:NAME}`.
     """
 
-    def __init__(  # noqa: D107
+    def __init__(
         self,
         bootstrap: str,
         topic: str | Sequence[str],
         schema: Any = None,
-        format: Format = "json",  # noqa: A002 - the contract's name
-        *,
-        start: Any = "earliest",
-        bounded: Any = False,
-        group: str | None = None,
-        on_bad_record: BadRecordPolicy = "fail",
-        dead_letter_topic: str | None = None,
-        discovery_interval: str | float | None = "30s",
-        timestamp_unit: TimestampUnit = "auto",
-        properties: Mapping[str, Any] | None = None,
+        format: Format = "json",  # noqa: A002 - the name every connector uses
+        **options: Unpack[SourceOptions],
     ) -> None:
+        """Check everything that can be checked without a broker.
+
+        Raises:
+            UsageError: an argument is wrong; says which and what to write instead.
+        """
+        unknown = ", ".join(sorted(set(options) - set(_DEFAULTS)))
+        if unknown:
+            raise UsageError(f"KafkaSource has no argument {unknown}", hint=f"it has: {', '.join(_DEFAULTS)}")
+        chosen = SourceOptions(**{**_DEFAULTS, **options})
         topics = [topic] if isinstance(topic, str) else list(topic)
         if not bootstrap or not topics or not all(topics):
-            raise UsageError("KafkaSource needs an address and a topic", hint="KafkaSource('host:9092', topic='orders', schema=Order)")
+            raise UsageError(
+                "KafkaSource needs an address and a topic",
+                hint="KafkaSource('host:9092', topic='orders', schema=Order)",
+            )
         if len(set(topics)) < len(topics):
             raise UsageError(f"KafkaSource: a topic is named twice in {topics}")
         _one_of("format", format, FORMATS)
-        _one_of("on_bad_record", on_bad_record, POLICIES)
-        _one_of("timestamp_unit", timestamp_unit, ("auto", "s", "ms", "us"))
+        _one_of("on_bad_record", chosen["on_bad_record"], POLICIES)
+        _one_of("timestamp_unit", chosen["timestamp_unit"], ("auto", "s", "ms", "us"))
         if (schema is None) != (format == "raw"):
             wanted = "has the columns key, value, timestamp, topic, partition, offset; leave schema out"
             raise UsageError(f"KafkaSource: format={format!r} " + (wanted if format == "raw" else "needs schema="))
-        if dead_letter_topic is not None and on_bad_record != "dead-letter":
-            raise UsageError("KafkaSource: dead_letter_topic is given but not used", hint="add on_bad_record='dead-letter'")
+        if chosen["dead_letter_topic"] is not None and chosen["on_bad_record"] != "dead-letter":
+            raise UsageError(
+                "KafkaSource: dead_letter_topic is given but not used", hint="add on_bad_record='dead-letter'"
+            )
         self.row_schema: pa.Schema = _raw_schema() if format == "raw" else _as_arrow(schema)
         if format == "json":
-            from penstock_connectors.formats.json_rows import JsonRowDecoder  # noqa: PLC0415 - Arrow is not for the control plane
+            from penstock_connectors.formats.json_rows import JsonRowDecoder
 
             JsonRowDecoder(self.row_schema)
-        self._discovery = None if discovery_interval is None else parse_duration_ms(discovery_interval, "discovery_interval")
+        self._discovery = (
+            None if discovery_interval is None else parse_duration_ms(discovery_interval, "discovery_interval")
+        )
         self._config: dict[str, Any] = {
             "bootstrap": bootstrap,
             "topics": topics,
             "format": format,
-            "start": check_start(start, group),
-            "bounded": check_bounded(bounded),
-            "group": group,
-            "on_bad_record": on_bad_record,
-            "dead_letter_topic": dead_letter_topic,
-            "timestamp_unit": timestamp_unit,
-            "properties": check_properties(properties or {}, "KafkaSource"),
+            "start": check_start(chosen["start"], chosen["group"]),
+            "bounded": check_bounded(chosen["bounded"]),
+            "group": chosen["group"],
+            "on_bad_record": chosen["on_bad_record"],
+            "dead_letter_topic": chosen["dead_letter_topic"],
+            "timestamp_unit": chosen["timestamp_unit"],
+            "properties": check_properties(chosen["properties"], "KafkaSource"),
         }
 
     def spec(self) -> SourceSpec:
@@ -111,13 +145,13 @@ class KafkaSourceFactory:
 
     def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> SplitEnumerator:
         """Return the enumerator for the JobManager."""
-        from penstock_connectors.kafka.enumerator import KafkaEnumerator  # noqa: PLC0415 - needs the client library
+        from penstock_connectors.kafka.enumerator import KafkaEnumerator
 
         return KafkaEnumerator(spec.config, first_run=first_run)
 
     def create_reader(self, spec: SourceSpec, context: SourceContext) -> SourceReader:
         """Return the reader of one subtask."""
-        from penstock_connectors.kafka.reader import KafkaReader  # noqa: PLC0415 - needs the client library and Arrow
+        from penstock_connectors.kafka.reader import KafkaReader
 
         return KafkaReader(spec, context)
 
@@ -127,7 +161,7 @@ class KafkaSourceFactory:
         Raises:
             ConnectorError: it does not.
         """
-        from penstock_connectors.kafka.metadata import ClusterMetadata  # noqa: PLC0415 - needs the client library
+        from penstock_connectors.kafka.metadata import ClusterMetadata
 
         cluster = ClusterMetadata(resolve(spec.config["bootstrap"], spec.config["properties"]))
         topics = [*spec.config["topics"], *filter(None, [spec.config["dead_letter_topic"]])]
@@ -143,13 +177,13 @@ def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
 
 
 def _as_arrow(schema: Any) -> pa.Schema:
-    import pyarrow as pa  # noqa: PLC0415 - not for the control plane
+    import pyarrow as pa
 
     return schema if isinstance(schema, pa.Schema) else arrow_schema_of(schema)
 
 
 def _raw_schema() -> pa.Schema:
-    import pyarrow as pa  # noqa: PLC0415 - not for the control plane
+    import pyarrow as pa
 
     return pa.schema(
         [

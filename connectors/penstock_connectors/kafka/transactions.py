@@ -1,11 +1,12 @@
 """Transactions and markers of other, perhaps dead, processes: list, describe, fence, end them; read committed offsets.
 
-What librdkafka cannot do, over kafka-python's protocol layer and one connection; used by the committers. Two of its names are not
-public: `_manager` (send a request to a node) and `_find_coordinator_ids`.
+What librdkafka cannot do, over kafka-python's protocol layer and one connection; used by the committers. Two of its
+names are not public: `_manager` (send a request to a node) and `_find_coordinator_ids`.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import time
@@ -13,8 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import kafka.errors as errors
-from kafka import KafkaAdminClient
+from kafka import KafkaAdminClient, errors
 from kafka.protocol.consumer import OffsetFetchRequest
 from kafka.protocol.metadata import CoordinatorType
 from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
@@ -60,7 +60,7 @@ class OpenTransaction:
 
 
 class NotEndableError(Exception):
-    """The coordinator does not (or no longer) have this transaction open; whether it was committed only the marker knows."""
+    """The coordinator does not (or no longer) have it open; whether it was committed only the marker knows."""
 
 
 class TransactionAdmin:
@@ -93,7 +93,7 @@ class TransactionAdmin:
         for prefix in prefixes:
             stem = prefix if prefix.endswith(".") else prefix + "."
             pattern = re.compile(re.escape(stem) + r"\d+(\.\d+)?")
-            listing = self._retry(lambda stem=stem: self._list("^" + re.escape(stem) + ".*"))
+            listing = self._retry(functools.partial(self._list, "^" + re.escape(stem) + ".*"))
             out += [name for name in listing if pattern.fullmatch(name) or name == prefix]
         return sorted(set(out))
 
@@ -168,11 +168,15 @@ class TransactionAdmin:
             self._retry(attempt, name)
         except NOT_ENDABLE as error:
             now = self.describe(name)
-            state = f"{now.state.value}, producer {now.producer_id} epoch {now.producer_epoch}" if now else "it does not know the id"
+            state = (
+                f"{now.state.value}, producer {now.producer_id} epoch {now.producer_epoch}"
+                if now
+                else "it does not know the id"
+            )
             raise NotEndableError(f"commit refused ({type(error).__name__}); the coordinator says: {state}") from error
 
     def markers(self, groups: Mapping[str, str]) -> dict[str, int]:
-        """Return the stable offset of partition 0 of each group's topic, -1 where there is none; waits for pending ones."""
+        """Return the stable offset of partition 0 of each group's topic, -1 where there is none; waits for pending."""
         if not groups:
             return {}
         return self._retry(lambda: self._run(lambda: self._fetch_offsets(groups)), *groups)
@@ -183,7 +187,10 @@ class TransactionAdmin:
         out: dict[str, int] = {}
         for node in set(nodes.values()):
             asked = [
-                group_of(group_id=group, topics=[group_of.OffsetFetchRequestTopics(name=groups[group], partition_indexes=[0])])
+                group_of(
+                    group_id=group,
+                    topics=[group_of.OffsetFetchRequestTopics(name=groups[group], partition_indexes=[0])],
+                )
                 for group, at in nodes.items()
                 if at == node
             ]
@@ -205,7 +212,8 @@ class TransactionAdmin:
             sent = {name: self._admin._manager.send(request, node_id=nodes[name]) for name, request in requests.items()}  # noqa: SLF001
             return {name: int((await answer).error_code) for name, answer in sent.items()}
 
-        return self._run(exchange)
+        codes: dict[str, int] = self._run(exchange)
+        return codes
 
     def _run(self, coroutine: Callable[[], Any]) -> Any:
         return self._admin._manager.run(coroutine)  # noqa: SLF001

@@ -1,7 +1,8 @@
 """The writer of `exactly-once-2pc`: the open transaction, flushed and verified at the barrier, is the prepared state.
 
-One producer a transaction, so that (transactional id, producer id, epoch) names exactly one transaction and ending it later, from
-any process, cannot end another one. Lives in the sink subtask's thread; the next transaction's producer is made in the background.
+One producer a transaction, so that (transactional id, producer id, epoch) names exactly one transaction and ending it
+later, from any process, cannot end another one. Lives in the sink subtask's thread; the next transaction's producer
+is made in the background.
 """
 
 from __future__ import annotations
@@ -112,7 +113,9 @@ class TransactionWriter:
             current.producer.mark(self._stem, self._config["topic"], marker_of(checkpoint_id, 0), CALL_TIMEOUT_MS)
         except ProducerError as error:
             current.producer.close()
-            raise ConnectorError(f"transaction {name} of checkpoint {checkpoint_id}: {error.message}", hint=error.hint) from error
+            raise ConnectorError(
+                f"transaction {name} of checkpoint {checkpoint_id}: {error.message}", hint=error.hint
+            ) from error
         now = self._connect().describe(name)
         if now is None or now.state.value != _ONGOING or (now.producer_id, now.producer_epoch) != _identity(current):
             current.producer.close()

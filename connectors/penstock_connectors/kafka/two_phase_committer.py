@@ -105,11 +105,12 @@ class TransactionCommitter:
             if lost:
                 raise LostTransactionError(
                     "; ".join(_loss(item, error, markers.get(item.marker_group, -1)) for item, error in lost),
-                    hint="restore with --accept-duplicates to go on without these records, or reprocess from an older savepoint; "
-                    "a longer transaction_timeout or delivery='exactly-once' avoids it",
+                    hint="restore with --accept-duplicates to go on without these records, or reprocess from an "
+                    "older savepoint; a longer transaction_timeout or delivery='exactly-once' avoids it",
                 )
         return tuple(
-            CommitOutcome(item.id, "published" if item.id in ended else "already-published", item.rows) for item in committables
+            CommitOutcome(item.id, "published" if item.id in ended else "already-published", item.rows)
+            for item in committables
         )
 
     def _retention_ms(self) -> int | None:
@@ -126,7 +127,8 @@ def _loss(item: Committable, error: NotEndableError, marker: int) -> str:
     detail = item.detail
     places = ", ".join(detail.get("partitions", []))
     return (
-        f"LOST: {item.rows} records of checkpoint {item.checkpoint_id} in {places} (transaction {item.transactional_id}, "
-        f"producer {detail['producer_id']} epoch {detail['producer_epoch']}, time-out {detail.get('timeout_ms', -1)} ms): {error}; "
+        f"LOST: {item.rows} records of checkpoint {item.checkpoint_id} in {places} "
+        f"(transaction {item.transactional_id}, producer {detail['producer_id']} epoch {detail['producer_epoch']}, "
+        f"time-out {detail.get('timeout_ms', -1)} ms): {error}; "
         f"the marker {item.marker_group} is at {marker}"
     )
