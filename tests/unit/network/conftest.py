@@ -1,7 +1,8 @@
-"""Builders every network test shares: rows, deployments of a two-vertex job, and a reader that sorts what a gate gives."""
+"""Builders every network test shares: rows, deployments of a two-vertex job, workers in memory."""
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 
 import numpy as np
@@ -49,7 +50,7 @@ def split_by_key_group(hashes, key_groups, parallelism):
 
 def take_split(batch, order, offsets):
     taken = batch.take(pa.array(order))
-    parts = [taken.slice(a, b - a) for a, b in zip(offsets[:-1], offsets[1:], strict=True)]
+    parts = [taken.slice(a, b - a) for a, b in itertools.pairwise(offsets)]
     return [part if part.num_rows else None for part in parts]
 
 

@@ -1,10 +1,13 @@
 """Real sockets: two workers in one process and in two, both transports, and every way to lose a peer."""
 
 import contextlib
-import os
+import json
 import socket
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -13,7 +16,6 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.core.errors import UsageError
-from penstock.graph.job_graph import KeyGroup
 from penstock.network import connection
 from penstock.network.addresses import Listener
 from penstock.network.connection import WorkerNetwork
@@ -200,12 +202,12 @@ def test_a_long_folder_falls_back_to_a_short_one(tmp_path):
     path = listener.endpoint.removeprefix("unix:")
     assert len(path) < 100
     listener.close()
-    assert not os.path.exists(os.path.dirname(path))
+    assert not Path(path).parent.exists()
 
 
 def test_a_worker_id_that_is_no_file_name_is_no_problem(tmp_path):
     listener = Listener("tm/0:slot 1", f"unix:{tmp_path}")
-    assert os.path.exists(listener.endpoint.removeprefix("unix:"))
+    assert Path(listener.endpoint.removeprefix("unix:")).exists()
     listener.close()
     assert list(tmp_path.iterdir()) == []
 
@@ -224,58 +226,27 @@ def test_close_ends_the_thread_and_removes_the_socket_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def _other_process(net, folder, pipe, rows):
-    """Body of the forked worker `b`: sends half of what it makes to itself, half to `a`, and counts what it gets."""
-    plane = WorkerNetwork("b", f"unix:{folder}", SystemClock())
-    pipe.send(plane.endpoint)
-    count = _exchange(net, {"b": plane, "a": Named(pipe.recv())}, "b", 1, rows)
-    pipe.send(count)
-    pipe.recv()
-    plane.close()
-
-
-class Named:
-    """A worker of which only the endpoint is known here."""
-
-    def __init__(self, endpoint):
-        self.endpoint = endpoint
-
-
-def _exchange(net, planes, worker, subtask, rows):
-    job = net.Job(planes, JobSettings(buffer_size_bytes=50_000))
-    reader, room = Reader(), threading.Event()
-    output = job.outputs(subtask, worker, ["a", "b"], partitioner=KeyGroup(("k",)), wake=room.set)
-    gate = job.gate(subtask, worker, ["a", "b"], reader.data.set)
-    job.start(worker)
-    batches = [net.rows(1000, first=1000 * n) for n in range(rows // 1000)]
-    sender = threading.Thread(target=lambda: (send(output, batches, room), output.end()))
-    sender.start()
-    found = reader.read(gate)
-    sender.join(DEADLINE)
-    keys = net.keys_of(found)
-    return sum(keys), len(keys), len(set(keys))
-
-
 @pytest.mark.processes
-def test_two_processes_exchange_every_row_exactly_once(net, tmp_path):
-    import multiprocessing
-
-    rows = 200_000
-    here, there = multiprocessing.get_context("fork").Pipe()
-    process = multiprocessing.get_context("fork").Process(target=_other_process, args=(net, tmp_path, there, rows))
-    process.start()
-    plane = WorkerNetwork("a", f"unix:{tmp_path}", SystemClock())
-    try:
-        here.send(plane.endpoint)
-        endpoint = here.recv()
-        total, count, distinct = _exchange(net, {"a": plane, "b": Named(endpoint)}, "a", 0, rows)
-        assert here.poll(DEADLINE)
-        other_total, other_count, other_distinct = here.recv()
-        here.send("done")
-    finally:
-        process.join(DEADLINE)
-        plane.close()
-    assert process.exitcode == 0
-    assert count + other_count == 2 * rows
-    assert distinct + other_distinct == rows
-    assert total + other_total == rows * (rows - 1)
+@pytest.mark.parametrize("pattern", ["forward", "keyed"])
+def test_two_processes_exchange_every_row_exactly_once(pattern, listen):
+    script = Path(__file__).parents[2] / "bench" / "network_exchange.py"
+    rows = 100_000
+    options = [
+        "--rows",
+        str(rows),
+        "--batch",
+        "1000",
+        "--pattern",
+        pattern,
+        "--check",
+        "--listen",
+        listen[:4].strip(":"),
+    ]
+    done = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    made = [n for _ in range(1 if pattern == "forward" else 2) for n in range(rows)]
+    distinct = 64_000  # the script makes 64 batches and sends them again and again
+    assert report["rows"] == len(made)
+    assert report["key_sum"] == sum(n % distinct for n in made)
+    assert report["lost"] == []

@@ -1,0 +1,85 @@
+"""Credit is neither lost nor invented, whatever is sent and consumed in whatever order."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.network.credit import GateCredit, SenderCredit
+
+CHANNELS, EXCLUSIVE = 3, 100
+
+
+class World:
+    """Senders with queues, a gate, and both directions in flight."""
+
+    def __init__(self, floating):
+        self.gate = GateCredit(CHANNELS, EXCLUSIVE, floating)
+        self.floating = floating
+        self.senders = [SenderCredit(EXCLUSIVE) for _ in range(CHANNELS)]
+        self.waiting = [[] for _ in range(CHANNELS)]
+        self.data = [[] for _ in range(CHANNELS)]
+        self.queued = [[] for _ in range(CHANNELS)]
+        self.grants = [[EXCLUSIVE] for _ in range(CHANNELS)]
+
+    def put(self, channel, size):
+        self.waiting[channel].append(size)
+
+    def send(self, channel):
+        waiting = self.waiting[channel]
+        if waiting and self.senders[channel].covers(waiting[0]):
+            cost = self.senders[channel].spend(waiting.pop(0))
+            self.data[channel].append((cost, sum(waiting)))
+
+    def arrive(self, channel):
+        if self.data[channel]:
+            cost, backlog = self.data[channel].pop(0)
+            granted = self.gate.on_data(channel, cost, backlog)
+            self.queued[channel].append(cost)
+            if granted:
+                self.grants[channel].append(granted)
+
+    def consume(self, channel):
+        if self.queued[channel]:
+            for target, amount in self.gate.on_consumed(channel, self.queued[channel].pop(0)):
+                self.grants[target].append(amount)
+
+    def deliver(self, channel):
+        if self.grants[channel]:
+            self.senders[channel].grant(self.grants[channel].pop(0))
+
+    def check(self):
+        gate = self.gate
+        assert gate.floating_free + sum(gate.floating_held) == self.floating
+        assert gate.floating_free >= 0
+        for c in range(CHANNELS):
+            at_sender = self.senders[c].balance + sum(self.grants[c]) + sum(cost for cost, _ in self.data[c])
+            assert self.senders[c].balance >= 0
+            assert at_sender == gate.outstanding[c]
+            assert at_sender + sum(self.queued[c]) + gate.unannounced[c] == EXCLUSIVE + gate.floating_held[c]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["put", "send", "arrive", "consume", "deliver"]),
+        st.integers(0, CHANNELS - 1),
+        st.integers(1, 350),
+    ),
+    max_size=200,
+)
+
+
+@given(STEPS, st.sampled_from([0, 1, 150, 1000]))
+def test_credit_is_conserved_and_everything_arrives_in_the_end(steps, floating):
+    world = World(floating)
+    for what, channel, size in steps:
+        if what == "put":
+            world.put(channel, size)
+        else:
+            getattr(world, what)(channel)
+        world.check()
+    for _ in range(10 * len(steps) + 10):
+        for what in (world.send, world.arrive, world.consume, world.deliver):
+            for channel in range(CHANNELS):
+                what(channel)
+        world.check()
+    assert world.waiting == [[], [], []]
+    assert all(not queue for queue in world.data + world.queued)
