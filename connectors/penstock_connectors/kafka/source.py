@@ -112,9 +112,8 @@ class KafkaSource:
             from penstock_connectors.formats.json_rows import JsonRowDecoder
 
             JsonRowDecoder(self.row_schema)
-        self._discovery = (
-            None if discovery_interval is None else parse_duration_ms(discovery_interval, "discovery_interval")
-        )
+        interval = chosen["discovery_interval"]
+        self._discovery = None if interval is None else parse_duration_ms(interval, "discovery_interval")
         self._config: dict[str, Any] = {
             "bootstrap": bootstrap,
             "topics": topics,
