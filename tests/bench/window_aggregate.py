@@ -1,4 +1,7 @@
-"""Rows per CPU-second of the keyed path: hash, split, window operator, freeze and encode. Run: python tests/bench/window_aggregate.py"""
+"""Rows per CPU-second of the keyed path: hash, split, window operator, freeze and encode. Run.
+
+Python tests/bench/window_aggregate.py
+"""
 
 import argparse
 import time

@@ -1,5 +1,8 @@
-"""The window operator over its state against a plain Python model: any order of batches, watermarks, freezes, failed uploads,
-compactions, restores and rescales, on both backends, gives the model's output."""
+"""The window operator over its state against a plain Python model.
+
+Any order of batches, watermarks, freezes, failed uploads, compactions, restores and rescales, on both backends, gives
+the model's output.
+"""
 
 import math
 import tempfile

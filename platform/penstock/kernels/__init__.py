@@ -1,1 +1,4 @@
-"""Compiled loops over rows: hashing, splitting, indexing, aggregating; everything that would otherwise be Python per row."""
+"""Compiled loops over rows: hashing, splitting, indexing, aggregating.
+
+Everything that would otherwise be Python per row.
+"""

@@ -1,13 +1,16 @@
 """Kernels that add rows to accumulators: one pass per accumulator over (cell of row, value of row).
 
-Cells are rows of words (int64; floats are the same memory seen as float64). Word 0 holds the number of rows of the cell, doubled,
-and in its lowest bit whether the cell changed since the last freeze: one place in memory says present and dirty.
+Cells are rows of words (int64; floats are the same memory seen as float64). Word 0 holds the number of rows of the
+cell, doubled, and in its lowest bit whether the cell changed since the last freeze: one place in memory says present
+and dirty.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit, types
+from numba import njit
 
 from penstock.kernels.compile import (
     F64,
@@ -22,45 +25,46 @@ from penstock.kernels.compile import (
     U8_IN,
     i8,
     kernel,
+    tuple_of,
 )
 
-_TIMED = types.Tuple((I64_IN, I64_IN))
+_TIMED = tuple_of(I64_IN, I64_IN)
 
 
 @njit
-def _is_valid(bitmap, bit):  # type: ignore[no-untyped-def]
-    return bitmap.shape[0] == 0 or ((bitmap[bit >> 3] >> (bit & 7)) & 1) == 1
+def _is_valid(bitmap: Any, bit: Any) -> Any:
+    return len(bitmap) == 0 or ((bitmap[bit >> 3] >> (bit & 7)) & 1) == 1
 
 
 @kernel(i8(I64_ROWS, I64_IN))
 def add_rows(cells: I64, cell: I64) -> int:
     """Count every row in its cell and mark the cell dirty."""
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         cells[cell[i], 0] = (cells[cell[i], 0] + 2) | 1
-    return cell.shape[0]
+    return len(cell)
 
 
 @kernel(i8(I64_ROWS, i8, I64_IN, U8_IN, i8))
 def add_valid(cells: I64, word: int, cell: I64, bitmap: U8, bit_offset: int) -> int:
     """Count the rows that are not null."""
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             cells[cell[i], word] += 1
-    return cell.shape[0]
+    return len(cell)
 
 
 @kernel(i8(I64_ROWS, i8, I64_IN, I64_IN, U8_IN, i8))
 def sum_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offset: int) -> int:
     """Add integers; returns how many additions overflowed."""
     overflow = 0
-    if bitmap.shape[0] == 0:
-        for i in range(cell.shape[0]):
+    if len(bitmap) == 0:
+        for i in range(len(cell)):
             old, value = cells[cell[i], word], values[i]
             new = old + value
             overflow += ((old ^ new) & (value ^ new)) < 0
             cells[cell[i], word] = new
         return overflow
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             old, value = cells[cell[i], word], values[i]
             new = old + value
@@ -72,7 +76,7 @@ def sum_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offse
 @kernel(i8(I64_ROWS, i8, I64_IN, I64_IN, U8_IN, i8))
 def min_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offset: int) -> int:
     """Keep the least integer."""
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             cells[cell[i], word] = min(cells[cell[i], word], values[i])
     return 0
@@ -81,7 +85,7 @@ def min_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offse
 @kernel(i8(I64_ROWS, i8, I64_IN, I64_IN, U8_IN, i8))
 def max_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offset: int) -> int:
     """Keep the greatest integer."""
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             cells[cell[i], word] = max(cells[cell[i], word], values[i])
     return 0
@@ -90,7 +94,7 @@ def max_i64(cells: I64, word: int, cell: I64, values: I64, bitmap: U8, bit_offse
 @kernel(i8(F64_ROWS, i8, I64_IN, F64_IN, U8_IN, i8))
 def sum_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offset: int) -> int:
     """Add floats."""
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             cells[cell[i], word] += values[i]
     return 0
@@ -99,7 +103,7 @@ def sum_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offse
 @kernel(i8(F64_ROWS, i8, I64_IN, F64_IN, U8_IN, i8))
 def min_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offset: int) -> int:
     """Keep the least float; NaN is the greatest of all."""
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             old, value = cells[cell[i], word], values[i]
             if value < old or old != old:  # noqa: PLR0124 - NaN
@@ -110,7 +114,7 @@ def min_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offse
 @kernel(i8(F64_ROWS, i8, I64_IN, F64_IN, U8_IN, i8))
 def max_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offset: int) -> int:
     """Keep the greatest float; NaN is the greatest of all."""
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             old, value = cells[cell[i], word], values[i]
             if value > old or value != value:  # noqa: PLR0124 - NaN
@@ -121,7 +125,7 @@ def max_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offse
 @kernel(i8(F64_ROWS, i8, I64_IN, F64_IN, U8_IN, i8))
 def moments_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_offset: int) -> int:
     """Welford's update of (count, mean, sum of squared deviations) in three words."""
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i):
             at = cell[i]
             count = cells[at, word] + 1.0
@@ -137,7 +141,7 @@ def moments_f64(cells: F64, word: int, cell: I64, values: F64, bitmap: U8, bit_o
 def first_i64(cells: I64, word: int, cell: I64, timed: tuple[I64, I64], bitmap: U8, bit_offset: int) -> int:
     """Keep (event time, value) of the earliest row; of equal times the one that came first."""
     times, values = timed
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i) and times[i] < cells[cell[i], word]:
             cells[cell[i], word] = times[i]
             cells[cell[i], word + 1] = values[i]
@@ -148,7 +152,7 @@ def first_i64(cells: I64, word: int, cell: I64, timed: tuple[I64, I64], bitmap: 
 def last_i64(cells: I64, word: int, cell: I64, timed: tuple[I64, I64], bitmap: U8, bit_offset: int) -> int:
     """Keep (event time, value) of the latest row; of equal times the one that came last."""
     times, values = timed
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if _is_valid(bitmap, bit_offset + i) and times[i] >= cells[cell[i], word]:
             cells[cell[i], word] = times[i]
             cells[cell[i], word + 1] = values[i]
@@ -158,9 +162,9 @@ def last_i64(cells: I64, word: int, cell: I64, timed: tuple[I64, I64], bitmap: U
 @kernel(i8(I32_IN, I64_IN, I64_OUT))
 def group_max(index: I64, values: I64, out: I64) -> int:
     """Raise `out[index[i]]` to `values[i]`."""
-    for i in range(index.shape[0]):
+    for i in range(len(index)):
         out[index[i]] = max(out[index[i]], values[i])
-    return index.shape[0]
+    return len(index)
 
 
 def max_by_group(index: I64, values: I64, groups: int) -> I64:

@@ -1,7 +1,10 @@
-"""Arrow columns as the arrays kernels take, in canonical form, and back: int64 for all fixed-width types, bytes for the rest.
+"""Arrow columns as the arrays kernels take, in canonical form, and back.
 
-Canonical: all ints and bools are int64; float32 is float64, -0.0 is 0.0, there is one NaN; timestamps are microseconds (nanosecond
-columns keep theirs); dates are days; decimals up to 18 digits their unscaled number. So equal keys have equal bits.
+Int64 for all fixed-width types, bytes for the rest.
+
+Canonical: all ints and bools are int64; float32 is float64, -0.0 is 0.0, there is one NaN; timestamps are microseconds
+(nanosecond columns keep theirs); dates are days; decimals up to 18 digits their unscaled number. So equal keys have
+equal bits.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class FixedColumn:
     @property
     def nullable(self) -> bool:
         """Whether a row may be null."""
-        return self.bitmap.shape[0] > 0
+        return len(self.bitmap) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ class BytesColumn:
     @property
     def nullable(self) -> bool:
         """Whether a row may be null."""
-        return self.bitmap.shape[0] > 0
+        return len(self.bitmap) > 0
 
 
 KeyColumns: TypeAlias = tuple[FixedColumn | BytesColumn, ...]
@@ -66,7 +69,7 @@ KeyColumns: TypeAlias = tuple[FixedColumn | BytesColumn, ...]
 def canonical_floats(values: F64, out: I64) -> int:
     """Write the canonical bits of floats: one zero, one NaN."""
     bits = values.view(np.int64)
-    for i in range(values.shape[0]):
+    for i in range(len(values)):
         value = values[i]
         if value != value:  # noqa: PLR0124 - that is what NaN is
             out[i] = _NAN_BITS
@@ -74,7 +77,7 @@ def canonical_floats(values: F64, out: I64) -> int:
             out[i] = 0
         else:
             out[i] = bits[i]
-    return values.shape[0]
+    return len(values)
 
 
 def _bitmap(array: pa.Array) -> tuple[U8, int]:

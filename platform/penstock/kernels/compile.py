@@ -1,9 +1,9 @@
 """The one way a kernel is made: explicit signatures, cached on disk, GIL released; and the register of all of them.
 
-Signatures are explicit, so a kernel is compiled (or loaded from the cache) when its module is imported and never again: a call
-with another type is an error instead of a hidden compilation. Arrow memory is read-only, which is another type to numba: inputs
-are declared read-only (writable arrays are accepted there too). Helpers of a kernel stand in the kernel's own module, because the
-cache is keyed by that file alone.
+Signatures are explicit, so a kernel is compiled (or loaded from the cache) when its module is imported and never again:
+a call with another type is an error instead of a hidden compilation. Arrow memory is read-only, which is another type
+to numba: inputs are declared read-only (writable arrays are accepted there too). Helpers of a kernel stand in the
+kernel's own module, because the cache is keyed by that file alone.
 """
 
 from __future__ import annotations
@@ -42,6 +42,11 @@ I32_ROWS = types.int32[:, ::1]
 I64_ROWS_IN = types.Array(types.int64, 2, "C", readonly=True)
 
 _KERNELS: list[Any] = []
+
+
+def tuple_of(*members: Any) -> Any:
+    """Return the type of a tuple argument."""
+    return types.Tuple(members)  # type: ignore[no-untyped-call]
 
 
 def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Any]:

@@ -1,17 +1,20 @@
-"""Key hashes as Spark computes them: `xxhash64`, seed 42, column after column, a null leaves the running hash unchanged.
+"""Key hashes as Spark computes them.
 
-Canonical forms come first (`kernels.columns`): every fixed-width key is an int64, strings and binaries are their bytes, decimals
-of more than 18 digits the bytes of their unscaled number. Called by the partitioner's split and by keyed operators.
+`xxhash64`, seed 42, column after column, a null leaves the running hash unchanged.
+
+Canonical forms come first (`kernels.columns`): every fixed-width key is an int64, strings and binaries are their bytes,
+decimals of more than 18 digits the bytes of their unscaled number. Called by the partitioner's split and by keyed
+operators.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import njit
 
-from penstock.kernels.columns import BytesColumn, FixedColumn, KeyColumns, key_columns
+from penstock.kernels.columns import FixedColumn, KeyColumns, key_columns
 from penstock.kernels.compile import I64, I64_IN, U8, U8_IN, U64, U64_OUT, i8, kernel
 
 if TYPE_CHECKING:
@@ -27,12 +30,12 @@ _P5 = _U(0x27D4EB2F165667C5)
 
 
 @njit
-def _rotate(x, count):  # type: ignore[no-untyped-def]
+def _rotate(x: Any, count: Any) -> Any:
     return (x << _U(count)) | (x >> _U(64 - count))
 
 
 @njit
-def _avalanche(h):  # type: ignore[no-untyped-def]
+def _avalanche(h: Any) -> Any:
     h ^= h >> _U(33)
     h *= _P2
     h ^= h >> _U(29)
@@ -41,14 +44,14 @@ def _avalanche(h):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _hash_long(value, seed):  # type: ignore[no-untyped-def]
+def _hash_long(value: Any, seed: Any) -> Any:
     h = seed + _P5 + _U(8)
     h ^= _rotate(value * _P2, 31) * _P1
     return _avalanche(_rotate(h, 27) * _P1 + _P4)
 
 
 @njit
-def _read8(data, at):  # type: ignore[no-untyped-def]
+def _read8(data: Any, at: Any) -> Any:
     word = _U(0)
     for k in range(8):
         word |= _U(data[at + k]) << _U(8 * k)
@@ -56,7 +59,7 @@ def _read8(data, at):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _read4(data, at):  # type: ignore[no-untyped-def]
+def _read4(data: Any, at: Any) -> Any:
     word = _U(0)
     for k in range(4):
         word |= _U(data[at + k]) << _U(8 * k)
@@ -64,7 +67,7 @@ def _read4(data, at):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _stripes(data, at, end, seed):  # type: ignore[no-untyped-def]
+def _stripes(data: Any, at: Any, end: Any, seed: Any) -> Any:
     v1, v2, v3, v4 = seed + _P1 + _P2, seed + _P2, seed, seed - _P1
     while at <= end - 32:
         v1 = _rotate(v1 + _read8(data, at) * _P2, 31) * _P1
@@ -79,7 +82,7 @@ def _stripes(data, at, end, seed):  # type: ignore[no-untyped-def]
 
 
 @njit
-def _hash_bytes(data, start, length, seed):  # type: ignore[no-untyped-def]
+def _hash_bytes(data: Any, start: Any, length: Any, seed: Any) -> Any:
     at, end = start, start + length
     if length >= 32:
         h = _stripes(data, at, end, seed)
@@ -102,8 +105,8 @@ def _hash_bytes(data, start, length, seed):  # type: ignore[no-untyped-def]
 @kernel(i8(I64_IN, U8_IN, i8, U64_OUT))
 def hash_fixed(values: I64, bitmap: U8, bit_offset: int, out: U64) -> int:
     """Fold int64 keys into the running hashes `out`."""
-    n = values.shape[0]
-    if bitmap.shape[0] == 0:
+    n = len(values)
+    if len(bitmap) == 0:
         for i in range(n):
             out[i] = _hash_long(_U(values[i]), out[i])
     else:
@@ -117,8 +120,8 @@ def hash_fixed(values: I64, bitmap: U8, bit_offset: int, out: U64) -> int:
 @kernel(i8(U8_IN, I64_IN, U8_IN, i8, U64_OUT))
 def hash_bytes(data: U8, offsets: I64, bitmap: U8, bit_offset: int, out: U64) -> int:
     """Fold strings or binaries into the running hashes `out`."""
-    n = offsets.shape[0] - 1
-    nullable = bitmap.shape[0] > 0
+    n = len(offsets) - 1
+    nullable = len(bitmap) > 0
     for i in range(n):
         bit = bit_offset + i
         if nullable and not (bitmap[bit >> 3] >> (bit & 7)) & 1:
@@ -129,9 +132,12 @@ def hash_bytes(data: U8, offsets: I64, bitmap: U8, bit_offset: int, out: U64) ->
 
 @kernel(i8(U8_IN, U8_IN, i8, U64_OUT))
 def hash_decimals(data: U8, bitmap: U8, bit_offset: int, out: U64) -> int:
-    """Fold 16-byte little-endian decimals: Java's `BigInteger.toByteArray` (big-endian, as short as the sign allows) is hashed."""
-    n = out.shape[0]
-    nullable = bitmap.shape[0] > 0
+    """Fold 16-byte little-endian decimals.
+
+    Java's `BigInteger.toByteArray` (big-endian, as short as the sign allows) is hashed.
+    """
+    n = len(out)
+    nullable = len(bitmap) > 0
     big = np.empty(16, np.uint8)
     for i in range(n):
         bit = bit_offset + i
@@ -153,7 +159,7 @@ def hash_key_columns(keys: KeyColumns, rows: int) -> I64:
     for column in keys:
         if isinstance(column, FixedColumn):
             hash_fixed(column.values, column.bitmap, column.bit_offset, running)
-        elif isinstance(column, BytesColumn) and column.decimal:
+        elif column.decimal:
             first = int(column.offsets[0])
             hash_decimals(column.data[first : first + 16 * rows], column.bitmap, column.bit_offset, running)
         else:

@@ -1,13 +1,16 @@
 """Kernels of the key index: open addressing over (hash, slot + 1) pairs, and the key columns that decide equality.
 
-The table is probed by the LOW bits of the hash (the high ones chose the subtask). Rows are first matched by their 64-bit hash, then
-the keys are compared column by column; rows whose slot holds another key of that hash go on probing (`probe_next`).
+The table is probed by the LOW bits of the hash (the high ones chose the subtask). Rows are first matched by their
+64-bit hash, then the keys are compared column by column; rows whose slot holds another key of that hash go on probing
+(`probe_next`).
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-from numba import njit, types
+from numba import njit
 
 from penstock.kernels.compile import (
     I32,
@@ -21,32 +24,37 @@ from penstock.kernels.compile import (
     U8_OUT,
     i8,
     kernel,
+    tuple_of,
 )
 
-_FIXED_IN = types.Tuple((I64_IN, U8_IN))
-_FIXED_STORE = types.Tuple((I64_OUT, U8_OUT))
-_BYTES_IN = types.Tuple((U8_IN, I64_IN, U8_IN))
-_BYTES_STORE = types.Tuple((U8_OUT, I64_OUT, U8_OUT))
-_INDEX = types.Tuple((I64_OUT, I64_OUT))
+_FIXED_IN = tuple_of(I64_IN, U8_IN)
+_FIXED_STORE = tuple_of(I64_OUT, U8_OUT)
+_BYTES_IN = tuple_of(U8_IN, I64_IN, U8_IN)
+_BYTES_STORE = tuple_of(U8_OUT, I64_OUT, U8_OUT)
+_INDEX = tuple_of(I64_OUT, I64_OUT)
+_PAIRS = tuple_of(I32_IN, I32_IN)
+_ROWS_SLOTS = tuple_of(I32_IN, I32_OUT)
 
 
 @njit
-def _is_valid(bitmap, bit):  # type: ignore[no-untyped-def]
-    return bitmap.shape[0] == 0 or ((bitmap[bit >> 3] >> (bit & 7)) & 1) == 1
+def _is_valid(bitmap: Any, bit: Any) -> Any:
+    return len(bitmap) == 0 or ((bitmap[bit >> 3] >> (bit & 7)) & 1) == 1
 
 
 @kernel(i8(_INDEX, I64_IN, I32_OUT, I32_OUT, I64_OUT))
-def probe(index: tuple[I64, I64], hashes: I64, slots: I32, created_by: I32, state: I64) -> int:
-    """Find or make the slot of every row from `state[0]` on, by hash alone; returns the row reached (all, or the table is full).
+def probe(index: tuple[I64, I64], hashes: I64, slots: I32, created_by: I32, state: I64) -> Any:
+    """Find or make the slot of every row from `state[0]` on, by hash alone.
 
-    `state` = [row to begin with, slots in use, limit of slots, slots in use at the batch's begin]; `created_by[slot - state[3]]`
-    is the row a new slot was made for.
+    Returns the row reached (all, or the table is full).
+
+    `state` = [row to begin with, slots in use, limit of slots, slots in use at the batch's begin]; `created_by[slot -
+    state[3]]` is the row a new slot was made for.
     """
     table, slot_hashes = index
-    mask = table.shape[0] // 2 - 1
+    mask = len(table) // 2 - 1
     count, limit, base = state[1], state[2], state[3]
     i = state[0]
-    n = hashes.shape[0]
+    n = len(hashes)
     while i < n:
         h = hashes[i]
         at = h & mask
@@ -72,15 +80,18 @@ def probe(index: tuple[I64, I64], hashes: I64, slots: I32, created_by: I32, stat
     return i
 
 
-@kernel(i8(_INDEX, I64_IN, types.Tuple((I32_IN, I32_OUT)), I32_OUT, I64_OUT))
-def probe_next(index: tuple[I64, I64], hashes: I64, rows_slots: tuple[I32, I32], created_by: I32, state: I64) -> int:
-    """As `probe` for the listed rows, going on behind the slot each of them has (which holds another key of the same hash)."""
+@kernel(i8(_INDEX, I64_IN, _ROWS_SLOTS, I32_OUT, I64_OUT))
+def probe_next(index: tuple[I64, I64], hashes: I64, rows_slots: tuple[I32, I32], created_by: I32, state: I64) -> Any:
+    """As `probe` for the listed rows.
+
+    Going on behind the slot each of them has (which holds another key of the same hash).
+    """
     table, slot_hashes = index
     rows, slots = rows_slots
-    mask = table.shape[0] // 2 - 1
+    mask = len(table) // 2 - 1
     count, limit, base = state[1], state[2], state[3]
     j = state[0]
-    while j < rows.shape[0]:
+    while j < len(rows):
         row = rows[j]
         h = hashes[row]
         at = h & mask
@@ -111,8 +122,11 @@ def probe_next(index: tuple[I64, I64], hashes: I64, rows_slots: tuple[I32, I32],
 
 @kernel(i8(I64_OUT, I64_IN, i8))
 def rehash(table: I64, slot_hashes: I64, count: int) -> int:
-    """Fill an empty table with the first `count` slots, in slot order (so that equal hashes keep their order of probing)."""
-    mask = table.shape[0] // 2 - 1
+    """Fill an empty table with the first `count` slots.
+
+    In slot order (so that equal hashes keep their order of probing).
+    """
+    mask = len(table) // 2 - 1
     for slot in range(count):
         h = slot_hashes[slot]
         at = h & mask
@@ -123,7 +137,7 @@ def rehash(table: I64, slot_hashes: I64, count: int) -> int:
     return count
 
 
-@kernel(i8(_FIXED_IN, i8, types.Tuple((I32_IN, I32_IN)), _FIXED_STORE, U8_OUT))
+@kernel(i8(_FIXED_IN, i8, _PAIRS, _FIXED_STORE, U8_OUT))
 def differ_fixed(
     column: tuple[I64, U8], bit_offset: int, pairs: tuple[I32, I32], store: tuple[I64, U8], bad: U8
 ) -> int:
@@ -132,7 +146,7 @@ def differ_fixed(
     rows, slots = pairs
     stored, stored_valid = store
     count = 0
-    for j in range(rows.shape[0]):
+    for j in range(len(rows)):
         row = rows[j]
         slot = slots[row]
         valid = _is_valid(bitmap, bit_offset + row)
@@ -142,7 +156,7 @@ def differ_fixed(
     return count
 
 
-@kernel(i8(_BYTES_IN, i8, types.Tuple((I32_IN, I32_IN)), _BYTES_STORE, U8_OUT))
+@kernel(i8(_BYTES_IN, i8, _PAIRS, _BYTES_STORE, U8_OUT))
 def differ_bytes(
     column: tuple[U8, I64, U8], bit_offset: int, pairs: tuple[I32, I32], store: tuple[U8, I64, U8], bad: U8
 ) -> int:
@@ -151,7 +165,7 @@ def differ_bytes(
     rows, slots = pairs
     arena, starts, stored_valid = store
     count = 0
-    for j in range(rows.shape[0]):
+    for j in range(len(rows)):
         row = rows[j]
         slot = slots[row]
         valid = _is_valid(bitmap, bit_offset + row)
@@ -176,7 +190,7 @@ def append_fixed(column: tuple[I64, U8], bit_offset: int, rows: I32, first_slot:
     values, bitmap = column
     stored, stored_valid = store
     nulls = 0
-    for j in range(rows.shape[0]):
+    for j in range(len(rows)):
         row = rows[j]
         if _is_valid(bitmap, bit_offset + row):
             stored[first_slot + j] = values[row]
@@ -192,7 +206,7 @@ def append_fixed(column: tuple[I64, U8], bit_offset: int, rows: I32, first_slot:
 def bytes_of_rows(offsets: I64, rows: I32) -> int:
     """Return the bytes the listed rows take."""
     total = 0
-    for j in range(rows.shape[0]):
+    for j in range(len(rows)):
         total += offsets[rows[j] + 1] - offsets[rows[j]]
     return total
 
@@ -206,7 +220,7 @@ def append_bytes(
     arena, starts, stored_valid = store
     end = starts[first_slot]
     nulls = 0
-    for j in range(rows.shape[0]):
+    for j in range(len(rows)):
         row = rows[j]
         if _is_valid(bitmap, bit_offset + row):
             for k in range(offsets[row], offsets[row + 1]):
@@ -221,11 +235,11 @@ def append_bytes(
 
 
 @kernel(i8(U8_IN, I64_IN, I32_IN, U8_OUT, I64_OUT))
-def gather_bytes(arena: U8, starts: I64, slots: I32, data: U8, offsets: I64) -> int:
+def gather_bytes(arena: U8, starts: I64, slots: I32, data: U8, offsets: I64) -> Any:
     """Copy the bytes of `slots` one behind the other; `offsets` has one entry more than there are slots."""
     end = 0
     offsets[0] = 0
-    for j in range(slots.shape[0]):
+    for j in range(len(slots)):
         for k in range(starts[slots[j]], starts[slots[j] + 1]):
             data[end] = arena[k]
             end += 1
@@ -234,10 +248,10 @@ def gather_bytes(arena: U8, starts: I64, slots: I32, data: U8, offsets: I64) -> 
 
 
 @kernel(i8(U8_IN, I64_OUT))
-def marked(flags: U8, out: I64) -> int:
+def marked(flags: U8, out: I64) -> Any:
     """Write the places of the non-zero flags; returns how many."""
     count = 0
-    for i in range(flags.shape[0]):
+    for i in range(len(flags)):
         if flags[i]:
             out[count] = i
             count += 1

@@ -1,4 +1,7 @@
-"""Which Arrow types can be keys, told without loading a compiler: the API validates with it, `kernels.columns` converts by it."""
+"""Which Arrow types can be keys, told without loading a compiler.
+
+The API validates with it, `kernels.columns` converts by it.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,15 @@
-"""Kernels of the pane table's memory: pages of 4096 cells, found by (pane, slot), captured when frozen, merged when fired.
+"""Kernels of the pane table's memory.
+
+Pages of 4096 cells, found by (pane, slot), captured when frozen, merged when fired.
 
 `meta` has one row a page: [frozen by (0 = none, negative = listed for capture), dirty, pane start, first slot, orphan].
-`page_table[pane row, slot >> 12]` is the page, -1 for none. `pane_index` is open addressing of (pane start, pane row + 1).
+`page_table[pane row, slot >> 12]` is the page, -1 for none. `pane_index` is open addressing of (pane start, pane row +
+1).
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 from numba import njit, types
@@ -22,6 +27,7 @@ from penstock.kernels.compile import (
     I64_ROWS_IN,
     i8,
     kernel,
+    tuple_of,
 )
 
 PAGE_BITS = 12
@@ -33,21 +39,21 @@ DONE, NEED_PANES, NEED_PAGES = 0, 1, 2
 #: Ways to combine; the word of each accumulator is the second column of `ops`.
 SUM_I, MIN_I, MAX_I, SUM_F, MIN_F, MAX_F, MOMENTS, FIRST, LAST = 0, 1, 2, 3, 4, 5, 6, 7, 8
 
-_ROWS = types.Tuple((I32_IN, I64_IN))
-_TABLES = types.Tuple((I64_OUT, I32_ROWS, I64_ROWS, I64_OUT, I64_OUT))
-_VIEWS = types.Tuple((I64_ROWS, F64_ROWS))
-_TAKEN = types.Tuple((I32_OUT, I64_OUT, I64_ROWS))
+_ROWS = tuple_of(I32_IN, I64_IN)
+_TABLES = tuple_of(I64_OUT, I32_ROWS, I64_ROWS, I64_OUT, I64_OUT)
+_VIEWS = tuple_of(I64_ROWS, F64_ROWS)
+_TAKEN = tuple_of(I32_OUT, I64_OUT, I64_ROWS)
 
 
 @njit
-def _mix(value):  # type: ignore[no-untyped-def]
+def _mix(value: Any) -> Any:
     h = np.uint64(value) * np.uint64(0x9E3779B185EBCA87)
     return np.int64(h ^ (h >> np.uint64(29)))
 
 
 @njit
-def _pane_row(pane_index, pane):  # type: ignore[no-untyped-def]
-    mask = pane_index.shape[0] // 2 - 1
+def _pane_row(pane_index: Any, pane: Any) -> Any:
+    mask = len(pane_index) // 2 - 1
     at = _mix(pane) & mask
     while pane_index[2 * at + 1] != 0:
         if pane_index[2 * at] == pane:
@@ -57,9 +63,9 @@ def _pane_row(pane_index, pane):  # type: ignore[no-untyped-def]
 
 
 @kernel(i8(I64_OUT, i8, i8))
-def enter_pane(pane_index: I64, pane: int, row: int) -> int:
+def enter_pane(pane_index: I64, pane: int, row: int) -> Any:
     """Put (pane, row) into the index, which has room."""
-    mask = pane_index.shape[0] // 2 - 1
+    mask = len(pane_index) // 2 - 1
     at = _mix(pane) & mask
     while pane_index[2 * at + 1] != 0:
         at = (at + 1) & mask
@@ -71,7 +77,7 @@ def enter_pane(pane_index: I64, pane: int, row: int) -> int:
 @kernel(i8(_ROWS, I64_OUT, _TABLES, I64_ROWS, I64_IN, I64_OUT))
 def locate(
     rows: tuple[I32, I64], cell: I64, tables: tuple[I64, I32, I64, I64, I64], cells: I64, initial: I64, state: I64
-) -> int:
+) -> Any:
     """Write the cell of every (slot, pane) from row `state[0]` on, making pages where there are none; marks them dirty.
 
     `tables` = (pane index, page table, page meta, stack of free pages, pages to capture before the next write).
@@ -79,7 +85,7 @@ def locate(
     """
     slots, panes = rows
     pane_index, page_table, meta, free, capture = tables
-    n = slots.shape[0]
+    n = len(slots)
     i = state[0]
     known = False
     pane, pane_row = np.int64(0), np.int64(0)
@@ -107,7 +113,7 @@ def locate(
             meta[page, FIRST_SLOT] = (slot >> PAGE_BITS) << PAGE_BITS
             meta[page, ORPHAN] = 0
             for r in range(page << PAGE_BITS, (page + 1) << PAGE_BITS):
-                for w in range(initial.shape[0]):
+                for w in range(len(initial)):
                     cells[r, w] = initial[w]
         elif meta[page, FROZEN] > 0:
             meta[page, FROZEN] = -meta[page, FROZEN]
@@ -124,7 +130,7 @@ def locate(
 def count_dirty(cells: I64, pages: I64) -> int:
     """Return how many cells of these pages changed since the last freeze."""
     count = 0
-    for p in range(pages.shape[0]):
+    for p in range(len(pages)):
         first = pages[p] << PAGE_BITS
         for r in range(first, first + PAGE_ROWS):
             count += cells[r, 0] & 1
@@ -136,7 +142,7 @@ def take_dirty(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> 
     """Copy the changed cells of these pages to (slots, panes, cells) and mark them clean; returns how many."""
     slots, panes, taken = out
     count = 0
-    for p in range(pages.shape[0]):
+    for p in range(len(pages)):
         page = pages[p]
         first = page << PAGE_BITS
         for r in range(PAGE_ROWS):
@@ -154,7 +160,7 @@ def take_dirty(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> 
 def count_present(cells: I64, pages: I64) -> int:
     """Return how many cells of these pages hold rows (or a change yet to be saved)."""
     count = 0
-    for p in range(pages.shape[0]):
+    for p in range(len(pages)):
         first = pages[p] << PAGE_BITS
         for r in range(first, first + PAGE_ROWS):
             count += cells[r, 0] != 0
@@ -166,7 +172,7 @@ def take_present(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -
     """Copy all used cells of these pages, dirty bits included, to (slots, panes, cells); returns how many."""
     slots, panes, taken = out
     count = 0
-    for p in range(pages.shape[0]):
+    for p in range(len(pages)):
         page = pages[p]
         first = page << PAGE_BITS
         for r in range(PAGE_ROWS):
@@ -182,17 +188,17 @@ def take_present(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -
 @kernel(i8(I64_ROWS, I64_IN, I64_ROWS_IN))
 def put_cells(cells: I64, cell: I64, source: I64) -> int:
     """Overwrite the cells with the rows of `source`, in order."""
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         for w in range(cells.shape[1]):
             cells[cell[i], w] = source[i, w]
-    return cell.shape[0]
+    return len(cell)
 
 
 @kernel(i8(I64_ROWS, I64_IN, I32_IN, types.Array(types.uint8, 1, "C", readonly=True), I64_OUT))
 def absent_rows(cells: I64, cell: I64, slots: I32, maybe_cold: I64, out: I64) -> int:
     """List the rows whose cell is empty here although the cold store may have it; returns how many."""
     count = 0
-    for i in range(cell.shape[0]):
+    for i in range(len(cell)):
         if maybe_cold[slots[i]] and cells[cell[i], 0] == 0:
             out[count] = i
             count += 1
@@ -200,7 +206,7 @@ def absent_rows(cells: I64, cell: I64, slots: I32, maybe_cold: I64, out: I64) ->
 
 
 @njit
-def _combine_moments(into, at, other, row, word):  # type: ignore[no-untyped-def]
+def _combine_moments(into: Any, at: Any, other: Any, row: Any, word: Any) -> Any:
     left, right = into[at, word], other[row, word]
     total = left + right
     if right > 0.0:
@@ -211,12 +217,12 @@ def _combine_moments(into, at, other, row, word):  # type: ignore[no-untyped-def
 
 
 @njit
-def _combine(into, at, other, row, ops):  # type: ignore[no-untyped-def]
+def _combine(into: Any, at: Any, other: Any, row: Any, ops: Any) -> Any:
     """Merge one cell into another; returns 1 when an integer sum overflowed."""
     into_i, into_f = into
     other_i, other_f = other
     overflow = 0
-    for o in range(ops.shape[0]):
+    for o in range(len(ops)):
         op, w = ops[o, 0], ops[o, 1]
         if op == SUM_I:
             old, value = into_i[at, w], other_i[row, w]
@@ -241,27 +247,29 @@ def _combine(into, at, other, row, ops):  # type: ignore[no-untyped-def]
             if other_i[row, w] < into_i[at, w]:
                 into_i[at, w] = other_i[row, w]
                 into_i[at, w + 1] = other_i[row, w + 1]
-        elif op == LAST:
-            if other_i[row, w] >= into_i[at, w]:
-                into_i[at, w] = other_i[row, w]
-                into_i[at, w + 1] = other_i[row, w + 1]
+        elif op == LAST and other_i[row, w] >= into_i[at, w]:
+            into_i[at, w] = other_i[row, w]
+            into_i[at, w + 1] = other_i[row, w + 1]
     return overflow
 
 
 @kernel(i8(_VIEWS, I32_ROWS, I64_ROWS_IN, I32_OUT, _VIEWS, I64_OUT))
 def merge_panes(cells: tuple[I64, I64], pages: I32, ops: I64, slots: I32, out: tuple[I64, I64], state: I64) -> int:
-    """Merge the panes of a window per slot: `pages[pane, slot page]`, from slot page `state[0]` on while `out` has room.
+    """Merge the panes of a window per slot.
 
-    Returns the rows written (slots and cells, word 0 = number of rows); `state` = [next slot page, overflowed additions].
+    `pages[pane, slot page]`, from slot page `state[0]` on while `out` has room.
+
+    Returns the rows written (slots and cells, word 0 = number of rows); `state` = [next slot page, overflowed
+    additions].
     """
     source = cells[0]
     target = out[0]
     count = 0
     block = state[0]
-    while block < pages.shape[1] and count + PAGE_ROWS <= slots.shape[0]:
+    while block < pages.shape[1] and count + PAGE_ROWS <= len(slots):
         for r in range(PAGE_ROWS):
             present = False
-            for p in range(pages.shape[0]):
+            for p in range(len(pages)):
                 page = np.int64(pages[p, block])
                 if page < 0:
                     continue

@@ -1,4 +1,6 @@
-"""Splitting a batch by key group: one compiled pass from hashes to an order, one Arrow take, then slices without a copy.
+"""Splitting a batch by key group.
+
+One compiled pass from hashes to an order, one Arrow take, then slices without a copy.
 
 Called by the partitioner of keyed edges, and by restores that cut in-flight rows anew.
 """
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 @kernel(i8(I64_IN, i8, i8, I32_OUT, I64_OUT))
 def split_rows(hashes: I64, key_groups: int, parallelism: int, order: I32, offsets: I64) -> int:
     """Counting sort of rows by owning subtask; stable. `offsets` (parallelism + 1) must be zero."""
-    n = hashes.shape[0]
+    n = len(hashes)
     targets = np.empty(n, np.int32)
     for i in range(n):
         group = (((hashes[i] >> 32) + (1 << 31)) * key_groups) >> 32
@@ -36,7 +38,10 @@ def split_rows(hashes: I64, key_groups: int, parallelism: int, order: I32, offse
 
 
 def split_by_key_group(hashes: I64, key_groups: int, parallelism: int) -> tuple[I32, I64]:
-    """Return row indices ordered by subtask, and where each subtask's rows begin: `order[offsets[s]:offsets[s + 1]]`."""
+    """Return row indices ordered by subtask, and where each subtask's rows begin.
+
+    `order[offsets[s]:offsets[s + 1]]`.
+    """
     order = np.empty(len(hashes), np.int32)
     offsets = np.zeros(parallelism + 1, np.int64)
     split_rows(hashes, key_groups, parallelism, order, offsets)
@@ -44,7 +49,10 @@ def split_by_key_group(hashes: I64, key_groups: int, parallelism: int) -> tuple[
 
 
 def take_split(batch: pa.RecordBatch, order: I32, offsets: I64) -> list[pa.RecordBatch | None]:
-    """Return one batch a subtask, None where it has no row; slices of one reordered copy (of the batch itself if one owns all)."""
+    """Return one batch a subtask, None where it has no row.
+
+    Slices of one reordered copy (of the batch itself if one owns all).
+    """
     import pyarrow as pa
 
     bounds = offsets.tolist()

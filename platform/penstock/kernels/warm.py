@@ -1,7 +1,7 @@
 """Loads every kernel, compiling what the cache on disk lacks; called in the worker template before it forks.
 
-Importing a kernel's module is what compiles it, so nothing is executed here: no thread starts, neither pyarrow's compute functions
-nor Polars are touched.
+Importing a kernel's module is what compiles it, so nothing is executed here: no thread starts, neither pyarrow's
+compute functions nor Polars are touched.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -15,7 +17,7 @@ IN_NO_WINDOW = 4
 
 
 @njit
-def _floor(value, step, offset):  # type: ignore[no-untyped-def]
+def _floor(value: Any, step: Any, offset: Any) -> Any:
     rest = (value - offset) % step
     return value - rest
 
@@ -33,7 +35,7 @@ def assign_panes(times: I64, window: I64, close_before: int, panes: I64, counts:
     wild = 0
     gap = 0
     low, high, start, usable = 0, 0, 0, False
-    for i in range(times.shape[0]):
+    for i in range(len(times)):
         t = times[i]
         if low <= t < high:  # same pane as the row before
             if usable:

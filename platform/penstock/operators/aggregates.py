@@ -1,8 +1,11 @@
-"""From aggregate functions to accumulators and back: which accumulators a window keeps, what a batch adds, what a window shows.
+"""From aggregate functions to accumulators and back.
 
-All are associative, so that panes (and later a combiner before the shuffle) merge. SQL's rules for nulls: an aggregate of no value is
-null, `count(column)` counts values. Sums and means of integers are exact; leaving 64 bits is an error. `mean` = sum and count, `var` and
-`std` are of a sample (null below two values). `first` and `last` go by event time, then by arrival.
+Which accumulators a window keeps, what a batch adds, what a window shows.
+
+All are associative, so that panes (and later a combiner before the shuffle) merge. SQL's rules for nulls: an aggregate
+of no value is null, `count(column)` counts values. Sums and means of integers are exact; leaving 64 bits is an error.
+`mean` = sum and count, `var` and `std` are of a sample (null below two values). `first` and `last` go by event time,
+then by arrival.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The watermark of a keyed operator, by hash range: after a rescale its keys come from subtasks that had got further than others.
+"""The watermark of a keyed operator, by hash range.
 
-The operator goes on from the least of them; until it has caught up, windows that a former subtask had fired are not fired again for
-its keys, and rows that were late for it stay late. Used by `operators.window`.
+After a rescale its keys come from subtasks that had got further than others.
+
+The operator goes on from the least of them; until it has caught up, windows that a former subtask had fired are not
+fired again for its keys, and rows that were late for it stay late. Used by `operators.window`.
 """
 
 from __future__ import annotations

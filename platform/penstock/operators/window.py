@@ -1,8 +1,8 @@
 """Tumbling and sliding event-time windows with aggregates (kind `window_aggregate`).
 
-A window fires when the watermark has reached its last microsecond, in order of windows, before the watermark is passed on. A row is
-late when all windows it belongs to are closed (and their allowed lateness is over); it is counted and dropped. Within the allowed
-lateness, closed windows that got late rows are emitted again for those keys, once a batch.
+A window fires when the watermark has reached its last microsecond, in order of windows, before the watermark is passed
+on. A row is late when all windows it belongs to are closed (and their allowed lateness is over); it is counted and
+dropped. Within the allowed lateness, closed windows that got late rows are emitted again for those keys, once a batch.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class WindowAggregateOperator(Operator):
         kept = panes != _LEFT_OUT
         return data.filter(pa.array(kept)), panes[kept]
 
-    def _in_open_windows(self, data: pa.RecordBatch, hashes: I64) -> np.ndarray:  # type: ignore[type-arg]
+    def _in_open_windows(self, data: pa.RecordBatch, hashes: I64) -> np.ndarray:
         """After a rescale: which rows belong to a window that was still open for their key's former subtask."""
         times = data.column(TS_COLUMN).to_numpy()
         last_start = times - (times - self._config.offset) % self._config.slide

@@ -1,4 +1,6 @@
-"""Windowed aggregation as a configuration: validation and output schema, without the operator (and without loading a compiler).
+"""Windowed aggregation as a configuration.
+
+Validation and output schema, without the operator (and without loading a compiler).
 
 Called by the API when the graph is built, and by `operators.window` when it opens.
 """

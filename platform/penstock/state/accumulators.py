@@ -1,7 +1,9 @@
-"""What a pane table stores: the key's schema and a list of accumulators, and how both look as words and as columns of a segment.
+"""What a pane table stores.
 
-A cell is a row of 64-bit words. Word 0 is the number of rows (doubled, plus the dirty bit); every accumulator has one to three words.
-Made by `operators.window`, read by `PaneTable`, the segment writer and restore.
+The key's schema and a list of accumulators, and how both look as words and as columns of a segment.
+
+A cell is a row of 64-bit words. Word 0 is the number of rows (doubled, plus the dirty bit); every accumulator has one
+to three words. Made by `operators.window`, read by `PaneTable`, the segment writer and restore.
 """
 
 from __future__ import annotations
@@ -75,7 +77,10 @@ class AccumulatorSpec:
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorInput:
-    """A batch's values for one accumulator: int64 or float64 by its dtype, None counts the valid rows; `times` for first/last."""
+    """A batch's values for one accumulator: int64 or float64 by its dtype, None counts the valid rows.
+
+    `times` for first/last.
+    """
 
     values: I64 | F64 | None
     bitmap: U8

@@ -1,4 +1,7 @@
-"""Managed memory of a slot: who holds how much of it, and whether that is too much. Used by the tables of one subtask's thread."""
+"""Managed memory of a slot.
+
+Who holds how much of it, and whether that is too much. Used by the tables of one subtask's thread.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The cold side of a pane table: the store it needs (`ColdStore`), and which keys and panes lie there (`ColdPanes`).
 
-The hashmap backend has no cold store; `state.rocksdb` is the one of the rocksdb backend. A cold store is a spill area: it starts empty,
-nothing is recovered from it, the checkpoint is the truth. Called by `PaneTable` in the owner's thread.
+The hashmap backend has no cold store; `state.rocksdb` is the one of the rocksdb backend. A cold store is a spill area:
+it starts empty, nothing is recovered from it, the checkpoint is the truth. Called by `PaneTable` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class ColdPanes:
         self._tick += 1
         self._touched[slots] = self._tick
 
-    def recent(self, count: int) -> np.ndarray:  # type: ignore[type-arg]
+    def recent(self, count: int) -> np.ndarray:
         """Return which slots to keep: at most half, those touched last."""
         touched = self._touched[:count]
         middle = np.partition(touched, count // 2)[count // 2]

@@ -1,7 +1,9 @@
-"""Rows as keys and values of a cold store: `pane | hash | key columns` -> words, in an order in which panes and hashes are ranges.
+"""Rows as keys and values of a cold store.
 
-Pane and hash are big-endian with the sign bit flipped; fixed-width key columns follow as (valid, 8 bytes), then bytes as (length, data).
-Used by `state.cold` alone.
+`pane | hash | key columns` -> words, in an order in which panes and hashes are ranges.
+
+Pane and hash are big-endian with the sign bit flipped; fixed-width key columns follow as (valid, 8 bytes), then bytes
+as (length, data). Used by `state.cold` alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The frozen state of one barrier: what the task copies piece by piece, encodes in the background and names in its ack.
 
-Made by `PaneTable.freeze` in the owner's thread; `encode` alone may run elsewhere, after `copy_pages` has returned True.
+Made by `PaneTable.freeze` in the owner's thread; `encode` alone may run elsewhere, after `copy_pages` has returned
+True.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The part of a pane table that is in memory: key index and pages together. Used by `PaneTable`, also to merge cold rows with hot ones."""
+"""The part of a pane table that is in memory.
+
+Key index and pages together. Used by `PaneTable`, also to merge cold rows with hot ones.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,10 @@ class HotPanes:
                 yield Fired(keys.gather(found), keys.hashes[found], cells[:count].copy())
 
     def rebuilt(self, kept: I32) -> HotPanes:
-        """Return a copy with the kept keys alone, numbered anew in the same order; nothing of `self` may be frozen and uncopied."""
+        """Return a copy with the kept keys alone, numbered anew in the same order.
+
+        Nothing of `self` may be frozen and uncopied.
+        """
         rows, keys = self.memory.present(), self.index.view()
         copy = HotPanes(self.spec)
         for first in range(0, len(kept), CHUNK):

@@ -1,8 +1,8 @@
 """The key index of a table: key columns -> dense slot numbers, append-only until it is rebuilt.
 
-Slots are numbered in order of first arrival. The 64-bit hash finds a candidate, the full key decides. Arrays only ever grow at their
-end and are replaced, never moved in place: a `KeyView` taken at a freeze stays valid while the owner goes on. Called by `PaneTable`
-in the owner's thread; views are read by any thread.
+Slots are numbered in order of first arrival. The 64-bit hash finds a candidate, the full key decides. Arrays only ever
+grow at their end and are replaced, never moved in place: a `KeyView` taken at a freeze stays valid while the owner goes
+on. Called by `PaneTable` in the owner's thread; views are read by any thread.
 """
 
 from __future__ import annotations
@@ -230,7 +230,7 @@ def _new_store(data_type: pa.DataType) -> _Store:
     return _BytesStore(np.empty(_FIRST_BYTES, np.uint8), np.zeros(_FIRST_SLOTS + 1, np.int64), valid)
 
 
-def _grown(array: np.ndarray, capacity: int) -> np.ndarray:  # type: ignore[type-arg]
+def _grown(array: np.ndarray, capacity: int) -> np.ndarray:
     bigger = np.empty(capacity, array.dtype)
     bigger[: len(array)] = array
     return bigger

@@ -1,7 +1,10 @@
-"""`PaneTable`: accumulators by (key, pane), the state of window aggregates. One key index, dense pages of cells per pane.
+"""`PaneTable`: accumulators by (key, pane), the state of window aggregates. One key index.
 
-Owned by one subtask thread. `update` adds a batch, `fire` merges the panes of a window, `drop_below` forgets closed panes, `freeze`
-gives a consistent cut without copying. With a cold store, keys that were not seen for long move there when memory runs out.
+Dense pages of cells per pane.
+
+Owned by one subtask thread. `update` adds a batch, `fire` merges the panes of a window, `drop_below` forgets closed
+panes, `freeze` gives a consistent cut without copying. With a cold store, keys that were not seen for long move there
+when memory runs out.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.kernels.columns import KeyColumns
-    from penstock.kernels.compile import I32, I64, U8
+    from penstock.kernels.compile import F64, I32, I64, U8
     from penstock.state.budget import MemoryBudget
     from penstock.state.cold import ColdStore
 
@@ -195,7 +198,7 @@ class PaneTable:
             raise PenstockError(
                 f"keyed state of {self.source.uid} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
-                hint="raise managed_memory_bytes, use more parallelism, or set state_backend=rocksdb to keep state on disk",
+                hint="raise managed_memory_bytes or the parallelism, or set state_backend=rocksdb to use the disk",
             )
         self._evict()
 
@@ -211,7 +214,7 @@ class PaneTable:
         else:
             self._check_dead_at = count + max(_DEAD_KEYS, count // 2)
 
-    def _rebuild(self, keep: np.ndarray) -> None:  # type: ignore[type-arg]
+    def _rebuild(self, keep: np.ndarray) -> None:
         """Keep these slots alone; what is frozen was copied and has its own view of the old keys."""
         self._hot.memory.copy_all_frozen()
         kept = np.nonzero(keep)[0].astype(np.int32)
@@ -236,7 +239,10 @@ class PaneTable:
             page_kernels.put_cells(self._hot.memory.cells, cell[rows[found]], cells)
 
     def _evict(self) -> None:
-        """Move the keys that were not touched for longest to the cold store; changed rows are saved for the next barrier first."""
+        """Move the keys that were not touched for longest to the cold store.
+
+        Changed rows are saved for the next barrier first.
+        """
         assert self._cold is not None  # noqa: S101
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
@@ -268,7 +274,7 @@ class PaneTable:
             yield from merged.fire(panes)
 
 
-def _add(spec: AccumulatorSpec, cells: I64, word: int, cell: I64, values: AccumulatorInput) -> int:
+def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: AccumulatorInput) -> int:
     """Add one input; returns how many additions overflowed."""
     bitmap: U8 = values.bitmap
     if spec.combine in ("first", "last"):

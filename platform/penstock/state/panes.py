@@ -1,7 +1,9 @@
-"""Memory of a pane table: pages of cells per (pane, 4096 slots), freezing them without copying, copying them before they change.
+"""Memory of a pane table.
 
-Owned and called by one thread. A frozen page is copied (its changed cells only) by the first write after the freeze or by
-`copy_frozen` in between; a page of a dropped pane that is still frozen waits as an orphan until it was copied.
+Pages of cells per (pane, 4096 slots), freezing them without copying, copying them before they change.
+
+Owned and called by one thread. A frozen page is copied (its changed cells only) by the first write after the freeze or
+by `copy_frozen` in between; a page of a dropped pane that is still frozen waits as an orphan until it was copied.
 """
 
 from __future__ import annotations

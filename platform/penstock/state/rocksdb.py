@@ -1,7 +1,7 @@
 """RocksDB as the cold store of keyed state: the only module that knows the library.
 
-A spill area, so the write-ahead log is off and the folder is removed at the end. Block cache and memtables of all stores of one
-process share one cache and one write-buffer manager. Called through `state.cold`.
+A spill area, so the write-ahead log is off and the folder is removed at the end. Block cache and memtables of all
+stores of one process share one cache and one write-buffer manager. Called through `state.cold`.
 """
 
 from __future__ import annotations

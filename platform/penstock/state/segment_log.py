@@ -1,7 +1,8 @@
 """The log of one state of one subtask attempt: a pure decider over positions (PROTOCOLS 3).
 
-Once frozen, a segment belongs to the log, whatever becomes of a checkpoint. A view (what an ack names) is base and all segments up to
-its barrier, with the tombstones as they stood then. Compaction replaces a run of committed segments in later views only. Called by `penstock.state.store` in the owner's thread.
+Once frozen, a segment belongs to the log, whatever becomes of a checkpoint. A view (what an ack names) is base and all
+segments up to its barrier, with the tombstones as they stood then. Compaction replaces a run of committed segments in
+later views only. Called by `penstock.state.store` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -109,7 +110,10 @@ class SegmentLog:
         self._prune()
 
     def compaction(self) -> tuple[tuple[Segment, ...], int] | None:
-        """Return a run of committed segments to merge and the tier of the result, when a tier is full and none is running."""
+        """Return a run of committed segments to merge and the tier of the result.
+
+        When a tier is full and none is running.
+        """
         if self._compacting:
             return None
         ready = [e.segment for e in self.entries if e.segment is not None and e.position <= self._committed]
@@ -144,7 +148,10 @@ class SegmentLog:
         return bool(self.entries) and self.entries[0].segment is inputs[0]
 
     def _prune(self) -> None:
-        """Forget segments that lie wholly under a tombstone, and tombstones that hide nothing; open views keep theirs."""
+        """Forget segments that lie wholly under a tombstone, and tombstones that hide nothing.
+
+        Open views keep theirs.
+        """
         self.entries = [e for e in self.entries if e.segment is None or not _covered(e.segment, self.tombstones)]
         if self._compacting:  # the merged segment may yet bring back what a tombstone has to hide
             return

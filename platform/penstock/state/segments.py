@@ -1,7 +1,8 @@
 """Segments: Parquet files of state rows sorted by `__key_hash`; writing, reading by hash range, and merging by order.
 
-Order is (position in the log, `__seq`): of the rows of one (key, namespace) the last one counts, rows that stand before a tombstone in
-whose ranges they lie are gone. Called by freeze, restore, compaction, the savepoint writer and the offline tools; any thread.
+Order is (position in the log, `__seq`): of the rows of one (key, namespace) the last one counts, rows that stand before
+a tombstone in whose ranges they lie are gone. Called by freeze, restore, compaction, the savepoint writer and the
+offline tools; any thread.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ def clip_of(segment: Segment, within: HashRange) -> HashRange | None:
     return HashRange(segment.clip_low, segment.clip_high).intersect(within)
 
 
-def visible_rows(hashes: I64, namespaces: I64, position: int, tombstones: Iterable[Tombstone]) -> np.ndarray:  # type: ignore[type-arg]
+def visible_rows(hashes: I64, namespaces: I64, position: int, tombstones: Iterable[Tombstone]) -> np.ndarray:
     """Return which rows of a segment at `position` no tombstone hides."""
     visible = np.ones(len(hashes), np.bool_)
     for stone in tombstones:
@@ -116,7 +117,10 @@ def visible_rows(hashes: I64, namespaces: I64, position: int, tombstones: Iterab
 def read_visible(
     data: bytes, segment: Segment, tombstones: Sequence[Tombstone], within: HashRange
 ) -> Iterator[pa.Table]:
-    """Yield the segment's rows within its clip and the range that no tombstone hides; deletions are still among them."""
+    """Yield the segment's rows within its clip and the range that no tombstone hides.
+
+    Deletions are still among them.
+    """
     clip = clip_of(segment, within)
     if clip is None:
         return
@@ -174,7 +178,9 @@ def _newest(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Tab
 def read_state(
     snapshot: KeyedStateSnapshot, read: Callable[[FileRef], bytes], within: HashRange | None = None
 ) -> Iterator[pa.Table]:
-    """Yield the rows a snapshot of one state means, sorted by hash: what a savepoint writes and the offline reader shows.
+    """Yield the rows a snapshot of one state means, sorted by hash.
+
+    What a savepoint writes and the offline reader shows.
 
     `read` returns a file's bytes, already verified against its checksum.
     """

@@ -1,7 +1,7 @@
 """`open_keyed_state`: the keyed state of one operator of one subtask (`keyed.KeyedStateStore`).
 
-Called by `penstock.task` when it opens a chain. Tables restore themselves when they are declared; their logs go on from the segments
-they were restored from.
+Called by `penstock.task` when it opens a chain. Tables restore themselves when they are declared; their logs go on from
+the segments they were restored from.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.state.budget import MemoryBudget
     from penstock.state.cold import ColdStore
-    from penstock.state.keyed import EncodedSegment, FrozenState
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
+    from penstock.state.keyed import EncodedSegment, FrozenState
 
 #: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
 _COLD_SHARE = 4
