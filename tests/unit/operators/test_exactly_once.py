@@ -23,8 +23,11 @@ from penstock.operators.registry import create_operator
 from penstock_connectors.datagen import ORDER_SCHEMA, DatagenSource
 from penstock_connectors.files import FileSink
 
-SOURCE = DatagenSource(rows=60, splits=2, users=5, disorder_ms=10)
-STEPS = st.sampled_from(["poll", "poll", "barrier", "upload", "complete", "abort", "publish", "half", "crash"])
+SOURCE = DatagenSource(rows=120, splits=2, users=5, disorder_ms=10)
+#: Some steps are listed more often, so that they are drawn more often.
+STEPS = st.sampled_from(
+    ["poll", "barrier", "upload", *["cut"] * 3, *["complete"] * 2, *["publish"] * 2, "abort", "half", "crash"]
+)
 
 
 class Killed(Exception):
@@ -94,7 +97,7 @@ class NaiveJob:
 
     def poll(self):
         reader = self.source._reader
-        original, reader.poll = reader.poll, lambda _: original(6)
+        original, reader.poll = reader.poll, lambda _: original(4)
         self.source.poll(self, backpressured=False)
         reader.poll = original
 
@@ -103,6 +106,11 @@ class NaiveJob:
         source = self.source.snapshot(Barrier(self.checkpoint), self)
         sink = self.sink.snapshot(Barrier(self.checkpoint), self)
         self.uploads.append((self.checkpoint, source.operator, sink))
+
+    def cut(self):
+        self.poll()
+        self.barrier()
+        self.upload()
 
     def upload(self):
         if not self.uploads:
@@ -121,15 +129,14 @@ class NaiveJob:
 
     def complete(self):
         if self.acks:
-            checkpoint = max(self.acks)
-            self.manifest = self.acks[checkpoint]
-            self.acks = {}
+            checkpoint = min(self.acks)
+            self.manifest = self.acks.pop(checkpoint)
             self.source.notify_complete(self.permit(checkpoint))
             self.sink.notify_complete(self.permit(checkpoint))
 
     def abort(self):
         if self.acks:
-            checkpoint = max(self.acks)
+            checkpoint = min(self.acks)
             del self.acks[checkpoint]
             self.sink.notify_aborted(checkpoint)
             self.source.notify_aborted(checkpoint)
@@ -168,13 +175,14 @@ class NaiveJob:
         self.barrier()
         while self.uploads:
             self.upload()
-        self.complete()
+        while self.acks:
+            self.complete()
         while self.jobs:
             self.publish()
 
 
-@settings(max_examples=150, deadline=None)
-@given(st.lists(STEPS, max_size=60))
+@settings(max_examples=100, deadline=None)
+@given(st.lists(STEPS, min_size=20, max_size=40))
 def test_every_row_is_published_exactly_once(steps):
     with tempfile.TemporaryDirectory() as folder:
         job = NaiveJob(folder)
