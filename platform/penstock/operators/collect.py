@@ -4,6 +4,8 @@ An epoch's file is named by the barrier it follows; a restored subtask removes t
 starts from, so that what is collected is exact too. Only for results small enough to be read by one process.
 """
 
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
 from __future__ import annotations
 
 import re

@@ -5,6 +5,8 @@ type or None). An error in user code becomes one sentence that names the line in
 there.
 """
 
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
 from __future__ import annotations
 
 import inspect

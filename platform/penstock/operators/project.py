@@ -5,6 +5,8 @@ The payload is a msgpack list of serialized expressions. Only the columns an exp
 its output schemas.
 """
 
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
 from __future__ import annotations
 
 import io

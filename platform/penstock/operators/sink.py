@@ -6,6 +6,8 @@ ends. `at-least-once` and `none` write at once. Publishing blocks, so it runs of
 publication at a time, in checkpoint order.
 """
 
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
 from __future__ import annotations
 
 from functools import partial

@@ -4,6 +4,8 @@ The task loop calls `poll` instead of feeding it. What a checkpoint holds are th
 and each split's own watermark, so that after a restore a row is late exactly if it was late before.
 """
 
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
