@@ -263,8 +263,7 @@ class Subpartition:
     def _sendable(self) -> bool:
         if not (self._open and self._queue):
             return False
-        size = self._queue[0][1]
-        return size == 0 or self._credit.covers(size)
+        return self._credit.covers(self._queue[0][1])  # events cost nothing
 
     def _schedule(self) -> Callable[[], None] | None:
         if self._scheduled or self._on_ready is None or not self._sendable():
