@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import tempfile
 import threading
 from dataclasses import dataclass, field
@@ -73,13 +74,15 @@ class LocalCluster:
         self.close()
 
     def start(self) -> None:
-        """Start all processes and wait until every TaskManager is registered."""
+        """Start all processes at once and wait until every TaskManager is registered."""
         try:
+            self._rpc_address = f"127.0.0.1:{_free_port()}"
             self._start_jobmanager()
             for index in range(self._config.taskmanagers):
                 child = self._child(f"taskmanager-{index}", self._taskmanager_arguments(index))
                 child.start()
                 self.taskmanagers.append(child)
+            self._wait_jobmanager()
             self._wait_registered()
         except BaseException:
             self.close()
@@ -108,17 +111,19 @@ class LocalCluster:
         return ChildProcess(name, arguments, self.directory, self._clock, dict(self._config.environment))
 
     def _start_jobmanager(self) -> None:
-        ha_root = self._config.ha_root or str(self.directory / "ha")
-        arguments = ["jobmanager", "--ha-root", ha_root, "--rest-port", str(self._config.rest_port), "--rpc-port", "0"]
-        self.jobmanager = self._child("jobmanager", arguments)
+        self.jobmanager = self._child("jobmanager", self._jobmanager_arguments(str(self._config.rest_port)))
         self.jobmanager.start()
-        addresses = json.loads(self.jobmanager.wait_ready())
-        self.rest_url, self._rpc_address = addresses["rest"], addresses["rpc"]
+
+    def _wait_jobmanager(self) -> None:
+        assert self.jobmanager is not None  # noqa: S101 - `_start_jobmanager` comes first
+        self.rest_url = json.loads(self.jobmanager.wait_ready())["rest"]
         # A restarted JobManager must be found under the same addresses.
-        rest_port, rpc_port = self.rest_url.rpartition(":")[2], self._rpc_address.rpartition(":")[2]
-        self.jobmanager.arguments = [
-            "jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", rpc_port,
-        ]  # fmt: skip
+        self.jobmanager.arguments = self._jobmanager_arguments(self.rest_url.rpartition(":")[2])
+
+    def _jobmanager_arguments(self, rest_port: str) -> list[str]:
+        ha_root = self._config.ha_root or str(self.directory / "ha")
+        rpc_port = self._rpc_address.rpartition(":")[2]
+        return ["jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", rpc_port]
 
     def _taskmanager_arguments(self, index: int) -> list[str]:
         return [
@@ -152,3 +157,10 @@ class LocalCluster:
                     return
                 self.restarts.append(child.name)
                 child.start()
+
+
+def _free_port() -> int:
+    """A port nobody listened on a moment ago: JobManager and TaskManagers are told it before either runs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
