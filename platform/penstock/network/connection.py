@@ -16,8 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from penstock.core.errors import PenstockError
 from penstock.network.addresses import Listener, dial
 from penstock.network.channel_table import ChannelTable, Peer
@@ -27,8 +25,8 @@ from penstock.network.frame import (
     FrameDecoder,
     FrameError,
     FrameKind,
-    Hello,
     Message,
+    decode_hello,
     encode_message,
 )
 from penstock.network.session import Session
@@ -350,7 +348,7 @@ class WorkerNetwork:
         """Take the first message of a connection."""
         if message.kind is FrameKind.RESET and link.session is not None:
             link.session.dispatch(message)
-        hello = _read_hello(message)
+        hello = decode_hello(message)
         if hello.version != PROTOCOL_VERSION:
             reason = f"version {hello.version} of the data protocol, this worker speaks {PROTOCOL_VERSION}"
             link.sock.sendmsg([encode_message(FrameKind.RESET, payload=reason.encode())])
@@ -395,12 +393,3 @@ class WorkerNetwork:
     def _fail_everything(self, reason: str, *, report: bool = True) -> None:
         for worker_id in list(self._peers):
             self._lose_peer(worker_id, reason, report=report)
-
-
-def _read_hello(message: Message) -> Hello:
-    if message.kind is not FrameKind.HELLO:
-        raise FrameError(f"the first message is {message.kind.name}, not HELLO")
-    try:
-        return msgspec.msgpack.decode(message.payload, type=Hello)
-    except msgspec.DecodeError as error:
-        raise FrameError(f"the hello cannot be read: {error}") from error

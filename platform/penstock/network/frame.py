@@ -253,6 +253,20 @@ class FrameDecoder:
             messages.append(Message(partial.kind, partial.key, partial.sequence, partial.backlog, partial.payload))
 
 
+def decode_hello(message: Message) -> Hello:
+    """Return who the first message of a connection says it is from.
+
+    Raises:
+        FrameError: it is another message, or cannot be read.
+    """
+    if message.kind is not FrameKind.HELLO:
+        raise FrameError(f"the first message is {message.kind.name}, not HELLO")
+    try:
+        return msgspec.msgpack.decode(message.payload, type=Hello)
+    except msgspec.DecodeError as error:
+        raise FrameError(f"the hello cannot be read: {error}") from error
+
+
 Event = Watermark | WatermarkStatus | Barrier | EndOfInput
 _WATERMARK, _STATUS, _BARRIER, _END = range(4)
 
