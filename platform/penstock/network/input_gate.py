@@ -132,7 +132,7 @@ class InputGate:
 
     @property
     def barrier_waiting(self) -> bool:
-        """Whether a barrier stands in some channel that may be polled; looked at only by tasks whose sink takes no rows."""
+        """Whether a barrier stands in a channel that may be polled; only tasks whose sink takes no rows ask."""
         with self._lock:
             return any(isinstance(item, Barrier) for c in self._channels if not c.blocked for item, _, _ in c.queue)
 

@@ -168,3 +168,13 @@ def test_a_closed_gate_ignores_what_still_arrives(net):
     sender.rows(0)
     assert sender.gate.poll() is None
     assert sender.gate.bytes_queued == 0
+
+
+def test_a_waiting_barrier_is_seen_behind_rows_unless_its_channel_is_blocked(net):
+    sender = Sender(net)
+    sender.rows(0)
+    assert not sender.gate.barrier_waiting
+    sender.send(0, Barrier(1))
+    assert sender.gate.barrier_waiting
+    sender.gate.block(0)
+    assert not sender.gate.barrier_waiting
