@@ -87,12 +87,9 @@ class FakeWorker:
                 return []
             case msg.CheckpointCompleted():
                 world.permits.append(command.permit)
-                owed = [
-                    c
-                    for c in world.owed
-                    if c.subtask in self._sinks() and c.checkpoint_id <= command.permit.checkpoint_id
-                ]
-                return self._publish(owed)
+                newest = command.permit.checkpoint_id
+                own = [c for c in world.owed if c.subtask in self._sinks()]
+                return self._publish([c for c in own if c.checkpoint_id <= newest])
             case msg.ResolvePending():
                 world.resolved.append(command)
                 for committable in command.committables:

@@ -12,6 +12,8 @@ from penstock.rpc.channel import SendQueue
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
 from penstock.rpc.server import RpcServer, Session
 
+QUICK = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10)
+
 
 class Recorder:
     """A JobManager that registers everybody and remembers what it hears."""
@@ -50,7 +52,7 @@ async def link_of(server):
     """Return a maker of running links; yields (link, queue of commands, queue of disconnects)."""
     running = []
 
-    async def make(policy=ReconnectPolicy(first_delay_ms=5, max_delay_ms=10), address=None):
+    async def make(policy=QUICK, address=None):
         commands, lost = asyncio.Queue(), asyncio.Queue()
         link = TaskManagerLink(
             address or server.address,

@@ -1,0 +1,156 @@
+"""What every object store must do, and what only one of them can get wrong."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from penstock.checkpoint.local_store import LocalStore
+from penstock.checkpoint.s3_store import S3Store
+from penstock.checkpoint.stores import checksum_of, join_uri, open_job_store, open_store, read_file
+from penstock.core.errors import SnapshotDamagedError, StorageError, UsageError
+from penstock.core.snapshot import FileRef
+
+
+def test_whole_objects_and_parts(store):
+    store.put("a/b/c.bin", b"0123456789")
+    assert store.read("a/b/c.bin") == b"0123456789"
+    assert store.read("a/b/c.bin", 3) == b"3456789"
+    assert store.read("a/b/c.bin", 3, 4) == b"3456"
+    store.put("a/b/c.bin", b"x")
+    assert store.read("a/b/c.bin") == b"x"
+
+
+def test_what_is_absent(store):
+    with pytest.raises(FileNotFoundError):
+        store.read("nothing/here")
+    with pytest.raises(FileNotFoundError):
+        store.read_with_etag("nothing/here")
+    store.delete("nothing/here")
+    assert store.list("nothing/") == []
+    assert not store.put_if_match("nothing/here", b"x", "etag")
+    assert store.list("") == []
+
+
+def test_listing_is_sorted_and_by_prefix(store):
+    for key in ("m/2", "m/10", "n/1", "m/sub/3", "mm"):
+        store.put(key, b"")
+    assert store.list("m/") == ["m/10", "m/2", "m/sub/3"]
+    assert store.list("m") == ["m/10", "m/2", "m/sub/3", "mm"]
+    assert store.list("m/1") == ["m/10"]
+    store.delete("m/2")
+    assert store.list("m/") == ["m/10", "m/sub/3"]
+
+
+def test_put_if_absent_has_one_winner(store):
+    won = []
+
+    def race(number):
+        if store.put_if_absent("key", str(number).encode()):
+            won.append(number)
+
+    threads = [threading.Thread(target=race, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert store.read("key") == str(won[0]).encode()
+
+
+def test_compare_and_set_loses_no_update(store):
+    store.put_if_absent("counter", b"0")
+    wins = []
+
+    def add():
+        for _ in range(20):
+            data, etag = store.read_with_etag("counter")
+            if store.put_if_match("counter", str(int(data) + 1).encode(), etag):
+                wins.append(1)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert int(store.read("counter")) == len(wins) >= 20
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path):
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(StorageError, match=r"cannot write .*file/x"):
+        LocalStore(str(tmp_path / "file")).put("x", b"")
+
+
+def test_keys_cannot_leave_the_folder(tmp_path):
+    with pytest.raises(UsageError, match="bad object key"):
+        LocalStore(str(tmp_path)).put("../x", b"")
+
+
+def test_nothing_temporary_is_left_or_listed(tmp_path):
+    store = LocalStore(str(tmp_path))
+    store.put("a", b"1")
+    assert not store.put_if_absent("a", b"2")
+    (tmp_path / ".tmp-1-1").write_bytes(b"of a killed process")
+    assert store.list("") == ["a"]
+    assert [p.name for p in tmp_path.iterdir() if p.name != ".tmp-1-1"] == ["a"]
+
+
+def test_opening_by_uri(tmp_path, monkeypatch):
+    assert open_store(str(tmp_path)).uri == f"file://{tmp_path}"
+    assert open_store(f"file://{tmp_path}").uri == f"file://{tmp_path}"
+    assert open_store("s3://bucket/some/prefix/").uri == "s3://bucket/some/prefix"
+    assert open_job_store("memory://here", "job").uri == "memory://here/job"
+    assert join_uri("s3://b/", "/x/", "y") == "s3://b/x/y"
+    for bad in ("", "ftp://x", "s3://", "memory://"):
+        with pytest.raises((UsageError, StorageError)):
+            open_store(bad)
+
+
+def test_reading_parts_of_files_verified(store, tmp_path):
+    store.put("data/f", b"headPARTtail")
+    good = FileRef(path="data/f", offset=4, length=4, checksum=checksum_of(b"PART"))
+    assert read_file(store, good) == b"PART"
+    assert read_file(store, FileRef(inline=b"x", checksum=checksum_of(b"x"))) == b"x"
+    other = LocalStore(str(tmp_path / "other"))
+    other.put("sp/f", b"abs")
+    assert read_file(store, FileRef(path=f"{other.uri}/sp/f", length=3)) == b"abs"
+    for damaged, what in (
+        (FileRef(path="data/none", length=1), "is missing"),
+        (FileRef(path="data/f", offset=10, length=9), "is shorter"),
+        (FileRef(path="data/f", offset=4, length=4, checksum="crc32:00000000"), "is damaged"),
+        (FileRef(inline=b"x", checksum="crc32:00000000"), "is damaged"),
+    ):
+        with pytest.raises(SnapshotDamagedError, match=what):
+            read_file(store, damaged)
+
+
+def test_an_unreachable_s3_is_one_clear_error_with_the_way_out(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("penstock.checkpoint.s3_store._RETRIES", 0)
+    with pytest.raises(StorageError, match=r"s3://bucket/x at http://127\.0\.0\.1:1.*PENSTOCK_S3_ENDPOINT"):
+        S3Store("s3://bucket").read("x")
+
+
+@pytest.mark.servers
+def test_the_same_on_a_real_minio(minio_server, bucket, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", minio_server.url)
+    monkeypatch.setenv("PENSTOCK_S3_ACCESS_KEY", minio_server.access_key)
+    monkeypatch.setenv("PENSTOCK_S3_SECRET_KEY", minio_server.secret_key)
+    store = S3Store(f"s3://{bucket}/some/prefix")
+    for check in (
+        test_whole_objects_and_parts,
+        test_listing_is_sorted_and_by_prefix,
+        test_put_if_absent_has_one_winner,
+        test_compare_and_set_loses_no_update,
+    ):
+        check(store)
+    with pytest.raises(FileNotFoundError):
+        store.read("nothing/here")
+    assert not store.put_if_match("nothing/here", b"x", "etag")
+    with pytest.raises(StorageError, match="create the bucket first"):
+        S3Store("s3://no-such-bucket-here").put_if_absent("x", b"")
+    monkeypatch.setenv("PENSTOCK_S3_SECRET_KEY", "wrong-secret")
+    with pytest.raises(StorageError, match="PENSTOCK_S3_SECRET_KEY"):
+        store.list("")
