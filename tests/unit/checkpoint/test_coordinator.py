@@ -1,0 +1,199 @@
+"""When cuts are taken, when they are complete, and what their failures mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.checkpoint.coordinator import (
+    AbortCheckpoint,
+    Ack,
+    AppendCheckpoint,
+    CheckpointCoordinator,
+    CoordinatorSettings,
+    FailJob,
+    RefuseRequest,
+    TriggerBarrier,
+)
+from penstock.core.elements import BarrierKind
+from penstock.core.snapshot import CheckpointMetrics, SubtaskSnapshot
+from penstock.graph.deployment import ExecutionId
+
+ALL = [ExecutionId("v", 0, 1), ExecutionId("v", 1, 1)]
+
+
+def make(**settings):
+    values = {"interval_ms": 100, "timeout_ms": 1000} | settings
+    return CheckpointCoordinator(CoordinatorSettings(**values), ALL, 7)
+
+
+def ack(execution, now=0):
+    return Ack(SubtaskSnapshot(vertex_id=execution.vertex_id, subtask=execution.subtask), CheckpointMetrics(), now)
+
+
+def only(commands, kind):
+    found = [c for c in commands if isinstance(c, kind)]
+    assert len(found) == 1, commands
+    return found[0]
+
+
+def complete(coordinator, number, now=0):
+    assert coordinator.ack(number, ALL[0], ack(ALL[0])) == []
+    only(coordinator.ack(number, ALL[1], ack(ALL[1])), AppendCheckpoint)
+    return coordinator.appended(number, now)
+
+
+def test_one_at_a_time_by_interval():
+    coordinator = make()
+    assert coordinator.start(0) == []
+    assert coordinator.wake_ms() == 100
+    assert coordinator.tick(99) == []
+    assert only(coordinator.tick(100), TriggerBarrier).pending.checkpoint_id == 7
+    assert coordinator.tick(250) == []
+    assert only(complete(coordinator, 7, 300), TriggerBarrier).pending.checkpoint_id == 8
+
+
+def test_the_pause_counts_from_the_end():
+    coordinator = make(min_pause_ms=500)
+    coordinator.start(0)
+    coordinator.tick(100)
+    assert complete(coordinator, 7, 200) == []
+    assert coordinator.wake_ms() == 700
+    only(coordinator.tick(700), TriggerBarrier)
+
+
+def test_nothing_is_complete_without_every_ack_of_this_deployment():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.tick(100)
+    assert coordinator.ack(7, ExecutionId("v", 1, 0), ack(ALL[1])) == []
+    assert coordinator.ack(6, ALL[0], ack(ALL[0])) == []
+    assert coordinator.ack(7, ALL[0], ack(ALL[0])) == []
+    assert coordinator.ack(7, ALL[0], ack(ALL[0])) == []
+    only(coordinator.ack(7, ALL[1], ack(ALL[1])), AppendCheckpoint)
+    assert coordinator.ack(7, ALL[1], ack(ALL[1])) == []
+
+
+def test_a_timeout_aborts_and_names_who_is_missing():
+    coordinator = make(tolerated_failures=1)
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.ack(7, ALL[0], ack(ALL[0]))
+    commands = coordinator.tick(1100)
+    assert "v_1#1" in only(commands, AbortCheckpoint).reason
+    assert only(commands, TriggerBarrier).pending.checkpoint_id == 8
+
+
+def test_an_append_under_way_is_not_timed_out_or_declined():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.tick(100)
+    for execution in ALL:
+        coordinator.ack(7, execution, ack(execution))
+    assert coordinator.tick(5000) == []
+    assert coordinator.decline(7, ALL[0], "late", 5000) == []
+    assert coordinator.wake_ms() is None
+
+
+@pytest.mark.parametrize("tolerated", [0, 2])
+def test_failures_in_a_row_beyond_the_tolerated_fail_the_job(tolerated):
+    coordinator = make(tolerated_failures=tolerated, interval_ms=10)
+    coordinator.start(0)
+    now, number = 10, 7
+    coordinator.tick(now)
+    for _ in range(tolerated):
+        now += 10
+        commands = coordinator.decline(number, ALL[0], "no", now)
+        assert not [c for c in commands if isinstance(c, FailJob)]
+        number += 1
+    only(coordinator.decline(number, ALL[0], "no", now), FailJob)
+
+
+def test_a_success_starts_the_count_anew():
+    coordinator = make(tolerated_failures=1, interval_ms=10)
+    coordinator.start(0)
+    coordinator.tick(10)
+    coordinator.decline(7, ALL[0], "no", 20)
+    complete(coordinator, 8, 30)
+    assert coordinator.consecutive_failures == 0
+
+
+def test_failure_is_judged_by_time_too():
+    coordinator = make(tolerated_failures=10**9, max_age_ms=3000, timeout_ms=500)
+    coordinator.start(0)
+    failed = [c for now in range(0, 3001, 100) for c in coordinator.tick(now) if isinstance(c, FailJob)]
+    assert len(failed) == 1
+    assert "3000 ms" in failed[0].reason
+
+
+def test_savepoints_wait_their_turn_and_their_failure_is_only_theirs():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.tick(100)
+    assert coordinator.request(BarrierKind.SAVEPOINT, "sp", 110) == []
+    trigger = only(complete(coordinator, 7, 120), TriggerBarrier)
+    assert (trigger.pending.kind, trigger.pending.request_id) == (BarrierKind.SAVEPOINT, "sp")
+    commands = coordinator.decline(8, ALL[0], "no", 130)
+    assert only(commands, AbortCheckpoint).pending.request_id == "sp"
+    assert not [c for c in commands if isinstance(c, FailJob)]
+
+
+def test_a_failed_stop_restarts_the_job():
+    coordinator = make(tolerated_failures=99)
+    coordinator.start(0)
+    coordinator.request(BarrierKind.STOP, "s", 1)
+    only(coordinator.decline(7, ALL[0], "no", 2), FailJob)
+
+
+def test_nothing_follows_a_stop():
+    coordinator = make()
+    coordinator.start(0)
+    only(coordinator.request(BarrierKind.DRAIN, "d", 1), TriggerBarrier)
+    assert coordinator.request(BarrierKind.SAVEPOINT, "sp", 2) == []
+    assert only(complete(coordinator, 7, 3), RefuseRequest).request_id == "sp"
+    assert coordinator.tick(10_000) == []
+    assert coordinator.wake_ms() is None
+    only(coordinator.request(BarrierKind.SAVEPOINT, "sp2", 4), RefuseRequest)
+
+
+def test_the_final_checkpoint_comes_when_all_input_has_ended_even_without_an_interval():
+    coordinator = make(interval_ms=None)
+    assert coordinator.start(0) == []
+    assert coordinator.input_ended(ALL[0], 1) == []
+    pending = only(coordinator.input_ended(ALL[1], 2), TriggerBarrier).pending
+    assert pending.label == "final"
+    assert complete(coordinator, 7, 3) == []
+    assert coordinator.tick(10_000) == []
+
+
+def test_a_checkpoint_under_way_at_the_end_is_not_the_final_one():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.input_ended(ALL[0], 110)
+    assert coordinator.input_ended(ALL[1], 111) == []
+    assert only(complete(coordinator, 7, 120), TriggerBarrier).pending.label == "final"
+
+
+def test_a_failed_final_checkpoint_is_tried_again_after_a_pause():
+    coordinator = make(tolerated_failures=1)
+    coordinator.start(0)
+    for execution in ALL:
+        commands = coordinator.input_ended(execution, 1)
+    only(commands, TriggerBarrier)
+    commands = coordinator.decline(7, ALL[0], "no", 10)
+    assert not [c for c in commands if isinstance(c, TriggerBarrier)]
+    assert coordinator.wake_ms() == 1010
+    assert only(coordinator.tick(1010), TriggerBarrier).pending.checkpoint_id == 8
+
+
+def test_stopping_aborts_and_refuses():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.request(BarrierKind.SAVEPOINT, "sp", 110)
+    commands = coordinator.stop("a task failed")
+    only(commands, AbortCheckpoint)
+    assert only(commands, RefuseRequest).request_id == "sp"
+    assert coordinator.appended(7, 120) == []
+    assert coordinator.tick(500) == []
+    assert coordinator.next_id == 8

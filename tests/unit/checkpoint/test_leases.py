@@ -1,0 +1,130 @@
+"""Who may run a job, who leads a cluster, and what an old leader can no longer write."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import msgspec
+import pytest
+
+from penstock.checkpoint import job_lease, job_records
+from penstock.checkpoint.job_lease import JobLease, LeaseHolder, LeaseRecord, this_process
+from penstock.checkpoint.job_records import JobRecord, LeaderRecord
+from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
+from penstock.core.rand import SeededRand
+
+
+def holder(name, pid=1, machine="elsewhere"):
+    return LeaseHolder(id=name, host=f"host-{name}", machine=machine, pid=pid)
+
+
+@pytest.fixture
+def lease_of(store, clock):
+    return lambda name, **fields: JobLease(store, holder(name, **fields), clock, ttl_ms=1000)
+
+
+def test_a_second_holder_is_refused_and_told_who_holds_it(lease_of):
+    assert lease_of("one").acquire("job-1").generation == 1
+    with pytest.raises(JobIdentityError, match=r"host-one \(job job-1"):
+        lease_of("two").acquire("job-2")
+
+
+def test_the_same_holder_takes_over_at_once_under_a_new_generation(lease_of):
+    old = lease_of("one")
+    old.acquire("j")
+    assert lease_of("one").acquire("j").generation == 2
+    with pytest.raises(LeadershipLostError, match="taken over"):
+        old.renew()
+
+
+def test_an_expired_or_released_lease_is_free_and_generations_only_grow(lease_of, clock):
+    one = lease_of("one")
+    one.acquire("j")
+    clock.advance(900)
+    one.renew()
+    clock.advance(900)
+    with pytest.raises(JobIdentityError):
+        lease_of("two").acquire("j")
+    clock.advance(101)
+    two = lease_of("two")
+    assert two.acquire("j").generation == 2
+    one.release()
+    with pytest.raises(JobIdentityError):
+        lease_of("three").acquire("j")
+    two.release()
+    assert lease_of("three").acquire("j").generation == 3
+
+
+def test_a_deleted_lease_file_does_not_bring_old_generations_back(lease_of, store, clock, manifest_of):
+    from penstock.checkpoint.log import ManifestLog
+
+    ManifestLog(store, 41, clock, SeededRand(1)).seal(manifest_of("seal"))
+    assert lease_of("one").acquire("j").generation == 42
+
+
+def test_a_dead_process_of_this_machine_holds_nothing(store, clock):
+    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
+    machine = this_process("x").machine
+    JobLease(store, holder("one", pid=int(dead.stdout), machine=machine), clock).acquire("j")
+    taken = JobLease(store, holder("two", pid=os.getpid(), machine=machine), clock)
+    assert taken.acquire("j").generation == 2
+    with pytest.raises(JobIdentityError):
+        JobLease(store, holder("three", pid=1, machine=machine), clock).acquire("j")
+
+
+def test_a_renewal_whose_answer_was_lost_is_no_loss(memory, clock):
+    lease = JobLease(memory, holder("one"), clock, ttl_ms=1000)
+    lease.acquire("j")
+    failures = [1]
+
+    def hook(operation, _key, phase):
+        if operation == "put" and phase == "after" and failures:
+            failures.pop()
+            raise StorageError("the line is broken")
+
+    memory.fault = hook
+    with pytest.raises(StorageError):
+        lease.renew()
+    lease.renew()
+    record = msgspec.json.decode(memory.read(job_lease.KEY), type=LeaseRecord)
+    assert record.generation == 1
+    assert not record.released
+
+
+def test_leaders_count_up_and_the_old_one_notices(store):
+    first = job_records.become_leader(store, LeaderRecord(generation=0, jobmanager_id="a", pid=1))
+    job_records.check_leading(store, first.generation)
+    second = job_records.become_leader(store, LeaderRecord(generation=0, jobmanager_id="b", pid=2))
+    assert (first.generation, second.generation) == (1, 2)
+    with pytest.raises(LeadershipLostError, match="generation 2"):
+        job_records.check_leading(store, 1)
+
+
+def test_the_cluster_id_is_minted_once(store):
+    assert job_records.cluster_id(store, SeededRand(1)) == job_records.cluster_id(store, SeededRand(2))
+
+
+def record(**fields):
+    values = {"job_id": "j", "name": "n", "run_id": "r", "token": "t", "submitted_ms": 1, "graph": b"g"}
+    return JobRecord(**(values | fields))
+
+
+def test_records_come_back_oldest_first(store):
+    job_records.write_record(store, record(job_id="b", submitted_ms=2))
+    job_records.write_record(store, record(job_id="a", submitted_ms=3))
+    job_records.write_record(store, record(job_id="b", submitted_ms=2, ended="FAILED"))
+    assert [(r.job_id, r.ended) for r in job_records.read_records(store)] == [("b", "FAILED"), ("a", "")]
+
+
+def test_an_old_leader_cannot_overwrite_a_record(store):
+    job_records.write_record(store, record(generation=2))
+    with pytest.raises(LeadershipLostError):
+        job_records.write_record(store, record(generation=1, ended="FAILED"))
+
+
+def test_a_damaged_record_is_named(store):
+    store.put("jobs/x.json", b"{")
+    with pytest.raises(StorageError, match=r"jobs/x\.json"):
+        job_records.read_records(store)
