@@ -1,7 +1,7 @@
 """Prometheus text of metric dictionaries, under the names Flink's own Prometheus reporter gives them.
 
-Called by the JobManager's REST server and by the TaskManager for `/metrics`; the dictionaries come from `WorkerMetrics`. A metric
-that an existing Flink dashboard asks for is found under the same name and labels.
+Called by the JobManager's REST server and by the TaskManager for `/metrics`; the dictionaries come from
+`WorkerMetrics`. A metric that an existing Flink dashboard asks for is found under the same name and labels.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The metrics of one subtask or process: counters, gauges, meters and time meters, on an injected clock.
 
-Filled by `penstock.task` (one registry a subtask, touched by that subtask's thread alone) and read as a plain dictionary of
-name -> value, which travels in `rpc.messages.WorkerMetrics`. Meters give a rate over the last complete interval, so that
-reading them does not change them.
+Filled by `penstock.task` (one registry a subtask, touched by that subtask's thread alone) and read as a plain
+dictionary of name -> value, which travels in `rpc.messages.WorkerMetrics`. Meters give a rate over the last complete
+interval, so that reading them does not change them.
 """
 
 from __future__ import annotations

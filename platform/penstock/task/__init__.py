@@ -1,1 +1,1 @@
-"""The data plane of one worker: subtasks with their mailboxes and chains, snapshots, uploads, restore, recovery of sinks."""
+"""The data plane of one worker: subtasks and their chains, snapshots, uploads, restore, recovery of sinks."""

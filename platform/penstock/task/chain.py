@@ -1,7 +1,7 @@
 """The operators of one subtask, each one's collector feeding the next, the last one's feeding the edges.
 
-Called by `task.subtask` in the subtask's one thread. Side outputs go to the edges that ask for their tag, whichever operator of
-the chain emits them.
+Called by `task.subtask` in the subtask's one thread. Side outputs go to the edges that ask for their tag, whichever
+operator of the chain emits them.
 """
 
 from __future__ import annotations

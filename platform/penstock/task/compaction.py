@@ -1,6 +1,7 @@
 """Runs the compactions that a subtask's keyed stores ask for: merge in the background, upload, hand the result back.
 
-One at a time per store, which is the store's own rule. A compaction that fails is given up and counted; nothing depends on it.
+One at a time per store, which is the store's own rule. A compaction that fails is given up and counted; nothing
+depends on it.
 """
 
 from __future__ import annotations

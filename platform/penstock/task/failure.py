@@ -34,7 +34,7 @@ def describe(error: BaseException) -> tuple[str, str]:
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of an error, and of what caused it, that lie neither in penstock nor in an installed package."""
+    """Return the frames of an error and its causes that lie neither in penstock nor in an installed package."""
     frames: list[traceback.FrameSummary] = []
     seen: set[int] = set()
     current: BaseException | None = error

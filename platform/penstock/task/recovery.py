@@ -1,7 +1,7 @@
 """Settling what sinks owe before a region is deployed: fence the old writers, read the markers, publish what is owed.
 
-Runs in some worker of the job (the JobManager imports no connector), as blocking background work, for every sink of the job, all
-owners included; answered by `PendingResolved`.
+Runs in some worker of the job (the JobManager imports no connector), as blocking background work, for every sink of
+the job, all owners included; answered by `PendingResolved`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ def resolve_pending(command: ResolvePending, environment: TaskEnvironment) -> tu
     unknown = sorted(set(owed) - set(command.sinks))
     if unknown:
         rows = sum(c.rows for uid in unknown for c in owed[uid])
-        msg = f"{rows} rows of output are not yet published, but the job has no sink with uid {', '.join(unknown)} any more"
+        names = ", ".join(unknown)
+        msg = f"{rows} rows of output are not yet published, but the job has no sink with uid {names} any more"
         raise StateMismatchError(msg, hint="start the old job once to publish them, or keep the sink's uid")
     store = environment.open_store(join_uri(command.checkpoint_root, command.job_name))
     published: list[str] = []

@@ -64,9 +64,7 @@ def open_chain(
         SnapshotDamagedError: a file of the checkpoint is missing or damaged; names the file.
     """
     if deployment.restored_checkpoint is not None:
-        failpoints.hit(
-            "task.during_restore", checkpoint=deployment.restored_checkpoint, subtask=deployment.execution
-        )
+        failpoints.hit("task.during_restore", checkpoint=deployment.restored_checkpoint, subtask=deployment.execution)
     restores = {restore.uid: restore for restore in deployment.restore}
     stores: list[KeyedState] = []
     contexts = []

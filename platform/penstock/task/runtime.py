@@ -1,7 +1,7 @@
-"""The worker's side of the job: serves `WorkerCommand`s by making, driving and ending subtasks; drops what is out of date.
+"""The worker's side of a job: serves `WorkerCommand`s by making, driving and ending subtasks; drops what is outdated.
 
-`handle` is called by one control thread and never blocks: opening happens in the subtasks' threads, recovery and savepoints in
-`blocking` background work. Used by `taskmanager.worker` and by the simulator.
+`handle` is called by one control thread and never blocks: opening happens in the subtasks' threads, recovery and
+savepoints in `blocking` background work. Used by `taskmanager.worker` and by the simulator.
 """
 
 from __future__ import annotations
@@ -118,11 +118,7 @@ class TaskRuntime:
         """Return the latest metrics of all subtasks, a message a job; `worker` are the process's own."""
         found = []
         for job_id, job in self._jobs.items():
-            tasks = {
-                f"{subtask.deployment.execution.vertex_id}/{subtask.deployment.execution.subtask}": subtask.metrics.latest
-                for subtask in job.subtasks
-                if subtask.metrics.latest
-            }
+            tasks = {subtask.metric_name: subtask.metrics.latest for subtask in job.subtasks if subtask.metrics.latest}
             if tasks:
                 found.append(
                     WorkerMetrics(worker_id=self._environment.worker_id, job_id=job_id, tasks=tasks, worker=worker)

@@ -1,8 +1,9 @@
-"""Writes a self-contained savepoint from a complete checkpoint's manifest: plain Parquet per state, readable by anything.
+"""Writes a self-contained savepoint from a complete checkpoint's manifest: plain Parquet, readable by anything.
 
-`<uri>/<uid>/<state>/part-<n>.parquet` hold the live rows (merged, deletions applied, sorted by key hash), `<uri>/pending/...` the
-output not yet published, `<uri>/manifest.json` the manifest with paths relative to the savepoint. The manifest goes last: a
-savepoint without one does not exist. Runs as background work in some worker; reads everything verified.
+`<uri>/<uid>/<state>/part-<n>.parquet` hold the live rows (merged, deletions applied, sorted by key hash),
+`<uri>/pending/...` the output not yet published, `<uri>/manifest.json` the manifest with paths relative to the
+savepoint. The manifest goes last: a savepoint without one does not exist. Runs as background work in some worker;
+reads everything verified.
 """
 
 from __future__ import annotations
@@ -139,4 +140,3 @@ def _groups(tables: Iterator[pa.Table]) -> Iterator[list[pa.Table]]:
             group, rows = [], 0
     if group:
         yield group
-

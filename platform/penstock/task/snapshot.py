@@ -1,10 +1,11 @@
 """From the barrier to the ack: what one subtask does about its cuts, one after another.
 
-The synchronous part (operators freeze) is done when a `Cut` comes in. Then, piece by piece between batches, frozen pages are
-copied; encoding and upload run in the background; back in the subtask's thread the files are given to the states and sinks, and
-the ack goes out. Cuts are served strictly in order, so an ack is only ever sent when every earlier segment of the log is
-durable. A failed upload is tried again, within a limit of count and time; then the checkpoint is declined, and the segments and
-the staged output stay where they are and are offered again by the next cut.
+The synchronous part (operators freeze) is done when a `Cut` comes in. Then, piece by piece between batches, frozen
+pages are copied; encoding and upload run in the background; back in the subtask's thread the files are given to the
+states and sinks, and the ack goes out. Cuts are served strictly in order, so an ack is only ever sent when every
+earlier segment of the log is durable. A failed upload is tried again, within a limit of count and time; then the
+checkpoint is declined, and the segments and the staged output stay where they are and are offered again by the next
+cut.
 """
 
 from __future__ import annotations

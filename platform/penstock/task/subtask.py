@@ -1,8 +1,8 @@
 """One subtask: mails, due flushes, one element, in a step that never blocks; driven by `task.threads` or the simulator.
 
-The life of a subtask: made with its channels (DEPLOYING), opened in its own thread (INITIALIZING), RUNNING until it is told to
-finish, cancelled, or fails. After the end of its input it goes on passing barriers until the job says that the final checkpoint
-is published.
+The life of a subtask: made with its channels (DEPLOYING), opened in its own thread (INITIALIZING), RUNNING until it
+is told to finish, cancelled, or fails. After the end of its input it goes on passing barriers until the job says that
+the final checkpoint is published.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.task.environment import TaskEnvironment
     from penstock.task.uploader import Uploader
 
-#: A source with nothing to give is asked again after this long (readers wake it earlier; idleness needs the time to pass).
+#: A source with nothing to give is asked again after this long (readers wake it earlier; for idleness time must pass).
 SOURCE_POLL_MS = 10.0
 
 
@@ -114,6 +114,11 @@ class Subtask:
         self._next_source_poll_ms = 0.0
 
     @property
+    def metric_name(self) -> str:
+        """`<vertex>/<subtask>`, as it stands in `WorkerMetrics`."""
+        return f"{self.deployment.execution.vertex_id}/{self.deployment.execution.subtask}"
+
+    @property
     def is_source(self) -> bool:
         """Whether barriers begin here."""
         return self._gate is None
@@ -126,7 +131,7 @@ class Subtask:
 
     def complete(self, message: CheckpointCompleted) -> None:
         """The checkpoint is durable."""
-        self.mailbox.post(lambda: self._complete(message))
+        self.mailbox.post(lambda: self._chain.notify_complete(message.permit))
 
     def abort(self, message: CheckpointAborted) -> None:
         """The checkpoint will never be complete."""
@@ -330,11 +335,6 @@ class Subtask:
         )
         self._compactor.start_due(self._stores)
 
-    def _complete(self, message: CheckpointCompleted) -> None:
-        self._chain.notify_complete(message.permit)
-        for store in self._stores:
-            store.completed(message.permit.checkpoint_id)
-
     def _abort(self, checkpoint_id: int) -> None:
         if self._gate is not None:
             self._execute(self._alignment.on_abort(checkpoint_id))
@@ -407,9 +407,7 @@ class Subtask:
         )
 
     def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
-        self._environment.blocking.submit(
-            work, lambda result, error: self.mailbox.post(lambda: done(result, error))
-        )
+        self._environment.blocking.submit(work, lambda result, error: self.mailbox.post(lambda: done(result, error)))
 
     def _report_published(self, ids: tuple[str, ...]) -> None:
         if ids:

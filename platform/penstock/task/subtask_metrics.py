@@ -1,4 +1,4 @@
-"""What a subtask counts, under Flink's names; written by the subtask's thread, read as one finished dictionary by others."""
+"""What a subtask counts, under Flink's names: written by its own thread, read as a finished dictionary by others."""
 
 from __future__ import annotations
 
@@ -22,9 +22,7 @@ PUBLICATION_MS = 1000.0
 class SubtaskMetrics:
     """Owned by one subtask; `latest` may be read from any thread."""
 
-    def __init__(
-        self, clock: Clock, gate: InputGate | None, outputs: Sequence[ResultPartition], chain: Chain
-    ) -> None:
+    def __init__(self, clock: Clock, gate: InputGate | None, outputs: Sequence[ResultPartition], chain: Chain) -> None:
         """Count from now."""
         self._gate = gate
         self._outputs = outputs

@@ -1,8 +1,9 @@
 """Production drivers of subtasks and background work: the only threads of the task layer.
 
-Subtasks with a Python function anywhere in their chain share one run loop per worker, batch by batch (two threads that both want
-the GIL only take it from each other); the others have a thread each, as they spend their time in compiled code and blocking
-clients. A loop waits on one event, at most until the next deadline of its subtasks; nothing polls.
+Subtasks with a Python function anywhere in their chain share one run loop per worker, batch by batch (two threads
+that both want the GIL only take it from each other); the others have a thread each, as they spend their time in
+compiled code and blocking clients. A loop waits on one event, at most until the next deadline of its subtasks;
+nothing polls.
 """
 
 from __future__ import annotations

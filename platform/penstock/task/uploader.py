@@ -1,8 +1,8 @@
 """Group commit of a worker's checkpoint files: everything queued at one moment goes into one object.
 
-One uploader per (job, run) in a worker, shared by its subtasks. Small parts never reach the store: they come back as inline
-references and travel in the ack. What is written is read back and compared while the caller still holds the bytes. Runs in an
-injected `Background`; `write` may be called from any thread.
+One uploader per (job, run) in a worker, shared by its subtasks. Small parts never reach the store: they come back as
+inline references and travel in the ack. What is written is read back and compared while the caller still holds the
+bytes. Runs in an injected `Background`; `write` may be called from any thread.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ class _Request:
 class Uploader:
     """Packs and writes; names are `data/<prefix>-<n>.pack` and `pending/<prefix>-<n>.pack`, `n` from `next_number`."""
 
-    def __init__(
-        self, store: ObjectStore, prefix: str, background: Background, next_number: Callable[[], int]
-    ) -> None:
+    def __init__(self, store: ObjectStore, prefix: str, background: Background, next_number: Callable[[], int]) -> None:
         """`prefix` is `<run>/<worker>`; numbers must never repeat under one prefix."""
         self._store = store
         self._prefix = prefix

@@ -55,9 +55,7 @@ class WorkerControl:
         self._socket = control
         self._socket.setblocking(True)
         # A send time-out of the kernel's, so that receiving stays without one.
-        self._socket.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_DEADLINE_SECONDS), 0)
-        )
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_DEADLINE_SECONDS), 0))
         self._send_lock = threading.Lock()
 
     def receive(self) -> bytes:

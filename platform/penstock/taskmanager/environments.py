@@ -1,8 +1,8 @@
 """Which template a worker is forked from: the warm base, a job's own fork of it, or one with the job's requirements.
 
-Part of the supervisor. Requirements get a template started afresh with their folder first on the import path, so that their
-versions win over ours; preloaded modules alone get a fork of the base. A job's template that starts threads while it imports
-cannot be forked safely: its workers are spawned.
+Part of the supervisor. Requirements get a template started afresh with their folder first on the import path, so that
+their versions win over ours; preloaded modules alone get a fork of the base. A job's template that starts threads
+while it imports cannot be forked safely: its workers are spawned.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What the kernel does for us when nobody else can: processes die with their parent, and when their lease runs out.
 
-Called first thing in the template and in every worker. Both work on a process that holds the GIL or was stopped, because no
-instruction of ours has to run: PR_SET_PDEATHSIG delivers SIGKILL, ITIMER_REAL delivers SIGALRM with its default action.
+Called first thing in the template and in every worker. Both work on a process that holds the GIL or was stopped,
+because no instruction of ours has to run: PR_SET_PDEATHSIG delivers SIGKILL, ITIMER_REAL delivers SIGALRM with its
+default action.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import ctypes
 import os
 import signal
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -45,8 +47,8 @@ def take_default_signals() -> None:
 def close_other_descriptors(keep: set[int]) -> None:
     """Close every descriptor but 0, 1, 2 and `keep`: an inherited socket kept open would hide its owner's death."""
     wanted = {0, 1, 2, *keep}
-    for name in os.listdir("/proc/self/fd" if sys.platform == "linux" else "/dev/fd"):
-        descriptor = int(name)
+    for path in list(Path("/proc/self/fd" if sys.platform == "linux" else "/dev/fd").iterdir()):
+        descriptor = int(path.name)
         if descriptor not in wanted:
             try:
                 os.close(descriptor)
@@ -57,12 +59,11 @@ def close_other_descriptors(keep: set[int]) -> None:
 def thread_names() -> tuple[str, ...]:
     """Return the kernel's names of this process's threads, the main thread's left out."""
     names = []
-    for task in os.listdir("/proc/self/task"):
-        if int(task) == os.getpid():
+    for task in list(Path("/proc/self/task").iterdir()):
+        if int(task.name) == os.getpid():
             continue
         try:
-            with open(f"/proc/self/task/{task}/comm", encoding="utf-8") as comm:  # noqa: PTH123 - /proc, in a hot start
-                names.append(comm.read().strip())
+            names.append((task / "comm").read_text(encoding="utf-8").strip())
         except FileNotFoundError:
             continue  # ended meanwhile
     return tuple(sorted(names))
@@ -71,7 +72,7 @@ def thread_names() -> tuple[str, ...]:
 def resident_bytes(pid: int) -> int:
     """Return the resident set of a process; 0 when it is gone."""
     try:
-        with open(f"/proc/{pid}/statm", encoding="ascii") as statm:  # noqa: PTH123 - /proc, every heartbeat
-            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except (FileNotFoundError, ProcessLookupError, IndexError):
         return 0
+    return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Where the output of workers goes: one file a worker under `<work dir>/logs`, its tail sent along when the worker ends."""
+"""Where the output of workers goes: one file each under `<work dir>/logs`, its tail sent along when a worker ends."""
 
 from __future__ import annotations
 

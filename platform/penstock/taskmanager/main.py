@@ -1,4 +1,4 @@
-"""One TaskManager as a process: wires supervisor, templates and the link to the JobManager; called by the command line."""
+"""One TaskManager as a process: wires the supervisor to the JobManager; called by the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """A job's own Python requirements, installed once per TaskManager into a folder named after their hash.
 
-Called by the supervisor in a helper thread before a worker of such a job is started. Several TaskManagers may share a work
-folder: a lock file lets one install while the others wait; a folder appears under its name only when it is complete.
+Called by the supervisor in a helper thread before a worker of such a job is started. Several TaskManagers may share a
+work folder: a lock file lets one install while the others wait; a folder appears under its name only when it is
+complete.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class RequirementsError(PenstockError):
 
 
 def environment_key(requirements: Sequence[str]) -> str:
-    """Return the name of the folder: the same for the same requirements and Python, in whatever order they are listed."""
+    """Return the name of the folder: the same for the same requirements and Python, in whatever order."""
     text = "\n".join([f"{sys.version_info[0]}.{sys.version_info[1]}", *sorted(set(requirements))])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
 
@@ -75,7 +76,12 @@ def _installer() -> list[str]:
 def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=INSTALL_TIMEOUT_SECONDS, check=False, stdin=subprocess.DEVNULL
+            command,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_TIMEOUT_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as error:
         msg = f"the job's requirements were not installed within {INSTALL_TIMEOUT_SECONDS} s"

@@ -1,7 +1,7 @@
 """The slot table of one TaskManager: which slot is held by which worker; pure, no I/O.
 
-A slot is a process: allocated before its worker is started, freed only when that process is known to be gone, so that two
-workers never share a slot. Used by `taskmanager.supervisor`.
+A slot is a process: allocated before its worker is started, freed only when that process is known to be gone, so that
+two workers never share a slot. Used by `taskmanager.supervisor`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The TaskManager's supervisor: registers, heartbeats, starts and kills workers, relays, renews leases; never runs user code.
+"""The TaskManager's supervisor: heartbeats, workers, relays, leases; never runs user code.
 
-An asyncio process that imports neither Arrow nor Polars nor anything of the data path, so that nothing a job does can keep it
-from its heartbeats. It does not look into what it relays.
+An asyncio process that imports neither Arrow nor Polars nor anything of the data path, so that nothing a job does can
+keep it from its heartbeats. It does not look into what it relays.
 """
 
 from __future__ import annotations
@@ -206,9 +206,7 @@ class Supervisor:
         self._sent_at[self._sequence] = self._clock.monotonic_ms()
         while len(self._sent_at) > _MAX_OPEN_HEARTBEATS:
             self._sent_at.pop(min(self._sent_at))
-        heartbeat = Heartbeat(
-            taskmanager_id=self._config.taskmanager_id, sequence=self._sequence, worker_memory=memory
-        )
+        heartbeat = Heartbeat(taskmanager_id=self._config.taskmanager_id, sequence=self._sequence, worker_memory=memory)
         self._send(heartbeat)
         for worker_id, held in memory.items():
             self._check_memory(self._workers[worker_id], held)
@@ -255,7 +253,6 @@ class Supervisor:
     async def _start(self, worker: WorkerProcess, command: StartWorker) -> None:
         try:
             path = await self._environments.import_path(command)
-            Path(worker.spec.state_dir).mkdir(parents=True, exist_ok=True)
             if worker.stopping:
                 self._worker_ended(worker, -9)
                 return
@@ -271,9 +268,7 @@ class Supervisor:
 
     def _start_failed(self, worker_id: str, error: str) -> None:
         self._log(f"worker {worker_id} could not be started: {error}")
-        self._send(
-            WorkerStartFailed(taskmanager_id=self._config.taskmanager_id, worker_id=worker_id, error=error)
-        )
+        self._send(WorkerStartFailed(taskmanager_id=self._config.taskmanager_id, worker_id=worker_id, error=error))
 
     def _on_stop_worker(self, worker_id: str) -> None:
         worker = self._workers.get(worker_id)
@@ -281,9 +276,7 @@ class Supervisor:
             worker.kill()
 
     def _relay(self, worker: WorkerProcess, report: bytes) -> None:
-        self._send(
-            FromWorker(taskmanager_id=self._config.taskmanager_id, worker_id=worker.worker_id, report=report)
-        )
+        self._send(FromWorker(taskmanager_id=self._config.taskmanager_id, worker_id=worker.worker_id, report=report))
 
     def _worker_exited(self, worker_id: str, returncode: int) -> None:
         worker = self._workers.get(worker_id)

@@ -1,9 +1,10 @@
-"""The warm template: a process that holds imported modules and compiled kernels, and forks slot workers in milliseconds.
+"""The warm template: a process with imported modules and compiled kernels that forks slot workers in milliseconds.
 
-`python -m penstock.taskmanager.template <socket descriptor> <supervisor pid>`, started by `template_client`. It has one thread of
-its own and runs no user function. It never *uses* Polars, Arrow compute or a client before a fork (a used Polars hangs in the
-child); it warms our own kernels only. `gc.freeze()` is the last thing before the first fork, so that the children's collector
-does not copy its pages. Workers die with the template, the template dies with its supervisor: both by the kernel.
+`python -m penstock.taskmanager.template <socket descriptor> <supervisor pid>`, started by `template_client`. It has
+one thread of its own and runs no user function. It never *uses* Polars, Arrow compute or a client before a fork (a
+used Polars hangs in the child); it warms our own kernels only. `gc.freeze()` is the last thing before the first fork,
+so that the children's collector does not copy its pages. Workers die with the template, the template dies with its
+supervisor: both by the kernel.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ MODULES = (
     "penstock.task.runtime",
     "penstock.taskmanager.worker",
 )
-#: Threads that libraries start on import and that survive a fork: jemalloc re-creates its own, Polars' cleaner only sleeps.
+#: Threads that libraries start on import and that may be lost in a fork: jemalloc makes its own anew, Polars' cleaner
+#: only sleeps.
 SAFE_THREADS = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
 #: The signal's wake-up ends a poll at once; this bounds it when a signal is lost.
 _POLL_MS = 1000

@@ -1,7 +1,7 @@
 """The supervisor's side of one template: starts the process, asks it for forks, hears of exits.
 
-Every call runs on the supervisor's event loop. When the template itself ends, its children are dead too (the kernel saw to
-that): every name not yet reported is reported as killed.
+Every call runs on the supervisor's event loop. When the template itself ends, its children are dead too (the kernel
+saw to that): every name not yet reported is reported as killed.
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ class TemplateClient:
         paths = [*import_path, *filter(None, [environment.get("PYTHONPATH", "")])]
         if paths:
             environment["PYTHONPATH"] = os.pathsep.join(paths)
-        command = [sys.executable, "-m", "penstock.taskmanager.template", str(theirs.fileno()), str(os.getpid()), *preload]
+        arguments = [str(theirs.fileno()), str(os.getpid()), *preload]
+        command = [sys.executable, "-m", "penstock.taskmanager.template", *arguments]
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - fork and exec: milliseconds
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, pass_fds=[theirs.fileno()]
             )
         theirs.close()

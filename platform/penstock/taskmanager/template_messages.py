@@ -38,7 +38,7 @@ class ForkWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForkTemplate(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Fork a template that also holds a job's modules; the descriptor is its own socket, on which it says TemplateReady."""
+    """Fork a template that also holds a job's modules; on the descriptor, its own socket, it says TemplateReady."""
 
     name: str
     import_path: tuple[str, ...]

@@ -1,8 +1,8 @@
 """The slot worker: one job's subtasks in one process, forked from the template (or spawned where that is not safe).
 
-The main thread is the control loop: it reads commands, re-arms the kernel lease, hands the rest to the `TaskRuntime`. A worker has
-no orderly end: what it does is fenced or repeatable, so it exits when its supervisor closes the socket, is killed when its slot is
-given back, and dies by its lease when the coordinator does not hear of it.
+The main thread is the control loop: it reads commands, re-arms the kernel lease, hands the rest to the `TaskRuntime`.
+A worker has no orderly end: what it does is fenced or repeatable, so it exits when its supervisor closes the socket,
+is killed when its slot is given back, and dies by its lease when the coordinator does not hear of it.
 """
 
 from __future__ import annotations

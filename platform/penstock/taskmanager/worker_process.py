@@ -1,7 +1,7 @@
 """One slot worker as its supervisor sees it: control socket, process id, exit; no decisions.
 
-A worker is over when both its control socket is read to the end and its exit status is known, so that what it reported last is
-passed on before the news of its end.
+A worker is over when both its control socket is read to the end and its exit status is known, so that what it
+reported last is passed on before the news of its end.
 """
 
 from __future__ import annotations

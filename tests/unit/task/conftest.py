@@ -1,4 +1,4 @@
-"""A worker in one thread: scripted operators, the simulator's network and store, background work done when the test says."""
+"""Workers in one thread: scripted operators, network and store in memory, background work done when the test says."""
 
 from __future__ import annotations
 
@@ -181,9 +181,7 @@ class Frozen:
         refs = {p: ref for p, ref in self.log.items() if p <= self.upto}
         assert not any(isinstance(ref, bytes) for ref in refs.values()), "acked before durable"
         segments = tuple(
-            Segment(
-                file=ref, position=p, writer="w", rows=1, hash_min=0, hash_max=0, namespace_min=0, namespace_max=0
-            )
+            Segment(file=ref, position=p, writer="w", rows=1, hash_min=0, hash_max=0, namespace_min=0, namespace_max=0)
             for p, ref in refs.items()
         )
         return KeyedStateSnapshot(

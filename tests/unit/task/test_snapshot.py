@@ -47,7 +47,7 @@ def test_small_segments_travel_in_the_ack_and_large_ones_lie_in_one_object(world
     w.sink.state_size = LARGE
     w.trigger(2)
     w.settle()
-    first, second = w.acks("sink")[1].snapshot.keyed[0].segments
+    _, second = w.acks("sink")[1].snapshot.keyed[0].segments
     assert second.file.path == w.store.list("data/")[0] == "data/run/w-sink-1.pack"
     assert w.acks("sink")[1].metrics.new_bytes == LARGE
 
@@ -144,7 +144,7 @@ def test_every_interleaving_names_every_segment_up_to_its_barrier(world, events)
     assert [ack.checkpoint_id for ack in acks] == ([1, 2] if acked_first else [2])
 
 
-@pytest.mark.parametrize("fails", range(0, 2 * MAX_ATTEMPTS + 1))
+@pytest.mark.parametrize("fails", range(2 * MAX_ATTEMPTS + 1))
 def test_no_number_of_failed_uploads_loses_a_segment(world, fails):
     w = running(world)
     fail_puts(w, fails)

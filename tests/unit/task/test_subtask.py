@@ -215,7 +215,7 @@ def test_a_newer_barrier_makes_the_subtask_decline_the_older(world):
     second.trigger(2, BarrierKind.CHECKPOINT)
     w.settle()
     # channel 0 is blocked at barrier 1 until channel 1 brings barrier 2
-    (declined,) = [r for r in w.of(CheckpointDeclined)]
+    (declined,) = w.of(CheckpointDeclined)
     assert declined.checkpoint_id == 1
     assert [a.checkpoint_id for a in w.acks("sink")] == [2]
 

@@ -52,9 +52,12 @@ def test_sending_to_a_closed_supervisor_is_an_error(pair):
 
 def test_messages_of_many_threads_do_not_mix(pair):
     ours, control = pair
-    senders = [
-        threading.Thread(target=lambda n=n: [control.send(bytes([n]) * (1000 + n)) for _ in range(50)]) for n in range(4)
-    ]
+
+    def send(number):
+        for _ in range(50):
+            control.send(bytes([number]) * (1000 + number))
+
+    senders = [threading.Thread(target=send, args=(number,)) for number in range(4)]
 
     async def read_all():
         ours.setblocking(False)

@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 from penstock.taskmanager.logs import RETAINED_LOGS, WorkerLogs, tail_of
 from penstock.taskmanager.socket_dir import make_socket_dir
@@ -33,10 +34,10 @@ def test_socket_folders_are_short_private_and_swept(tmp_path, monkeypatch):
     finally:
         folder.rmdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/dev/shm")
-    dead = "/dev/shm/ps-999999999-gone"
-    os.makedirs(dead, exist_ok=True)
+    dead = Path("/dev/shm/ps-999999999-gone")
+    dead.mkdir(exist_ok=True)
     folder = make_socket_dir()
     try:
-        assert not os.path.exists(dead)
+        assert not dead.exists()
     finally:
         folder.rmdir()

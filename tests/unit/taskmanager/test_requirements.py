@@ -30,9 +30,8 @@ def installer(tmp_path):
 
 def test_equal_requirements_are_installed_once(tmp_path, installer):
     root = tmp_path / "environments"
-    threads = [
-        threading.Thread(target=install, args=(names, root, installer)) for names in (["a", "b"], ["b", "a"], ["a", "b"])
-    ]
+    orders = (["a", "b"], ["b", "a"], ["a", "b"])
+    threads = [threading.Thread(target=install, args=(names, root, installer)) for names in orders]
     for thread in threads:
         thread.start()
     for thread in threads:
