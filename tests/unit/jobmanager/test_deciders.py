@@ -1,0 +1,179 @@
+"""The small deciders: states, restarts, slots, splits, regions."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from penstock.config.settings import RestartStrategy
+from penstock.jobmanager import failover, status
+from penstock.jobmanager.restart import restart_decider
+from penstock.jobmanager.scheduler import Slot, place
+from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
+from penstock.jobmanager.split_assignment import SplitAssigner
+from penstock.jobmanager.status import TRANSITIONS, JobStatus, StatusMachine
+
+
+def test_the_drawn_states_are_the_table():
+    drawn = {}
+    for line in (status.__doc__ or "").splitlines():
+        left, arrow, right = line.partition("->")
+        if arrow and left.strip().isupper():
+            drawn[left.strip()] = set(right.split()) - {"."}
+    assert drawn == {state.value: {s.value for s in following} for state, following in TRANSITIONS.items()}
+
+
+def test_every_state_but_the_last_ones_can_end():
+    for state in JobStatus:
+        reached, todo = set(), [state]
+        while todo:
+            for following in TRANSITIONS[todo.pop()] - reached:
+                reached.add(following)
+                todo.append(following)
+        assert state.terminal or any(s.terminal for s in reached)
+
+
+def test_a_state_that_does_not_follow_changes_nothing():
+    machine = StatusMachine(1)
+    assert not machine.to(JobStatus.FAILED, 2)
+    assert machine.state is JobStatus.CREATED
+    assert machine.to(JobStatus.RUNNING, 3)
+    assert machine.entered_ms == {JobStatus.CREATED: 1, JobStatus.RUNNING: 3}
+
+
+def delays(strategy, times, chance=0.5):
+    decider = restart_decider(strategy)
+    return [decider.on_failure(now, chance) for now in times]
+
+
+def test_fixed_delay():
+    assert delays(RestartStrategy(kind="fixed-delay", attempts=2, delay_ms=7), [0, 1, 2]) == [7, 7, None]
+
+
+def test_no_restart():
+    assert delays(RestartStrategy(kind="none"), [0]) == [None]
+
+
+def test_failure_rate_forgets_old_failures():
+    strategy = RestartStrategy(kind="failure-rate", max_failures_per_interval=2, rate_interval_ms=100, delay_ms=5)
+    assert delays(strategy, [0, 10, 105, 111, 112]) == [5, 5, 5, 5, None]
+
+
+def test_exponential_delay_grows_to_its_limit_and_starts_anew_after_a_quiet_time():
+    strategy = RestartStrategy(delay_ms=100, max_delay_ms=500, backoff_multiplier=2.0, reset_after_ms=1000)
+    assert delays(strategy, [0, 100, 300, 700, 1200, 5000]) == [100, 200, 400, 500, 500, 100]
+    assert delays(strategy, [0], chance=0.0) == [90]
+    assert restart_decider(strategy).on_failure(0, 0.999) == 109
+
+
+def test_exponential_delay_survives_any_number_of_failures():
+    decider = restart_decider(RestartStrategy(jitter=0.0))
+    assert [decider.on_failure(n, 0.0) for n in range(2000)][-1] == 60_000
+
+
+def test_slots_are_granted_whole_spread_and_in_turn():
+    pool = SlotPool(timeout_ms=100)
+    assert pool.request("a", 3, 0) == []
+    assert pool.add("tm1", "h1", 2) == []
+    assert pool.request("b", 1, 0) == []
+    (grant, second) = pool.add("tm2", "h2", 2)
+    assert isinstance(grant, Grant)
+    assert {s.taskmanager_id for s in grant.slots} == {"tm1", "tm2"}
+    assert len(set(grant.slots)) == 3
+    assert (second.job_id, len(second.slots)) == ("b", 1)
+    assert (pool.free, pool.total) == (0, 4)
+    pool.release("a", grant.slots[:1])
+    assert pool.free == 1
+    pool.release("a")
+    assert pool.free == 3
+
+
+def test_a_request_that_waits_too_long_is_refused_and_a_new_one_replaces_the_old():
+    pool = SlotPool(timeout_ms=100)
+    pool.request("a", 3, 0)
+    pool.request("a", 2, 50)
+    assert pool.tick(149) == []
+    (refused,) = pool.tick(150)
+    assert isinstance(refused, Refuse)
+    assert "2 slots" in refused.reason
+    assert pool.add("tm", "h", 2) == []
+
+
+def test_slots_of_a_dead_taskmanager_are_nobodys():
+    pool = SlotPool(timeout_ms=100)
+    pool.add("tm", "h", 2)
+    pool.request("a", 2, 0)
+    pool.remove("tm")
+    pool.release("a")
+    assert pool.total == 0
+    pool.add("tm", "h", 2)
+    assert pool.free == 2
+
+
+def sent(assigner):
+    return {subtask: ([s["id"] for s in splits], end) for subtask, (splits, end) in assigner.take().items()}
+
+
+def test_splits_are_balanced_and_every_subtask_of_a_bounded_source_is_told_the_end():
+    assigner = SplitAssigner(3, bounded=True, restored=None)
+    assert sent(assigner) == {}
+    assigner.discovered([{"id": f"t-{i}"} for i in (10, 2, 1, 9)])
+    assert sent(assigner) == {0: (["t-1", "t-10"], True), 1: (["t-2"], True), 2: (["t-9"], True)}
+    assert sent(assigner) == {}
+
+
+def test_a_subtask_without_splits_hears_the_end_too():
+    assigner = SplitAssigner(2, bounded=True, restored=None)
+    assigner.discovered([{"id": "t-0"}])
+    assert sent(assigner) == {0: (["t-0"], True), 1: ([], True)}
+
+
+def test_later_splits_go_to_whoever_has_fewest_and_nothing_is_given_twice():
+    assigner = SplitAssigner(2, bounded=False, restored=[{"id": "t-0"}, {"id": "t-1"}, {"id": "t-2"}])
+    assert sent(assigner) == {0: (["t-0", "t-2"], False), 1: (["t-1"], False)}
+    assigner.discovered([{"id": "t-1"}, {"id": "t-3"}])
+    assert sent(assigner) == {1: (["t-3"], False)}
+    assert assigner.known == {"t-0", "t-1", "t-2", "t-3"}
+
+
+def test_restored_splits_keep_their_positions_and_live_ones_are_spread_first():
+    finished = [{"id": f"t-{i}", "finished": True} for i in range(3)]
+    assigner = SplitAssigner(
+        2, bounded=True, restored=[*finished, {"id": "t-8", "state": {"offset": 5}}, {"id": "t-9"}]
+    )
+    messages = assigner.take()
+    where = {s["id"]: subtask for subtask, (splits, _) in messages.items() for s in splits if not s.get("finished")}
+    assert where == {"t-8": 0, "t-9": 1}
+    assert {"id": "t-8", "state": {"offset": 5}} in messages[0][0]
+
+
+def test_every_subtask_has_a_worker_and_each_need_one_slot(graph_of):
+    graph = graph_of(parallelism=2)
+    placement = place(graph, ["w0", "w1"])
+    assert {subtask for _, subtask in placement} == {0, 1}
+    assert placement[graph.vertices[0].id, 1] == placement[graph.vertices[1].id, 1] == "w1"
+    with pytest.raises(ValueError, match="1 workers for 2 slots"):
+        place(graph, ["w0"])
+    assert Slot("a", 1) < Slot("b", 0)
+
+
+def test_a_failure_takes_its_region_down(graph_of):
+    graph = graph_of()
+    both = tuple(v.id for v in graph.vertices)
+    assert failover.failed_vertices(graph, both[0]) == both
+    apart = msgspec.structs.replace(graph, edges=())
+    assert failover.failed_vertices(apart, both[1]) == (both[1],)
+
+
+@pytest.mark.parametrize(
+    ("error", "final"),
+    [
+        ("BadRecordError: x", True),
+        ("penstock.core.errors.StateMismatchError: x", True),
+        ("ValueError: BadRecordError: x", False),
+        ("worker w was lost: killed", False),
+        ("", False),
+    ],
+)
+def test_errors_that_come_back(error, final):
+    assert failover.is_final(error) is final
