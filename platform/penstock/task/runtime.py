@@ -26,7 +26,6 @@ from penstock.rpc.messages import (
     PendingResolved,
     ResolvePending,
     SavepointWritten,
-    TaskState,
     TriggerCheckpoint,
     WorkerCommand,
     WorkerMetrics,
@@ -34,6 +33,7 @@ from penstock.rpc.messages import (
 )
 from penstock.task.failure import describe
 from penstock.task.recovery import resolve_pending
+from penstock.task.reports import TaskReports
 from penstock.task.restore import keeps_keyed_state
 from penstock.task.savepoint import write_savepoint
 from penstock.task.subtask import JobServices, Subtask
@@ -176,7 +176,7 @@ class TaskRuntime:
             return
         job.subtasks = made
         for subtask in made:
-            subtask.report_state("DEPLOYING")
+            subtask.reports.state("DEPLOYING")
         self._environment.network.start_channels(command.job_id)
         for seat, subtask in zip(seats, made, strict=True):
             seat.run(subtask)
@@ -197,17 +197,7 @@ class TaskRuntime:
 
     def _refuse(self, deployments: list[TaskDeployment], error: str, detail: str = "") -> None:
         for deployment in deployments:
-            self._environment.report(
-                TaskState(
-                    job_id=deployment.job_id,
-                    vertex_id=deployment.execution.vertex_id,
-                    subtask=deployment.execution.subtask,
-                    attempt=deployment.execution.attempt,
-                    state="FAILED",
-                    error=error,
-                    detail=detail,
-                )
-            )
+            TaskReports(deployment, self._environment.report).state("FAILED", error, detail)
 
     def _cancel(self, job_id: str) -> None:
         for subtask in self._of(job_id, None, None):

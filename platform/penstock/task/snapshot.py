@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -28,14 +28,11 @@ from penstock.core.snapshot import (
     SubtaskSnapshot,
 )
 from penstock.operators.operator import OperatorSnapshot, StagedOutput
-from penstock.rpc.messages import CheckpointAck, CheckpointDeclined
 from penstock.state.keyed import EncodedSegment, FrozenState
 from penstock.task.environment import Background
 from penstock.task.mailbox import Mail
+from penstock.task.reports import TaskReports
 from penstock.task.uploader import Part, Uploader
-
-if TYPE_CHECKING:
-    from penstock.graph.deployment import TaskDeployment
 
 #: Frozen pages copied between two batches (4096 slots each): about a millisecond.
 PAGES_PER_STEP = 16
@@ -87,13 +84,12 @@ class _Upload:
 class SnapshotServices:
     """What the pipeline needs of its subtask."""
 
-    deployment: TaskDeployment
     clock: Clock
     background: Background
     uploader: Uploader
     #: Runs a mail in the subtask's thread.
     post: Callable[[Mail], object]
-    report: Callable[[CheckpointAck | CheckpointDeclined], None]
+    reports: TaskReports
 
 
 class SnapshotPipeline:
@@ -225,7 +221,9 @@ class SnapshotPipeline:
             state.failed()
         cut = self._cuts.popleft()
         if not cut.aborted:
-            self._decline(cut, f"its files could not be written in {upload.attempts} attempts: {error}")
+            self._services.reports.declined(
+                cut.barrier.checkpoint_id, f"its files could not be written in {upload.attempts} attempts: {error}"
+            )
 
     def _complete(self, cut: Cut, paths: set[str]) -> None:
         self._cuts.popleft()
@@ -235,7 +233,7 @@ class SnapshotPipeline:
         if cut.aborted:
             return
         services = self._services
-        execution = services.deployment.execution
+        execution = services.reports.deployment.execution
         keyed = tuple(state.snapshot() for state in cut.frozen)
         snapshot = SubtaskSnapshot(
             vertex_id=execution.vertex_id,
@@ -254,17 +252,7 @@ class SnapshotPipeline:
         )
         evidence = {"checkpoint": cut.barrier.checkpoint_id, "subtask": execution}
         failpoints.hit("task.before_ack", **evidence)
-        services.report(
-            CheckpointAck(
-                job_id=services.deployment.job_id,
-                run_id=services.deployment.run_id,
-                generation=services.deployment.generation,
-                checkpoint_id=cut.barrier.checkpoint_id,
-                attempt=execution.attempt,
-                snapshot=snapshot,
-                metrics=metrics,
-            )
-        )
+        services.reports.acknowledged(cut.barrier.checkpoint_id, snapshot, metrics)
         failpoints.hit("task.after_ack", **evidence)
 
     def _committables(self, cut: Cut) -> tuple[Committable, ...]:
@@ -272,21 +260,3 @@ class SnapshotPipeline:
         owed = [committable for _, taken in cut.taken for committable in taken.committables]
         owed += [self._written[output.committable.id] for _, taken in cut.taken for output in taken.staged]
         return tuple(sorted(owed, key=lambda committable: (committable.uid, committable.checkpoint_id, committable.id)))
-
-    def _decline(self, cut: Cut, reason: str) -> None:
-        services = self._services
-        services.report(decline(services.deployment, cut.barrier.checkpoint_id, reason))
-
-
-def decline(deployment: TaskDeployment, checkpoint_id: int, reason: str) -> CheckpointDeclined:
-    """Return the report that a subtask cannot take part in a checkpoint."""
-    return CheckpointDeclined(
-        job_id=deployment.job_id,
-        run_id=deployment.run_id,
-        generation=deployment.generation,
-        checkpoint_id=checkpoint_id,
-        vertex_id=deployment.execution.vertex_id,
-        subtask=deployment.execution.subtask,
-        attempt=deployment.execution.attempt,
-        reason=reason,
-    )

@@ -26,13 +26,14 @@ from penstock.core.elements import (
 )
 from penstock.core.errors import StorageError
 from penstock.eventtime.watermarks import WatermarkMerger
-from penstock.rpc.messages import CheckpointAborted, CheckpointCompleted, InputEnded, OutputPublished, TaskState
+from penstock.rpc.messages import CheckpointAborted, CheckpointCompleted
 from penstock.state.budget import MemoryBudget
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
 from penstock.task.mailbox import Mailbox
+from penstock.task.reports import TaskReports
 from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain, restored_watermark
-from penstock.task.snapshot import Cut, SnapshotPipeline, SnapshotServices, decline
+from penstock.task.snapshot import Cut, SnapshotPipeline, SnapshotServices
 from penstock.task.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class Subtask:
         self._services = services
         self._budget = MemoryBudget(services.managed_memory_bytes)
         self._wake = wake
+        self.reports = TaskReports(deployment, environment.report)
         self.mailbox = Mailbox(wake)
         self._gate = environment.network.create_gate(deployment, wake)
         self._outputs = list(environment.network.create_outputs(deployment, wake))
@@ -95,12 +97,11 @@ class Subtask:
         self._stores: tuple[KeyedState, ...] = ()
         self._pipeline = SnapshotPipeline(
             SnapshotServices(
-                deployment=deployment,
                 clock=self._clock,
                 background=environment.background,
                 uploader=services.uploader,
                 post=self.mailbox.post,
-                report=environment.report,
+                reports=self.reports,
             )
         )
         self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
@@ -272,15 +273,7 @@ class Subtask:
         self._chain.finish()
         for output in self._outputs:
             output.end()
-        execution = self.deployment.execution
-        self._environment.report(
-            InputEnded(
-                job_id=self.deployment.job_id,
-                vertex_id=execution.vertex_id,
-                subtask=execution.subtask,
-                attempt=execution.attempt,
-            )
-        )
+        self.reports.input_ended()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -311,7 +304,7 @@ class Subtask:
                     self._cut(barrier)
                 case Abort(checkpoint_id, reason):
                     self._aligned_since = self._clock.monotonic_ms()
-                    self._environment.report(decline(self.deployment, checkpoint_id, reason))
+                    self.reports.declined(checkpoint_id, reason)
 
     def _cut(self, barrier: Barrier) -> None:
         """Freeze, send the barrier on, leave the rest to the pipeline."""
@@ -344,12 +337,12 @@ class Subtask:
     # --- begin and end -----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        self.report_state("INITIALIZING")
+        self.reports.state("INITIALIZING")
         self._opened = True
         services = ChainServices(
             wake=self._wake,
             run_async=self._run_async,
-            report_published=self._report_published,
+            report_published=self.reports.published,
             read_file=self._services.read_file,
             budget=self._budget,
         )
@@ -358,7 +351,7 @@ class Subtask:
             # What had been reached at the cut, so that lateness is judged as before.
             self.metrics.input_watermark = self._watermarks.combined
             self._chain.watermark(Watermark(self._watermarks.combined))
-        self.report_state("RUNNING")
+        self.reports.state("RUNNING")
 
     def _begin_finish(self) -> None:
         self._finishing = True
@@ -389,28 +382,7 @@ class Subtask:
             # Nothing can be lost any more (all is published or will be replayed), but it must not go unseen.
             error, detail = describe(failures[0])
             error = f"while closing: {error}"
-        self.report_state(state, error, detail)
-
-    def report_state(self, state: str, error: str = "", detail: str = "") -> None:
-        """Tell the job."""
-        execution = self.deployment.execution
-        self._environment.report(
-            TaskState(
-                job_id=self.deployment.job_id,
-                vertex_id=execution.vertex_id,
-                subtask=execution.subtask,
-                attempt=execution.attempt,
-                state=state,
-                error=error,
-                detail=detail,
-            )
-        )
+        self.reports.state(state, error, detail)
 
     def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self._environment.blocking.submit(work, lambda result, error: self.mailbox.post(lambda: done(result, error)))
-
-    def _report_published(self, ids: tuple[str, ...]) -> None:
-        if ids:
-            self._environment.report(
-                OutputPublished(job_id=self.deployment.job_id, run_id=self.deployment.run_id, committable_ids=ids)
-            )

@@ -197,7 +197,7 @@ class Supervisor:
             worker.send(data)
 
     def _lease_end(self) -> float:
-        """When leases given now end: counted from the sending of the last heartbeat that is known to have been heard."""
+        """When leases given now end: counted from the sending of the last heartbeat known to be heard."""
         return self._heard_ms + (self._registered.worker_lease_ms if self._registered is not None else 0)
 
     def _beat(self) -> None:
