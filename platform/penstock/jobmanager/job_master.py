@@ -7,9 +7,7 @@ gone.
 
 from __future__ import annotations
 
-import enum
 from collections import deque
-from dataclasses import dataclass
 
 from penstock.core.elements import BarrierKind
 from penstock.core.errors import PenstockError
@@ -33,6 +31,7 @@ from penstock.jobmanager.commands import (
 )
 from penstock.jobmanager.deployment import Deployment
 from penstock.jobmanager.failover import is_final
+from penstock.jobmanager.job_state import Failure, Step
 from penstock.jobmanager.recover import JobIdentity, end_entry, recover
 from penstock.jobmanager.restart import restart_decider
 from penstock.jobmanager.scheduler import Slot
@@ -43,33 +42,6 @@ _START_TIMEOUT_MS = 600_000
 _LEAVE_TIMEOUT_MS = 10_000
 _END_TAG = "end"
 _EXCEPTIONS = 50
-
-
-class Step(enum.Enum):
-    """What the job is busy with."""
-
-    IDLE = "idle"
-    #: Old workers leave, or the restart's delay runs.
-    WAITING = "waiting"
-    STARTING = "starting"
-    RUNNING = "running"
-    #: Everything is published: tasks close.
-    FINISHING = "finishing"
-    CANCELLING = "cancelling"
-    #: The `end` entry is written, workers leave.
-    CLOSING = "closing"
-    DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """One failure of the job."""
-
-    at_ms: int
-    error: str
-    detail: str = ""
-    task: str = ""
-    worker_id: str = ""
 
 
 class JobMaster:

@@ -24,7 +24,7 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 # --- JobManager -> worker (relayed)
 
 
-class DeployTasks(_Message):
+class DeployTasks(_Message, frozen=True, kw_only=True):
     """Start these subtasks (`graph.deployment.encode_deployment`), all of one region in this worker.
 
     Channels first, then open.
@@ -35,13 +35,13 @@ class DeployTasks(_Message):
     tasks: tuple[bytes, ...]
 
 
-class CancelTasks(_Message):
+class CancelTasks(_Message, frozen=True, kw_only=True):
     """Cancel all subtasks of the job in this worker and report each as CANCELED."""
 
     job_id: str
 
 
-class TriggerCheckpoint(_Message):
+class TriggerCheckpoint(_Message, frozen=True, kw_only=True):
     """Sources put the barrier into the stream (sent to workers that hold source subtasks)."""
 
     job_id: str
@@ -52,13 +52,13 @@ class TriggerCheckpoint(_Message):
     kind: str
 
 
-class CheckpointCompleted(_Message):
+class CheckpointCompleted(_Message, frozen=True, kw_only=True):
     """The manifest exists: sinks may publish, readers may publish offsets."""
 
     permit: CommitPermit
 
 
-class CheckpointAborted(_Message):
+class CheckpointAborted(_Message, frozen=True, kw_only=True):
     """The checkpoint will never be complete."""
 
     job_id: str
@@ -66,7 +66,7 @@ class CheckpointAborted(_Message):
     checkpoint_id: int
 
 
-class AssignSplits(_Message):
+class AssignSplits(_Message, frozen=True, kw_only=True):
     """Splits for one source subtask; `splits` are `connector.source.SourceSplit` as builtins."""
 
     job_id: str
@@ -77,7 +77,7 @@ class AssignSplits(_Message):
     no_more: bool
 
 
-class ResolvePending(_Message):
+class ResolvePending(_Message, frozen=True, kw_only=True):
     """Before a region opens: fence, read markers, publish what is owed, for every sink of the job.
 
     Answered by PendingResolved.
@@ -93,7 +93,7 @@ class ResolvePending(_Message):
     committables: tuple[Committable, ...]
 
 
-class WriteSavepoint(_Message):
+class WriteSavepoint(_Message, frozen=True, kw_only=True):
     """Write the state of a complete checkpoint as a self-contained savepoint at `uri`; answered by SavepointWritten."""
 
     job_id: str
@@ -105,13 +105,13 @@ class WriteSavepoint(_Message):
     manifest: bytes
 
 
-class FinishTasks(_Message):
+class FinishTasks(_Message, frozen=True, kw_only=True):
     """The final checkpoint is complete and published: close all subtasks of the job and report FINISHED."""
 
     job_id: str
 
 
-class LeaseRenewed(_Message):
+class LeaseRenewed(_Message, frozen=True, kw_only=True):
     """The supervisor passes on that the coordinator has heard of it (re-arms the worker's kernel lease)."""
 
     sequence: int
@@ -136,7 +136,7 @@ WorkerCommand = (
 # --- worker -> JobManager (relayed)
 
 
-class TaskState(_Message):
+class TaskState(_Message, frozen=True, kw_only=True):
     """A subtask changed state: DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED.
 
     `input_ended` when its data ended.
@@ -152,7 +152,7 @@ class TaskState(_Message):
     detail: str = ""
 
 
-class InputEnded(_Message):
+class InputEnded(_Message, frozen=True, kw_only=True):
     """The subtask has seen the end of all its input and finished its operators; it waits for the final checkpoint."""
 
     job_id: str
@@ -161,7 +161,7 @@ class InputEnded(_Message):
     attempt: int
 
 
-class CheckpointAck(_Message):
+class CheckpointAck(_Message, frozen=True, kw_only=True):
     """A subtask's part of a checkpoint is durable."""
 
     job_id: str
@@ -173,7 +173,7 @@ class CheckpointAck(_Message):
     metrics: CheckpointMetrics
 
 
-class CheckpointDeclined(_Message):
+class CheckpointDeclined(_Message, frozen=True, kw_only=True):
     """A subtask could not take part; its segments stay in its log."""
 
     job_id: str
@@ -186,7 +186,7 @@ class CheckpointDeclined(_Message):
     reason: str
 
 
-class OutputPublished(_Message):
+class OutputPublished(_Message, frozen=True, kw_only=True):
     """Committables known to be published (their marker was read back)."""
 
     job_id: str
@@ -194,7 +194,7 @@ class OutputPublished(_Message):
     committable_ids: tuple[str, ...]
 
 
-class PendingResolved(_Message):
+class PendingResolved(_Message, frozen=True, kw_only=True):
     """Answer to ResolvePending; `error` empty = all owed output is published."""
 
     job_id: str
@@ -203,7 +203,7 @@ class PendingResolved(_Message):
     error: str = ""
 
 
-class SavepointWritten(_Message):
+class SavepointWritten(_Message, frozen=True, kw_only=True):
     """Answer to WriteSavepoint."""
 
     job_id: str
@@ -213,7 +213,7 @@ class SavepointWritten(_Message):
     error: str = ""
 
 
-class WorkerMetrics(_Message):
+class WorkerMetrics(_Message, frozen=True, kw_only=True):
     """Counters of all subtasks of a worker.
 
     `<vertex>/<subtask>` -> name -> value (Flink's metric names), and the worker's own.
@@ -225,7 +225,7 @@ class WorkerMetrics(_Message):
     worker: dict[str, float]
 
 
-class WorkerReady(_Message):
+class WorkerReady(_Message, frozen=True, kw_only=True):
     """First message of a worker: its network endpoint (`unix:<path>` or `tcp:host:port`)."""
 
     worker_id: str
@@ -248,7 +248,7 @@ WorkerReport = (
 # --- TaskManager -> JobManager
 
 
-class RegisterTaskManager(_Message):
+class RegisterTaskManager(_Message, frozen=True, kw_only=True):
     """First message on the stream. A TaskManager that reconnects names the workers it still holds."""
 
     taskmanager_id: str
@@ -258,7 +258,7 @@ class RegisterTaskManager(_Message):
     workers: tuple[str, ...] = ()
 
 
-class Heartbeat(_Message):
+class Heartbeat(_Message, frozen=True, kw_only=True):
     """Every heartbeat interval; the answer renews the workers' leases."""
 
     taskmanager_id: str
@@ -267,7 +267,7 @@ class Heartbeat(_Message):
     worker_memory: dict[str, int] = {}
 
 
-class FromWorker(_Message):
+class FromWorker(_Message, frozen=True, kw_only=True):
     """A worker's report, relayed."""
 
     taskmanager_id: str
@@ -276,7 +276,7 @@ class FromWorker(_Message):
     report: bytes
 
 
-class WorkerExited(_Message):
+class WorkerExited(_Message, frozen=True, kw_only=True):
     """A worker process ended: seen at once by the supervisor."""
 
     taskmanager_id: str
@@ -287,7 +287,7 @@ class WorkerExited(_Message):
     log_tail: str = ""
 
 
-class WorkerStartFailed(_Message):
+class WorkerStartFailed(_Message, frozen=True, kw_only=True):
     """A worker could not be started (requirements failed to install, template died...)."""
 
     taskmanager_id: str
@@ -295,7 +295,7 @@ class WorkerStartFailed(_Message):
     error: str
 
 
-class LogText(_Message):
+class LogText(_Message, frozen=True, kw_only=True):
     """Answer to FetchLog."""
 
     request_id: str
@@ -307,7 +307,7 @@ TaskManagerReport = RegisterTaskManager | Heartbeat | FromWorker | WorkerExited 
 # --- JobManager -> TaskManager
 
 
-class Registered(_Message):
+class Registered(_Message, frozen=True, kw_only=True):
     """Answer to RegisterTaskManager; workers not in `keep_workers` are to be killed at once."""
 
     jobmanager_id: str
@@ -317,13 +317,13 @@ class Registered(_Message):
     keep_workers: tuple[str, ...] = ()
 
 
-class HeartbeatAck(_Message):
+class HeartbeatAck(_Message, frozen=True, kw_only=True):
     """The coordinator has heard heartbeat `sequence`."""
 
     sequence: int
 
 
-class StartWorker(_Message):
+class StartWorker(_Message, frozen=True, kw_only=True):
     """Start a slot worker for a job."""
 
     worker_id: str
@@ -336,20 +336,20 @@ class StartWorker(_Message):
     preload: tuple[str, ...] = ()
 
 
-class StopWorker(_Message):
+class StopWorker(_Message, frozen=True, kw_only=True):
     """Kill the worker (SIGKILL: everything it may do is fenced or repeatable) and free its slot."""
 
     worker_id: str
 
 
-class ToWorker(_Message):
+class ToWorker(_Message, frozen=True, kw_only=True):
     """Relay `command` (an encoded `WorkerCommand`) to a worker."""
 
     worker_id: str
     command: bytes
 
 
-class FetchLog(_Message):
+class FetchLog(_Message, frozen=True, kw_only=True):
     """Send the tail of a worker's log, or of the TaskManager's own when `worker_id` is empty."""
 
     request_id: str
@@ -357,7 +357,7 @@ class FetchLog(_Message):
     max_bytes: int = 65536
 
 
-class Shutdown(_Message):
+class Shutdown(_Message, frozen=True, kw_only=True):
     """Stop all workers and exit."""
 
 
