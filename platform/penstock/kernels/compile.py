@@ -11,7 +11,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, types
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
@@ -47,6 +50,27 @@ _KERNELS: list[Any] = []
 def tuple_of(*members: Any) -> Any:
     """Return the type of a tuple argument."""
     return types.Tuple(members)  # type: ignore[no-untyped-call]
+
+
+@intrinsic
+def load8(_: Any, data: Any, at: Any) -> Any:
+    """Return the 8 bytes of a byte array from `at` on as one little-endian word, aligned or not."""
+    return types.uint64(data, at), _unaligned(64)
+
+
+@intrinsic
+def load4(_: Any, data: Any, at: Any) -> Any:
+    """As `load8`, 4 bytes."""
+    return types.uint32(data, at), _unaligned(32)
+
+
+def _unaligned(bits: int) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        array = make_array(signature.args[0])(context, builder, arguments[0])
+        start = builder.gep(array.data, [arguments[1]])
+        return builder.load(builder.bitcast(start, ir.IntType(bits).as_pointer()), align=1)
+
+    return generate
 
 
 def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Any]:

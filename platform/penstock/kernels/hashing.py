@@ -15,7 +15,7 @@ import numpy as np
 from numba import njit
 
 from penstock.kernels.columns import FixedColumn, KeyColumns, key_columns
-from penstock.kernels.compile import I64, I64_IN, U8, U8_IN, U64, U64_OUT, i8, kernel
+from penstock.kernels.compile import I64, I64_IN, U8, U8_IN, U64, U64_OUT, i8, kernel, load4, load8
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,29 +51,13 @@ def _hash_long(value: Any, seed: Any) -> Any:
 
 
 @njit
-def _read8(data: Any, at: Any) -> Any:
-    word = _U(0)
-    for k in range(8):
-        word |= _U(data[at + k]) << _U(8 * k)
-    return word
-
-
-@njit
-def _read4(data: Any, at: Any) -> Any:
-    word = _U(0)
-    for k in range(4):
-        word |= _U(data[at + k]) << _U(8 * k)
-    return word
-
-
-@njit
 def _stripes(data: Any, at: Any, end: Any, seed: Any) -> Any:
     v1, v2, v3, v4 = seed + _P1 + _P2, seed + _P2, seed, seed - _P1
     while at <= end - 32:
-        v1 = _rotate(v1 + _read8(data, at) * _P2, 31) * _P1
-        v2 = _rotate(v2 + _read8(data, at + 8) * _P2, 31) * _P1
-        v3 = _rotate(v3 + _read8(data, at + 16) * _P2, 31) * _P1
-        v4 = _rotate(v4 + _read8(data, at + 24) * _P2, 31) * _P1
+        v1 = _rotate(v1 + load8(data, at) * _P2, 31) * _P1
+        v2 = _rotate(v2 + load8(data, at + 8) * _P2, 31) * _P1
+        v3 = _rotate(v3 + load8(data, at + 16) * _P2, 31) * _P1
+        v4 = _rotate(v4 + load8(data, at + 24) * _P2, 31) * _P1
         at += 32
     h = _rotate(v1, 1) + _rotate(v2, 7) + _rotate(v3, 12) + _rotate(v4, 18)
     for v in (v1, v2, v3, v4):
@@ -91,10 +75,10 @@ def _hash_bytes(data: Any, start: Any, length: Any, seed: Any) -> Any:
         h = seed + _P5
     h += _U(length)
     while at + 8 <= end:
-        h = _rotate(h ^ (_rotate(_read8(data, at) * _P2, 31) * _P1), 27) * _P1 + _P4
+        h = _rotate(h ^ (_rotate(load8(data, at) * _P2, 31) * _P1), 27) * _P1 + _P4
         at += 8
     if at + 4 <= end:
-        h = _rotate(h ^ (_read4(data, at) * _P1), 23) * _P2 + _P3
+        h = _rotate(h ^ (_U(load4(data, at)) * _P1), 23) * _P2 + _P3
         at += 4
     while at < end:
         h = _rotate(h ^ (_U(data[at]) * _P5), 11) * _P1

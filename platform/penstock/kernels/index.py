@@ -24,6 +24,8 @@ from penstock.kernels.compile import (
     U8_OUT,
     i8,
     kernel,
+    load4,
+    load8,
     tuple_of,
 )
 
@@ -175,6 +177,12 @@ def differ_bytes(
             start = starts[slot]
             same = starts[slot + 1] - start == length
             k = 0
+            while same and k + 8 <= length:
+                same = load8(data, at + k) == load8(arena, start + k)
+                k += 8
+            if same and k + 4 <= length:
+                same = load4(data, at + k) == load4(arena, start + k)
+                k += 4
             while same and k < length:
                 same = data[at + k] == arena[start + k]
                 k += 1

@@ -185,6 +185,17 @@ def take_present(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -
     return count
 
 
+@kernel(i8(I64_ROWS_IN, I64_IN, I64_ROWS))
+def words_of(cells: I64, order: I64, out: I64) -> int:
+    """Write word w of the cells, in the given order, to `out[w]`; word 0 becomes the number of rows."""
+    for i in range(len(order)):
+        row = order[i]
+        out[0, i] = cells[row, 0] >> 1
+        for w in range(1, cells.shape[1]):
+            out[w, i] = cells[row, w]
+    return len(order)
+
+
 @kernel(i8(I64_ROWS, I64_IN, I64_ROWS_IN))
 def put_cells(cells: I64, cell: I64, source: I64) -> int:
     """Overwrite the cells with the rows of `source`, in order."""

@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.core.errors import StateMismatchError
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import KeyedStateSnapshot, Segment
+from penstock.kernels import pages as kernels
 from penstock.kernels.columns import KeyColumns, key_columns
 from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.panes import Rows
@@ -35,13 +36,14 @@ if TYPE_CHECKING:
 
 def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
     """Return cells as columns of a segment, sorted by hash."""
-    order = np.argsort(keys.hashes[rows.slots], kind="stable")
-    slots, cells = rows.slots[order], rows.cells[order]
-    values = [pa.array(cells[:, 0] >> 1)]
-    for word, (_, dtype) in enumerate(spec.value_columns[1:], start=1):
-        values.append(pa.array(np.ascontiguousarray(cells[:, word]).view(np.dtype(dtype))))
+    hashes = keys.hashes[rows.slots]
+    order = np.argsort(hashes)
+    slots = rows.slots[order]
+    words = np.empty((spec.width, len(order)), np.int64)
+    kernels.words_of(rows.cells, order, words)
+    values = [pa.array(w.view(np.dtype(dtype))) for w, (_, dtype) in zip(words, spec.value_columns, strict=True)]
     columns = [
-        pa.array(keys.hashes[slots]),
+        pa.array(hashes[order]),
         *keys.gather(slots),
         pa.array(rows.panes[order]),
         *values,

@@ -8,11 +8,12 @@ offline tools; any thread.
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.types as pt
 
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
@@ -31,7 +32,6 @@ ROW_GROUP = 65_536
 #: Rows merged at a time; more segments than memory holds are merged hash range by hash range.
 _MERGE_ROWS = 1_000_000
 _KEY_IDS = range(101, 1001)
-_CODEC = {"compression": "zstd", "compression_level": 1, "use_dictionary": False}
 
 
 class SegmentWriter:
@@ -43,7 +43,7 @@ class SegmentWriter:
         self._position = position
         self._tier = tier
         self._out = io.BytesIO()
-        self._writer = pq.ParquetWriter(self._out, schema, **_CODEC)
+        self._writer = pq.ParquetWriter(self._out, schema, use_dictionary=False, **_layout(schema))
         self._rows = 0
         self._hashes = [HASH_MAX, HASH_MIN]
         self._namespaces = [HASH_MAX, HASH_MIN]
@@ -75,6 +75,17 @@ class SegmentWriter:
             namespace_max=self._namespaces[1],
             tier=self._tier,
         )
+
+
+def _layout(schema: pa.Schema) -> dict[str, Any]:
+    """Return encodings and compressions: integers by their differences (small and quick), the rest by zstd; hashes are noise."""
+    packed = [f.name for f in schema if f.name != KEY_HASH and pt.is_int64(f.type)]
+    rest = {f.name: "zstd" for f in schema if f.name != KEY_HASH and not pt.is_int64(f.type)}
+    return {
+        "column_encoding": dict.fromkeys(packed, "DELTA_BINARY_PACKED"),
+        "compression": {**rest, KEY_HASH: "none", **dict.fromkeys(packed, "none")},
+        "compression_level": dict.fromkeys(rest, 1),
+    }
 
 
 def key_names(schema: pa.Schema) -> tuple[str, ...]:
