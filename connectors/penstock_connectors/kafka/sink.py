@@ -23,6 +23,8 @@ DELIVERIES = ("exactly-once", "exactly-once-2pc", "at-least-once", "none")
 FACTORY = "penstock_connectors.kafka.sink:KafkaSinkFactory"
 #: Kafka's default of `transaction.max.timeout.ms`, when the broker does not tell.
 DEFAULT_MAX_TIMEOUT_MS = 900_000
+#: Upper bound of one staged chunk, which is published in one transaction.
+CHUNK_BYTES = 64 << 20
 
 
 class SinkOptions(TypedDict, total=False):
@@ -31,10 +33,13 @@ class SinkOptions(TypedDict, total=False):
     key: str | None
     delivery: Delivery
     transaction_timeout: str | float
+    chunk_bytes: int
     properties: Mapping[str, Any]
 
 
-_DEFAULTS = SinkOptions(key=None, delivery="exactly-once", transaction_timeout="15m", properties={})
+_DEFAULTS = SinkOptions(
+    key=None, delivery="exactly-once", transaction_timeout="15m", chunk_bytes=CHUNK_BYTES, properties={}
+)
 
 
 class KafkaSink:
@@ -51,6 +56,7 @@ class KafkaSink:
             it is complete), `exactly-once-2pc` (one transaction from the first row to the completed checkpoint:
             shorter delay, and output lost, loudly, when an outage outlasts `transaction_timeout`),
             `at-least-once` or `none`.
+        chunk_bytes: for `exactly-once`: bytes of rows in one transaction; an epoch with more takes several.
         transaction_timeout: only for `exactly-once-2pc`; at most the broker's `transaction.max.timeout.ms`.
         properties: librdkafka properties; secrets as `${ENV:NAME}`.
     """
@@ -76,6 +82,9 @@ class KafkaSink:
         for name, value, allowed in (("format", format, FORMATS), ("delivery", chosen["delivery"], DELIVERIES)):
             if value not in allowed:
                 raise UsageError(f"KafkaSink: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}")
+        if not 0 < chosen["chunk_bytes"] <= CHUNK_BYTES:
+            wrong = f"KafkaSink: chunk_bytes={chosen['chunk_bytes']!r}"
+            raise UsageError(wrong, hint=f"between 1 and {CHUNK_BYTES}")
         self._delivery: Delivery = chosen["delivery"]
         self._config: dict[str, Any] = {
             "bootstrap": bootstrap,
@@ -83,6 +92,7 @@ class KafkaSink:
             "format": format,
             "key": chosen["key"],
             "transaction_timeout_ms": parse_duration_ms(chosen["transaction_timeout"], "transaction_timeout"),
+            "chunk_bytes": chosen["chunk_bytes"],
             "properties": check_properties(chosen["properties"], "KafkaSink"),
         }
 

@@ -105,7 +105,8 @@ class SinkOperator(Operator):
             clock=context.clock,
         )
         self._pending = PendingOutput()
-        self._buffer = EpochBuffer(self._schema, int(context.spec.config.get("chunk_bytes", CHUNK_BYTES)))
+        chunk_bytes = context.spec.config.get("chunk_bytes") or spec.config.get("chunk_bytes") or CHUNK_BYTES
+        self._buffer = EpochBuffer(self._schema, int(chunk_bytes))
         self._permit: CommitPermit | None = None
         self._publication: _Publication | None = None
         factory: SinkFactory = load_factory(spec.factory)
