@@ -225,16 +225,23 @@ class Scene:
                 return child
         raise AssertionError(f"process {pid} belongs to no TaskManager")
 
+    def victims(self, evidence=None):
+        """Workers that may be killed: the one held at the failpoint, or any of the job."""
+        held = int(evidence["pid"]) if evidence else 0
+        if held and held != self.cluster.jobmanager.pid:
+            return [held]
+        return [int(w["pid"]) for w in self.workers if proc_tree.alive(int(w["pid"]))]
+
     def victim_pid(self, victim, evidence=None, pick=0):
-        """Which process to kill: the one held at the failpoint, or one of the job's workers."""
+        """Which process to kill: the one held at the failpoint, or one of the job's workers, or what is above it."""
         if victim == "jobmanager":
             return self.cluster.jobmanager.pid
-        held = int(evidence["pid"]) if evidence else 0
-        if not held or held == self.cluster.jobmanager.pid:
-            workers = [int(w["pid"]) for w in self.workers if proc_tree.alive(int(w["pid"]))]
-            assert workers, f"no worker to kill\n{self.diagnosis()}"
-            held = workers[pick % len(workers)]
-        return held if victim == "worker" else self.taskmanager_of(held).pid
+        workers = self.victims(evidence)
+        if victim == "taskmanager" and not workers:
+            return self.cluster.taskmanagers[pick % len(self.cluster.taskmanagers)].pid
+        assert workers, f"no worker to kill\n{self.diagnosis()}"
+        worker = workers[pick % len(workers)]
+        return worker if victim == "worker" else self.taskmanager_of(worker).pid
 
     def kill(self, pid):
         os.kill(pid, signal.SIGKILL)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.cluster.harness import END_LIMIT_S, Scene
 from tests.cluster.orders import Orders
+from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import Stage
 
 from penstock.testing.servers import start_kafka, start_minio
@@ -42,7 +43,7 @@ POINTS = {
     "jobmanager.before_manifest": Point(),
     "jobmanager.after_manifest": Point(),
     "sink.before_publish": Point(),
-    "sink.between_chunks": Point(),
+    "sink.between_chunks": Point(job={"sink_options": "chunk_bytes=500"}),
     "sink.after_commit": Point(),
     "task.during_restore": Point(first="restart", repeated=False),
     "jobmanager.during_rescale": Point(first="rescale", repeated=False),
@@ -100,10 +101,7 @@ def run_cell(stage, cell):
         evidence = scene.wait_hit(cell.point)
         record.checkpoint = str(evidence.get("checkpoint", ""))
         record.held_pid = int(evidence["pid"])
-        record.killed_pid = scene.victim_pid(cell.victim, evidence, pick=cell.seed)
-        killed_at = time.time()
-        scene.kill(record.killed_pid)
-        scene.release(cell.point)
+        record.killed_pid, killed_at = _kill(scene, cell, evidence)
         _await_end(scene, record, killed_at)
         scene.feed.join(30)
         _judge(scene, record)
@@ -131,6 +129,19 @@ def _provoke(scene, point, cell):
     elif point.first == "rescale":
         scene.stop()
         scene.submit_in_background(job=scene.with_job(parallelism=1), token=secrets.token_hex(8))
+
+
+def _kill(scene, cell, evidence):
+    """Kill the victim while the process with the evidence is held; returns its pid and when."""
+    if cell.victim == "worker" and not scene.victims(evidence):
+        # the point lies before the first worker of a new run: the first one to come is taken
+        scene.release(cell.point)
+        wait_until(scene.look_at_workers, 30, lambda: f"a worker\n{scene.diagnosis()}")
+    pid = scene.victim_pid(cell.victim, evidence, pick=cell.seed)
+    killed_at = time.time()
+    scene.kill(pid)
+    scene.release(cell.point)
+    return pid, killed_at
 
 
 def _await_end(scene, record, killed_at):
