@@ -82,11 +82,11 @@ def fill(bootstrap: str, topic: str, count: int) -> int:
 
 
 def create(bootstrap: str, topic: str) -> None:
+    """Create a topic with four partitions."""
     from confluent_kafka.admin import AdminClient, NewTopic
 
-    for future in (
-        AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(topic, PARTITIONS, 1)]).values()
-    ):
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # must outlive its futures
+    for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1)]).values():
         future.result(30)
 
 
