@@ -147,6 +147,10 @@ def load_factory(path: str) -> Any:
 
     module_name, _, attribute = path.partition(":")
     try:
+        # package by package: subtask threads importing two modules of a package that imports both would deadlock
+        parts = module_name.split(".")
+        for end in range(1, len(parts)):
+            importlib.import_module(".".join(parts[:end]))
         return getattr(importlib.import_module(module_name), attribute)()
     except (ImportError, AttributeError) as error:
         msg = f"connector {path!r} cannot be loaded: {error}"
