@@ -13,9 +13,8 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import pyarrow as pa
-
 from penstock.connector.sink import CommitOutcome, FileReader, Resolution
+from penstock.connector.staging import decode_chunk
 from penstock.core.clock import Clock
 from penstock.core.errors import ConnectorError
 from penstock.core.failpoints import hit
@@ -123,7 +122,7 @@ class StagedCommitter:
             if lane.marker is not None and lane.marker >= target:
                 continue
             hit("sink.between_chunks" if chunk else "sink.before_publish", chunk=chunk, chunks=count, **context)
-            rows = [encode(batch, self._config) for batch in _batches(read(file))]
+            rows = [encode(batch, self._config) for batch in decode_chunk(read(file)).to_batches()]
             published += self._publish_chunk(lane, item, target, rows)
         if published:
             hit("sink.after_commit", chunk=count - 1, chunks=count, **context)
@@ -240,15 +239,6 @@ class StagedCommitter:
 
 def _in_order(committables: Iterable[Committable]) -> list[Committable]:
     return sorted(committables, key=lambda item: (item.run_id, item.subtask, item.checkpoint_id))
-
-
-def _batches(data: bytes) -> Iterable[pa.RecordBatch]:
-    buffer = pa.py_buffer(data)
-    is_file = data[:6] == b"ARROW1"
-    reader = pa.ipc.open_file(buffer) if is_file else pa.ipc.open_stream(buffer)
-    if is_file:
-        return [reader.get_batch(i) for i in range(reader.num_record_batches)]
-    return list(reader)
 
 
 def _close_unused(ready: Future[MessageProducer]) -> None:

@@ -26,7 +26,7 @@ class DeadLetterWriter:
         self._pending = False
 
     def write(self, letters: pa.RecordBatch) -> None:
-        """Queue the letters (columns of `records.DEAD_LETTER_SCHEMA`)."""
+        """Queue the letters (columns of the SPI's `DEAD_LETTER_SCHEMA`)."""
         place = letters.drop_columns(["value"])
         self._producer.send(self._topic, letters.column("value"), encode_json(place))
         self._pending = True

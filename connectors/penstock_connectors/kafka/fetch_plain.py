@@ -6,6 +6,7 @@ batches and calls `wake`; the subtask's thread only takes from that queue.
 
 from __future__ import annotations
 
+import functools
 import logging
 import queue
 import threading
@@ -42,10 +43,9 @@ class PlainFetcher:
             raise ConnectorError(f"the Kafka client cannot start: {error.args[0].str()}") from error
         self._places: list[Place] = []
         self._slots: dict[Place, int] = {}
-        # changed by the consuming thread itself: from another one the call waits for that thread's `consume` for ever
-        self._changes: queue.SimpleQueue[tuple[Callable[[list[TopicPartition]], None], list[TopicPartition]]] = (
-            queue.SimpleQueue()
-        )
+        # all calls are made by the consuming thread: from another one they wait for that thread's `consume` for ever
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._ends: dict[Place, int] = {}
         self._assigned = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._consume, name="kafka-consume", daemon=True)
@@ -57,14 +57,14 @@ class PlainFetcher:
             if place not in self._slots:
                 self._slots[place] = len(self._places)
                 self._places.append(place)
-        self._changes.put(
-            (self._consumer.incremental_assign, [TopicPartition(*place, at) for place, at in starts.items()])
-        )
+        assignment = [TopicPartition(*place, at) for place, at in starts.items()]
+        self._calls.put(functools.partial(self._consumer.incremental_assign, assignment))
         self._assigned.set()
 
     def remove(self, places: list[Place]) -> None:
         """Stop fetching these."""
-        self._changes.put((self._consumer.incremental_unassign, [TopicPartition(*place) for place in places]))
+        assignment = [TopicPartition(*place) for place in places]
+        self._calls.put(functools.partial(self._consumer.incremental_unassign, assignment))
 
     def fetch(self, max_messages: int) -> FetchResult:
         """Return what the thread has put into the queue."""
@@ -82,21 +82,13 @@ class PlainFetcher:
         return result
 
     def lag(self, positions: Mapping[Place, int]) -> int:
-        """Sum up what the client knows locally."""
-        total = 0
-        for place, position in positions.items():
-            marks: tuple[int, int] | None = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-            total += max(0, marks[1] - position) if marks is not None else 0
-        return total
+        """Sum up what the client said with the last messages of each partition."""
+        return sum(max(0, self._ends.get(place, 0) - position) for place, position in positions.items())
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Publish offsets; the answer comes as a callback."""
-        try:
-            self._consumer.commit(
-                offsets=[TopicPartition(*place, at) for place, at in offsets.items()], asynchronous=True
-            )
-        except KafkaException:
-            self.commit_failures += 1
+        wanted = [TopicPartition(*place, at) for place, at in offsets.items()]
+        self._calls.put(functools.partial(self._consumer.commit, offsets=wanted, asynchronous=True))
 
     def close(self) -> None:
         """Free everything."""
@@ -114,10 +106,12 @@ class PlainFetcher:
         self._assigned.wait()
         while not self._closing.is_set():
             try:
-                while not self._changes.empty():
-                    change, partitions = self._changes.get_nowait()
-                    change(partitions)
+                while not self._calls.empty():
+                    self._calls.get_nowait()()
                 batch = self._consumer.consume(_BATCH, _WAIT_S)
+                for place in {(str(m.topic()), int(m.partition() or 0)) for m in batch}:
+                    marks = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+                    self._ends[place] = marks[1]
             except KafkaException as error:
                 self._on_error(error.args[0])
                 continue

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.connector.staging import DEAD_LETTER_SCHEMA
 from penstock.core.errors import BadRecordError
 from penstock_connectors.formats.arrow_stream import decode_arrow
 from penstock_connectors.formats.decoded import Decoded
@@ -18,16 +19,6 @@ from penstock_connectors.formats.json_decode import JsonDecoder
 
 if TYPE_CHECKING:
     from penstock_connectors.kafka.fetch import Fetched
-
-DEAD_LETTER_SCHEMA = pa.schema(
-    [
-        pa.field("value", pa.large_binary()),
-        pa.field("topic", pa.string(), nullable=False),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("offset", pa.int64(), nullable=False),
-        pa.field("error", pa.string(), nullable=False),
-    ]
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +90,7 @@ def _dead_letters(found: Fetched, decoded: Decoded) -> pa.RecordBatch:
     index = [bad.index for bad in decoded.bad]
     places = [found.places[slot] for slot in found.slot[index].tolist()]
     columns = [
-        found.value.take(pa.array(index)),
+        found.value.take(pa.array(index)).cast(pa.binary()),
         pa.array([topic for topic, _ in places], pa.string()),
         pa.array([partition for _, partition in places], pa.int32()),
         pa.array(found.offset[index], pa.int64()),
