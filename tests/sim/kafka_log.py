@@ -7,6 +7,7 @@ back those behind them; offsets sent to a transaction appear with its commit and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -53,6 +54,8 @@ class SimKafka:
         self.committed = 0
         self.fenced = 0
         self.aborted = 0
+        #: Called with every transaction that is about to be committed.
+        self.on_commit: Callable[[Transaction], None] = lambda _transaction: None
         self._ids: dict[str, _Coordinated] = {}
 
     def create_topic(self, topic: str, partitions: int) -> None:
@@ -92,6 +95,7 @@ class SimKafka:
 
     def commit(self, transactional_id: str, epoch: int) -> None:
         transaction = self._open(transactional_id, epoch)
+        self.on_commit(transaction)
         transaction.state = "committed"
         self.group_offsets.update(transaction.offsets)
         self.committed += 1

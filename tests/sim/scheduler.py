@@ -1,30 +1,23 @@
 """A seeded scheduler in virtual time: a heap of (time, tie-break, action); the simulation's only source of order.
 
-Actions due at one instant run in an order drawn from the seed, so that nothing relies on it. After every action the
-invariants are checked; a failure carries the seed and the last actions.
+Actions due at one instant run in an order drawn from the seed, so that nothing relies on it. Every action has an owner (one
+incarnation of a process): a kill makes its later actions vanish, a hold (SIGSTOP) keeps them back until it is released. After
+every action the invariants are checked; a failure carries the seed and the last actions.
 """
 
 from __future__ import annotations
 
 import heapq
 import random
+import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+from tests.sim import fibers
 
 Action = Callable[[], None]
-
-
-@dataclass(order=True)
-class Scheduled:
-    """One action at its time; `owner` lets a crash cancel all of a process's actions."""
-
-    at_ms: float
-    tie: float
-    sequence: int
-    action: Action = field(compare=False)
-    label: str = field(compare=False)
-    owner: str = field(compare=False)
+#: (due, tie, sequence, action, label, owner).
+Entry = tuple[float, float, int, Action, str, str]
 
 
 class VirtualClock:
@@ -41,8 +34,8 @@ class VirtualClock:
         return self.elapsed_ms
 
     def sleep_ms(self, duration_ms: float) -> None:
-        msg = f"nothing may block in the simulation (sleep of {duration_ms} ms)"
-        raise AssertionError(msg)
+        """Leave a fiber for a while; anything else that sleeps is a fault of the engine."""
+        fibers.pause(duration_ms, "sleep")
 
 
 class SimulationError(AssertionError):
@@ -56,27 +49,44 @@ class Scheduler:
         self.seed = seed
         self.random = random.Random(seed)
         self.clock = VirtualClock()
-        self.invariants: list[Callable[[], None]] = []
+        #: Called with the owner after every action.
+        self.after: list[Callable[[str], None]] = []
         self.steps = 0
         self.fingerprint = 0
-        self._heap: list[Scheduled] = []
+        self._heap: list[Entry] = []
         self._sequence = 0
         self._dead: set[str] = set()
-        self._recent: deque[str] = deque(maxlen=60)
+        self._held: dict[str, list[Entry]] = {}
+        self._recent: deque[tuple[float, str, str]] = deque(maxlen=80)
 
     def at(self, delay_ms: float, label: str, action: Action, *, owner: str = "") -> None:
         """Run `action` after `delay_ms` of virtual time, unless `owner` has died by then."""
         self._sequence += 1
         due = self.clock.elapsed_ms + max(0.0, delay_ms)
-        heapq.heappush(self._heap, Scheduled(due, self.random.random(), self._sequence, action, label, owner))
+        heapq.heappush(self._heap, (due, self.random.random(), self._sequence, action, label, owner))
 
     def kill(self, owner: str) -> None:
         """Cancel everything `owner` (an incarnation, never reused) still had to do."""
         self._dead.add(owner)
+        self._held.pop(owner, None)
 
     def is_dead(self, owner: str) -> bool:
         """Whether that incarnation was killed."""
         return owner in self._dead
+
+    def hold(self, owner: str) -> None:
+        """Stop it where it is: nothing of it happens before `release`."""
+        if owner not in self._dead:
+            self._held.setdefault(owner, [])
+
+    def is_held(self, owner: str) -> bool:
+        """Whether it stands still."""
+        return owner in self._held
+
+    def release(self, owner: str) -> None:
+        """Let it go on; what was due meanwhile happens now."""
+        for due, tie, sequence, action, label, who in self._held.pop(owner, []):
+            heapq.heappush(self._heap, (max(due, self.clock.elapsed_ms), tie, sequence, action, label, who))
 
     def run(self, until: Callable[[], bool], *, max_steps: int, max_ms: float) -> None:
         """Run until the condition holds.
@@ -86,27 +96,40 @@ class Scheduler:
         """
         while not until():
             if not self._heap:
-                self._fail("nothing is left to do")
+                self.fail("nothing is left to do")
             if self.steps >= max_steps or self.clock.elapsed_ms > max_ms:
-                self._fail(f"did not end within {max_steps} steps and {max_ms} ms (at {self.clock.elapsed_ms:.0f} ms)")
+                self.fail(f"did not end within {max_steps} steps and {max_ms} ms (at {self.clock.elapsed_ms:.0f} ms)")
             self._step(heapq.heappop(self._heap))
 
-    def _step(self, due: Scheduled) -> None:
-        if due.owner in self._dead:
+    def note(self, text: str) -> None:
+        """Put a line into the trace."""
+        self._recent.append((self.clock.elapsed_ms, "", text))
+
+    def fail(self, text: str) -> None:
+        """End the run as failed."""
+        trace = "\n".join(f"{at:10.2f} {owner:24} {label}" for at, owner, label in self._recent)
+        raise SimulationError(f"seed {self.seed}: {text}\n{trace}")
+
+    def _step(self, due: Entry) -> None:
+        at_ms, _tie, _sequence, action, label, owner = due
+        if owner in self._dead:
             return
-        self.clock.elapsed_ms = max(self.clock.elapsed_ms, due.at_ms)
+        held = self._held.get(owner)
+        if held is not None:
+            held.append(due)
+            return
+        self.clock.elapsed_ms = max(self.clock.elapsed_ms, at_ms)
         self.steps += 1
-        self._recent.append(f"{due.at_ms:.1f} {due.owner} {due.label}")
-        self.fingerprint = hash((self.fingerprint, round(due.at_ms * 1000), len(due.label), due.sequence))
+        self._recent.append((at_ms, owner, label))
+        self.fingerprint = zlib.crc32(f"{at_ms:.3f} {owner} {label}".encode(), self.fingerprint)
         try:
-            due.action()
-            for invariant in self.invariants:
-                invariant()
+            action()
+            for check in self.after:
+                check(owner)
         except SimulationError:
             raise
         except Exception as error:
-            msg = f"seed {self.seed}: {type(error).__name__}: {error}\n" + "\n".join(self._recent)
-            raise SimulationError(msg) from error
+            import traceback
 
-    def _fail(self, text: str) -> None:
-        raise SimulationError(f"seed {self.seed}: {text}\n" + "\n".join(self._recent))
+            frames = "".join(traceback.format_exception(error)[-6:])
+            self.fail(f"{type(error).__name__}: {error}\n{frames}")

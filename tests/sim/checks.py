@@ -1,0 +1,124 @@
+"""Invariants, looked at while the simulation runs; the oracle, looked at when it has ended."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from tests.sim.connectors import MARKER_STRIDE
+from tests.sim.kafka_log import Transaction
+from tests.sim.workload import JOB, OUTPUT
+
+from penstock.checkpoint.manifest import Manifest, decode_manifest
+from penstock.checkpoint.retention import files_of
+from penstock.core.elements import Batch
+
+if TYPE_CHECKING:
+    from tests.sim.world import World
+
+    from penstock.network.input_gate import InputGate
+    from penstock.task.subtask import Subtask
+
+_MANIFESTS = f"{JOB}/manifests/"
+
+
+class Checks:
+    """All of them."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._sealed = 0
+        self._last: dict[str, int] = {}
+        #: (marker group, checkpoint id) of all output some manifest of a checkpoint names.
+        self._named: set[tuple[str, int]] = set()
+        self._newest: set[str] = set()
+
+    # --- the store -----------------------------------------------------------------------------------------------------
+
+    def put(self, key: str, data: bytes) -> None:
+        """An object was written."""
+        if key.startswith(_MANIFESTS):
+            self._appended(decode_manifest(data))
+
+    def deleted(self, key: str) -> None:
+        """An object was deleted."""
+        name = key.removeprefix(f"{JOB}/")
+        if name in self._newest:
+            self._world.scheduler.fail(f"{name} was deleted, the newest checkpoint names it")
+        if not key.startswith(_MANIFESTS):
+            self._world.swarm.seen("swept-file")
+
+    def _appended(self, manifest: Manifest) -> None:
+        fail, swarm = self._world.scheduler.fail, self._world.swarm
+        if manifest.generation < self._sealed:
+            fail(f"generation {manifest.generation} appended {manifest.sequence} after generation {self._sealed} had sealed")
+        if manifest.kind == "seal":
+            self._sealed = manifest.generation
+        if manifest.checkpoint_id is not None:
+            if manifest.checkpoint_id <= self._last.get(manifest.run_id, 0):
+                fail(f"checkpoint {manifest.checkpoint_id} of {manifest.run_id} is not newer than the one before")
+            self._last[manifest.run_id] = manifest.checkpoint_id
+        if manifest.kind == "checkpoint":
+            swarm.seen("checkpoint-completed")
+            self._named |= {(c.marker_group, c.checkpoint_id) for c in manifest.pending}
+            self._newest = files_of(manifest)
+
+    # --- the broker ----------------------------------------------------------------------------------------------------
+
+    def committing(self, transaction: Transaction) -> None:
+        """A transaction is about to be committed."""
+        for group, marker in transaction.offsets.items():
+            if (group, marker // MARKER_STRIDE) not in self._named:
+                self._world.scheduler.fail(f"{group} publishes checkpoint {marker // MARKER_STRIDE}, which no manifest names")
+
+    # --- the tasks -----------------------------------------------------------------------------------------------------
+
+    def watch(self, subtask: Subtask) -> None:
+        """Look at everything the subtask takes from its gate."""
+        gate: Any = subtask._gate
+        if gate is None:
+            return
+        poll, alignment, fail = gate.poll, subtask._alignment, self._world.scheduler.fail
+
+        def watched() -> Any:
+            taken = poll()
+            if taken is not None and isinstance(taken[1], Batch) and taken[0] in alignment.blocked:
+                fail(f"a row passed on channel {taken[0]} behind its barrier")
+            return taken
+
+        gate.poll = watched
+
+    def stepped(self, subtask: Subtask) -> None:
+        """Look at its credits."""
+        for output in subtask._outputs:
+            for channel in output.channels:
+                if channel._credit.balance < 0:
+                    self._world.scheduler.fail("negative credit at a sender")
+        if subtask._gate is not None:
+            self._check_gate(subtask._gate)
+
+    def _check_gate(self, gate: InputGate) -> None:
+        credit = gate._credit
+        if min(credit.outstanding, default=0) < 0 or min(credit.queued, default=0) < 0 or credit.floating_free < 0:
+            self._world.scheduler.fail("negative credit at a gate")
+        if credit.floating_free + sum(credit.floating_held) != credit.floating_total:
+            self._world.scheduler.fail("floating credit leaked")
+
+    # --- the end -------------------------------------------------------------------------------------------------------
+
+    def output(self) -> int:
+        """Compare the read-committed output with the oracle; returns its rows."""
+        world = self._world
+        expected, found = world.plan.expected(), Counter(world.kafka.read_committed(OUTPUT))
+        if expected == found:
+            return sum(found.values())
+        wanted, got = {row[:3] for row in expected}, Counter(row[:3] for row in found.elements())
+        missing = sorted(wanted - set(got))
+        doubled = sorted(window for window, times in got.items() if times > 1)
+        wrong = sorted(row for row in found if row[:3] in wanted and row not in expected)
+        strange = sorted(row for row in found if row[:3] not in wanted)
+        world.scheduler.fail(
+            f"output differs: {len(missing)} missing {missing[:3]}, {len(doubled)} duplicated {doubled[:3]}, "
+            f"{len(wrong)} wrong {wrong[:3]}, {len(strange)} unasked for {strange[:3]}"
+        )
+        raise AssertionError

@@ -1,0 +1,113 @@
+"""What can go wrong, how often in this seed, and how often it did.
+
+Swarm style: a seed enables a random subset of kinds with random rates, so that some runs have much of one fault and none of
+another. `Swarm.strikes(kind)` is asked where the fault could happen; the world's nemesis asks `next_strike` for those that come from
+outside.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: Struck where the code passes: kind -> usual probability.
+POINTS: Mapping[str, float] = {
+    "put-fails-before": 0.05,
+    "put-fails-after": 0.05,
+    "read-fails": 0.01,
+    "upload-delayed": 0.12,
+    "message-delayed": 0.03,
+    "ack-duplicated": 0.15,
+    "ack-late": 0.05,
+    "frames-delayed": 0.01,
+    "kill-before-manifest": 0.03,
+    "kill-after-manifest": 0.03,
+    "pause-leader-at-manifest": 0.03,
+    "kill-before-init": 0.04,
+    "kill-before-commit": 0.04,
+    "kill-after-commit": 0.04,
+    "kill-fence": 0.04,
+    "zombie-in-publish": 0.04,
+}
+#: Struck by the nemesis: kind -> weight.
+STRIKES: Mapping[str, float] = {
+    "worker-killed": 4,
+    "taskmanager-killed": 2,
+    "jobmanager-killed": 2,
+    "leader-paused": 2,
+    "worker-paused": 2,
+    "worker-zombie": 2,
+    "session-lost": 1,
+    "connection-lost": 2,
+    "kafka-down": 1.5,
+    "savepoint": 2,
+}
+#: Consequences and planned acts that are counted where they are seen.
+SEEN = (
+    "checkpoint-completed",
+    "checkpoint-aborted",
+    "checkpoint-timed-out",
+    "savepoint-written",
+    "restart",
+    "published-at-recovery",
+    "transaction-fenced",
+    "stop-with-savepoint",
+    "cancelled",
+    "rescaled",
+    "from-savepoint",
+    "claim-refused",
+    "zombie-leader-refused",
+    "swept-file",
+    "compaction",
+)
+
+
+@dataclass
+class Swarm:
+    """The faults of one run."""
+
+    random: random.Random
+    points: dict[str, float] = field(default_factory=dict)
+    strikes_: dict[str, float] = field(default_factory=dict)
+    #: Mean virtual time between two strikes.
+    every_ms: float = 250.0
+    active: bool = True
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> Swarm:
+        """Draw which faults this seed has, and how often."""
+        share = chance.choice([0.25, 0.5, 0.8])
+        points = {
+            kind: min(0.5, usual * chance.choice([0.5, 1, 1, 3])) for kind, usual in POINTS.items() if chance.random() < share
+        }
+        strikes = {
+            kind: weight * chance.choice([0.5, 1, 2]) for kind, weight in STRIKES.items() if chance.random() < share
+        }
+        return cls(chance, points, strikes, chance.choice([120.0, 250.0, 400.0, 800.0]))
+
+    @classmethod
+    def quiet(cls, chance: random.Random) -> Swarm:
+        """No fault at all."""
+        return cls(chance)
+
+    def strikes(self, kind: str) -> bool:
+        """Whether the fault happens here; counted when it does."""
+        rate = self.points.get(kind, 0.0)
+        if not self.active or not rate or self.random.random() >= rate:
+            return False
+        self.counts[kind] += 1
+        return True
+
+    def next_strike(self) -> tuple[float, str] | None:
+        """When the nemesis strikes next, and how."""
+        if not self.strikes_:
+            return None
+        kind = self.random.choices(list(self.strikes_), list(self.strikes_.values()))[0]
+        return self.random.expovariate(1 / self.every_ms), kind
+
+    def seen(self, kind: str, times: int = 1) -> None:
+        """Count something that was seen to happen."""
+        self.counts[kind] += times

@@ -1,0 +1,285 @@
+"""A JobManager's incarnation: what `job_driver` and `taskmanagers` do in production, around the engine's `JobMaster`.
+
+Commands become delayed actions; store calls run one after another in fibers, through the real `JobStore` (lease, seal, dense log).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.checkpoint.job_lease import LeaseHolder
+from penstock.checkpoint.sweeper import Sweeper
+from penstock.connector.sink import load_factory
+from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
+from penstock.core.rand import SeededRand
+from penstock.jobmanager import commands as cmd
+from penstock.jobmanager import events as ev
+from penstock.jobmanager.deployment import source_spec
+from penstock.jobmanager.job_master import JobMaster
+from penstock.jobmanager.job_store import JobStore
+from penstock.jobmanager.recover import JobIdentity
+from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
+from penstock.rpc import messages as msg
+
+if TYPE_CHECKING:
+    from tests.sim.runs import Run
+    from tests.sim.worker import Session
+    from tests.sim.world import World
+
+_HOLDER = LeaseHolder(id="sim", host="sim", machine="", pid=1)
+_SLOT_TIMEOUT_MS = 60_000
+
+
+class Leader:
+    """One incarnation."""
+
+    def __init__(self, world: World, run: Run, number: int) -> None:
+        """Nothing happens before `begin`."""
+        self.world = world
+        self.run = run
+        self.owner = f"jm:{number}"
+        self.dead = False
+        self.ready = False
+        self.master: JobMaster | None = None
+        self.sessions: dict[str, Session] = {}
+        self.store = JobStore(run.graph, run.start, _HOLDER, world.clock, SeededRand(world.random.getrandbits(32)))
+        self._pool = SlotPool(_SLOT_TIMEOUT_MS)
+        self._events: deque[ev.Event] = deque()
+        self._calls: deque[tuple[str, Callable[[], Any], Callable[[Any, BaseException | None], None]]] = deque()
+        self._calling = False
+        self._handling = False
+        self._where: dict[str, str] = {}
+        self._wake_token = 0
+
+    # --- begin and end -----------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Take the lease, seal the log, then let TaskManagers in."""
+
+        def acquire() -> int:
+            generation = self.store.acquire(self.run.job_id, self.run.run_id)
+            self.store.seal(self.run.job_id, self.run.run_id, generation)
+            return generation
+
+        self._call("acquire", acquire, self._acquired)
+
+    def _acquired(self, generation: int | None, error: BaseException | None) -> None:
+        if error is not None:
+            self.world.leader_refused(self, error)
+            return
+        run, start = self.run, self.run.start
+        identity = JobIdentity(run.job_id, run.run_id, generation or 0, start.claim, start.accept_duplicates)
+        rand = SeededRand(self.world.random.getrandbits(32))
+        self.master = JobMaster(run.graph, identity, rand, self.world.clock.now_ms())
+        self.master.checkpointing.sweeper = Sweeper(self.world.plan.sweep_grace_ms)
+        self.ready = True
+        self._renew()
+        self.post(ev.Start())
+
+    def die(self) -> None:
+        """SIGKILL."""
+        if not self.dead:
+            self.dead = True
+            self.world.end_process(self.owner)
+
+    def _renew(self) -> None:
+        def renewed(_result: Any, error: BaseException | None) -> None:
+            if isinstance(error, LeadershipLostError):
+                self.world.stepped_down(self)
+            else:
+                self._renew()
+
+        ttl = self.store.lease_ttl_ms
+        self.world.spawn(self.owner, "renew", self.store.renew, renewed, ttl / 3)
+
+    # --- events ------------------------------------------------------------------------------------------------------
+
+    def post(self, event: ev.Event) -> None:
+        """Handle an event, after those that came before it."""
+        self._events.append(event)
+        if self._handling or self.master is None:
+            return
+        self._handling = True
+        try:
+            while self._events and not self.dead:
+                for command in self.master.handle(self._events.popleft(), self.world.clock.now_ms()):
+                    self._execute(command)
+        finally:
+            self._handling = False
+
+    def _execute(self, command: cmd.Command) -> None:
+        store = self.store
+        match command:
+            case cmd.SendToWorker(worker_id, message):
+                self._send(worker_id, message)
+            case cmd.ReadLog(list_files):
+                self._call("read log", partial(store.read, list_files=list_files), self._log_read)
+            case cmd.AppendManifest(tag, manifest):
+                self._call(f"append {tag}", partial(store.append, tag, manifest), partial(self._appended, tag))
+            case cmd.DeleteEntries(sequences, files):
+                self._call("delete", partial(store.delete, sequences, files), lambda _result, _error: None)
+            case cmd.RequestSlots(count):
+                self._tell(self._pool.request(self.run.job_id, count, self.world.clock.now_ms()))
+            case cmd.ReleaseSlots(slots):
+                self._tell(self._pool.release(self.run.job_id, slots))
+            case cmd.LaunchWorker(worker_id, slot):
+                self._launch(worker_id, slot.taskmanager_id)
+            case cmd.KillWorker(worker_id, slot):
+                self._kill(worker_id, slot.taskmanager_id)
+            case cmd.DiscoverSplits():
+                self._later("discover", partial(self._discover, command))
+            case cmd.CloseEnumerators():
+                pass
+            case cmd.WakeAt(at_ms):
+                self._wake_at(at_ms)
+            case cmd.OperationEnded():
+                self.world.operation_ended(command)
+            case cmd.JobTerminal(state, error):
+                self._call("release", store.release, lambda _result, _error: self.world.run_ended(self, state, error))
+
+    def _later(self, label: str, action: Callable[[], None]) -> None:
+        self.world.scheduler.at(self.world.random.uniform(0, 5), label, action, owner=self.owner)
+
+    def _wake_at(self, at_ms: int) -> None:
+        self._wake_token += 1
+        token = self._wake_token
+
+        def tick() -> None:
+            if token == self._wake_token:
+                self.post(ev.Tick())
+
+        self.world.scheduler.at(max(1.0, at_ms - self.world.clock.now_ms()), "tick", tick, owner=self.owner)
+
+    def _discover(self, command: cmd.DiscoverSplits) -> None:
+        operator = next(v.operators[0] for v in self.run.graph.vertices if v.operators[0].uid == command.uid)
+        spec = source_spec(operator)
+        enumerator = load_factory(spec.factory).create_enumerator(spec, first_run=command.first_run)
+        found = tuple(msgspec.to_builtins(split) for split in enumerator.discover(command.known))
+        self.post(ev.SplitsDiscovered(command.uid, command.epoch, found))
+
+    # --- the store ---------------------------------------------------------------------------------------------------
+
+    def _call(self, label: str, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self._calls.append((label, work, done))
+        self._next_call()
+
+    def _next_call(self) -> None:
+        if self._calling or not self._calls:
+            return
+        self._calling = True
+        label, work, done = self._calls.popleft()
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            self._calling = False
+            if error is not None and not isinstance(error, PenstockError):
+                raise error
+            if isinstance(error, LeadershipLostError) and self.ready:
+                self.world.stepped_down(self)
+                return
+            done(result, error)
+            self._next_call()
+
+        self.world.spawn(self.owner, label, work, ended, self.world.random.uniform(0, 3))
+
+    def _log_read(self, result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            final = isinstance(error, SnapshotDamagedError)
+            self.post(ev.LogFailed(f"{type(error).__name__}: {error}", final=final))
+            return
+        entries, files, source = result
+        self.post(ev.LogRead(entries, files, source))
+
+    def _appended(self, tag: str, entry: Any, error: BaseException | None) -> None:
+        if error is not None:
+            self.post(ev.ManifestFailed(tag, str(error)))
+        else:
+            self.post(ev.ManifestAppended(tag, entry))
+
+    # --- TaskManagers ------------------------------------------------------------------------------------------------
+
+    def connected(self, session: Session) -> None:
+        """A TaskManager has registered."""
+        manager = session.manager
+        if manager.name in self.sessions:
+            self._lost(manager.name)
+        self.sessions[manager.name] = session
+        session.down.send("registered", lambda: manager.registered(session), owner=manager.owner)
+        self._tell(self._pool.add(manager.name, "sim", manager.slots))
+
+    def disconnected(self, session: Session) -> None:
+        """A stream has ended."""
+        if self.sessions.get(session.manager.name) is session:
+            self._lost(session.manager.name)
+
+    def reported(self, session: Session, worker_id: str, report: bytes) -> None:
+        """A worker's report came through."""
+        if self.sessions.get(session.manager.name) is not session or worker_id not in self._where:
+            return
+        decoded = msg.decode_worker_report(report)
+        self._count(decoded)
+        event = ev.WorkerReported(worker_id, decoded)
+        if isinstance(decoded, msg.CheckpointAck):
+            if self.world.swarm.strikes("ack-duplicated"):
+                delay = self.world.random.uniform(0, 150)
+                self.world.scheduler.at(delay, "ack again", lambda: self.post(event), owner=self.owner)
+            if self.world.swarm.strikes("ack-late"):
+                delay = self.world.random.uniform(10, 500)
+                self.world.scheduler.at(delay, "late ack", lambda: self.post(event), owner=self.owner)
+                return
+        self.post(event)
+
+    def exited(self, session: Session, worker_id: str, reason: str) -> None:
+        """A worker's process has ended."""
+        if self.sessions.get(session.manager.name) is session and self._where.pop(worker_id, None) is not None:
+            self.post(ev.WorkerLost(worker_id, reason))
+
+    def _count(self, report: msg.WorkerReport) -> None:
+        swarm = self.world.swarm
+        if isinstance(report, msg.PendingResolved):
+            swarm.seen("published-at-recovery", len(report.published))
+        elif isinstance(report, msg.SavepointWritten) and not report.error:
+            swarm.seen("savepoint-written")
+
+    def _lost(self, name: str) -> None:
+        self.sessions.pop(name)
+        granted = self._pool.remove(name)
+        self._where = {worker: tm for worker, tm in self._where.items() if tm != name}
+        self.post(ev.TaskManagerLost(name, "its stream ended"))
+        self._tell(granted)
+
+    def _tell(self, decided: list[Grant | Refuse]) -> None:
+        for decision in decided:
+            granted = isinstance(decision, Grant)
+            self.post(ev.SlotsGranted(decision.slots) if granted else ev.SlotsRefused(decision.reason))
+
+    def _launch(self, worker_id: str, name: str) -> None:
+        session = self.sessions.get(name)
+        if session is None:
+            self.post(ev.WorkerLost(worker_id, f"TaskManager {name} is gone"))
+            return
+        self._where[worker_id] = name
+        manager = session.manager
+        session.down.send("start worker", lambda: manager.start(session, worker_id), owner=manager.owner)
+
+    def _kill(self, worker_id: str, name: str) -> None:
+        session = self.sessions.get(name)
+        if session is None or worker_id not in self._where:
+            self.post(ev.WorkerLost(worker_id, "it had ended before"))
+            return
+        manager = session.manager
+        session.down.send("stop worker", lambda: manager.stop(session, worker_id), owner=manager.owner)
+
+    def _send(self, worker_id: str, message: msg.WorkerCommand) -> None:
+        session = self.sessions.get(self._where.get(worker_id, ""))
+        if isinstance(message, msg.CheckpointAborted):
+            self.world.swarm.seen("checkpoint-aborted")
+        if session is None:
+            return
+        data, manager = msg.encode(message), session.manager
+        label = type(message).__name__
+        session.down.send(label, lambda: manager.relay_down(session, worker_id, data), owner=manager.owner)

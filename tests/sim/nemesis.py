@@ -1,0 +1,139 @@
+"""Faults that come from outside, at times drawn from the seed, until the world heals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from penstock.jobmanager import events as ev
+
+if TYPE_CHECKING:
+    from tests.sim.worker import TaskManager, Worker
+    from tests.sim.world import World
+
+
+class Nemesis:
+    """Strikes."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._kinds: dict[str, Callable[[], bool]] = {
+            "worker-killed": self._kill_worker,
+            "taskmanager-killed": self._kill_taskmanager,
+            "jobmanager-killed": self._kill_leader,
+            "leader-paused": self._pause_leader,
+            "worker-paused": self._pause_worker,
+            "worker-zombie": self._zombie,
+            "session-lost": self._lose_session,
+            "connection-lost": self._lose_connection,
+            "kafka-down": self._kafka_down,
+            "savepoint": self._savepoint,
+        }
+
+    def begin(self) -> None:
+        """Plan the first strike."""
+        strike = self._world.swarm.next_strike()
+        if strike is not None:
+            delay, kind = strike
+            self._world.scheduler.at(delay, kind, lambda: self._strike(kind))
+
+    def _strike(self, kind: str) -> None:
+        if not self._world.swarm.active:
+            return
+        self.now(kind)
+        self.begin()
+
+    def now(self, kind: str) -> bool:
+        """Strike once; False when there was nothing to strike."""
+        done = self._kinds[kind]()
+        if done:
+            self._world.swarm.seen(kind)
+        return done
+
+    def _workers(self) -> list[Worker]:
+        return [worker for manager in self._world.managers for worker in manager.workers.values()]
+
+    def _some_worker(self) -> Worker | None:
+        workers = self._workers()
+        return self._world.random.choice(workers) if workers else None
+
+    def _some_manager(self) -> TaskManager | None:
+        managers = [m for m in self._world.managers if m.session is not None]
+        return self._world.random.choice(managers) if managers else None
+
+    def _kill_worker(self) -> bool:
+        worker = self._some_worker()
+        if worker is not None:
+            worker.manager.worker_died(worker.worker_id)
+        return worker is not None
+
+    def _kill_taskmanager(self) -> bool:
+        manager = self._some_manager()
+        if manager is not None:
+            self._world.kill_taskmanager(manager)
+        return manager is not None
+
+    def _kill_leader(self) -> bool:
+        leader = self._world.leader
+        if leader is None or leader.dead or not leader.ready:
+            return False
+        self._world.kill_leader(leader)
+        return True
+
+    def _pause_leader(self) -> bool:
+        leader = self._world.leader
+        if leader is None or leader.dead or not leader.ready or self._world.scheduler.is_held(leader.owner):
+            return False
+        self._world.pause_leader(leader)
+        return True
+
+    def _pause_worker(self) -> bool:
+        worker = self._some_worker()
+        if worker is not None:
+            self._world.pause(worker.owner, self._world.random.uniform(10, 700))
+        return worker is not None
+
+    def _zombie(self) -> bool:
+        manager = self._some_manager()
+        if manager is None:
+            return False
+        world = self._world
+        manager.disconnect(again_ms=world.random.uniform(200, 1200))
+        for worker in manager.workers.values():
+            if world.random.random() < 0.6:
+                world.pause(worker.owner, world.random.uniform(20, 900))
+        return True
+
+    def _lose_session(self) -> bool:
+        manager = self._some_manager()
+        if manager is not None:
+            manager.disconnect(again_ms=self._world.random.uniform(0, 60))
+        return manager is not None
+
+    def _lose_connection(self) -> bool:
+        pairs = [(w.worker_id, peer) for w in self._workers() for peer in w.network.sessions]
+        if not pairs:
+            return False
+        self._world.transport.disconnect(*self._world.random.choice(pairs))
+        return True
+
+    def _kafka_down(self) -> bool:
+        world = self._world
+        if not world.kafka.up:
+            return False
+        world.kafka.up = False
+
+        def up() -> None:
+            world.kafka.up = True
+
+        world.scheduler.at(world.random.uniform(10, 400), "kafka is up", up)
+        return True
+
+    def _savepoint(self) -> bool:
+        leader = self._world.leader
+        if leader is None or leader.dead or leader.master is None:
+            return False
+        name = self._world.next_name("savepoint")
+        event = ev.SavepointRequested(name, f"{self._world.root}/sim/savepoints/{name}")
+        self._world.scheduler.at(0.1, "savepoint", lambda: leader.post(event), owner=leader.owner)
+        return True

@@ -1,0 +1,32 @@
+"""From a seed to a simulated history."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+from tests.sim.faults import Swarm
+from tests.sim.runs import Result
+from tests.sim.workload import Plan
+from tests.sim.world import World
+
+#: Seeds that once failed; they are run for ever.
+KNOWN = Path(__file__).with_name("seeds.txt")
+
+
+def world_of(seed: int) -> World:
+    """The world of a seed, not run yet."""
+    chance = random.Random(f"plan {seed}")
+    return World(seed, Plan.drawn(chance), Swarm.drawn(random.Random(f"faults {seed}")))
+
+
+def run_seed(seed: int) -> Result:
+    """Run one seed; raises SimulationError."""
+    return world_of(seed).execute()
+
+
+def known_seeds() -> Iterable[int]:
+    """Seeds that once failed."""
+    lines = KNOWN.read_text(encoding="utf-8").splitlines()
+    return [int(line.split("#")[0]) for line in lines if line.split("#")[0].strip()]

@@ -1,0 +1,283 @@
+"""TaskManagers and their workers as the simulation has them: incarnations around the engine's own `TaskRuntime`.
+
+A worker is its runtime, a seat in the schedule for each subtask, and background work in fibers. What it reports goes through its
+TaskManager, which is connected to one leader at a time by a session; whatever is on its way when a session ends is lost.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.network.memory import MemoryNetwork
+from penstock.rpc import messages as msg
+from penstock.task.environment import TaskEnvironment
+from penstock.task.runtime import TaskRuntime
+from penstock.task.subtask import StepResult
+
+if TYPE_CHECKING:
+    from tests.sim.leader import Leader
+    from tests.sim.world import World
+
+    from penstock.graph.deployment import TaskDeployment
+    from penstock.task.subtask import Subtask
+
+_STATE = Path(tempfile.gettempdir()) / "penstock-sim"
+
+
+class Lane:
+    """Deliveries that keep their order."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._last_ms = 0.0
+
+    def send(self, label: str, deliver: Callable[[], None], *, owner: str, slowest_ms: float = 2.0) -> None:
+        world = self._world
+        delay = world.random.uniform(0.05, slowest_ms)
+        if world.swarm.strikes("message-delayed"):
+            delay += world.random.uniform(5, 120)
+        due = max(world.clock.elapsed_ms + delay, self._last_ms + 0.001)
+        self._last_ms = due
+        world.scheduler.at(due - world.clock.elapsed_ms, label, deliver, owner=owner)
+
+
+class Session:
+    """The stream between one TaskManager and one leader."""
+
+    def __init__(self, world: World, manager: TaskManager, leader: Leader) -> None:
+        self.manager = manager
+        self.leader = leader
+        self.up = Lane(world)
+        self.down = Lane(world)
+
+
+class Seat:
+    """One subtask's place in the schedule."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._subtask: Subtask | None = None
+        self._due: float | None = None
+        self._token = 0
+
+    def wake(self) -> None:
+        if self._subtask is not None:
+            self._schedule(self._worker.world.random.uniform(0, 0.3))
+
+    def run(self, subtask: Subtask) -> None:
+        self._subtask = subtask
+        self._worker.world.checks.watch(subtask)
+        self._schedule(self._worker.world.random.uniform(0, 3))
+
+    def _schedule(self, delay_ms: float) -> None:
+        world = self._worker.world
+        due = world.clock.elapsed_ms + delay_ms
+        if self._due is not None and self._due <= due:
+            return
+        self._due = due
+        self._token += 1
+        world.scheduler.at(delay_ms, "step", partial(self._fire, self._token), owner=self._worker.owner)
+
+    def _fire(self, token: int) -> None:
+        subtask, world = self._subtask, self._worker.world
+        if token != self._token or subtask is None:
+            return
+        self._due = None
+        result = StepResult.BUSY
+        for _ in range(world.random.randint(1, 6)):
+            result = subtask.step()
+            if result is not StepResult.BUSY:
+                break
+        world.checks.stepped(subtask)
+        if result is StepResult.BUSY:
+            self._schedule(world.random.uniform(0.05, 0.5))
+        elif result is not StepResult.DONE:
+            self._schedule(max(0.2, subtask.next_deadline_ms() - world.clock.elapsed_ms))
+        else:
+            self._worker.ended()
+
+
+class Background:
+    """Background work as fibers."""
+
+    def __init__(self, worker: Worker, label: str) -> None:
+        self._worker = worker
+        self._label = label
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], object]) -> None:
+        worker = self._worker
+        delay = worker.world.random.uniform(0, 2)
+        worker.world.spawn(worker.owner, self._label, work, done, delay)
+
+
+class Worker:
+    """One incarnation of a slot worker."""
+
+    def __init__(self, world: World, manager: TaskManager, worker_id: str) -> None:
+        self.world = world
+        self.manager = manager
+        self.worker_id = worker_id
+        self.owner = f"w:{worker_id}"
+        self.dead = False
+        self.inbox = Lane(world)
+        self._outbox = Lane(world)
+        self.network = MemoryNetwork(worker_id, world.transport, world.clock)
+        environment = TaskEnvironment(
+            worker_id=worker_id,
+            clock=world.clock,
+            network=self.network,
+            report=self._report,
+            background=Background(self, "background"),
+            blocking=Background(self, "blocking"),
+            state_dir=_STATE,
+        )
+        self.runtime = TaskRuntime(environment, self)
+        self._report(msg.WorkerReady(worker_id=worker_id, endpoint=self.network.endpoint, pid=1))
+
+    def seat(self, deployment: TaskDeployment) -> Seat:
+        return Seat(self)
+
+    def take(self, command: bytes) -> None:
+        """A command has come over the control socket."""
+        decoded = msg.decode_worker_command(command)
+        label = type(decoded).__name__
+        self.inbox.send(label, lambda: self.runtime.handle(decoded), owner=self.owner, slowest_ms=0.5)
+
+    def kill(self) -> None:
+        """SIGKILL: nothing more of it happens; its peers hear of it at once or a little later."""
+        if self.dead:
+            return
+        self.dead = True
+        self.manager.workers.pop(self.worker_id, None)
+        world = self.world
+        world.end_process(self.owner)
+        leave = partial(world.transport.leave, self.worker_id)
+        world.scheduler.at(world.random.choice([0.0, 0.0, 3.0]), "peers lose it", leave)
+
+    def ended(self) -> None:
+        """A subtask is over."""
+        self.world.scheduler.at(5, "release", self.runtime.release_ended, owner=self.owner)
+
+    def _report(self, message: msg.WorkerReport) -> None:
+        data = msg.encode(message)
+        relay = partial(self.manager.relay_up, self.worker_id, data)
+        self._outbox.send(type(message).__name__, relay, owner=self.manager.owner, slowest_ms=0.5)
+
+
+class TaskManager:
+    """One incarnation of a TaskManager."""
+
+    def __init__(self, world: World, number: int, slots: int) -> None:
+        self.world = world
+        self.name = f"tm{number}"
+        self.owner = f"t:{number}"
+        self.slots = slots
+        self.dead = False
+        self.session: Session | None = None
+        self.workers: dict[str, Worker] = {}
+        self._starting: dict[str, list[bytes]] = {}
+
+    # --- the stream to the leader ------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Dial the leader there is; try again until there is one."""
+        leader = self.world.leader
+        if self.dead or self.session is not None:
+            return
+        if leader is None or not leader.ready or self.world.scheduler.is_held(leader.owner):
+            self.world.scheduler.at(20, "dial", self.connect, owner=self.owner)
+            return
+        session = self.session = Session(self.world, self, leader)
+        session.up.send("register", lambda: leader.connected(session), owner=leader.owner)
+
+    def disconnect(self, again_ms: float) -> None:
+        """The stream ends; both sides notice, each in its time."""
+        session, self.session = self.session, None
+        if session is None:
+            return
+        leader, world = session.leader, self.world
+        delay = world.random.choice([1.0, 10.0, 60.0])
+        world.scheduler.at(delay, "session lost", lambda: leader.disconnected(session), owner=leader.owner)
+        if not self.dead:
+            world.scheduler.at(again_ms, "dial", self.connect, owner=self.owner)
+
+    def registered(self, session: Session) -> None:
+        """The leader has answered: it keeps none of the workers we still have."""
+        if self.session is session:
+            self._starting.clear()
+            for worker in list(self.workers.values()):
+                worker.kill()
+
+    def start(self, session: Session, worker_id: str) -> None:
+        """Start a worker process."""
+        if self.session is not session:
+            return
+        self._starting[worker_id] = []
+        delay = self.world.random.uniform(2, 20)
+        self.world.scheduler.at(delay, "fork", lambda: self._started(worker_id), owner=self.owner)
+
+    def stop(self, session: Session, worker_id: str) -> None:
+        """Kill a worker process, paused or not."""
+        if self.session is not session:
+            return
+        worker = self.workers.get(worker_id)
+        self._starting.pop(worker_id, None)
+        if worker is not None:
+            worker.kill()
+        self._send_exit(worker_id, "it was killed by SIGKILL")
+
+    def relay_down(self, session: Session, worker_id: str, command: bytes) -> None:
+        """A command for a worker."""
+        if self.session is not session:
+            return
+        if worker_id in self._starting:
+            self._starting[worker_id].append(command)
+        elif worker_id in self.workers:
+            self.workers[worker_id].take(command)
+
+    def relay_up(self, worker_id: str, report: bytes) -> None:
+        """A worker's report, if anybody is there to hear it."""
+        session = self.session
+        if session is not None:
+            leader = session.leader
+            session.up.send("report", lambda: leader.reported(session, worker_id, report), owner=leader.owner)
+
+    def worker_died(self, worker_id: str) -> None:
+        """It ended by itself: the supervisor sees that at once."""
+        worker = self.workers.get(worker_id)
+        if worker is not None:
+            worker.kill()
+            self._send_exit(worker_id, "it was killed by SIGKILL")
+
+    def kill(self) -> None:
+        """SIGKILL of the supervisor: its workers die with it."""
+        if self.dead:
+            return
+        self.dead = True
+        for worker in list(self.workers.values()):
+            worker.kill()
+        self.disconnect(0)
+        self.world.end_process(self.owner)
+
+    def _started(self, worker_id: str) -> None:
+        if worker_id not in self._starting:
+            return
+        worker = self.workers[worker_id] = Worker(self.world, self, worker_id)
+        for command in self._starting.pop(worker_id):
+            worker.take(command)
+
+    def _send_exit(self, worker_id: str, reason: str) -> None:
+        session = self.session
+        if session is not None:
+            leader = session.leader
+            # through the same lane as its reports, which are passed on before the news of its end
+            self.world.scheduler.at(
+                1.0,
+                "exit",
+                lambda: session.up.send("exit", lambda: leader.exited(session, worker_id, reason), owner=leader.owner),
+                owner=self.owner,
+            )

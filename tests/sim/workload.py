@@ -1,0 +1,165 @@
+"""What a seed runs: the input, the job, its phases; and what must come out, computed naively from the input alone."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+from tests.sim.connectors import ORDER_SCHEMA, source_spec
+
+import penstock as ps
+from penstock.config.settings import RestartStrategy
+from penstock.connector.sink import SinkSpec
+from penstock.core.schema import schema_to_text
+from penstock.graph.job_graph import JobGraph
+
+JOB = "sim"
+INPUT, OUTPUT = "orders", "totals"
+_MS = 1000
+#: (user, amount, event time in us).
+Row = tuple[int, int, int]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One run of the job: its parallelism and how it ends."""
+
+    parallelism: int
+    #: `finish`, `stop` (with a savepoint) or `cancel`.
+    end: str = "finish"
+    #: Begins from the savepoint of the phase before, instead of the job's newest checkpoint.
+    from_savepoint: bool = False
+
+
+@dataclass
+class Plan:
+    """Everything about a run but its faults."""
+
+    rows: list[list[Row]]
+    bound_ms: int
+    size_ms: int
+    slide_ms: int
+    phases: list[Phase]
+    settings: dict[str, Any] = field(default_factory=dict)
+    chunk_bytes: int = 64 << 20
+    #: The input appears over this much virtual time.
+    input_ms: float = 1200.0
+    #: State parts below this travel in the ack.
+    inline_bytes: int = 0
+    sweep_grace_ms: int = 100
+
+    @classmethod
+    def drawn(cls, chance: random.Random) -> Plan:
+        """Draw input, job and phases."""
+        bound_ms = chance.choice([0, 10, 60])
+        partitions = chance.randint(1, 4)
+        count = chance.choice([30, 60, 100])
+        users = chance.choice([1, 3, 8, 40])
+        size_ms = chance.choice([50, 100, 200])
+        slide_ms = size_ms if chance.random() < 0.6 else size_ms // 4
+        phases = []
+        for _ in range(chance.choice([0, 0, 1, 1, 2])):
+            end = chance.choice(["stop", "stop", "cancel"])
+            phases.append(Phase(chance.randint(1, 3), end, bool(phases) and chance.random() < 0.5))
+        phases.append(Phase(chance.randint(1, 3), "finish", bool(phases) and chance.random() < 0.5))
+        return cls(
+            rows=[_partition(chance, count, users, bound_ms) for _ in range(partitions)],
+            bound_ms=bound_ms,
+            size_ms=size_ms,
+            slide_ms=slide_ms,
+            phases=phases,
+            settings=_settings(chance),
+            chunk_bytes=chance.choice([150, 400, 64 << 20]),
+            input_ms=chance.choice([100.0, 800.0, 1500.0]),
+            inline_bytes=chance.choice([0, 0, 1500, 32 << 10]),
+            sweep_grace_ms=chance.choice([0, 100, 1000]),
+        )
+
+    def graph(self, phase: Phase, root: str) -> JobGraph:
+        """The job as it is submitted in a phase."""
+        env = ps.Environment(parallelism=phase.parallelism, checkpoint_interval="100ms", checkpoint_root="unused")
+        ends = [len(rows) for rows in self.rows]
+        strategy = ps.WatermarkStrategy.bounded_out_of_orderness(f"{self.bound_ms}ms", timestamp="ts")
+        window = (
+            ps.Tumbling(f"{self.size_ms}ms")
+            if self.size_ms == self.slide_ms
+            else ps.Sliding(f"{self.size_ms}ms", f"{self.slide_ms}ms")
+        )
+        orders = env.from_source(_Source(ends), watermarks=strategy, uid="orders")
+        totals = orders.key_by("user_id").window(window).aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
+        totals.sink_to(_Sink(), uid="out")
+        graph = env.job_graph(JOB)
+        settings = msgspec.structs.replace(graph.settings, checkpoint_root=root, **self.settings)
+        vertices = tuple(
+            msgspec.structs.replace(
+                vertex,
+                operators=tuple(
+                    msgspec.structs.replace(o, config={**o.config, "chunk_bytes": self.chunk_bytes}) if o.kind == "sink" else o
+                    for o in vertex.operators
+                ),
+            )
+            for vertex in graph.vertices
+        )
+        return msgspec.structs.replace(graph, settings=settings, vertices=vertices)
+
+    def expected(self) -> Counter[tuple[int, ...]]:
+        """Naively: (user, window start, window end, count, sum) of every window with rows."""
+        size, slide = self.size_ms * _MS, self.slide_ms * _MS
+        found: dict[tuple[int, int], list[int]] = {}
+        for rows in self.rows:
+            for user, amount, time in rows:
+                start = time - time % slide
+                while start > time - size:
+                    found.setdefault((user, start), []).append(amount)
+                    start -= slide
+        return Counter((user, start, start + size, len(a), sum(a)) for (user, start), a in found.items())
+
+
+def _partition(chance: random.Random, count: int, users: int, bound_ms: int) -> list[Row]:
+    """Rows with disorder up to the bound: never more than `bound_ms` behind the largest time before."""
+    rows, largest = [], 1_000_000
+    for _ in range(count):
+        largest += chance.choice([0, 1, 3, 10, 25])
+        behind = chance.choice([0, 0, bound_ms // 2, bound_ms, chance.randint(0, bound_ms)])
+        rows.append((chance.randrange(users), chance.randint(-5, 100), (largest - behind) * _MS))
+    return rows
+
+
+def _settings(chance: random.Random) -> dict[str, Any]:
+    return {
+        "key_groups": chance.choice([4, 16, 1024]),
+        "checkpoint_interval_ms": chance.choice([40, 80, 150]),
+        "checkpoint_timeout_ms": chance.choice([150, 400, 800]),
+        "checkpoint_min_pause_ms": chance.choice([0, 0, 20]),
+        "checkpoint_tolerated_failures": chance.choice([0, 2, 100]),
+        "retained_checkpoints": chance.choice([1, 2, 3]),
+        "buffer_timeout_ms": chance.choice([0, 2, 10, 30]),
+        "buffer_size_bytes": chance.choice([256, 1024, 1 << 20]),
+        "exclusive_buffers": chance.choice([1, 2]),
+        "floating_buffers": chance.choice([0, 2, 8]),
+        "sink_pending_max_epochs": chance.choice([1, 3, 1000]),
+        "restart": RestartStrategy(kind="fixed-delay", delay_ms=chance.choice([5, 50, 150])),
+    }
+
+
+@dataclass(frozen=True)
+class _Source:
+    ends: list[int]
+    row_schema: pa.Schema = ORDER_SCHEMA
+
+    def spec(self):
+        return source_spec(INPUT, ends=self.ends)
+
+
+class _Sink:
+    def spec(self, input_schema: pa.Schema) -> SinkSpec:
+        return SinkSpec(
+            factory="tests.sim.connectors:SimSinkFactory",
+            config={"topic": OUTPUT},
+            delivery="exactly-once",
+            schema=schema_to_text(input_schema),
+        )

@@ -1,0 +1,358 @@
+"""The simulated world: the engine's own deciders, tasks and operators under one seeded schedule, and what goes wrong there.
+
+`World(seed, plan, swarm).execute()` runs the job through its phases, heals after a while, waits for the end and compares the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, Literal
+
+from tests.sim import connectors, fibers
+from tests.sim.checks import Checks
+from tests.sim.faults import Swarm
+from tests.sim.fibers import Fiber
+from tests.sim.kafka_log import SimKafka
+from tests.sim.leader import Leader
+from tests.sim.nemesis import Nemesis
+from tests.sim.runs import Result, Run
+from tests.sim.scheduler import Scheduler
+from tests.sim.worker import TaskManager, Worker
+from tests.sim.workload import INPUT, OUTPUT, Plan
+
+from penstock.checkpoint.memory_store import MemoryStore
+from penstock.core.errors import StorageError
+from penstock.jobmanager import commands as cmd
+from penstock.jobmanager import events as ev
+from penstock.jobmanager.job_store import StartFrom
+from penstock.network.memory import Link, MemoryTransport
+from penstock.task import uploader
+
+_MAX_STEPS = 120_000
+_MAX_MS = 200_000.0
+_SLOTS = 2
+_MANAGERS = 2
+
+
+class World:
+    """One simulated history."""
+
+    def __init__(self, seed: int, plan: Plan, swarm: Swarm, *, faults_for_ms: float = 2_000) -> None:
+        self.plan = plan
+        self.swarm = swarm
+        self.scheduler = Scheduler(seed)
+        self.random = self.scheduler.random
+        self.clock = self.scheduler.clock
+        self.checks = Checks(self)
+        self.kafka = SimKafka()
+        self.transport = MemoryTransport(frame_limit=self.random.choice([0, 0, 200]))
+        self.store = MemoryStore.named(f"sim-{seed}")
+        self.root = self.store.uri
+        self.managers: list[TaskManager] = []
+        self.leader: Leader | None = None
+        self.run: Run | None = None
+        self.nemesis = Nemesis(self)
+        self._faults_for_ms = faults_for_ms
+        self._names = 0
+        self._phases = iter(plan.phases)
+        self._savepoint = ""
+        self._finished = False
+        self._fibers: dict[str, set[Fiber]] = {}
+        self._pumping: set[Link] = set()
+        self._leaders = 0
+
+    def execute(self) -> Result:
+        """Run to the end and compare.
+
+        Raises:
+            SimulationError: an invariant broke, the run did not end, or the output is wrong.
+        """
+        with self._installed():
+            self.kafka.create_topic(INPUT, len(self.plan.rows))
+            self.kafka.create_topic(OUTPUT, 2)
+            for partition, rows in enumerate(self.plan.rows):
+                self._produce(partition, rows, 0)
+            for _ in range(_MANAGERS):
+                self.start_taskmanager()
+            self._next_run()
+            self.nemesis.begin()
+            self.scheduler.at(self._faults_for_ms, "heal", self._heal)
+            self.scheduler.at(50, "user", self._user)
+            self.scheduler.after.append(self._pump_links)
+            self.scheduler.run(lambda: self._finished, max_steps=_MAX_STEPS, max_ms=_MAX_MS)
+            rows = self.checks.output()
+        self.swarm.seen("transaction-fenced", self.kafka.aborted)
+        scheduler = self.scheduler
+        return Result(scheduler.seed, self.swarm.counts, scheduler.steps, self.clock.elapsed_ms, scheduler.fingerprint, rows)
+
+    @contextmanager
+    def _installed(self) -> Iterator[None]:
+        sizes = uploader.INLINE_STATE_BYTES, uploader.INLINE_STAGED_BYTES
+        uploader.INLINE_STATE_BYTES = uploader.INLINE_STAGED_BYTES = self.plan.inline_bytes
+        self.store.fault = self._on_store
+        self.kafka.on_commit = self.checks.committing
+        connectors.use(self.kafka, self._on_publish)
+        try:
+            yield
+        finally:
+            uploader.INLINE_STATE_BYTES, uploader.INLINE_STAGED_BYTES = sizes
+            MemoryStore._named.pop(self.store.uri.removeprefix("memory://"), None)
+            for fiber in [f for group in self._fibers.values() for f in group]:
+                fiber.kill()
+
+    def next_name(self, kind: str) -> str:
+        """A name never used before."""
+        self._names += 1
+        return f"{kind}-{self._names}"
+
+    # --- processes -----------------------------------------------------------------------------------------------------
+
+    def spawn(
+        self,
+        owner: str,
+        label: str,
+        work: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], object],
+        delay_ms: float,
+    ) -> None:
+        """Run blocking work of a process in a fiber, then `done`."""
+        fiber = Fiber(owner, work)
+        self._fibers.setdefault(owner, set()).add(fiber)
+
+        def go() -> None:
+            fiber.resume()
+            if not fiber.finished:
+                self.scheduler.at(fiber.delay_ms, f"{label}: {fiber.why}", go, owner=owner)
+                return
+            self._fibers[owner].discard(fiber)
+            if not fiber.killed:
+                done(fiber.result, fiber.error)
+
+        self.scheduler.at(delay_ms, label, go, owner=owner)
+
+    def end_process(self, owner: str) -> None:
+        """Nothing more of this incarnation happens; what it is in the middle of stays half done."""
+        self.scheduler.kill(owner)
+        for fiber in self._fibers.pop(owner, ()):
+            fiber.killed = True
+            if fiber is not fibers.current():
+                self.scheduler.at(0, "unwind", fiber.kill)
+
+    def pause(self, owner: str, duration_ms: float) -> None:
+        """SIGSTOP, then SIGCONT."""
+        self.scheduler.hold(owner)
+        self.scheduler.at(duration_ms, f"resume {owner}", lambda: self.scheduler.release(owner))
+
+    def start_taskmanager(self) -> None:
+        """A new TaskManager comes up."""
+        self._names += 1
+        manager = TaskManager(self, self._names, _SLOTS)
+        self.managers.append(manager)
+        self.scheduler.at(self.random.uniform(0, 10), "dial", manager.connect, owner=manager.owner)
+
+    def kill_taskmanager(self, manager: TaskManager) -> None:
+        """Kill one; another takes its place."""
+        manager.kill()
+        self.managers.remove(manager)
+        self.scheduler.at(self.random.uniform(5, 200), "new TaskManager", self.start_taskmanager)
+
+    def worker_of(self, owner: str) -> Worker | None:
+        """The live worker with that owner."""
+        return next((w for m in self.managers for w in m.workers.values() if w.owner == owner), None)
+
+    # --- leaders -------------------------------------------------------------------------------------------------------
+
+    def kill_leader(self, leader: Leader) -> None:
+        """Kill the JobManager; its successor recovers the job."""
+        leader.die()
+        self._succeed(leader)
+
+    def pause_leader(self, leader: Leader) -> None:
+        """Stop the JobManager; its successor takes over, and then the old one goes on."""
+        self.pause(leader.owner, self.random.uniform(80, 1500))
+        self._succeed(leader)
+
+    def leader_refused(self, leader: Leader, error: BaseException) -> None:
+        """It could not take the job: try again."""
+        self.scheduler.note(f"{leader.owner} did not start: {type(error).__name__}: {error}")
+        leader.die()
+        self._succeed(leader)
+
+    def stepped_down(self, leader: Leader) -> None:
+        """It has found a newer generation."""
+        if leader is self.leader:
+            self.scheduler.fail("the only leader has lost its leadership")
+        self.swarm.seen("zombie-leader-refused")
+        leader.die()
+
+    def _succeed(self, leader: Leader) -> None:
+        if leader is not self.leader:
+            return
+        self.leader = None
+        for manager in self.managers:
+            manager.disconnect(again_ms=self.random.uniform(1, 120))
+        self.scheduler.at(self.random.uniform(5, 150), "new JobManager", self._new_leader)
+
+    def _new_leader(self) -> None:
+        if self.run is None or self.leader is not None:
+            return
+        self._leaders += 1
+        self.leader = Leader(self, self.run, self._leaders)
+        self.leader.begin()
+
+    # --- runs ----------------------------------------------------------------------------------------------------------
+
+    def _next_run(self) -> None:
+        phase = next(self._phases, None)
+        if phase is None:
+            self._finished = True
+            return
+        before = self.run
+        start = StartFrom()
+        if phase.from_savepoint and self._savepoint:
+            start = StartFrom(from_uri=self._savepoint)
+            self.swarm.seen("from-savepoint")
+        if before is not None and before.phase.parallelism != phase.parallelism:
+            self.swarm.seen("rescaled")
+        graph = self.plan.graph(phase, self.root)
+        number = self.next_name("run")
+        ask = self.clock.elapsed_ms + self.random.uniform(100, 900)
+        self.run = Run(graph, start, f"{number}-{'0' * 24}", number, phase, ask)
+        self._new_leader()
+
+    def run_ended(self, leader: Leader, state: str, error: str) -> None:
+        """The job has reached a terminal state."""
+        run = leader.run
+        if run is not self.run or run.state:
+            return
+        if leader.master is not None:
+            self.swarm.seen("restart", leader.master.restarts)
+        if state == "FAILED":
+            self.scheduler.fail(f"the job failed: {error}")
+        run.state = state
+        self._savepoint = self._newest_savepoint(run)
+        if state == "CANCELED":
+            self.swarm.seen("cancelled")
+        elif self._savepoint:
+            self.swarm.seen("stop-with-savepoint")
+        leader.die()
+        self.leader = None
+        for manager in self.managers:
+            manager.disconnect(again_ms=self.random.uniform(1, 30))
+        self.scheduler.at(self.random.uniform(1, 50), "next run", self._next_run)
+
+    def operation_ended(self, command: cmd.OperationEnded) -> None:
+        """A request has an answer."""
+        self.scheduler.note(f"{command.request_id}: {command.error or 'well'}")
+
+    def _newest_savepoint(self, run: Run) -> str:
+        """The last stop's savepoint that was written to its end."""
+        for uri in reversed(run.stop_uris):
+            if f"{uri.removeprefix(self.root)[1:]}/manifest.json" in self.store._objects:
+                return uri
+        return ""
+
+    def _user(self) -> None:
+        """Asks for the run's end, again and again until it has come."""
+        run, leader = self.run, self.leader
+        if run is not None and leader is not None and leader.ready and not run.state and self.clock.elapsed_ms > run.ask_end_ms:
+            if run.phase.end == "stop":
+                name = self.next_name("stop")
+                run.stop_uris.append(f"{self.root}/sim/savepoints/{name}")
+                request: ev.Event = ev.StopRequested(name, run.stop_uris[-1])
+                self.scheduler.at(0.1, "stop", lambda: leader.post(request), owner=leader.owner)
+            elif run.phase.end == "cancel":
+                self.scheduler.at(0.1, "cancel", lambda: leader.post(ev.CancelRequested()), owner=leader.owner)
+        if not self._finished:
+            self.scheduler.at(self.random.uniform(300, 900), "user", self._user)
+
+    # --- the outside ---------------------------------------------------------------------------------------------------
+
+    def _produce(self, partition: int, rows: list[Any], at: int) -> None:
+        if at >= len(rows):
+            return
+        count = self.random.randint(1, 12)
+        wait = self.random.uniform(0, 2 * self.plan.input_ms * count / len(rows))
+
+        def produce() -> None:
+            if not self.kafka.up:
+                self.scheduler.at(15, "produce", produce)
+                return
+            for row in rows[at : at + count]:
+                self.kafka.append(INPUT, partition, row)
+            self._produce(partition, rows, at + count)
+
+        self.scheduler.at(wait, "produce", produce)
+
+    def _heal(self) -> None:
+        """No more faults from here on."""
+        self.swarm.active = False
+
+    def _pump_links(self, owner: str) -> None:
+        if owner[:1] not in ("w", "n"):
+            return
+        for link in self.transport.ready_links():
+            if link not in self._pumping:
+                self._pumping.add(link)
+                delay = self.random.uniform(0.02, 1.0)
+                if self.swarm.strikes("frames-delayed"):
+                    delay += self.random.uniform(5, 150)
+                self.scheduler.at(delay, "frame", partial(self._pump, link), owner="net")
+
+    def _pump(self, link: Link) -> None:
+        self._pumping.discard(link)
+        for _ in range(self.random.randint(1, 4)):
+            if not self.transport.pump(link):
+                return
+
+    def _on_store(self, operation: str, key: str, phase: Literal["before", "after"]) -> None:
+        fiber = fibers.current()
+        if fiber is not None:
+            fiber.check()
+        if phase == "after" and operation == "put" and key in self.store._objects:
+            self.checks.put(key, self.store._objects[key][0])
+        elif phase == "after" and operation == "delete":
+            self.checks.deleted(key)
+        if fiber is None:
+            return
+        if operation == "put":
+            self._on_put(fiber, key, phase)
+        elif operation == "read" and phase == "before" and self.swarm.strikes("read-fails"):
+            raise StorageError(f"simulated: {key} cannot be read")
+
+    def _on_put(self, fiber: Fiber, key: str, phase: Literal["before", "after"]) -> None:
+        leader = self.leader
+        if "/manifests/" in key and leader is not None and leader.owner == fiber.owner and leader.ready:
+            if self.swarm.strikes(f"kill-{phase}-manifest"):
+                self.kill_leader(leader)
+                fiber.check()
+            if phase == "before" and self.swarm.strikes("pause-leader-at-manifest"):
+                self.pause_leader(leader)
+                fibers.pause(0.1, "stopped")
+        if phase == "before":
+            if self.swarm.strikes("put-fails-before"):
+                raise StorageError(f"simulated: {key} was not written")
+            if self.swarm.strikes("upload-delayed"):
+                fibers.pause(self.random.uniform(20, 500), f"slow put {key}")
+            elif self.random.random() < 0.4:
+                fibers.pause(self.random.uniform(0, 4), f"put {key}")
+        elif self.swarm.strikes("put-fails-after"):
+            raise StorageError(f"simulated: nobody knows whether {key} was written")
+
+    def _on_publish(self, step: str) -> None:
+        """A committer is about to take this step, or has just taken it."""
+        fiber = fibers.current()
+        assert fiber is not None
+        fiber.check()
+        worker = self.worker_of(fiber.owner)
+        if worker is not None and self.swarm.strikes(f"kill-{step}"):
+            worker.manager.worker_died(worker.worker_id)
+            fiber.check()
+        if worker is not None and self.swarm.strikes("zombie-in-publish"):
+            worker.manager.disconnect(again_ms=self.random.uniform(200, 1200))
+            self.pause(worker.owner, self.random.uniform(50, 900))
+            fibers.pause(0.1, "stopped")
+        elif self.random.random() < 0.5:
+            fibers.pause(self.random.uniform(0, 5), step)
