@@ -1,5 +1,6 @@
 """Every kernel against a twin in plain Python."""
 
+import math
 import struct
 from decimal import Decimal
 
@@ -67,7 +68,7 @@ def canonical(value):
     if isinstance(value, bool | int):
         return struct.pack("<q", value)
     if isinstance(value, float):
-        return struct.pack("<d", float("nan") if value != value else value + 0.0)
+        return struct.pack("<d", float("nan") if math.isnan(value) else value + 0.0)
     if isinstance(value, Decimal):
         number = int(value.scaleb(2))
         size = (number if number >= 0 else ~number).bit_length() // 8 + 1

@@ -52,25 +52,26 @@ def tuple_of(*members: Any) -> Any:
     return types.Tuple(members)  # type: ignore[no-untyped-call]
 
 
-@intrinsic
-def load8(_: Any, data: Any, at: Any) -> Any:
-    """Return the 8 bytes of a byte array from `at` on as one little-endian word, aligned or not."""
+def _load8(_: Any, data: Any, at: Any) -> Any:
     return types.uint64(data, at), _unaligned(64)
 
 
-@intrinsic
-def load4(_: Any, data: Any, at: Any) -> Any:
-    """As `load8`, 4 bytes."""
+def _load4(_: Any, data: Any, at: Any) -> Any:
     return types.uint32(data, at), _unaligned(32)
 
 
 def _unaligned(bits: int) -> Any:
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        array = make_array(signature.args[0])(context, builder, arguments[0])
+        array = make_array(signature.args[0])(context, builder, arguments[0])  # type: ignore[no-untyped-call]
         start = builder.gep(array.data, [arguments[1]])
         return builder.load(builder.bitcast(start, ir.IntType(bits).as_pointer()), align=1)
 
     return generate
+
+
+#: `load8(data, at)`: the 8 bytes of a byte array from `at` on as one little-endian word, aligned or not; `load4`: 4 bytes.
+load8: Any = intrinsic(_load8)
+load4: Any = intrinsic(_load4)
 
 
 def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Any]:

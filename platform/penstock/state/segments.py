@@ -78,7 +78,7 @@ class SegmentWriter:
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
-    """Return encodings and compressions: integers by their differences (small and quick), the rest by zstd; hashes are noise."""
+    """Return encodings and compressions: integers by their differences, the rest by zstd; hashes are noise."""
     packed = [f.name for f in schema if f.name != KEY_HASH and pt.is_int64(f.type)]
     rest = {f.name: "zstd" for f in schema if f.name != KEY_HASH and not pt.is_int64(f.type)}
     return {

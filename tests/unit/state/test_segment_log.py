@@ -242,7 +242,7 @@ def test_a_tombstone_lives_on_while_a_compaction_may_bring_its_rows_back():
 
 
 def test_merging_takes_all_segments_of_one_position():
-    """After a rescale two writers' segments may share a position; the merged one must not tie with one it holds rows below."""
+    """After a rescale two writers' segments may share a position: the merged one must not tie with newer rows."""
     log = SegmentLog(ALL_HASHES)
     half = {"a": {"clip_low": 0, "clip_high": 4}, "b": {"clip_low": 5, "clip_high": 9}}
     log.restore([segment(p, writer=w, **half[w]) for p in range(1, 5) for w in "ab"] + [segment(5, tier=3)], [])

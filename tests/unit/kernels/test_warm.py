@@ -1,0 +1,42 @@
+import os
+import subprocess
+import sys
+
+from penstock.core.clock import ManualClock
+from penstock.kernels.compile import compiled_count, kernels
+from penstock.kernels.warm import warm
+
+PROBE = """
+import sys, threading
+from penstock.kernels.warm import warm, compiled_count
+seconds = warm()
+print(compiled_count(), threading.active_count(), "polars" in sys.modules, "pyarrow.compute" in sys.modules)
+"""
+
+
+def test_warming_starts_no_thread_and_touches_no_compute():
+    """What forks off the template must not inherit another thread's locks."""
+    done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=110, check=True)
+    count, threads, polars, compute = done.stdout.split()
+    assert int(count) >= 30
+    assert (threads, polars, compute) == ("1", "False", "False")
+
+
+def test_kernels_accept_no_new_types():
+    """Explicit signatures: a call with other types is an error, never a compilation in the middle of a job."""
+    warm(ManualClock())
+    before = compiled_count()
+    for kernel in kernels():
+        try:
+            kernel(*["no such type"] * len(kernel.signatures[0]))
+        except TypeError:
+            continue
+        raise AssertionError(f"{kernel.__name__} compiled itself for strings")
+    assert compiled_count() == before
+
+
+def test_kernels_release_the_lock_and_are_cached():
+    for kernel in kernels():
+        assert kernel.targetoptions["nogil"]
+        assert kernel._cache.cache_path
+        assert os.access(kernel._cache.cache_path, os.W_OK)

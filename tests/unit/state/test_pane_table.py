@@ -1,0 +1,185 @@
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.core.errors import PenstockError
+from penstock.kernels.pages import PAGE_ROWS
+from penstock.state import pane_table as module
+
+
+def test_rows_add_up_by_key_and_pane(state):
+    table = state.open().pane_table("panes", state.spec)
+    state.update(table, [1, 2, 1, None], [0, 0, 10, 0], [5, 6, 7, 8])
+    state.update(table, [1], [0], [None])
+    assert table.panes() == [0, 10]
+    assert state.rows(table, [0]) == {1: (2, 5), 2: (1, 6), None: (1, 8)}
+    assert state.rows(table) == {1: (3, 12), 2: (1, 6), None: (1, 8)}
+    assert state.rows(table, [20]) == {}
+
+
+def test_many_keys_fire_in_bounded_pieces(state):
+    table = state.open().pane_table("panes", state.spec)
+    keys = np.arange(150_000)
+    state.update(table, keys, np.zeros(len(keys)))
+    pieces = list(table.fire([0]))
+    assert max(len(p.hashes) for p in pieces) <= 65_536
+    assert sorted(k for p in pieces for k in p.keys[0].to_pylist()) == keys.tolist()
+
+
+def test_dropped_panes_give_their_pages_back(state):
+    table = state.open().pane_table("panes", state.spec)
+    for pane in range(100):
+        state.update(table, range(10), [pane] * 10)
+        table.drop_below(pane - 1)
+    assert table.panes() == [98, 99]
+    assert len(table._hot.memory._free) <= 8
+    assert state.rows(table) == dict.fromkeys(range(10), (2, 2))
+    assert [(t.namespace_high, len(table.source.log.entries)) for t in table.source.log.tombstones] == []
+
+
+def test_an_integer_sum_that_leaves_64_bits_is_an_error(state):
+    table = state.open().pane_table("panes", state.spec)
+    with pytest.raises(PenstockError, match=r"total.*64 bits"):
+        state.update(table, [1, 1], [0, 0], [1 << 62, 1 << 62])
+
+
+def test_a_window_whose_panes_sum_beyond_64_bits_is_an_error(state):
+    table = state.open().pane_table("panes", state.spec)
+    state.update(table, [1, 1], [0, 10], [1 << 62, 1 << 62])
+    with pytest.raises(PenstockError, match="64 bits"):
+        list(table.fire([0, 10]))
+
+
+def test_memory_over_the_budget_names_the_settings(state):
+    table = state.open(memory=1 << 20).pane_table("panes", state.spec)
+    state.update(table, range(1000), [0] * 1000)
+    with pytest.raises(PenstockError, match=r"managed_memory_bytes.*state_backend=rocksdb"):
+        state.update(table, range(100_000), [0] * 100_000)
+
+
+def test_a_frozen_table_shows_the_barrier_whatever_comes_later(state):
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    keys = list(range(3 * PAGE_ROWS))
+    state.update(table, keys, [0] * len(keys))
+    state.update(table, keys[:5], [10] * 5)
+    (frozen,) = store.freeze()
+    assert frozen.memory_bytes == 0, "nothing is copied at the barrier"
+    state.update(table, [0, PAGE_ROWS], [0, 0], [100, 100])  # copies two of three pages
+    copied = frozen.memory_bytes
+    assert copied > 0
+    table.drop_below(10)  # the third is an orphan now
+    state.update(table, keys, [10] * len(keys))
+    assert frozen.copy_pages(100)
+    assert frozen.memory_bytes > copied
+    again = state.open([state.upload(frozen)]).pane_table("panes", state.spec)
+    assert state.rows(again, [0]) == dict.fromkeys(keys, (1, 1))
+    assert state.rows(again, [10]) == dict.fromkeys(keys[:5], (1, 1))
+
+
+def test_only_changed_rows_are_written(state):
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    state.update(table, range(1000), [0] * 1000)
+    state.upload(store.freeze()[0])
+    state.update(table, [3, 4], [0, 0])
+    (frozen,) = store.freeze()
+    frozen.copy_pages(10)
+    assert [e.rows for e in frozen.encode()] == [2]
+    assert len(store.freeze()[0].encode()) == 1, "not durable yet: offered again"
+    snapshot = state.upload(frozen)
+    assert [s.rows for s in snapshot.segments] == [1000, 2]
+    (empty,) = store.freeze()
+    assert empty.copy_pages(1)
+    assert empty.encode() == ()
+    assert empty.snapshot().segments == snapshot.segments
+
+
+def test_rows_of_a_failed_upload_are_in_the_next_ack(state):
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    state.update(table, [1], [0])
+    (lost,) = store.freeze()
+    lost.copy_pages(10)
+    lost.encode()
+    lost.failed()
+    state.update(table, [2], [0])
+    snapshot = state.upload(store.freeze()[0])
+    assert state.rows(state.open([snapshot]).pane_table("panes", state.spec)) == {1: (1, 1), 2: (1, 1)}
+
+
+def test_rows_of_an_aborted_checkpoint_whose_pages_were_never_asked_for(state):
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    state.update(table, [1], [0])
+    store.freeze()  # aborted: nobody calls it again
+    (second,) = store.freeze()
+    with pytest.raises(RuntimeError, match="copy_pages"):
+        second.encode()
+    with pytest.raises(RuntimeError, match="not durable"):
+        second.snapshot()
+    assert state.rows(state.open([state.upload(second)]).pane_table("panes", state.spec)) == {1: (1, 1)}
+
+
+def test_dead_keys_are_forgotten_and_frozen_ones_are_not(state, monkeypatch):
+    monkeypatch.setattr(module, "_DEAD_KEYS", 100)
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    table._check_dead_at = 100
+    state.update(table, range(500), [0] * 500)
+    (frozen,) = store.freeze()
+    state.update(table, [7, 1000], [10, 10], [3, 4])
+    table.drop_below(10)
+    assert table._hot.index.count == 2
+    assert state.rows(table) == {7: (1, 3), 1000: (1, 4)}
+    again = state.open([state.upload(frozen)]).pane_table("panes", state.spec)
+    assert len(state.rows(again, [0])) == 500
+    after = state.open([state.upload(store.freeze()[0])]).pane_table("panes", state.spec)
+    assert state.rows(after) == {7: (1, 3), 1000: (1, 4)}
+
+
+@pytest.mark.parametrize("memory", [100_000, 100_000_000])
+def test_rocksdb_holds_what_memory_does_not(state, memory):
+    store = state.open(backend="rocksdb", memory=memory)
+    table = store.pane_table("panes", state.spec)
+    expected = {}
+    random = np.random.default_rng(3)
+    for step in range(12):
+        keys = random.integers(0, 4000, 2500).tolist()
+        state.update(table, keys, [0 if k % 2 else 10 for k in keys], keys)
+        for key in keys:
+            rows, total = expected.get(key, (0, 0))
+            expected[key] = (rows + 1, total + key)
+        if step == 6:
+            (frozen,) = store.freeze()
+            then = dict(expected)
+    assert bool(table._cold.panes) == (memory == 100_000)
+    assert state.rows(table) == expected
+    snapshot = state.upload(frozen)
+    again = state.open([snapshot], backend="rocksdb", memory=memory).pane_table("panes", state.spec)
+    assert state.rows(again) == then
+    table.drop_below(10)
+    assert state.rows(table) == {k: v for k, v in expected.items() if k % 2 == 0}
+    assert store.memory_bytes > 0
+
+
+def test_evicted_changes_are_spilled_to_disk(state):
+    store = state.open(backend="rocksdb", memory=100_000)
+    table = store.pane_table("panes", state.spec)
+    state.update(table, range(3000), [0] * 3000)
+    files = list(state.directory.rglob("*.parquet"))
+    assert len(files) == 1
+    snapshot = state.upload(store.freeze()[0])
+    assert sum(s.rows for s in snapshot.segments) == 3000
+    assert not list(state.directory.rglob("*.parquet")), "durable: no longer needed here"
+
+
+def test_late_firing_is_for_the_given_keys(state):
+    from penstock.kernels.columns import key_columns
+    from penstock.kernels.hashing import hash_columns
+
+    table = state.open().pane_table("panes", state.spec)
+    state.update(table, [1, 2, 3], [0, 0, 0])
+    batch = pa.record_batch({"k": pa.array([3, 1, 3])})
+    pieces = list(table.fire_keys(key_columns(batch, ("k",)), hash_columns(batch, ("k",)), [0]))
+    assert sorted(k for p in pieces for k in p.keys[0].to_pylist()) == [1, 3]

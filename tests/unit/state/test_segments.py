@@ -1,0 +1,166 @@
+import io
+
+import duckdb
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Tombstone
+from penstock.state import segments as module
+from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.frozen import segment_of
+from penstock.state.segments import SegmentWriter, key_names, read_segment, read_state
+
+SPEC = PaneTableSpec(
+    pa.schema([pa.field("user", pa.string()), pa.field("at", pa.timestamp("us", tz="UTC"))]),
+    (AccumulatorSpec("total", "int64", "sum"), AccumulatorSpec("spread", "float64", "moments")),
+)
+SCHEMA = SPEC.segment_schema
+
+
+def table(rows):
+    """Rows of (hash, user, namespace, total, deleted), in any order."""
+    rows = sorted(rows, key=lambda r: r[0])
+    columns = {name: [None] * len(rows) for name in SCHEMA.names}
+    for i, (key_hash, user, namespace, total, deleted) in enumerate(rows):
+        values = {"__key_hash": key_hash, "user": user, "__namespace": namespace, "total": total, "__deleted": deleted}
+        values |= {"__rows": 1, "__seq": i, "spread.count": 1.0, "spread.mean": 0.5, "spread.m2": 0.0}
+        for name, value in values.items():
+            columns[name][i] = value
+    return pa.Table.from_pydict(columns, schema=SCHEMA)
+
+
+class Files:
+    def __init__(self):
+        self.data = {}
+
+    def add(self, position, rows):
+        writer = SegmentWriter(SCHEMA, position)
+        writer.add(table(rows))
+        encoded = writer.finish()
+        self.data[str(position)] = encoded.data
+        return segment_of(encoded, FileRef(path=str(position)), "w")
+
+    def read(self, file):
+        return self.data[file.path]
+
+    def state(self, segments, tombstones=(), within=None):
+        snapshot = KeyedStateSnapshot(
+            uid="u",
+            state="panes",
+            schema=schema_to_text(SCHEMA),
+            hash_low=HASH_MIN,
+            hash_high=HASH_MAX,
+            segments=tuple(segments),
+            tombstones=tuple(tombstones),
+        )
+        names = ["__key_hash", "user", "__namespace", "total"]
+        return [
+            tuple(row[n] for n in names)
+            for t in read_state(snapshot, self.read, within)
+            for row in t.select(names).to_pylist()
+        ]
+
+
+def stone(position, low, high, hashes=ALL_HASHES):
+    return Tombstone(
+        position=position, hash_low=hashes.low, hash_high=hashes.high, namespace_low=low, namespace_high=high
+    )
+
+
+def test_the_newest_row_of_a_key_and_namespace_counts():
+    files = Files()
+    first = files.add(1, [(5, "a", 0, 1, False), (-3, "b", 0, 2, False), (5, "a", 10, 3, False)])
+    second = files.add(2, [(5, "a", 0, 7, False)])
+    expected = [(-3, "b", 0, 2), (5, "a", 0, 7), (5, "a", 10, 3)]
+    assert sorted(files.state([first, second])) == expected
+    assert sorted(files.state([second, first])) == expected, "the order of the list does not matter"
+
+
+def test_keys_that_share_a_hash_stay_apart():
+    files = Files()
+    rows = [(5, "a", 0, 1, False), (5, None, 0, 2, False), (5, "", 0, 3, False)]
+    assert len(files.state([files.add(1, rows), files.add(2, rows)])) == 3
+
+
+def test_tombstones_hide_what_stands_before_them_in_their_ranges():
+    files = Files()
+    first = files.add(1, [(5, "a", 0, 1, False), (-3, "b", 0, 2, False), (5, "a", 10, 3, False)])
+    after = files.add(3, [(5, "a", 0, 9, False)])
+    assert sorted(files.state([first, after], [stone(2, 0, 9)])) == [(5, "a", 0, 9), (5, "a", 10, 3)]
+    scoped = stone(2, 0, 9, HashRange(0, 9))
+    assert sorted(files.state([first], [scoped])) == [(-3, "b", 0, 2), (5, "a", 10, 3)]
+
+
+def test_deleted_rows_hide_older_ones():
+    files = Files()
+    first = files.add(1, [(5, "a", 0, 1, False), (6, "b", 0, 2, False)])
+    gone = files.add(2, [(5, "a", 0, 0, True)])
+    assert files.state([first, gone]) == [(6, "b", 0, 2)]
+    back = files.add(3, [(5, "a", 0, 4, False)])
+    assert files.state([first, gone, back]) == [(5, "a", 0, 4), (6, "b", 0, 2)]
+
+
+def test_clipped_segments_show_their_part():
+    files = Files()
+    whole = files.add(1, [(h, "a", 0, h, False) for h in (-9, -1, 0, 8)])
+    fields = {f: getattr(whole, f) for f in whole.__struct_fields__}
+    clipped = type(whole)(**fields | {"clip_low": -1, "clip_high": 0})
+    assert [r[0] for r in files.state([clipped])] == [-1, 0]
+    assert [r[0] for r in files.state([whole], within=HashRange(0, HASH_MAX))] == [0, 8]
+    assert files.state([clipped], within=HashRange(5, 9)) == []
+
+
+def test_row_groups_outside_the_range_are_not_read(monkeypatch):
+    monkeypatch.setattr(module, "ROW_GROUP", 10)
+    writer = SegmentWriter(SCHEMA, 1)
+    writer.add(table([(h, "a", 0, h, False) for h in range(100)]))
+    data = writer.finish().data
+    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 10
+    read = []
+    original = pq.ParquetFile.read_row_group
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda s, n, **k: read.append(n) or original(s, n, **k))
+    parts = list(read_segment(data, HashRange(35, 52)))
+    assert read == [3, 4, 5]
+    assert [h for p in parts for h in p.column("__key_hash").to_pylist()] == list(range(35, 53))
+
+
+def test_large_merges_go_hash_range_by_hash_range(monkeypatch):
+    monkeypatch.setattr(module, "_MERGE_ROWS", 30)
+    files = Files()
+    random = np.random.default_rng(1)
+    hashes = sorted(random.integers(HASH_MIN, HASH_MAX, 100).tolist())
+    first = files.add(1, [(h, "a", 0, 1, False) for h in hashes])
+    second = files.add(2, [(h, "a", 0, 2, False) for h in hashes[::3]])
+    rows = files.state([first, second])
+    assert [r[0] for r in rows] == hashes
+    assert [r[3] for r in rows] == [2 if i % 3 == 0 else 1 for i in range(100)]
+
+
+def test_a_segment_knows_its_ranges_and_carries_field_ids():
+    files = Files()
+    segment = files.add(4, [(-7, "a", 3, 1, False), (9, "b", -5, 1, False)])
+    assert (segment.rows, segment.hash_min, segment.hash_max) == (2, -7, 9)
+    assert (segment.namespace_min, segment.namespace_max) == (-5, 3)
+    schema = pq.read_schema(io.BytesIO(files.data["4"]))
+    assert key_names(schema) == ("user", "at")
+    assert schema.field("total").metadata[b"PARQUET:field_id"] == b"1002"
+    assert schema.equals(SCHEMA)
+
+
+@pytest.mark.parametrize("reader", ["duckdb", "polars"])
+def test_others_read_a_segment(reader, tmp_path):
+    files = Files()
+    files.add(1, [(h, f"user-{h}", 10, h * 2, False) for h in range(-20, 20)])
+    path = tmp_path / "segment.parquet"
+    path.write_bytes(files.data["1"])
+    if reader == "duckdb":
+        with duckdb.connect() as db:
+            rows = db.read_parquet(str(path)).order("__key_hash").select('"user", total').fetchall()
+    else:
+        rows = pl.read_parquet(path).sort("__key_hash").select("user", "total").rows()
+    assert rows == [(f"user-{h}", h * 2) for h in range(-20, 20)]

@@ -1,0 +1,113 @@
+import pyarrow as pa
+import pytest
+
+from penstock.core.errors import GraphError, StateMismatchError
+from penstock.core.keygroup import hash_range_of
+from penstock.kernels.hashing import hash_columns
+from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.budget import MemoryBudget
+from penstock.state.segment_log import SEGMENTS_PER_TIER
+
+
+def checkpoint(state, store, checkpoint_id):
+    (frozen,) = store.freeze(checkpoint_id)
+    snapshot = state.upload(frozen)
+    store.completed(checkpoint_id)
+    return snapshot
+
+
+def test_a_state_is_declared_once(state):
+    store = state.open()
+    store.pane_table("panes", state.spec)
+    with pytest.raises(GraphError, match="twice"):
+        store.pane_table("panes", state.spec)
+
+
+def test_other_columns_than_saved_are_refused(state):
+    store = state.open()
+    state.update(store.pane_table("panes", state.spec), [1], [0])
+    snapshot = checkpoint(state, store, 1)
+    other = PaneTableSpec(state.spec.key_schema, (AccumulatorSpec("largest", "int64", "max"),))
+    with pytest.raises(StateMismatchError, match=r"total int64.*largest int64"):
+        state.open([snapshot]).pane_table("panes", other)
+
+
+def test_segments_restored_stay_in_the_log(state):
+    store = state.open()
+    state.update(store.pane_table("panes", state.spec), [1, 2], [0, 0])
+    first = checkpoint(state, store, 1)
+    store = state.open([first])
+    table = store.pane_table("panes", state.spec)
+    state.update(table, [2], [0])
+    second = checkpoint(state, store, 2)
+    assert second.segments[0] == first.segments[0]
+    assert second.segments[1].position > first.segments[0].position
+    assert [s.writer for s in second.segments] == ["run/v/0/0", "run/v/0/1"]
+    assert state.rows(state.open([second]).pane_table("panes", state.spec)) == {1: (1, 1), 2: (2, 2)}
+
+
+def test_a_full_tier_is_merged(state):
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    for n in range(1, SEGMENTS_PER_TIER + 1):
+        state.update(table, [0, n], [0, 0])
+        assert store.compaction() is None
+        last = checkpoint(state, store, n)
+    job = store.compaction()
+    assert len(job.inputs) == SEGMENTS_PER_TIER
+    assert store.compaction() is None, "one at a time"
+    encoded = job.run(lambda file: state.files[file.path])
+    assert (encoded.rows, encoded.tier) == (SEGMENTS_PER_TIER + 1, 1)
+    store.compacted(job, state.write(encoded))
+    merged = checkpoint(state, store, 99)
+    assert [s.tier for s in merged.segments] == [1]
+    expected = state.rows(state.open([last]).pane_table("panes", state.spec))
+    assert state.rows(state.open([merged]).pane_table("panes", state.spec)) == expected
+
+
+def test_a_compaction_given_up_changes_nothing(state):
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    for n in range(SEGMENTS_PER_TIER):
+        state.update(table, [n], [0])
+        checkpoint(state, store, n)
+    job = store.compaction()
+    store.compacted(job, None)
+    assert store.compaction().inputs == job.inputs
+
+
+def test_rescaling_hands_each_subtask_its_hashes(state):
+    store = state.open()
+    keys = list(range(2000))
+    state.update(store.pane_table("panes", state.spec), keys, [0] * 2000)
+    snapshot = checkpoint(state, store, 1)
+    owner = hash_columns(pa.record_batch({"k": pa.array(keys)}), ("k",))
+    found = {}
+    for subtask in range(3):
+        owned = hash_range_of(subtask, 3, 128)
+        rows = state.rows(state.open([snapshot], hash_range=owned).pane_table("panes", state.spec))
+        assert all(int(owner[k]) in owned for k in rows)
+        assert not found.keys() & rows.keys()
+        found |= rows
+    assert len(found) == 2000
+
+
+def test_closing_frees_memory_and_folders_twice(state):
+    store = state.open(backend="rocksdb")
+    state.update(store.pane_table("panes", state.spec), [1], [0])
+    assert list(state.directory.rglob("cold-panes"))
+    store.close()
+    store.close()
+    assert store.memory_bytes == 0
+    assert not list(state.directory.rglob("cold-panes"))
+
+
+def test_a_budget_sums_its_holders():
+    budget = MemoryBudget(10)
+    budget.report("a", 6)
+    budget.report("b", 4)
+    assert not budget.exceeded
+    budget.report("a", 7)
+    assert budget.exceeded
+    budget.report("b", 0)
+    assert (budget.used_bytes, budget.exceeded) == (7, False)
