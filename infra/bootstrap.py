@@ -24,6 +24,11 @@ LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "penstock-installed.sha256"
 VERSIONS = ((3, 13), (3, 12), (3, 11))
 REPORT_EVERY_S = 10.0
+# once here, so that the processes of the first cluster do not all do it at once
+KERNELS = """
+import penstock.kernels.warm, penstock_connectors.formats.json_table, penstock_connectors.kafka._kernels
+penstock.kernels.warm.warm()
+"""
 # levels of the tests that need no server
 WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy"}
 USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] [--json] ... | test [pytest arguments] | setup | servers"
@@ -89,6 +94,7 @@ def install() -> None:
         if not (VENV / "bin" / "pip").exists():
             run("adding pip to .venv", [str(PYTHON), "-m", "ensurepip"])
         _install_with([str(PYTHON), "-m", "pip", "install", "--quiet"])
+    run("compiling the kernels", [str(PYTHON), "-c", KERNELS])
     STAMP.write_text(wanted)
 
 

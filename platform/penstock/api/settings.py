@@ -6,18 +6,16 @@ Every field of `JobSettings` can be given under its own name, or without its `_m
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 import msgspec
 
-from penstock.config.settings import JobSettings, RestartStrategy, parse_duration_ms
+from penstock.config.settings import JobSettings, RestartStrategy, parse_bytes, parse_duration_ms
 from penstock.core.errors import UsageError
 from penstock.graph.validate import near
 
-_UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 _FIELDS = JobSettings.__struct_fields__
 #: Where checkpoints lie unless said otherwise, below the working directory.
 DEFAULT_CHECKPOINTS = ".penstock/checkpoints"
@@ -96,18 +94,3 @@ def _restart(value: RestartStrategy | str) -> dict[str, Any]:
     except msgspec.ValidationError as error:
         msg = f"ps.Environment: restart={value!r}: {error}"
         raise UsageError(msg, hint="use 'fixed-delay', 'exponential-delay', 'failure-rate', 'none'") from error
-
-
-def parse_bytes(value: str | int, what: str) -> int:
-    """Return bytes of `"256MB"`, `"1GB"`...; numbers are bytes; units are powers of 1024.
-
-    Raises:
-        UsageError: not a size.
-    """
-    if isinstance(value, int):
-        return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(value).upper())
-    if match is None:
-        msg = f"{what} {value!r} is not a size"
-        raise UsageError(msg, hint="write for example '256MB' or '1GB'")
-    return int(float(match[1]) * _UNITS_BYTES[match[2].replace("I", "")])

@@ -19,8 +19,8 @@ from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
 
-commands = typer.Typer(help="A local standalone cluster.", no_args_is_help=True)
-_START_TIMEOUT_MS = 90_000
+commands = typer.Typer(help="A local standalone cluster.", no_args_is_help=True, add_completion=False)
+_START_TIMEOUT_MS = 330_000
 _STOP_TIMEOUT_MS = 30_000
 _POLL_MS = 50
 

@@ -36,7 +36,7 @@ WINDOW_SECONDS = 10
 DISORDER_SECONDS = 5
 PARALLELISM = 2
 KILLS = 2
-#: A worker is killed each time this part of the input has been read since the last (re)start: counters begin anew there.
+#: A worker is killed each time this part of the input has been read since the last (re)start (counters begin anew).
 KILL_AFTER = 0.2
 
 

@@ -22,10 +22,11 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
     if json:
         print_json(jobs)
         return
-    table = Table("id", "name", "state", "started", "tasks running", box=None)
+    table = Table("name", "state", "started", "tasks running", box=None)
+    table.add_column("id", no_wrap=True, min_width=32)
     for job in jobs:
         running = f"{job['tasks'].get('running', 0)}/{job['tasks'].get('total', 0)}"
-        table.add_row(job["jid"], job["name"], job["state"], _when(job["start-time"]), running)
+        table.add_row(job["name"], job["state"], _when(job["start-time"]), running, job["jid"])
     Console().print(table)
 
 

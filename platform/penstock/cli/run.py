@@ -23,7 +23,7 @@ def run(
     *,
     parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
     cluster: Annotated[str | None, typer.Option(help="URL of a JobManager; default: an embedded cluster.")] = None,
-    from_uri: Annotated[str | None, typer.Option("--from", help="Savepoint or checkpoint to start from.")] = None,
+    from_uri: Annotated[str | None, typer.Option("--from", help="Savepoint to start from.")] = None,
     fresh: Annotated[bool, typer.Option(help="Start a new history instead of resuming the newest checkpoint.")] = False,
     no_claim: Annotated[
         bool, typer.Option(help="With --from: fork, leaving the origin's pending output alone.")

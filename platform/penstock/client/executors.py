@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.client.handle import JobHandle
+from penstock.client.handle import JobHandle, located
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import SystemClock
@@ -120,7 +120,7 @@ def _submit(client: RestClient, graph: JobGraph, options: SubmitOptions) -> JobH
     job_id = client.submit(
         encode_graph(graph),
         token=options.token or SystemRand().token(),
-        from_uri=options.from_uri,
+        from_uri=located(options.from_uri or ""),
         claim=options.claim,
         fresh=options.fresh,
         accept_duplicates=options.accept_duplicates,

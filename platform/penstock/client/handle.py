@@ -6,6 +6,7 @@ Returned by `env.submit` and used by the CLI.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock, SystemClock
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
 _TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 _POLL_MS = 100.0
+
+
+def located(uri: str) -> str:
+    """Return a folder as an absolute path, other URIs as they are: a cluster's processes run in folders of their own."""
+    return uri if not uri or "://" in uri else str(Path(uri).expanduser().absolute())
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +65,12 @@ class JobHandle:
 
     def stop(self, *, drain: bool = False, target: str | None = None, timeout_ms: float = 300_000) -> str:
         """Stop with a savepoint and return its URI."""
-        return self._await_savepoint(self.client.stop(self.job_id, drain=drain, target=target), timeout_ms)
+        request = self.client.stop(self.job_id, drain=drain, target=located(target or ""))
+        return self._await_savepoint(request, timeout_ms)
 
     def savepoint(self, target: str | None = None, *, timeout_ms: float = 300_000) -> str:
         """Take a savepoint of the running job and return its URI."""
-        return self._await_savepoint(self.client.savepoint(self.job_id, target), timeout_ms)
+        return self._await_savepoint(self.client.savepoint(self.job_id, located(target or "")), timeout_ms)
 
     def _await_savepoint(self, request_id: str, timeout_ms: float) -> str:
         deadline = self.clock.monotonic_ms() + timeout_ms

@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _WATCH_MS = 50.0
-_REGISTER_TIMEOUT_MS = 60_000
+#: The first start on a machine compiles all kernels, which takes a minute or more when its cores are busy.
+_REGISTER_TIMEOUT_MS = 300_000
 _MAX_RESTARTS = 20
 
 
@@ -85,6 +86,7 @@ class LocalCluster:
             self._wait_jobmanager()
             self._wait_registered()
         except BaseException:
+            self._temporary = False  # the error names the logs
             self.close()
             raise
         if self._config.restart_dead:

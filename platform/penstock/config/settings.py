@@ -14,6 +14,7 @@ import msgspec
 from penstock.core.errors import UsageError
 
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
+_UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 
 class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,8 +97,25 @@ def parse_duration_ms(value: str | float, what: str = "duration") -> int:
     return int(float(match[1]) * _UNITS_MS[match[2]])
 
 
+def parse_bytes(value: str | int, what: str) -> int:
+    """Return bytes of `"256MB"`, `"1GB"`...; numbers are bytes; units are powers of 1024.
+
+    Raises:
+        UsageError: not a size.
+    """
+    if isinstance(value, int):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?I?B)\s*", str(value).upper())
+    if match is None:
+        msg = f"{what} {value!r} is not a size"
+        raise UsageError(msg, hint="write for example '256MB' or '1GB'")
+    return int(float(match[1]) * _UNITS_BYTES[match[2].replace("I", "")])
+
+
 def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSettings:
     """Return `settings` with `key=value` texts applied; keys are field names, `restart.kind` style for the strategy.
+
+    A name may be given without its `_ms` or `_bytes`.
 
     Raises:
         UsageError: unknown key or a value of the wrong type.
@@ -108,6 +126,7 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
         *parents, leaf = key.replace("-", "_").split(".")
         for parent in parents:
             target = target.get(parent, {})
+        leaf = next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
         if leaf not in target:
             msg = f"unknown setting {key!r}"
             raise UsageError(msg, hint=f"known: {', '.join(sorted(plain))}")
@@ -122,4 +141,6 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
 def _typed(text: str, key: str) -> Any:
     if key.endswith("_ms") and not text.strip().isdigit():
         return parse_duration_ms(text, key)
+    if key.endswith("_bytes") and not text.strip().isdigit():
+        return parse_bytes(text, key)
     return text

@@ -23,7 +23,7 @@ from penstock.core.errors import (
     UsageError,
 )
 from penstock.jobmanager.dispatcher import SubmitOptions
-from penstock.metrics.prometheus import render
+from penstock.metrics.prometheus import render, task_samples
 from penstock.rest import flink_json
 
 if TYPE_CHECKING:
@@ -48,8 +48,12 @@ def create_app(dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None
 
     @app.get("/metrics", include_in_schema=False)
     async def prometheus() -> PlainTextResponse:
-        jobs = {job.job_id: (job.name, dispatcher.metrics(job.job_id)) for job in dispatcher.cluster().jobs}
-        return PlainTextResponse(render(jobs), media_type="text/plain; version=0.0.4")
+        samples = []
+        for job in dispatcher.jobs():
+            names = {vertex.id: vertex.name for vertex in dispatcher.detail(job.job_id).vertices}
+            labels = {"job_id": job.job_id, "job_name": job.name}
+            samples += task_samples(dispatcher.metrics(job.job_id), labels, names)
+        return PlainTextResponse(render(samples), media_type="text/plain; version=0.0.4")
 
     @app.exception_handler(PenstockError)
     async def on_error(_request: Request, error: PenstockError) -> JSONResponse:

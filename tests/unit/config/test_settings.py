@@ -28,6 +28,11 @@ def test_overrides_reach_nested_settings_and_keep_the_rest() -> None:
     assert settings.key_groups == JobSettings().key_groups
 
 
+def test_overrides_may_leave_the_unit_out_of_the_name() -> None:
+    settings = with_overrides(JobSettings(), {"checkpoint_interval": "500ms", "managed-memory": "1GB"})
+    assert (settings.checkpoint_interval_ms, settings.managed_memory_bytes) == (500, 1 << 30)
+
+
 @pytest.mark.parametrize("overrides", [{"paralelism": "2"}, {"parallelism": "two"}, {"restart.kind": "sometimes"}])
 def test_wrong_overrides_are_usage_errors(overrides: dict[str, str]) -> None:
     with pytest.raises(UsageError):
