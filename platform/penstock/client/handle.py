@@ -22,7 +22,7 @@ _POLL_MS = 100.0
 
 
 def located(uri: str) -> str:
-    """Return a folder as an absolute path, other URIs as they are: a cluster's processes run in folders of their own."""
+    """Return a folder as an absolute path, other URIs as they are: the cluster runs in folders of its own."""
     return uri if not uri or "://" in uri else str(Path(uri).expanduser().absolute())
 
 
