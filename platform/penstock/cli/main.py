@@ -1,38 +1,71 @@
 """Entry point of `penstock`.
 
-Registers the commands and turns errors into one line and an exit code (0 done, 1 failed, 2 bad usage).
+Registers the commands and turns errors into one line and an exit code (0 done, 1 failed, 2 bad usage). A command's
+module is imported when that command is called: JobManager and TaskManagers start by this file too and must stay small.
 """
 
 from __future__ import annotations
 
+import importlib
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
-import click
 import typer
+from typer.core import TyperGroup
 
-from penstock.cli import cluster, demo, jobs, processes, run
 from penstock.core.errors import PenstockError, UsageError
+
+#: Command: the function (or the commands below it), in the order of the help text.
+_COMMANDS = {
+    "run": "penstock.cli.run:run",
+    "demo": "penstock.cli.demo:demo",
+    "list": "penstock.cli.jobs:list_jobs",
+    "show": "penstock.cli.jobs:show",
+    "cancel": "penstock.cli.jobs:cancel",
+    "stop": "penstock.cli.jobs:stop",
+    "savepoint": "penstock.cli.jobs:savepoint",
+    "story": "penstock.cli.jobs:story",
+    "logs": "penstock.cli.jobs:logs",
+    "jobmanager": "penstock.cli.processes:jobmanager",
+    "taskmanager": "penstock.cli.processes:taskmanager",
+    "cluster": "penstock.cli.cluster:commands",
+}
+#: Newer releases of typer carry a click of their own: the class is found through one that is exported.
+_ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+class _Commands(TyperGroup):
+    """Imports a command's module when it is asked for."""
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - the base class's signature
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        found = getattr(importlib.import_module(module), name)
+        if not isinstance(found, typer.Typer):
+            function, found = found, typer.Typer(add_completion=False)
+            found.command(cmd_name)(function)
+        command = typer.main.get_command(found)
+        command.name = cmd_name
+        return command
+
 
 commands = typer.Typer(
     name="penstock",
+    cls=_Commands,
     help="Stateful, exactly-once stream jobs in Python.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-commands.command("run")(run.run)
-commands.command("demo")(demo.demo)
-commands.command("list")(jobs.list_jobs)
-commands.command("show")(jobs.show)
-commands.command("cancel")(jobs.cancel)
-commands.command("stop")(jobs.stop)
-commands.command("savepoint")(jobs.savepoint)
-commands.command("story")(jobs.story)
-commands.command("logs")(jobs.logs)
-commands.add_typer(cluster.commands, name="cluster")
-commands.command("jobmanager")(processes.jobmanager)
-commands.command("taskmanager")(processes.taskmanager)
+
+
+@commands.callback()
+def _penstock() -> None:
+    """Stateful, exactly-once stream jobs in Python."""
 
 
 def app() -> NoReturn:
@@ -41,10 +74,10 @@ def app() -> NoReturn:
         code = commands(standalone_mode=False)
     except PenstockError as error:
         _fail(str(error), 2 if isinstance(error, UsageError) else 1)
-    except click.ClickException as error:
+    except _ClickException as error:
         error.show()
         sys.exit(2)
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         _fail("interrupted", 130)
     sys.exit(code if isinstance(code, int) else 0)
 
