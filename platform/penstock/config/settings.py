@@ -115,7 +115,7 @@ def parse_bytes(value: str | int, what: str) -> int:
 def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSettings:
     """Return `settings` with `key=value` texts applied; keys are field names, `restart.kind` style for the strategy.
 
-    A name may be given without its `_ms` or `_bytes`.
+    A name may be given without its `_ms` or `_bytes`; the value then needs a unit.
 
     Raises:
         UsageError: unknown key or a value of the wrong type.
@@ -126,11 +126,11 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
         *parents, leaf = key.replace("-", "_").split(".")
         for parent in parents:
             target = target.get(parent, {})
-        leaf = next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
+        given, leaf = leaf, next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
         if leaf not in target:
             msg = f"unknown setting {key!r}"
             raise UsageError(msg, hint=f"known: {', '.join(sorted(plain))}")
-        target[leaf] = _typed(text, leaf)
+        target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf)
     try:
         return msgspec.convert(plain, JobSettings, strict=False)
     except msgspec.ValidationError as error:
@@ -139,8 +139,8 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
 
 
 def _typed(text: str, key: str) -> Any:
-    if key.endswith("_ms") and not text.strip().isdigit():
+    if key.endswith("_ms"):
         return parse_duration_ms(text, key)
-    if key.endswith("_bytes") and not text.strip().isdigit():
+    if key.endswith("_bytes"):
         return parse_bytes(text, key)
     return text

@@ -33,7 +33,10 @@ def test_overrides_may_leave_the_unit_out_of_the_name() -> None:
     assert (settings.checkpoint_interval_ms, settings.managed_memory_bytes) == (500, 1 << 30)
 
 
-@pytest.mark.parametrize("overrides", [{"paralelism": "2"}, {"parallelism": "two"}, {"restart.kind": "sometimes"}])
+@pytest.mark.parametrize(
+    "overrides",
+    [{"paralelism": "2"}, {"parallelism": "two"}, {"restart.kind": "sometimes"}, {"checkpoint_interval": "5"}],
+)
 def test_wrong_overrides_are_usage_errors(overrides: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         with_overrides(JobSettings(), overrides)
