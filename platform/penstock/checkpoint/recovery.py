@@ -82,7 +82,8 @@ def plan_recovery(
     behind = [e.manifest for e in history if e.manifest.sequence > newest.manifest.sequence]
     ended = [m for m in behind if m.kind == "end"]
     pending = newest.manifest.pending
-    if ended:
+    if ended and ended[-1].pending_as_of == newest.manifest.sequence:
+        # Else its writer did not know that the newest checkpoint exists (an append of unknown fate, a log not yet read).
         left = {c.id for c in ended[-1].pending}
         pending = tuple(c for c in pending if c.id in left)
     finishing = newest.manifest.barrier in _ENDING and not ended and newest.manifest.run_id == run_id
@@ -109,19 +110,21 @@ def _from_source(live: tuple[LogEntry, ...], source: Manifest, next_id: int, *, 
     return RecoveryPlan(source, entry, source.pending, fence, next_id, history)
 
 
-def check_source(entries: Sequence[LogEntry], source: Manifest, run_id: str, *, accept_duplicates: bool) -> None:
-    """Refuse to go back below output that may have been published.
+def check_source(entries: Sequence[LogEntry], source: Manifest, run_id: str, *, accept_duplicates: bool) -> bool:
+    """Refuse to go back below output that may have been published; True when the user has accepted just that.
 
     Raises:
         StateMismatchError: the job has newer checkpoints than `source`, and the user did not accept that.
     """
     newest = next((e.manifest for e in reversed(current_history(entries)) if e.manifest.kind == "checkpoint"), None)
-    if newest is None or accept_duplicates or newest.run_id == run_id:
-        return
+    if newest is None or newest.run_id == run_id:
+        return False
     if newest.sequence <= source.sequence and newest.job_name == source.job_name:
         own = next((e.manifest for e in entries if e.manifest.sequence == source.sequence), None)
         if own is not None and own.nonce == source.nonce:
-            return
+            return False
+    if accept_duplicates:
+        return True
     msg = (
         f"job {newest.job_name!r} has checkpoint {newest.checkpoint_id} (run {newest.run_id[:8]}), which is not part "
         f"of the savepoint's past: its output may have been published already"

@@ -88,6 +88,8 @@ class Checkpointing:
         #: Manifests of the present history that are in the log, oldest first.
         self._manifests: tuple[Manifest, ...] = ()
         self.pending: dict[str, Committable] = {}
+        #: Sequence of the newest checkpoint that `pending` takes account of; 0 = none of this log.
+        self.pending_as_of = 0
         #: Reported since the last manifest: an ack already under way may still name them.
         self._published: set[str] = set()
         self._uris: dict[str, str] = {}
@@ -105,6 +107,8 @@ class Checkpointing:
         self._next_id = max(self._next_id, plan.next_checkpoint_id)
         self._manifests = plan.history
         self.pending = {c.id: c for c in plan.pending}
+        known = plan.restored if plan.restored in plan.history else None
+        self.pending_as_of = known.sequence if known is not None else 0
         self._published = set()
         if plan.restored is not None:
             self.history.was_restored(plan.restored.checkpoint_id, now_ms)
@@ -212,6 +216,8 @@ class Checkpointing:
             return []
         self._manifests = (*self._manifests, manifest)
         self.pending = {c.id: c for c in manifest.pending if c.id not in self._published}
+        if manifest.kind == "checkpoint":
+            self.pending_as_of = manifest.sequence
         self._published.clear()
         path = f"{self._root.rstrip('/')}/{manifest.job_name}/{key_of(manifest.sequence)}"
         self.history.appended(current.checkpoint_id, manifest.sequence, path, now_ms)

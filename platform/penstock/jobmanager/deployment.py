@@ -60,6 +60,8 @@ class Recovered:
     restore: RestorePlan | None
     #: Output is resolved before anything opens, unless the job has never written any.
     fence: tuple[tuple[str, str], ...]
+    #: The user let it fall below output that may have been published.
+    accepted_duplicates: bool = False
 
 
 class Deployment:

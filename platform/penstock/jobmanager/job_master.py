@@ -140,6 +140,8 @@ class JobMaster:
         )
         owed = len(recovered.plan.pending)
         self.story.add(now_ms, "recovery", f"{text}; {owed} committables owed, {len(recovered.fence)} runs to fence")
+        if recovered.accepted_duplicates:
+            self.story.add(now_ms, "recovery", "below output that may have been published: accepted by the user")
         commands = self.checkpointing.begin(deployment, recovered.plan, now_ms)
         return commands + deployment.log_read(recovered, now_ms)
 
@@ -367,7 +369,7 @@ class JobMaster:
         return [SendToWorker(worker_id, finish) for worker_id in self.deployment.workers]
 
     def _close(self, state: JobStatus, now_ms: int) -> list[Command]:
-        owed = tuple(self.checkpointing.pending.values())
+        owed = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
         commands = self.checkpointing.close(f"the job is {state}") + self._halt(f"the job is {state}", now_ms)
         self.step, self._end_state, self._end_written = Step.CLOSING, state, False
         entry = end_entry(self.graph, self.identity, state.value, owed, now_ms)

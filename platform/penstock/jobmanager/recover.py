@@ -35,8 +35,9 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
     Raises:
         StateMismatchError: the state does not fit the graph, or going there would fall below published output.
     """
+    accepted = False
     if log.source is not None and not deployed_before:
-        check_source(log.entries, log.source, identity.run_id, accept_duplicates=identity.accept_duplicates)
+        accepted = check_source(log.entries, log.source, identity.run_id, accept_duplicates=identity.accept_duplicates)
     plan = plan_recovery(log.entries, identity.run_id, source=log.source, claim=identity.claim)
     restored = plan.restored
     if restored is None:
@@ -52,13 +53,14 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
         raise StateMismatchError(msg, hint="give the sink its old uid back until its output is published")
     dropped = tuple(restored.operators) if identity.allow_dropped_state else ()
     restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
-    return Recovered(plan, restore, plan.fence)
+    return Recovered(plan, restore, plan.fence, accepted)
 
 
 def end_entry(
-    graph: JobGraph, identity: JobIdentity, state: str, owed: tuple[Committable, ...], now_ms: int
+    graph: JobGraph, identity: JobIdentity, state: str, owed: tuple[tuple[Committable, ...], int], now_ms: int
 ) -> Manifest:
-    """Return the log entry of a job that ended in `state`, with the output that is still owed."""
+    """Return the log entry of a job that ended in `state`; `owed` is the output, and the entry it was last heard of in."""
+    pending, as_of = owed
     return Manifest(
         kind="end",
         sequence=0,
@@ -69,7 +71,8 @@ def end_entry(
         nonce="",
         created_ms=now_ms,
         graph_fingerprint=graph.fingerprint,
-        pending=owed,
+        pending=pending,
+        pending_as_of=as_of,
         runs=(identity.run_id,),
         note=state,
     )

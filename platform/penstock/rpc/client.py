@@ -33,7 +33,7 @@ class ReconnectPolicy:
     """How long to wait between dials, and when to give up."""
 
     first_delay_ms: int = 50
-    max_delay_ms: int = 2_000
+    max_delay_ms: int = 500
     #: Unreachable for this long: `run` raises; None waits for ever.
     give_up_after_ms: int | None = 600_000
 

@@ -144,9 +144,9 @@ def test_going_below_published_output_is_refused_unless_accepted(written, manife
     source = entries[1].manifest
     with pytest.raises(StateMismatchError, match="--accept-duplicates"):
         check_source(entries, source, "r2", accept_duplicates=False)
-    check_source(entries, source, "r2", accept_duplicates=True)
-    check_source(entries, entries[2].manifest, "r2", accept_duplicates=False)
-    check_source(entries[:2], source, "r2", accept_duplicates=False)
+    assert check_source(entries, source, "r2", accept_duplicates=True)
+    assert not check_source(entries, entries[2].manifest, "r2", accept_duplicates=True)
+    assert not check_source(entries[:2], source, "r2", accept_duplicates=False)
     stranger = manifest_of("savepoint", checkpoint_id=9, sequence=99, nonce="x", run_id="r9")
     with pytest.raises(StateMismatchError):
         check_source(entries, stranger, "r2", accept_duplicates=False)
