@@ -63,7 +63,8 @@ class ClusterExecutor:
 class EmbeddedExecutor:
     """Starts a local cluster for the job and ends it with the job."""
 
-    taskmanagers: int = 2
+    #: One: every slot is a process of its own anyway, and a TaskManager more is a template more to warm.
+    taskmanagers: int = 1
     directory: Path | None = None
     options: SubmitOptions = field(default_factory=SubmitOptions)
     environment: dict[str, str] = field(default_factory=dict)
