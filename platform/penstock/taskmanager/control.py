@@ -18,6 +18,8 @@ _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 256 << 20
 #: A supervisor that has not read for this long is gone or stuck; the worker's lease would end it soon anyway.
 SEND_DEADLINE_SECONDS = 10.0
+#: A worker's answer to every renewal of its lease: its control loop runs.
+SIGN_OF_LIFE = b""
 
 
 class ControlClosedError(PenstockError):

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NoReturn
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.rpc.messages import LeaseRenewed, WorkerReady, WorkerReport, decode_worker_command, encode
-from penstock.taskmanager.control import ControlClosedError, WorkerControl
+from penstock.taskmanager.control import SIGN_OF_LIFE, ControlClosedError, WorkerControl
 from penstock.taskmanager.lineage import arm_lease, close_other_descriptors, die_with_parent, resident_bytes
 from penstock.taskmanager.template_messages import ForkWorker, WorkerSpec, decode_spec
 
@@ -78,6 +78,7 @@ class _ControlLoop:
             command = decode_worker_command(self._control.receive())
             if isinstance(command, LeaseRenewed):
                 self._renew(command)
+                self._control.send(SIGN_OF_LIFE)
                 self._send_metrics()
                 self._runtime.release_ended()
             self._runtime.handle(command)

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from penstock.taskmanager.control import frame, read_frame
+from penstock.taskmanager.control import SIGN_OF_LIFE, frame, read_frame
 from penstock.taskmanager.template_messages import WorkerSpec
 
 #: A worker that lets this much pile up does not read and is killed.
@@ -22,6 +22,8 @@ MAX_UNREAD_BYTES = 256 << 20
 #: How long the other half of a worker's end may take once one half is known.
 _END_GRACE_SECONDS = 2.0
 _KILLED = -int(signal.SIGKILL)
+#: A worker that answers nothing for its lease and this much more is stopped (its timer would have ended it) and killed.
+SILENCE_MARGIN_MS = 1000
 
 
 @dataclass(slots=True)
@@ -41,6 +43,8 @@ class WorkerProcess:
     _backlog: list[bytes] = field(default_factory=list)
     _exit: asyncio.Future[int] | None = None
     _reading: asyncio.Task[None] | None = None
+    #: When it was last heard, in seconds of the event loop; None before its first message.
+    _heard: float | None = None
 
     @property
     def worker_id(self) -> str:
@@ -71,6 +75,10 @@ class WorkerProcess:
             return
         if self._writer.transport.get_write_buffer_size() > MAX_UNREAD_BYTES:
             self.kill(f"worker {self.worker_id} does not read its commands")
+            return
+        silent_ms = 0.0 if self._heard is None else (asyncio.get_running_loop().time() - self._heard) * 1000
+        if silent_ms > self.spec.lease_ms + SILENCE_MARGIN_MS:
+            self.kill(f"worker {self.worker_id} has not answered for {silent_ms / 1000:.0f} s")
             return
         self._writer.write(frame(command))
 
@@ -118,4 +126,6 @@ class WorkerProcess:
 
     async def _relay(self, reader: asyncio.StreamReader) -> None:
         while (data := await read_frame(reader)) is not None:
-            self.on_report(self, data)
+            self._heard = asyncio.get_running_loop().time()
+            if data != SIGN_OF_LIFE:
+                self.on_report(self, data)
