@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("implementation")]
 
 
 def orders(start, stop):
-    return [json.dumps({"user_id": i, "amount": i * 2, "ts": 1_700_000_000_000 + i}).encode() for i in range(start, stop)]
+    return [
+        json.dumps({"user_id": i, "amount": i * 2, "ts": 1_700_000_000_000 + i}).encode() for i in range(start, stop)
+    ]
 
 
 def ids(rows):
@@ -47,11 +49,20 @@ def test_fetcher_gives_messages_as_they_were_written(kafka):
             ends |= result.ends
             m = result.messages
             if m is not None:
-                rows = zip(m.slot.tolist(), m.offset.tolist(), m.key.to_pylist(), m.value.to_pylist(), m.timestamp.tolist(), strict=True)
+                rows = zip(
+                    m.slot.tolist(),
+                    m.offset.tolist(),
+                    m.key.to_pylist(),
+                    m.value.to_pylist(),
+                    m.timestamp.tolist(),
+                    strict=True,
+                )
                 for slot, *rest in rows:
                     found.setdefault(m.places[slot], []).append(tuple(rest))
         for partition, start in ((0, 0), (1, 10)):
-            expected = list(zip(range(n // 2), keys[partition::2], values[partition::2], stamps[partition::2], strict=True))
+            expected = list(
+                zip(range(n // 2), keys[partition::2], values[partition::2], stamps[partition::2], strict=True)
+            )
             assert found[topic, partition] == expected[start:]
         assert ends == {(topic, 0): n // 2, (topic, 1): n // 2}
         assert fetcher.lag({(topic, 0): 10, (topic, 1): n // 2}) == n // 2 - 10
@@ -90,7 +101,9 @@ def test_positions_are_exact_at_every_step_and_replay_gives_the_rest(kafka, open
 def test_bounded_end_lies_in_the_gap_of_a_transaction(kafka, open_reader):
     topic = kafka.topic("gaps", 3)
     kafka.produce(topic, orders(0, 10), 0, transaction="commit")
-    kafka.produce(topic, orders(10, 20), 0, transaction="abort")  # the end is behind aborted records and a control record
+    kafka.produce(
+        topic, orders(10, 20), 0, transaction="abort"
+    )  # the end is behind aborted records and a control record
     kafka.produce(topic, orders(20, 30), 1, transaction="abort")  # nothing but aborted records
     kafka.produce(topic, orders(30, 40), 2)
     holder = kafka.produce(topic, orders(40, 50), 2, transaction="open")
@@ -202,7 +215,9 @@ def test_bad_records_go_to_the_dead_letters(kafka, open_reader):
     stage = open_reader(topic, on_bad_record="dead-letter", dead_letter_topic=letters, bounded="latest").to_end()
     assert ids(stage.rows()) == [1, 2]
     rows = pa.Table.from_batches([b.dead_letters for b in stage.batches if b.dead_letters is not None]).to_pylist()
-    assert [(r["value"], r["topic"], r["partition"], r["offset"]) for r in rows] == [(BAD[i], topic, 0, i) for i in (1, 2, 3)]
+    assert [(r["value"], r["topic"], r["partition"], r["offset"]) for r in rows] == [
+        (BAD[i], topic, 0, i) for i in (1, 2, 3)
+    ]
     assert "not JSON" in rows[0]["error"]
     stage.reader.snapshot()
     written = kafka.read(letters)

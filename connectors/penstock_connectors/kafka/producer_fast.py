@@ -95,9 +95,17 @@ class FastProducer:
 
     def abort(self, timeout_ms: int) -> None:
         """Abort the open transaction; what is still queued is dropped."""
-        lib.purge(self._client, lib.PURGE_QUEUE | lib.PURGE_INFLIGHT)
+        deadline = time.monotonic() + timeout_ms / 1000
+        while True:
+            try:
+                # it waits until the events of the dropped messages are served, which only happens between its calls
+                self._call("abort_transaction", lambda: lib.abort_transaction(self._client, _PAUSE_MS))
+                break
+            except ProducerError as error:
+                self._serve(0)
+                if not error.retriable or time.monotonic() > deadline:
+                    raise
         self._serve(0)
-        self._call("abort_transaction", lambda: lib.abort_transaction(self._client, timeout_ms))
         self._failed = 0
 
     def flush(self, timeout_ms: int) -> None:

@@ -78,8 +78,8 @@ class PlainProducer:
 
     def abort(self, timeout_ms: int) -> None:
         """Abort the open transaction; what is still queued is dropped."""
-        self._call("purge", lambda p: p.purge())
         self._call("abort_transaction", lambda p: p.abort_transaction(timeout_ms / 1000))
+        self._call("poll", lambda p: p.poll(0))
         self._failures.clear()
 
     def flush(self, timeout_ms: int) -> None:

@@ -6,21 +6,26 @@ names are not public: `_manager` (send a request to a node) and `_find_coordinat
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import re
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kafka import KafkaAdminClient, errors
-from kafka.protocol.consumer import OffsetFetchRequest
-from kafka.protocol.metadata import CoordinatorType
-from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
-
 from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.properties import LOOKUP_TIMEOUT_MS, for_kafka_python
+
+with warnings.catch_warnings():
+    # while it is loaded it uses a function of the standard library that Python 3.11 deprecates
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kafka import KafkaAdminClient, errors
+    from kafka.protocol.consumer import OffsetFetchRequest
+    from kafka.protocol.metadata import CoordinatorType
+    from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
 
 T = TypeVar("T")
 #: Passing states of a cluster; everything else is an answer.
@@ -75,9 +80,14 @@ class TransactionAdmin:
         # it logs each lost connection; failures reach the caller as exceptions
         logging.getLogger("kafka").setLevel(logging.CRITICAL)
         options = for_kafka_python(resolved)
+        # made in two steps: a constructor that fails leaves a thread behind, which only the object can end
+        self._admin: Any = KafkaAdminClient.__new__(KafkaAdminClient)
         try:
-            self._admin = KafkaAdminClient(**options, bootstrap_timeout_ms=LOOKUP_TIMEOUT_MS)
+            self._admin.__init__(**options, bootstrap_timeout_ms=LOOKUP_TIMEOUT_MS)
         except errors.KafkaError as error:
+            with contextlib.suppress(Exception):
+                self._admin._client.close()  # noqa: SLF001
+                self._admin._net.stop()  # noqa: SLF001
             raise ConnectorError(
                 f"Kafka at {resolved['bootstrap.servers']} cannot be reached: {error}",
                 hint="is the broker running, and do the security properties fit?",
