@@ -85,12 +85,23 @@ def test_the_end_entry_knows_what_was_published(written):
     entries = written(
         ("seal", {}),
         ("checkpoint", {"checkpoint_id": 1, "pending": (owed(1),), "barrier": "final"}),
-        ("end", {"pending": ()}),
+        ("end", {"pending": (), "pending_as_of": 2}),
         ("seal", {"generation": 2, "run_id": "r2"}),
     )
     plan = plan_recovery(entries, "r2")
     assert plan.pending == ()
     assert not plan.finishing
+
+
+def test_an_end_entry_that_did_not_know_the_newest_checkpoint_releases_nothing(written):
+    """Its append was of unknown fate, or the log not read yet: what the checkpoint owes is owed."""
+    entries = written(
+        ("seal", {}),
+        ("checkpoint", {"checkpoint_id": 1, "pending": (owed(1),)}),
+        ("end", {"pending": ()}),
+        ("seal", {"generation": 2, "run_id": "r2"}),
+    )
+    assert plan_recovery(entries, "r2").pending == (owed(1),)
 
 
 def test_a_last_cut_whose_end_is_missing_only_has_to_be_finished(written):
