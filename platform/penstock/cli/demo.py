@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 WINDOW_SECONDS = 10
 DISORDER_SECONDS = 5
 PARALLELISM = 2
+TASKMANAGERS = 2
 KILLS = 2
 #: A worker is killed each time this part of the input has been read since the last (re)start (counters begin anew).
 KILL_AFTER = 0.2
@@ -158,11 +159,13 @@ def _run(scenario: Scenario, events: int, progress: JobProgress) -> dict[str, An
 
     def on_started(cluster: LocalCluster, handle: JobHandle) -> None:
         progress.note(
-            f"job {handle.job_id} runs on {cluster.rest_url}: a JobManager, {PARALLELISM} TaskManagers, their workers"
+            f"job {handle.job_id} runs on {cluster.rest_url}: a JobManager, {TASKMANAGERS} TaskManagers, their workers"
         )
         scenario.begin()
 
-    executor = EmbeddedExecutor(on_poll=on_poll, on_started=on_started, environment=scenario.environment)
+    executor = EmbeddedExecutor(
+        taskmanagers=TASKMANAGERS, on_poll=on_poll, on_started=on_started, environment=scenario.environment
+    )
     with use_executor(executor, {}):
         scenario.build().execute("order-totals")
     if killer.kills < KILLS:
