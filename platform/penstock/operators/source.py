@@ -273,7 +273,8 @@ class SourceOperator(Operator):
         uid = self._context.spec.uid
         items = tuple(msgspec.to_builtins(split) for split in splits)
         states = [OperatorStateSnapshot(uid=uid, name=SPLITS_STATE, mode="split", items=items)]
-        if self._watermarks.combined > MIN_TIMESTAMP and not self._idle:
+        if not self._idle and not self._ended:
+            # Before its first watermark too: then nothing has passed downstream, however far the other subtasks are.
             floor = (self._watermarks.combined,)
             states.append(OperatorStateSnapshot(uid=uid, name=WATERMARK_STATE, mode="union", items=floor))
         return OperatorSnapshot(operator=tuple(states))
