@@ -1,20 +1,25 @@
 """Rows to JSON, one text a row, in the schema's field order.
 
 Times become ISO 8601 in UTC, dates `YYYY-MM-DD`, decimals texts, bytes base64; NaN and the infinities become null
-because JSON has no word for them. Nulls are written as null. Called by the sink's publisher; Polars does the work.
+because JSON has no word for them. Nulls are written as null. Called by the sink's publisher; Polars does the work and
+is loaded with the first row, not by who only builds a job.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import polars as pl
 import pyarrow as pa
+
+if TYPE_CHECKING:
+    import polars as pl
 
 
 def encode_json(rows: pa.RecordBatch) -> pa.Array:
     """Return one JSON object a row, as large strings."""
+    import polars as pl
+
     if rows.num_columns == 0:
         return pa.array(["{}"] * rows.num_rows, type=pa.large_string())
     columns: dict[str, pl.Series] = {}
@@ -26,6 +31,8 @@ def encode_json(rows: pa.RecordBatch) -> pa.Array:
 
 
 def _series(column: pa.Array) -> pl.Series:
+    import polars as pl
+
     kind = column.type
     if pa.types.is_timestamp(kind) and kind.tz is not None and kind.tz != "UTC":
         column = column.cast(pa.timestamp(kind.unit, tz="UTC"))

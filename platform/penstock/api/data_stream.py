@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import polars as pl
 
 from penstock.api.call_site import call_site
-from penstock.api.expressions import ColumnLike, project
 from penstock.api.operator_handle import OperatorHandle, StreamSink
 from penstock.api.row_functions import compile_function
 from penstock.core.elements import TS_COLUMN
@@ -21,10 +20,12 @@ from penstock.graph.validate import near, require_key_types, require_name, requi
 from penstock.operators.columns import without_ts
 
 if TYPE_CHECKING:
+    import polars as pl
     import pyarrow as pa
 
     from penstock.api.connectors import Sink
     from penstock.api.environment import Environment
+    from penstock.api.expressions import ColumnLike, Mode
     from penstock.api.keyed_stream import KeyedStream
 
 
@@ -66,19 +67,18 @@ class DataStream(OperatorHandle):
 
     def select(self, *columns: ColumnLike, **named: Any) -> DataStream:
         """Keep these columns: names or Polars expressions, also as `name=expression`."""
-        projection = project("select", columns, named, self.flow.schema)
-        return self.append_operator(projection.spec, projection.schema)
+        return self._project("select", columns, named)
 
     def with_columns(self, *columns: pl.Expr, **named: Any) -> DataStream:
         """Add or replace columns: Polars expressions, also as `name=expression`."""
-        projection = project("with_columns", columns, named, self.flow.schema)
-        return self.append_operator(projection.spec, projection.schema)
+        return self._project("with_columns", columns, named)
 
     def filter(self, condition: pl.Expr | Callable[[Any], bool]) -> DataStream:
         """Keep the rows for which a Polars expression, or a function of one row, is true."""
-        if isinstance(condition, pl.Expr):
-            projection = project("filter", [condition], {}, self.flow.schema)
-            return self.append_operator(projection.spec, projection.schema, self.flow.row_type)
+        # Whoever has made an expression has loaded Polars; a job without one starts without it.
+        polars: Any = sys.modules.get("polars")
+        if polars is not None and isinstance(condition, polars.Expr):
+            return self._project("filter", [condition], {}, self.flow.row_type)
         return self._function("filter_rows", condition, None)
 
     # --- Python functions
@@ -176,7 +176,13 @@ class DataStream(OperatorHandle):
     # --- for the other modules of this package
     # -------------------------------------------------------------------------------
 
-    def _function(self, kind: Any, function: Callable[..., Any], returns: Any) -> DataStream:
+    def _project(self, mode: Mode, columns: Any, named: dict[str, Any], row_type: Any = None) -> DataStream:
+        from penstock.api.expressions import project
+
+        projection = project(mode, columns, named, self.flow.schema)
+        return self.append_operator(projection.spec, projection.schema, row_type)
+
+    def _function(self, kind: Any, function: Any, returns: Any) -> DataStream:
         made = compile_function(kind, function, returns, schema=self.flow.schema, row_type=self.flow.row_type)
         return self.append_operator(made.spec, made.schema, made.row_type)
 
