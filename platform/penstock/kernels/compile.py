@@ -69,7 +69,7 @@ def _unaligned(bits: int) -> Any:
     return generate
 
 
-#: `load8(data, at)`: the 8 bytes of a byte array from `at` on as one little-endian word, aligned or not; `load4`: 4 bytes.
+#: `load8(data, at)`: 8 bytes of a byte array as one little-endian word, aligned or not; `load4`: 4 bytes.
 load8: Any = intrinsic(_load8)
 load4: Any = intrinsic(_load4)
 

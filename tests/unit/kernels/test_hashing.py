@@ -1,3 +1,5 @@
+"""Key hashes: known values of Spark, and the canonical form of every type."""
+
 import datetime as dt
 from decimal import Decimal
 

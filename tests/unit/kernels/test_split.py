@@ -1,3 +1,5 @@
+"""Splitting a batch by key group."""
+
 import numpy as np
 import pyarrow as pa
 

@@ -1,3 +1,5 @@
+"""Kernels are compiled when they are loaded and never again; loading leaves nothing behind that a fork would break."""
+
 import os
 import subprocess
 import sys

@@ -1,3 +1,5 @@
+"""The window operator by example: firing, lateness, nulls, types, what it saves."""
+
 import datetime as dt
 from types import SimpleNamespace
 

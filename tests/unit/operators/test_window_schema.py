@@ -1,3 +1,5 @@
+"""What the API is told about a window: output types, and what is refused."""
+
 import subprocess
 import sys
 

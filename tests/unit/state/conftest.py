@@ -1,3 +1,5 @@
+"""Keyed state of one operator whose files are kept in memory."""
+
 import numpy as np
 import pyarrow as pa
 import pytest

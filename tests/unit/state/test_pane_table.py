@@ -1,3 +1,5 @@
+"""The pane table by example: adding, firing, freezing, dropping, leaving memory."""
+
 import numpy as np
 import pyarrow as pa
 import pytest

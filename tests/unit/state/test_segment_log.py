@@ -1,3 +1,5 @@
+"""The segment log: every interleaving of freezes, uploads and checkpoints, then its rules one by one."""
+
 import copy
 from collections import Counter
 

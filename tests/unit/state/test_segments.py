@@ -1,3 +1,5 @@
+"""Segments: what a merge keeps, what a reader reads, that others read them too."""
+
 import io
 
 import duckdb

@@ -1,3 +1,5 @@
+"""The keyed state of an operator: restoring, rescaling, merging, closing."""
+
 import pyarrow as pa
 import pytest
 
