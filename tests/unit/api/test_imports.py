@@ -11,7 +11,7 @@ class Order(ps.Schema):
     amount: int
     ts: int
 
-env = ps.Environment(parallelism=2)
+env = ps.Environment(parallelism=2, checkpoint_interval="5s")
 rows = env.from_source(
     KafkaSource("localhost:1", topic="orders", schema=Order),
     watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts"),
