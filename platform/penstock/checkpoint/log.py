@@ -112,7 +112,12 @@ class ManifestLog:
             if self._put(wanted):
                 self._last += 1
                 return self._entry(wanted)
-            present = self._load(self._last + 1)
+            try:
+                present = self._load(self._last + 1)
+            except StorageError:
+                # It may be ours, put by a call that failed after its effect.
+                self._undecided.add(nonce)
+                raise
             if present.nonce == nonce:
                 self._last += 1
                 return self._entry(present)

@@ -104,6 +104,21 @@ def test_an_append_of_unknown_fate_that_turns_up_later_is_stepped_over(log_of, m
     assert [e.manifest.checkpoint_id for e in log.read()] == [None, 1, 2]
 
 
+def test_an_append_whose_entry_cannot_be_read_back_is_of_unknown_fate_too(log_of, manifest_of, memory):
+    log = log_of(1)
+    broken = [("put", "after"), ("read", "before")]
+
+    def hook(done, _key, at):
+        if broken and (done, at) == broken[0]:
+            broken.pop(0)
+            raise StorageError("the line is broken")
+
+    memory.fault = hook
+    with pytest.raises(StorageError):
+        log.append(manifest_of(checkpoint_id=1))
+    assert log.append(manifest_of(checkpoint_id=2)).manifest.sequence == 3
+
+
 def test_an_append_that_never_happened_leaves_no_gap(log_of, manifest_of, memory):
     log = log_of(1)
     fail(memory, "before", times=100)
