@@ -299,6 +299,17 @@ def test_the_floor_after_a_restore_is_the_lowest_of_all_active_subtasks(bench, r
     assert out.watermarks == [49, 99]
 
 
+def test_a_subtask_without_a_watermark_yet_holds_the_floor_down(bench, reader, out):
+    """Nothing had passed downstream: with the others' floor its rows would be late after a restore."""
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    (floor,) = [s for s in operator.snapshot(Barrier(1), out).operator if s.mode == "union"]
+    again = opened(bench, restored=(msgspec.structs.replace(floor, items=(*floor.items, 100)),))
+    again.add_splits(splits("a"), no_more=False)
+    again.poll(out, backpressured=False)
+    assert out.watermarks == []
+
+
 def test_positions_are_published_for_the_completed_checkpoint_only(bench, reader, out):
     operator = opened(bench)
     operator.add_splits(splits("a"), no_more=False)
