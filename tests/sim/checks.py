@@ -50,6 +50,9 @@ class Checks:
 
     def _appended(self, manifest: Manifest) -> None:
         fail, swarm = self._world.scheduler.fail, self._world.swarm
+        owed = " ".join(c.id.partition("/")[2] for c in manifest.pending)
+        what = f"{manifest.kind} {manifest.checkpoint_id or ''} {manifest.barrier} {manifest.run_id} {manifest.note}"
+        self._world.scheduler.note(f"entry {manifest.sequence}: {what}, generation {manifest.generation}, owed: {owed or '-'}")
         if manifest.generation < self._sealed:
             fail(f"generation {manifest.generation} appended {manifest.sequence} after generation {self._sealed} had sealed")
         if manifest.kind == "seal":
@@ -68,6 +71,8 @@ class Checks:
     def committing(self, transaction: Transaction) -> None:
         """A transaction is about to be committed."""
         for group, marker in transaction.offsets.items():
+            chunk = f"{marker // MARKER_STRIDE}.{marker % MARKER_STRIDE}"
+            self._world.scheduler.note(f"commit {group} {chunk}: {transaction.records} rows")
             if (group, marker // MARKER_STRIDE) not in self._named:
                 self._world.scheduler.fail(f"{group} publishes checkpoint {marker // MARKER_STRIDE}, which no manifest names")
 
@@ -89,7 +94,10 @@ class Checks:
         gate.poll = watched
 
     def stepped(self, subtask: Subtask) -> None:
-        """Look at its credits."""
+        """Look at its credits, and that it has not called a row late: none of the input is."""
+        for link in subtask._chain.links:
+            if link.metrics.late_records_dropped:
+                self._world.scheduler.fail(f"{subtask.deployment.execution} dropped a row as late")
         for output in subtask._outputs:
             for channel in output.channels:
                 if channel._credit.balance < 0:

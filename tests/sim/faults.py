@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 #: Struck where the code passes: kind -> usual probability.
@@ -75,6 +75,8 @@ class Swarm:
     every_ms: float = 250.0
     active: bool = True
     counts: Counter[str] = field(default_factory=Counter)
+    #: Hears of every fault as it strikes.
+    tell: Callable[[str], None] = lambda _text: None
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Swarm:
@@ -99,6 +101,7 @@ class Swarm:
         if not self.active or not rate or self.random.random() >= rate:
             return False
         self.counts[kind] += 1
+        self.tell(f"fault: {kind}")
         return True
 
     def next_strike(self) -> tuple[float, str] | None:

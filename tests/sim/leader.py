@@ -16,6 +16,7 @@ from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.sweeper import Sweeper
 from penstock.connector.sink import load_factory
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
+from penstock.core.event_log import EventLog
 from penstock.core.rand import SeededRand
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
@@ -33,6 +34,18 @@ if TYPE_CHECKING:
 
 _HOLDER = LeaseHolder(id="sim", host="sim", machine="", pid=1)
 _SLOT_TIMEOUT_MS = 60_000
+
+
+class Story(EventLog):
+    """The job's own story, told to the journal as well."""
+
+    def __init__(self, tell: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self._tell = tell
+
+    def add(self, at_ms: int, kind: str, text: str) -> None:
+        super().add(at_ms, kind, text)
+        self._tell(kind, text)
 
 
 class Leader:
@@ -77,6 +90,7 @@ class Leader:
         rand = SeededRand(self.world.random.getrandbits(32))
         self.master = JobMaster(run.graph, identity, rand, self.world.clock.now_ms())
         self.master.checkpointing.sweeper = Sweeper(self.world.plan.sweep_grace_ms)
+        self.master.story = Story(lambda kind, text: self.world.scheduler.note(f"{self.owner} {kind}: {text}"))
         self.ready = True
         self._renew()
         self.post(ev.Start())
@@ -205,6 +219,8 @@ class Leader:
     def connected(self, session: Session) -> None:
         """A TaskManager has registered."""
         manager = session.manager
+        if session.closed:
+            return
         if manager.name in self.sessions:
             self._lost(manager.name)
         self.sessions[manager.name] = session
@@ -213,6 +229,7 @@ class Leader:
 
     def disconnected(self, session: Session) -> None:
         """A stream has ended."""
+        session.closed = True
         if self.sessions.get(session.manager.name) is session:
             self._lost(session.manager.name)
 

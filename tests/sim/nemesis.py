@@ -48,6 +48,7 @@ class Nemesis:
         done = self._kinds[kind]()
         if done:
             self._world.swarm.seen(kind)
+            self._world.scheduler.note(f"strike: {kind}")
         return done
 
     def _workers(self) -> list[Worker]:

@@ -57,7 +57,9 @@ class Scheduler:
         self._sequence = 0
         self._dead: set[str] = set()
         self._held: dict[str, list[Entry]] = {}
-        self._recent: deque[tuple[float, str, str]] = deque(maxlen=80)
+        #: What mattered, from the beginning.
+        self.journal: list[str] = []
+        self._recent: deque[tuple[float, str, str]] = deque(maxlen=40)
 
     def at(self, delay_ms: float, label: str, action: Action, *, owner: str = "") -> None:
         """Run `action` after `delay_ms` of virtual time, unless `owner` has died by then."""
@@ -102,13 +104,14 @@ class Scheduler:
             self._step(heapq.heappop(self._heap))
 
     def note(self, text: str) -> None:
-        """Put a line into the trace."""
-        self._recent.append((self.clock.elapsed_ms, "", text))
+        """Put a line into the journal, which a failure shows as a whole."""
+        self.journal.append(f"{self.clock.elapsed_ms:10.2f} {text}")
 
     def fail(self, text: str) -> None:
         """End the run as failed."""
         trace = "\n".join(f"{at:10.2f} {owner:24} {label}" for at, owner, label in self._recent)
-        raise SimulationError(f"seed {self.seed}: {text}\n{trace}")
+        journal = "\n".join([line for line in self.journal if "is not running" not in line and "request: stop" not in line][:200])
+        raise SimulationError(f"seed {self.seed}: {text}\n\nWhat happened:\n{journal}\n\nThe last steps:\n{trace}")
 
     def _step(self, due: Entry) -> None:
         at_ms, _tie, _sequence, action, label, owner = due

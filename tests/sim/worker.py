@@ -51,6 +51,8 @@ class Session:
     def __init__(self, world: World, manager: TaskManager, leader: Leader) -> None:
         self.manager = manager
         self.leader = leader
+        #: The leader has seen its end.
+        self.closed = False
         self.up = Lane(world)
         self.down = Lane(world)
 

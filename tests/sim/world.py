@@ -62,6 +62,8 @@ class World:
         self._fibers: dict[str, set[Fiber]] = {}
         self._pumping: set[Link] = set()
         self._leaders = 0
+        #: Newest version of the store: a refused put makes none.
+        self._written = 0
 
     def execute(self) -> Result:
         """Run to the end and compare.
@@ -69,6 +71,7 @@ class World:
         Raises:
             SimulationError: an invariant broke, the run did not end, or the output is wrong.
         """
+        self.swarm.tell = self.scheduler.note
         with self._installed():
             self.kafka.create_topic(INPUT, len(self.plan.rows))
             self.kafka.create_topic(OUTPUT, 2)
@@ -126,7 +129,7 @@ class World:
             if not fiber.finished:
                 self.scheduler.at(fiber.delay_ms, f"{label}: {fiber.why}", go, owner=owner)
                 return
-            self._fibers[owner].discard(fiber)
+            self._fibers.get(owner, set()).discard(fiber)
             if not fiber.killed:
                 done(fiber.result, fiber.error)
 
@@ -231,6 +234,7 @@ class World:
             self.swarm.seen("restart", leader.master.restarts)
         if state == "FAILED":
             self.scheduler.fail(f"the job failed: {error}")
+        self.scheduler.note(f"{run.run_id} is {state}")
         run.state = state
         self._savepoint = self._newest_savepoint(run)
         if state == "CANCELED":
@@ -311,8 +315,10 @@ class World:
         fiber = fibers.current()
         if fiber is not None:
             fiber.check()
-        if phase == "after" and operation == "put" and key in self.store._objects:
-            self.checks.put(key, self.store._objects[key][0])
+        data, version = self.store._objects.get(key, (b"", 0))
+        if phase == "after" and operation == "put" and version > self._written:
+            self._written = version
+            self.checks.put(key, data)
         elif phase == "after" and operation == "delete":
             self.checks.deleted(key)
         if fiber is None:
