@@ -47,7 +47,7 @@ class Scene:
         self.cluster = LocalCluster(self._config(taskmanagers, failpoints or {}, watch))
         self.job_id = ""
         self.workers = []
-        self._rest = None
+        self._clients = {}
 
     def _config(self, taskmanagers, failpoints, watch):
         environment = dict(self.stage.environment)
@@ -74,14 +74,18 @@ class Scene:
             self.release(path)
         self.feed.end()
         self.cluster.close()
+        for client in self._clients.values():
+            client.close()
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
     @property
     def rest(self):
-        if self._rest is None or self._rest.url != self.cluster.rest_url:
-            self._rest = RestClient(self.cluster.rest_url, timeout_seconds=REST_LIMIT_S)
-        return self._rest
+        """A client of the cluster as it is now."""
+        url = self.cluster.rest_url
+        if url not in self._clients:
+            self._clients[url] = RestClient(url, timeout_seconds=REST_LIMIT_S)
+        return self._clients[url]
 
     def ask(self, question, default=None):
         """The answer of `question(rest)`, or `default` while no JobManager answers."""

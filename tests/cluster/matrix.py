@@ -30,24 +30,24 @@ class Point:
 
     #: What must happen first: nothing, `restart`, `rescale` or `stop`.
     first: str = ""
-    #: Passed many times, so that each seed takes another hit.
-    repeated: bool = True
+    #: Seed n takes hit 1 + n * step of a process; 0: there is only one.
+    step: int = 1
     orders: dict = field(default_factory=dict)
     job: dict = field(default_factory=dict)
     rate: int = RATE
 
 
 POINTS = {
-    "task.before_ack": Point(),
-    "task.after_ack": Point(),
+    "task.before_ack": Point(step=3),
+    "task.after_ack": Point(step=3),
     "jobmanager.before_manifest": Point(),
     "jobmanager.after_manifest": Point(),
     "sink.before_publish": Point(),
     "sink.between_chunks": Point(job={"sink_options": "chunk_bytes=500"}),
     "sink.after_commit": Point(),
-    "task.during_restore": Point(first="restart", repeated=False),
-    "jobmanager.during_rescale": Point(first="rescale", repeated=False),
-    "jobmanager.during_stop": Point(first="stop", repeated=False),
+    "task.during_restore": Point(first="restart", step=0),
+    "jobmanager.during_rescale": Point(first="rescale", step=0),
+    "jobmanager.during_stop": Point(first="stop", step=0),
     "segment.upload": Point(),
 }
 
@@ -89,7 +89,7 @@ class Record:
 def run_cell(stage, cell):
     """Run one cell; raises when the point was not hit or the job did not end."""
     point = POINTS[cell.point]
-    nth = 1 + cell.seed % 3 if point.repeated else 1
+    nth = 1 + cell.seed % 3 * point.step
     orders = Orders(cell.seed, **{"events": EVENTS, **point.orders})
     record = Record(cell.point, cell.victim, cell.seed)
     started = time.monotonic()
