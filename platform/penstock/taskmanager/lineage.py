@@ -15,7 +15,6 @@ from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
-_IMMEDIATELY = 1e-6
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -33,8 +32,8 @@ def name_process(name: str) -> None:
 
 
 def arm_lease(remaining_ms: float) -> None:
-    """Die by SIGALRM in `remaining_ms` unless called again before; a lease that has run out already kills at once."""
-    signal.setitimer(signal.ITIMER_REAL, max(remaining_ms / 1000, _IMMEDIATELY))
+    """Die by SIGALRM in `remaining_ms` (more than 0) unless called again before."""
+    signal.setitimer(signal.ITIMER_REAL, remaining_ms / 1000)
 
 
 def take_default_signals() -> None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
 from penstock.rpc.messages import (
@@ -239,7 +241,6 @@ class Supervisor:
             slot=command.slot,
             managed_memory_bytes=command.managed_memory_bytes,
             lease_ms=self._registered.worker_lease_ms,
-            lease_expires_monotonic_ms=self._lease_end(),
             log_path=str(self._logs.path_of(command.worker_id)),
             socket_dir=str(self._socket_dir),
             state_dir=str(state_dir),
@@ -256,9 +257,9 @@ class Supervisor:
             if worker.stopping:
                 self._worker_ended(worker, -9)
                 return
+            worker.spec = msgspec.structs.replace(worker.spec, import_path=path)
             with worker.open_control() as theirs:
-                spec = worker.spec = _with_current_lease(worker.spec, path, self._lease_end())
-                pid = await self._environments.start(command, spec, theirs)
+                pid = await self._environments.start(command, worker.spec, theirs)
             worker.started(pid)
             self._log(f"worker {worker.worker_id} of job {command.job_id} runs as process {pid}")
         except (PenstockError, OSError) as error:
@@ -313,13 +314,6 @@ class Supervisor:
     def _send(self, report: TaskManagerReport) -> None:
         if self._link is not None:
             self._link.send(report)
-
-
-def _with_current_lease(spec: WorkerSpec, import_path: tuple[str, ...], lease_end: float) -> WorkerSpec:
-    """Installing requirements may have taken longer than a lease lasts."""
-    import msgspec
-
-    return msgspec.structs.replace(spec, import_path=import_path, lease_expires_monotonic_ms=lease_end)
 
 
 def log_to_stderr(text: str) -> None:

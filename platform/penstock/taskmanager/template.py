@@ -60,6 +60,8 @@ MODULES = (
 #: Threads that libraries start on import and that may be lost in a fork: jemalloc makes its own anew, Polars' cleaner
 #: only sleeps.
 SAFE_THREADS = frozenset({"jemalloc_bg_thd", "polars-ooc-clea"})
+#: Until it is ready a worker does nothing that would have to be fenced, but a spawned one imports for seconds.
+START_LEASE_MS = 60_000.0
 #: The signal's wake-up ends a poll at once; this bounds it when a signal is lost.
 _POLL_MS = 1000
 
@@ -172,11 +174,10 @@ class Template:
 
 def become_worker(request: ForkWorker, descriptor: int) -> int:
     """Run a worker in this (forked or spawned) process and return its exit code."""
-    from penstock.core.clock import SystemClock
     from penstock.taskmanager.worker import run_worker
 
     spec = request.spec
-    arm_lease(spec.lease_expires_monotonic_ms - SystemClock().monotonic_ms())
+    arm_lease(START_LEASE_MS)
     name_process(f"ps-worker-{spec.slot}")
     redirect_output(Path(spec.log_path))
     sys.path[:0] = [path for path in spec.import_path if path not in sys.path]

@@ -19,9 +19,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     taskmanager_id: str
     slot: int
     managed_memory_bytes: int
-    #: Full lease, and the host's monotonic clock (ms) at which the first one ends.
+    #: Full lease, which begins when the worker says that it is ready.
     lease_ms: int
-    lease_expires_monotonic_ms: float
     log_path: str
     #: Short folder for the network's unix socket.
     socket_dir: str

@@ -54,6 +54,7 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
             os._exit(0)
 
     runtime, endpoint = _start_runtime(spec, clock, report)
+    arm_lease(spec.lease_ms)
     report(WorkerReady(worker_id=spec.worker_id, endpoint=endpoint, pid=os.getpid()))
     loop = _ControlLoop(spec, clock, control, runtime)
     try:
@@ -84,10 +85,12 @@ class _ControlLoop:
             self._runtime.handle(command)
 
     def _renew(self, command: LeaseRenewed) -> None:
+        """Extend the lease; a renewal that was overtaken by its own end (it waited to be read) extends nothing."""
         remaining = float(self._spec.lease_ms)
         if command.expires_monotonic_ms:
             remaining = min(remaining, command.expires_monotonic_ms - self._clock.monotonic_ms())
-        arm_lease(remaining)
+        if remaining > 0:
+            arm_lease(remaining)
 
     def _send_metrics(self) -> None:
         now = self._clock.monotonic_ms()

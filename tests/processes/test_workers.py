@@ -1,0 +1,196 @@
+import asyncio
+import os
+import signal
+import time
+
+import pytest
+
+from penstock.rpc.messages import FetchLog, Heartbeat, LogText, StopWorker, WorkerStartFailed
+from penstock.taskmanager.template import SAFE_THREADS
+
+pytestmark = pytest.mark.processes
+
+
+async def test_a_forked_worker_runs_arrow_polars_and_kafka_calls(stage):
+    stage.start("w")
+    await stage.jobmanager.ready("w")
+    stage.probe("w", "calls")
+    assert "arrow=4999950000 polars=4999950000 groups=7" in await stage.jobmanager.probed("w")
+
+
+async def test_a_template_holds_only_threads_that_survive_a_fork(stage):
+    (pid,) = stage.supervisor.template_pids
+    names = set()
+    for task in os.listdir(f"/proc/{pid}/task"):
+        if int(task) != pid:
+            with open(f"/proc/{pid}/task/{task}/comm", encoding="utf-8") as comm:
+                names.add(comm.read().strip())
+    assert names <= SAFE_THREADS
+
+
+async def test_a_worker_has_the_short_switch_interval_and_no_inherited_sockets(stage):
+    for number in range(2):
+        stage.start(f"w{number}", slot=number)
+        await stage.jobmanager.ready(f"w{number}")
+    stage.probe("w1", "look")
+    # its control socket, and the network's listener and wake-up pair
+    assert "switch=0.0005 sockets=4" in await stage.jobmanager.probed("w1")
+
+
+async def test_an_exit_is_reported_at_once_with_the_last_lines_of_the_log(stage):
+    stage.start("w")
+    await stage.jobmanager.ready("w")
+    stage.probe("w", "die")
+    exited = await stage.jobmanager.exited("w")
+    assert exited.returncode == 7
+    assert exited.log_tail == "last words\n"
+    stage.supervisor.handle(FetchLog(request_id="r", worker_id="w"))
+    text = await stage.jobmanager.until(lambda report: report if isinstance(report, LogText) else None)
+    assert text.text == "last words\n"
+    stage.start("w2")
+    await stage.jobmanager.ready("w2")
+
+
+async def test_a_slot_is_free_again_only_when_its_worker_is_gone(stage):
+    stage.start("w1")
+    ready = await stage.jobmanager.ready("w1")
+    stage.start("w2")
+    failed = await stage.jobmanager.until(lambda r: r if isinstance(r, WorkerStartFailed) else None)
+    assert "held by worker w1" in failed.error
+    stage.supervisor.handle(StopWorker(worker_id="w1"))
+    assert (await stage.jobmanager.exited("w1")).returncode == -signal.SIGKILL
+    assert not os.path.exists(f"/proc/{ready.pid}")
+    stage.start("w3")
+    await stage.jobmanager.ready("w3")
+
+
+async def test_a_worker_of_which_the_coordinator_hears_nothing_dies_by_its_lease(stage, gone):
+    stage.start("w")
+    ready = await stage.jobmanager.ready("w")
+    await asyncio.sleep(2.0)
+    assert os.path.exists(f"/proc/{ready.pid}"), "the lease is renewed while heartbeats are acknowledged"
+    stage.jobmanager.acknowledge = False
+    exited = await stage.jobmanager.exited("w")
+    assert exited.returncode == -signal.SIGALRM
+
+
+async def test_a_worker_that_was_stopped_dies_when_it_is_resumed(stage, gone):
+    stage.start("w")
+    ready = await stage.jobmanager.ready("w")
+    os.kill(ready.pid, signal.SIGSTOP)
+    stage.jobmanager.acknowledge = False
+    await asyncio.sleep(2.0)
+    assert os.path.exists(f"/proc/{ready.pid}")
+    stage.jobmanager.acknowledge = True
+    os.kill(ready.pid, signal.SIGCONT)
+    exited = await stage.jobmanager.exited("w")
+    assert exited.returncode == -signal.SIGALRM
+
+
+async def test_a_worker_that_holds_the_gil_dies_by_its_lease_although_heartbeats_go_on(stage):
+    stage.start("w")
+    await stage.jobmanager.ready("w")
+    stage.probe("w", "hold_gil")
+    exited = await stage.jobmanager.exited("w")
+    assert exited.returncode == -signal.SIGALRM
+
+
+async def test_workers_die_with_their_template_and_a_new_template_takes_over(stage):
+    stage.start("w1")
+    await stage.jobmanager.ready("w1")
+    (template,) = stage.supervisor.template_pids
+    os.kill(template, signal.SIGKILL)
+    assert (await stage.jobmanager.exited("w1")).returncode == -signal.SIGKILL
+    stage.start("w2")
+    await stage.jobmanager.ready("w2")
+    assert stage.supervisor.template_pids != (template,)
+
+
+async def test_a_worker_beyond_its_memory_limit_is_killed_with_the_reason(stage_with):
+    stage = stage_with(worker_memory_limit_bytes=400 << 20)
+    await stage.open()
+    try:
+        stage.start("w")
+        await stage.jobmanager.ready("w")
+        stage.probe("w", "eat")
+        exited = await stage.jobmanager.exited("w")
+        assert "more than its limit of 400 MB" in exited.log_tail
+        beats = [r for r in stage.jobmanager.reports if isinstance(r, Heartbeat) and r.worker_memory.get("w")]
+        assert max(beat.worker_memory["w"] for beat in beats) > 400 << 20
+    finally:
+        await stage.close()
+
+
+async def test_modules_that_start_threads_are_not_forked_but_spawned(stage):
+    stage.start("w", preload=("starts_thread",))
+    ready = await stage.jobmanager.ready("w")
+    with open(f"/proc/{ready.pid}/stat", encoding="utf-8") as stat:
+        parent = int(stat.read().rpartition(")")[2].split()[1])
+    assert parent == os.getpid()
+    stage.probe("w", "look")
+    assert "switch=0.0005" in await stage.jobmanager.probed("w")
+    stage.supervisor.handle(StopWorker(worker_id="w"))
+    assert (await stage.jobmanager.exited("w")).returncode == -signal.SIGKILL
+
+
+async def test_preloaded_modules_come_with_a_template_forked_for_the_job(stage):
+    stage.start("w", preload=("worker_probe",))
+    await stage.jobmanager.ready("w")
+    assert len(stage.supervisor.template_pids) == 2
+    stage.probe("w", "look")
+    assert "switch=" in await stage.jobmanager.probed("w")
+
+
+async def test_a_module_that_cannot_be_imported_fails_where_it_is_needed(stage):
+    stage.start("w", preload=("no_such_module",))
+    await stage.jobmanager.ready("w")
+
+
+async def test_requirements_are_installed_once_and_only_that_jobs_workers_see_them(stage, tmp_path, monkeypatch):
+    installs = []
+
+    def install(requirements, root, installer=None):
+        folder = root / "fake"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "probe_library.py").write_text("NAME = 'from requirements'\n")
+        installs.append(requirements)
+        return folder
+
+    monkeypatch.setattr("penstock.taskmanager.requirements.install", install)
+    stage.start("with", requirements=("probe-library",))
+    stage.start("without", slot=1)
+    await stage.jobmanager.ready("with")
+    await stage.jobmanager.ready("without")
+    stage.probe("with", "library")
+    stage.probe("without", "library")
+    assert "library=from requirements" in await stage.jobmanager.probed("with")
+    assert "No module named" in await stage.jobmanager.probed("without")
+    assert installs == [("probe-library",)]
+
+
+async def test_requirements_that_cannot_be_installed_are_one_line_and_the_slot_is_free(stage, monkeypatch):
+    from penstock.taskmanager.requirements import RequirementsError
+
+    def install(requirements, root, installer=None):
+        raise RequirementsError("the job's requirements could not be installed: no such package")
+
+    monkeypatch.setattr("penstock.taskmanager.requirements.install", install)
+    stage.start("w", requirements=("nonsense",))
+    failed = await stage.jobmanager.until(lambda r: r if isinstance(r, WorkerStartFailed) else None)
+    assert "no such package" in failed.error
+    stage.start("w2")
+    await stage.jobmanager.ready("w2")
+
+
+async def test_closing_leaves_nothing_behind(stage_with, tmp_path, gone):
+    stage = stage_with()
+    await stage.open()
+    stage.start("w")
+    ready = await stage.jobmanager.ready("w")
+    pids = [ready.pid, *stage.supervisor.template_pids]
+    folder = os.path.dirname(ready.endpoint.removeprefix("unix:"))
+    begun = time.monotonic()
+    await stage.close()
+    gone(pids, 2.0)
+    assert time.monotonic() - begun < 5
+    assert not os.path.exists(folder)
