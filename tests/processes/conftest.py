@@ -1,4 +1,4 @@
-"""A supervisor with real templates and workers, in the test's own event loop; the JobManager's side is played by the test."""
+"""A supervisor with real templates and workers, in the test's event loop; the test plays the JobManager."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -34,8 +35,6 @@ from penstock.rpc.messages import (
     encode,
 )
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig
-
-import msgspec
 
 PROBE = Path(__file__).parent / "probe"
 LEASE_MS = 1500

@@ -1,4 +1,4 @@
-"""A TaskManager's supervisor to be killed: `driver.py <conftest folder> <work dir>` starts two workers and prints all pids."""
+"""A supervisor to be killed: `driver.py <conftest folder> <work dir>` starts two workers and prints all pids."""
 
 import asyncio
 import importlib.util

@@ -2,6 +2,7 @@ import asyncio
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +10,19 @@ from penstock.rpc.messages import FetchLog, Heartbeat, LogText, StopWorker, Work
 from penstock.taskmanager.template import SAFE_THREADS
 
 pytestmark = pytest.mark.processes
+
+
+def exists(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+def thread_names(pid):
+    tasks = [task for task in Path(f"/proc/{pid}/task").iterdir() if int(task.name) != pid]
+    return [(task / "comm").read_text(encoding="utf-8").strip() for task in tasks]
+
+
+def parent_of(pid):
+    return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
 
 
 async def test_a_forked_worker_runs_arrow_polars_and_kafka_calls(stage):
@@ -20,12 +34,7 @@ async def test_a_forked_worker_runs_arrow_polars_and_kafka_calls(stage):
 
 async def test_a_template_holds_only_threads_that_survive_a_fork(stage):
     (pid,) = stage.supervisor.template_pids
-    names = set()
-    for task in os.listdir(f"/proc/{pid}/task"):
-        if int(task) != pid:
-            with open(f"/proc/{pid}/task/{task}/comm", encoding="utf-8") as comm:
-                names.add(comm.read().strip())
-    assert names <= SAFE_THREADS
+    assert set(thread_names(pid)) <= SAFE_THREADS
 
 
 async def test_a_worker_has_the_short_switch_interval_and_no_inherited_sockets(stage):
@@ -59,7 +68,7 @@ async def test_a_slot_is_free_again_only_when_its_worker_is_gone(stage):
     assert "held by worker w1" in failed.error
     stage.supervisor.handle(StopWorker(worker_id="w1"))
     assert (await stage.jobmanager.exited("w1")).returncode == -signal.SIGKILL
-    assert not os.path.exists(f"/proc/{ready.pid}")
+    assert not exists(ready.pid)
     stage.start("w3")
     await stage.jobmanager.ready("w3")
 
@@ -68,7 +77,7 @@ async def test_a_worker_of_which_the_coordinator_hears_nothing_dies_by_its_lease
     stage.start("w")
     ready = await stage.jobmanager.ready("w")
     await asyncio.sleep(2.0)
-    assert os.path.exists(f"/proc/{ready.pid}"), "the lease is renewed while heartbeats are acknowledged"
+    assert exists(ready.pid), "the lease is renewed while heartbeats are acknowledged"
     stage.jobmanager.acknowledge = False
     exited = await stage.jobmanager.exited("w")
     assert exited.returncode == -signal.SIGALRM
@@ -80,7 +89,7 @@ async def test_a_worker_that_was_stopped_dies_when_it_is_resumed(stage, gone):
     os.kill(ready.pid, signal.SIGSTOP)
     stage.jobmanager.acknowledge = False
     await asyncio.sleep(2.0)
-    assert os.path.exists(f"/proc/{ready.pid}")
+    assert exists(ready.pid)
     stage.jobmanager.acknowledge = True
     os.kill(ready.pid, signal.SIGCONT)
     exited = await stage.jobmanager.exited("w")
@@ -124,9 +133,7 @@ async def test_a_worker_beyond_its_memory_limit_is_killed_with_the_reason(stage_
 async def test_modules_that_start_threads_are_not_forked_but_spawned(stage):
     stage.start("w", preload=("starts_thread",))
     ready = await stage.jobmanager.ready("w")
-    with open(f"/proc/{ready.pid}/stat", encoding="utf-8") as stat:
-        parent = int(stat.read().rpartition(")")[2].split()[1])
-    assert parent == os.getpid()
+    assert parent_of(ready.pid) == os.getpid()
     stage.probe("w", "look")
     assert "switch=0.0005" in await stage.jobmanager.probed("w")
     stage.supervisor.handle(StopWorker(worker_id="w"))
@@ -188,9 +195,9 @@ async def test_closing_leaves_nothing_behind(stage_with, tmp_path, gone):
     stage.start("w")
     ready = await stage.jobmanager.ready("w")
     pids = [ready.pid, *stage.supervisor.template_pids]
-    folder = os.path.dirname(ready.endpoint.removeprefix("unix:"))
+    folder = Path(ready.endpoint.removeprefix("unix:")).parent
     begun = time.monotonic()
     await stage.close()
     gone(pids, 2.0)
     assert time.monotonic() - begun < 5
-    assert not os.path.exists(folder)
+    assert not folder.exists()

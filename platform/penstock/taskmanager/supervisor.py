@@ -155,15 +155,18 @@ class Supervisor:
     async def close(self) -> None:
         """End all workers and templates and remove what they left."""
         self._closing.set()
-        for worker in list(self._workers.values()):
+        workers = list(self._workers.values())
+        for worker in workers:
             worker.kill()
         self._environments.close()
+        for worker in workers:
+            await worker.ended()
         if self._link is not None:
             self._link.close()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for worker in list(self._workers.values()):
+        for worker in workers:
             shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
         shutil.rmtree(self._socket_dir, ignore_errors=True)
 

@@ -99,6 +99,12 @@ class WorkerProcess:
         if self._exit is not None and not self._exit.done():
             self._exit.set_result(returncode)
 
+    async def ended(self) -> None:
+        """Wait until it is over (with a deadline; the process itself was killed before)."""
+        if self._reading is not None:
+            await asyncio.wait((self._reading,), timeout=2 * _END_GRACE_SECONDS)
+            self._reading.cancel()
+
     async def _read(self) -> None:
         assert self._ours is not None  # noqa: S101 - set by open_control, which starts this task
         assert self._exit is not None  # noqa: S101

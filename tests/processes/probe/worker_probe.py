@@ -38,15 +38,13 @@ def hold_gil():
 
 def eat():
     """Hold more and more memory."""
-    eaten = []
-    for _ in range(2000):
-        eaten.append(b"x" * (1 << 20))
+    eaten = [b"x" * (1 << 20) for _ in range(2000)]
     return f"ate {len(eaten)}"
 
 
 def look():
     """Tell of the process."""
-    descriptors = sorted(os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists())
+    descriptors = sorted(str(path.readlink()) for path in Path("/proc/self/fd").iterdir() if path.exists())
     return f"switch={sys.getswitchinterval()} sockets={sum(d.startswith('socket:') for d in descriptors)}"
 
 
