@@ -83,7 +83,7 @@ def plan_recovery(
     ended = [m for m in behind if m.kind == "end"]
     pending = newest.manifest.pending
     if ended and ended[-1].pending_as_of == newest.manifest.sequence:
-        # Else its writer did not know that the newest checkpoint exists (an append of unknown fate, a log not yet read).
+        # Else its writer did not know of the newest checkpoint (an append of unknown fate, a log not yet read).
         left = {c.id for c in ended[-1].pending}
         pending = tuple(c for c in pending if c.id in left)
     finishing = newest.manifest.barrier in _ENDING and not ended and newest.manifest.run_id == run_id

@@ -138,8 +138,8 @@ class JobMaster:
             if restored is None
             else f"checkpoint {restored.checkpoint_id} of run {restored.run_id[:8]}"
         )
-        owed = len(recovered.plan.pending)
-        self.story.add(now_ms, "recovery", f"{text}; {owed} committables owed, {len(recovered.fence)} runs to fence")
+        text += f"; {len(recovered.plan.pending)} committables owed, {len(recovered.fence)} runs to fence"
+        self.story.add(now_ms, "recovery", text)
         if recovered.accepted_duplicates:
             self.story.add(now_ms, "recovery", "below output that may have been published: accepted by the user")
         commands = self.checkpointing.begin(deployment, recovered.plan, now_ms)
@@ -256,8 +256,6 @@ class JobMaster:
 
     def _on_tick(self, now_ms: int) -> list[Command]:
         commands: list[Command] = []
-        if self.step is Step.WAITING:
-            return commands
         if self._deadline_ms is not None and now_ms >= self._deadline_ms and self.step is Step.STARTING:
             waiting = self.deployment.waiting_for() if self.deployment is not None else ""
             text = f"the job did not start within {_START_TIMEOUT_MS // 1000} s; it waits for {waiting}"

@@ -59,7 +59,7 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
 def end_entry(
     graph: JobGraph, identity: JobIdentity, state: str, owed: tuple[tuple[Committable, ...], int], now_ms: int
 ) -> Manifest:
-    """Return the log entry of a job that ended in `state`; `owed` is the output, and the entry it was last heard of in."""
+    """Return the log entry of a job that ended in `state`; `owed`: the output, and the entry it was last named in."""
     pending, as_of = owed
     return Manifest(
         kind="end",
