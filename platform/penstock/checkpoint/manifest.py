@@ -38,7 +38,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     subtasks: tuple[SubtaskSnapshot, ...] = ()
     #: All output not yet known published, of this and every earlier checkpoint and run.
     pending: tuple[Committable, ...] = ()
-    #: In `end`: sequence of the newest checkpoint that `pending` takes account of, 0 = none; a later one owes all it names.
+    #: In `end`: sequence of the newest checkpoint that `pending` takes account of; a later one owes all it names.
     pending_as_of: int = 0
     #: Run ids whose transactional ids may still be open (fenced at the next recovery), newest last.
     runs: tuple[str, ...] = ()
