@@ -57,7 +57,6 @@ SEEN = (
     "cancelled",
     "rescaled",
     "from-savepoint",
-    "claim-refused",
     "zombie-leader-refused",
     "swept-file",
     "compaction",

@@ -68,6 +68,7 @@ class Leader:
         self._handling = False
         self._where: dict[str, str] = {}
         self._wake_token = 0
+        self._last_abort = 0
 
     # --- begin and end -----------------------------------------------------------------------------------------------
 
@@ -255,6 +256,15 @@ class Leader:
         if self.sessions.get(session.manager.name) is session and self._where.pop(worker_id, None) is not None:
             self.post(ev.WorkerLost(worker_id, reason))
 
+    def _count_abort(self, checkpoint_id: int) -> None:
+        if checkpoint_id == self._last_abort or self.master is None:
+            return
+        self._last_abort = checkpoint_id
+        self.world.swarm.seen("checkpoint-aborted")
+        record = self.master.checkpointing.history._find(checkpoint_id)
+        if record is not None and record.failure.startswith("not complete after"):
+            self.world.swarm.seen("checkpoint-timed-out")
+
     def _count(self, report: msg.WorkerReport) -> None:
         swarm = self.world.swarm
         if isinstance(report, msg.PendingResolved):
@@ -294,7 +304,7 @@ class Leader:
     def _send(self, worker_id: str, message: msg.WorkerCommand) -> None:
         session = self.sessions.get(self._where.get(worker_id, ""))
         if isinstance(message, msg.CheckpointAborted):
-            self.world.swarm.seen("checkpoint-aborted")
+            self._count_abort(message.checkpoint_id)
         if session is None:
             return
         data, manager = msg.encode(message), session.manager

@@ -156,6 +156,7 @@ class Worker:
         self.dead = True
         self.manager.workers.pop(self.worker_id, None)
         world = self.world
+        world.swarm.seen("compaction", sum(subtask._compactor.completed for subtask in self.runtime.subtasks))
         world.end_process(self.owner)
         leave = partial(world.transport.leave, self.worker_id)
         world.scheduler.at(world.random.choice([0.0, 0.0, 3.0]), "peers lose it", leave)

@@ -30,8 +30,8 @@ from penstock.jobmanager.job_store import StartFrom
 from penstock.network.memory import Link, MemoryTransport
 from penstock.task import uploader
 
-_MAX_STEPS = 120_000
-_MAX_MS = 200_000.0
+_MAX_STEPS = 40_000
+_MAX_MS = 120_000.0
 _SLOTS = 2
 _MANAGERS = 2
 

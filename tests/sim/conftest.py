@@ -1,0 +1,8 @@
+"""The engine loads connectors by name, so the simulation's modules must be importable as `tests.sim`."""
+
+import sys
+from pathlib import Path
+
+ROOT = str(Path(__file__).resolve().parents[2])
+if ROOT not in sys.path:
+    sys.path.insert(0, ROOT)

@@ -1,0 +1,84 @@
+"""Two hundred simulated histories: exact output in each, and enough of every fault in all of them together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cache
+
+import pytest
+from tests.sim.scheduler import SimulationError
+from tests.sim.seeds import known_seeds, run_seed
+
+SEEDS, CHUNKS = 200, 8
+#: At least this often over the 200 seeds; about half of what they have.
+LEAST = {
+    "put-fails-before": 50,
+    "put-fails-after": 50,
+    "read-fails": 20,
+    "upload-delayed": 80,
+    "message-delayed": 300,
+    "ack-duplicated": 150,
+    "ack-late": 40,
+    "frames-delayed": 60,
+    "kill-before-manifest": 5,
+    "kill-after-manifest": 5,
+    "pause-leader-at-manifest": 8,
+    "kill-before-init": 25,
+    "kill-before-commit": 15,
+    "kill-after-commit": 15,
+    "kill-fence": 6,
+    "zombie-in-publish": 40,
+    "worker-killed": 60,
+    "taskmanager-killed": 40,
+    "jobmanager-killed": 30,
+    "leader-paused": 40,
+    "worker-paused": 40,
+    "worker-zombie": 40,
+    "session-lost": 30,
+    "connection-lost": 25,
+    "kafka-down": 25,
+    "savepoint": 60,
+    "savepoint-written": 20,
+    "checkpoint-completed": 500,
+    "checkpoint-aborted": 100,
+    "checkpoint-timed-out": 20,
+    "restart": 200,
+    "published-at-recovery": 100,
+    "transaction-fenced": 20,
+    "stop-with-savepoint": 12,
+    "cancelled": 15,
+    "rescaled": 40,
+    "from-savepoint": 5,
+    "zombie-leader-refused": 25,
+    "swept-file": 200,
+}
+
+
+@cache
+def outcome(chunk: int) -> tuple[Counter[str], list[str]]:
+    counts: Counter[str] = Counter()
+    failures = []
+    for seed in range(1 + chunk, SEEDS + 1, CHUNKS):
+        try:
+            counts += run_seed(seed).counts
+        except SimulationError as error:
+            failures.append(str(error))
+    return counts, failures
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_output_is_exact_whatever_fails(chunk):
+    _counts, failures = outcome(chunk)
+    assert not failures, f"{len(failures)} seeds failed (put them into seeds.txt). The first:\n{failures[0]}"
+
+
+def test_every_kind_of_fault_has_struck_often_enough():
+    counts = sum((outcome(chunk)[0] for chunk in range(CHUNKS)), Counter())
+    print(dict(sorted(counts.items())))
+    rare = {kind: (counts[kind], least) for kind, least in LEAST.items() if counts[kind] < least}
+    assert not rare, f"(found, wanted): {rare}"
+
+
+@pytest.mark.parametrize("seed", known_seeds())
+def test_what_failed_once(seed):
+    run_seed(seed)
