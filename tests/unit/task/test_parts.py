@@ -1,0 +1,127 @@
+"""Mailbox, uploader and failure texts by themselves."""
+
+import itertools
+
+import pytest
+
+from penstock.checkpoint.memory_store import MemoryStore
+from penstock.core.errors import ConnectorError, StorageError
+from penstock.task.failure import describe
+from penstock.task.mailbox import Mailbox, MailboxFullError
+from penstock.task.uploader import INLINE_STATE_BYTES, PACK_BYTES, PARALLEL_PACKS, Part, Uploader
+
+
+def test_a_mailbox_is_bounded_ordered_and_deaf_once_closed():
+    wakes = []
+    box = Mailbox(lambda: wakes.append(1), capacity=2)
+    assert box.take() is None
+    first, second = (lambda: 1), (lambda: 2)
+    assert box.post(first)
+    assert box.post(second)
+    with pytest.raises(MailboxFullError):
+        box.post(first)
+    assert [box.take(), box.take(), box.take()] == [first, second, None]
+    assert len(wakes) == 2
+    box.close()
+    assert not box.post(first)
+    assert box.take() is None
+
+
+@pytest.fixture
+def uploads(world):
+    background = world().background
+    store = MemoryStore("uploads")
+    return store, background, Uploader(store, "run/w", background, itertools.count(1).__next__)
+
+
+def large(fill, size=INLINE_STATE_BYTES):
+    return Part(bytes([fill]) * size)
+
+
+def test_what_is_queued_at_one_moment_goes_into_one_object(uploads):
+    store, background, uploader = uploads
+    got = {}
+    for number in range(PARALLEL_PACKS):  # these are under way when the others come
+        uploader.write((large(number),), lambda refs, error, n=number: got.setdefault(n, (refs, error)))
+    for number in range(10, 14):
+        parts = (large(number), Part(b"small"), large(number, 40_000))
+        uploader.write(parts, lambda refs, error, n=number: got.setdefault(n, (refs, error)))
+    background.run_all()
+    assert len(store.list("data/")) == PARALLEL_PACKS + 1
+    for number in range(10, 14):
+        refs, error = got[number]
+        assert error is None
+        assert refs[1].inline == b"small"
+        assert store.read(refs[2].path, refs[2].offset, refs[2].length) == bytes([number]) * 40_000
+
+
+def test_an_object_is_bounded_but_one_part_may_be_larger(uploads):
+    store, background, uploader = uploads
+    got = []
+    parts = (large(1, PACK_BYTES + 1), large(2), large(3))
+    uploader.write(parts, lambda refs, error: got.append(refs))
+    background.run_all()
+    assert [ref.length for ref in got[0]] == [PACK_BYTES + 1, INLINE_STATE_BYTES, INLINE_STATE_BYTES]
+    assert got[0][1].path == got[0][2].path != got[0][0].path
+
+
+def test_an_error_is_told_to_everyone_of_the_group_and_the_next_group_goes_on(uploads):
+    store, background, uploader = uploads
+    put, failing = store.put, [True]
+
+    def broken(key, data):
+        if failing:
+            raise StorageError("no space")
+        put(key, data)
+
+    store.put = broken
+    got = []
+    for number in range(3):
+        uploader.write((large(number),), lambda refs, error: got.append((refs, str(error))))
+    background.run_one()
+    background.run_one()
+    failing.clear()
+    background.run_all()
+    assert [text for _, text in got] == ["no space", "no space", "None"]
+
+
+def test_a_queue_that_is_too_long_refuses(uploads, monkeypatch):
+    _, background, uploader = uploads
+    monkeypatch.setattr("penstock.task.uploader.QUEUE_BYTES", 3 * INLINE_STATE_BYTES)
+    got = []
+    for number in range(PARALLEL_PACKS + 4):
+        uploader.write((large(number),), lambda refs, error: got.append(error))
+    assert len(got) == 1
+    assert isinstance(got[0], StorageError)
+    background.run_all()
+    assert got.count(None) == PARALLEL_PACKS + 3
+
+
+def test_only_small_parts_never_touch_the_store(uploads):
+    store, background, uploader = uploads
+    got = []
+    uploader.write((Part(b"a"), Part(b"b", staged=True)), lambda refs, error: got.append(refs))
+    assert [ref.inline for ref in got[0]] == [b"a", b"b"]
+    assert not background.waiting
+    assert store.list("") == []
+
+
+def test_an_error_of_the_users_function_names_its_line():
+    def users_function():
+        return {}["missing"]
+
+    try:
+        users_function()
+    except KeyError as error:
+        line, detail = describe(error)
+    assert line.startswith("KeyError: 'missing' (in users_function, test_parts.py:")
+    assert detail.startswith("In your code:")
+
+
+def test_an_error_meant_for_users_is_its_own_sentence():
+    line, _ = describe(ConnectorError("topic x does not exist", hint="create it"))
+    assert line == "topic x does not exist (create it)"
+
+
+def test_an_error_without_text_still_has_a_name():
+    assert describe(ValueError())[0].startswith("ValueError")

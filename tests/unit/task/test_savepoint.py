@@ -1,0 +1,187 @@
+import io
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from penstock.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
+from penstock.checkpoint.memory_store import MemoryStore
+from penstock.checkpoint.stores import checksum_of
+from penstock.core.errors import SnapshotDamagedError, StorageError
+from penstock.core.keygroup import HASH_MAX, HASH_MIN
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot, Tombstone
+from penstock.rpc.messages import SavepointWritten, WriteSavepoint
+from penstock.state.accumulators import AccumulatorSpec
+from penstock.state.pane_table import PaneTableSpec
+from penstock.state.segments import SegmentWriter
+from penstock.task.savepoint import write_savepoint
+
+SPEC = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
+SCHEMA = SPEC.segment_schema
+
+
+def segment(store, position, rows):
+    """Write rows of (hash, key, pane, total, deleted) as a part of an object."""
+    columns = dict.fromkeys(SCHEMA.names)
+    rows = sorted(rows)
+    filled = {}
+    for field in SCHEMA:
+        place = {"__key_hash": 0, "k": 1, "__namespace": 2, "total": 3, "__deleted": 4}.get(field.name)
+        values = [row[place] for row in rows] if place is not None else [0 if not field.nullable else None] * len(rows)
+        filled[field.name] = pa.array(values, field.type)
+    assert set(columns) == set(filled)
+    writer = SegmentWriter(SCHEMA, position)
+    writer.add(pa.table(filled, schema=SCHEMA))
+    encoded = writer.finish()
+    store.put(f"data/{position}", b"other" + encoded.data)
+    ref = FileRef(path=f"data/{position}", offset=5, length=len(encoded.data), checksum=checksum_of(encoded.data))
+    return Segment(
+        file=ref,
+        position=position,
+        writer="w",
+        rows=encoded.rows,
+        hash_min=encoded.hash_min,
+        hash_max=encoded.hash_max,
+        namespace_min=encoded.namespace_min,
+        namespace_max=encoded.namespace_max,
+    )
+
+
+def keyed(*segments, tombstones=()):
+    return KeyedStateSnapshot(
+        uid="totals",
+        state="panes",
+        schema=schema_to_text(SCHEMA),
+        hash_low=HASH_MIN,
+        hash_high=HASH_MAX,
+        segments=segments,
+        tombstones=tombstones,
+    )
+
+
+@pytest.fixture
+def source():
+    return MemoryStore("job")
+
+
+@pytest.fixture
+def target():
+    return MemoryStore("savepoint")
+
+
+@pytest.fixture
+def write(source, target):
+    def run(manifest):
+        command = WriteSavepoint(
+            job_id="j",
+            savepoint_id="s",
+            uri="memory://savepoint",
+            checkpoint_root="memory://root",
+            job_name="name",
+            manifest=encode_manifest(manifest),
+        )
+        return write_savepoint(command, lambda uri: target if uri == "memory://savepoint" else source)
+
+    return run
+
+
+def manifest(source, **changes):
+    output = Committable(
+        id="out/r/0/3",
+        uid="out",
+        run_id="r",
+        subtask=0,
+        checkpoint_id=3,
+        files=(FileRef(path="pending/x", offset=1, length=3, checksum=checksum_of(b"abc")), FileRef(inline=b"in")),
+    )
+    source.put("pending/x", b"?abc?")
+    first = segment(source, 1, [(10, 1, 0, 100, False), (20, 2, 0, 200, False), (30, 3, 5, 300, False)])
+    second = segment(source, 2, [(10, 1, 0, 111, False), (30, 3, 5, 0, True)])
+    third = segment(source, 4, [(40, 4, 9, 400, False)])
+    stone = Tombstone(position=3, hash_low=15, hash_high=25, namespace_low=0, namespace_high=4)
+    subtasks = (
+        SubtaskSnapshot(vertex_id="v", subtask=0, keyed=(keyed(first, second, third, tombstones=(stone,)),)),
+        SubtaskSnapshot(vertex_id="s", subtask=0, committables=(output,)),
+    )
+    values = {
+        "kind": "checkpoint",
+        "sequence": 5,
+        "job_id": "j",
+        "job_name": "name",
+        "run_id": "r",
+        "generation": 1,
+        "nonce": "n",
+        "created_ms": 1,
+        "checkpoint_id": 3,
+        "subtasks": subtasks,
+        "pending": (output,),
+    }
+    return Manifest(**{**values, **changes})
+
+
+def test_a_savepoint_is_plain_parquet_that_anything_reads(write, source, target):
+    ref = write(manifest(source))
+    data = target.read("totals/panes/part-00000.parquet")
+    rows = pl.read_parquet(io.BytesIO(data)).select("k", "total").sort("k").rows()
+    assert rows == [(1, 111), (4, 400)]
+    written = decode_manifest(target.read(ref.path))
+    assert written.kind == "savepoint"
+    (state,) = written.subtasks[0].keyed
+    assert [s.file.path for s in state.segments] == ["totals/panes/part-00000.parquet"]
+    assert state.tombstones == ()
+    assert state.segments[0].rows == 2
+
+
+def test_it_holds_its_own_copy_of_pending_output(write, source, target):
+    write(manifest(source))
+    written = decode_manifest(target.read("manifest.json"))
+    (output,) = written.pending
+    assert output == written.subtasks[1].committables[0]
+    file, inline = output.files
+    assert target.read(file.path, file.offset, file.length) == b"abc"
+    assert inline.inline == b"in"
+    assert target.list("pending/") == [file.path]
+
+
+def test_two_subtasks_of_a_state_have_a_part_each(write, source, target):
+    parts = tuple(
+        SubtaskSnapshot(vertex_id="v", subtask=n, keyed=(keyed(segment(source, 10 + n, [(n, n, 0, n, False)])),))
+        for n in range(2)
+    )
+    write(manifest(source, subtasks=parts, pending=()))
+    assert target.list("totals/panes/") == [f"totals/panes/part-0000{n}.parquet" for n in range(2)]
+
+
+def test_a_damaged_file_is_named_and_no_manifest_is_written(write, source, target):
+    made = manifest(source)
+    source.put("data/2", source.read("data/2")[:-1] + b"?")
+    with pytest.raises(SnapshotDamagedError, match="data/2 is damaged"):
+        write(made)
+    assert "manifest.json" not in target.list("")
+
+
+def test_a_folder_that_holds_a_savepoint_is_refused_but_writing_the_same_again_is_fine(write, source, target):
+    write(manifest(source))
+    write(manifest(source))
+    with pytest.raises(StorageError, match="already holds a savepoint"):
+        write(manifest(source, nonce="other"))
+
+
+def test_the_answer_names_the_manifest_or_the_error(world, source):
+    w = world()
+    for broken in (False, True):
+        w.store = source
+        made = encode_manifest(manifest(source))
+        if broken:
+            source.delete("data/1")
+        command = WriteSavepoint(
+            job_id="j", savepoint_id="s", uri="memory://x", checkpoint_root="memory://x", job_name="n", manifest=made
+        )
+        w.runtime("sink").handle(command)
+        w.blocking.run_all()
+    good, bad = w.of(SavepointWritten)
+    assert good.manifest.path == "manifest.json"
+    assert good.error == ""
+    assert bad.manifest is None
+    assert "data/1 is missing" in bad.error
