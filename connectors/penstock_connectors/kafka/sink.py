@@ -21,6 +21,13 @@ Format = Literal["json", "arrow", "raw"]
 FORMATS = ("json", "arrow", "raw")
 DELIVERIES = ("exactly-once", "exactly-once-2pc", "at-least-once", "none")
 FACTORY = "penstock_connectors.kafka.sink:KafkaSinkFactory"
+#: What each way of delivery runs on; committers are needed by every worker that may recover.
+PRELOAD = {
+    "exactly-once": ("penstock_connectors.kafka.committer",),
+    "exactly-once-2pc": ("penstock_connectors.kafka.two_phase_committer", "penstock_connectors.kafka.two_phase"),
+    "at-least-once": ("penstock_connectors.kafka.writer",),
+    "none": ("penstock_connectors.kafka.writer",),
+}
 #: Kafka's default of `transaction.max.timeout.ms`, when the broker does not tell.
 DEFAULT_MAX_TIMEOUT_MS = 900_000
 #: Upper bound of one staged chunk, which is published in one transaction.
@@ -106,7 +113,11 @@ class KafkaSink:
 
         check_rows(input_schema, self._config)
         return SinkSpec(
-            factory=FACTORY, config=self._config, delivery=self._delivery, schema=schema_to_text(input_schema)
+            factory=FACTORY,
+            config=self._config,
+            delivery=self._delivery,
+            schema=schema_to_text(input_schema),
+            preload=PRELOAD[self._delivery],
         )
 
 

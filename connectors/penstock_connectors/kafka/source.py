@@ -24,6 +24,7 @@ BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 FORMATS = ("json", "arrow", "raw")
 POLICIES = ("fail", "skip", "dead-letter")
 FACTORY = "penstock_connectors.kafka.source:KafkaSourceFactory"
+PRELOAD = ("penstock_connectors.kafka.reader",)
 
 
 class SourceOptions(TypedDict, total=False):
@@ -136,6 +137,7 @@ class KafkaSource:
             schema=schema_to_text(self.row_schema),
             bounded=bounded,
             discovery_interval_ms=None if bounded else self._discovery,
+            preload=PRELOAD,
         )
 
 

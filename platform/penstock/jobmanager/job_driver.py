@@ -147,7 +147,7 @@ class JobDriver:
                 managers.release_slots(job_id, slots)
             case cmd.LaunchWorker(worker_id, slot):
                 self._where[worker_id] = slot.taskmanager_id
-                managers.start_worker(job_id, worker_id, slot, self.graph.settings)
+                managers.start_worker(job_id, worker_id, slot, self.graph)
             case cmd.KillWorker(worker_id, slot):
                 self._where.pop(worker_id, None)
                 managers.kill_worker(job_id, worker_id, slot)

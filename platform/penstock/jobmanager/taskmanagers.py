@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from penstock.config.settings import ClusterSettings, JobSettings
+from penstock.config.settings import ClusterSettings
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError
+from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.events import (
     Event,
     SlotsGranted,
@@ -89,8 +90,9 @@ class TaskManagers:
         """Give back some slots, or all and the request."""
         self._tell(self.pool.release(job_id, slots))
 
-    def start_worker(self, job_id: str, worker_id: str, slot: Slot, settings: JobSettings) -> None:
+    def start_worker(self, job_id: str, worker_id: str, slot: Slot, graph: JobGraph) -> None:
         """Start a worker; a TaskManager that is gone makes it lost at once."""
+        settings = graph.settings
         manager = self._managers.get(slot.taskmanager_id)
         if manager is None:
             self._post(job_id, WorkerLost(worker_id, f"TaskManager {slot.taskmanager_id} is gone"))
@@ -104,6 +106,7 @@ class TaskManagers:
                 requirements=settings.requirements,
                 python_path=settings.python_path,
                 managed_memory_bytes=settings.managed_memory_bytes,
+                preload=_preload_of(graph),
             )
         )
 
@@ -280,6 +283,13 @@ class TaskManagers:
         post = self._jobs.get(job_id)
         if post is not None:
             post(event)
+
+
+def _preload_of(graph: JobGraph) -> tuple[str, ...]:
+    """Return what the job's connectors want imported before its workers are forked."""
+    configs = [operator.config for vertex in graph.vertices for operator in vertex.operators]
+    specs = [config[part] for config in configs for part in ("source", "sink") if part in config]
+    return tuple(dict.fromkeys(module for spec in specs for module in spec.get("preload", ())))
 
 
 def _exit_text(returncode: int) -> str:
