@@ -56,7 +56,7 @@ def test_what_is_queued_at_one_moment_goes_into_one_object(uploads):
 
 
 def test_an_object_is_bounded_but_one_part_may_be_larger(uploads):
-    store, background, uploader = uploads
+    _, background, uploader = uploads
     got = []
     parts = (large(1, PACK_BYTES + 1), large(2), large(3))
     uploader.write(parts, lambda refs, error: got.append(refs))

@@ -94,7 +94,7 @@ def test_every_sink_is_fenced_and_owed_output_is_published_in_order(factory):
 
 
 def test_output_of_a_sink_that_is_gone_is_an_error_before_anything_is_touched(factory):
-    with pytest.raises(StateMismatchError, match="3 rows of output are not yet published.*uid gone"):
+    with pytest.raises(StateMismatchError, match=r"3 rows of output are not yet published.*uid gone"):
         resolve_pending(command(committable(1, uid="gone")), Environment())
     assert factory.calls == []
 
