@@ -20,6 +20,8 @@ FRESH = "fresh"
 #: Note of a seal that continued from a savepoint: begins with this, then the URI.
 FROM = "from "
 _ENDING = frozenset({"stop", "drain", "final"})
+#: Ids that an earlier leader may have given to checkpoints that were never completed, and of which the log knows nothing.
+_UNSEEN_IDS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ def plan_recovery(
     """
     live, history = live_entries(entries), current_history(entries)
     newest = next((e for e in reversed(history) if e.manifest.kind == "checkpoint"), None)
-    next_id = 1 + max((e.manifest.checkpoint_id or 0 for e in live), default=0)
+    next_id = _next_id(live)
     if source is not None and (newest is None or newest.manifest.run_id != run_id):
         return _from_source(live, source, next_id, claim=claim)
     if newest is None:
@@ -90,6 +92,18 @@ def plan_recovery(
     return RecoveryPlan(
         newest.manifest, newest, pending, _runs(live), next_id, _manifests(history), finishing=finishing
     )
+
+
+def _next_id(live: tuple[LogEntry, ...]) -> int:
+    """Return an id no leader of a run has used: before a run's second seal, ids may have been used without a trace."""
+    used = 0
+    runs: set[str] = set()
+    for entry in live:
+        if entry.manifest.kind == "seal":
+            used += _UNSEEN_IDS if entry.manifest.run_id in runs else 0
+            runs.add(entry.manifest.run_id)
+        used = max(used, entry.manifest.checkpoint_id or 0)
+    return used + 1
 
 
 def _from_source(live: tuple[LogEntry, ...], source: Manifest, next_id: int, *, claim: bool) -> RecoveryPlan:

@@ -23,7 +23,7 @@ class SplitAssigner:
         self._owner: dict[str, int] = {}
         self.complete = restored is not None
         self._unsent: dict[int, list[Split]] = {i: [] for i in range(parallelism)}
-        self._told_end: set[int] = set()
+        self._told: set[int] = set()
         if restored is not None:
             self._add(restored)
 
@@ -43,16 +43,17 @@ class SplitAssigner:
         self.complete = True
 
     def take(self) -> dict[int, tuple[tuple[Split, ...], bool]]:
-        """Return what is to be sent now: subtask -> (splits, whether no more follow)."""
+        """Return what is to be sent now: subtask -> (splits, whether no more follow).
+
+        Every subtask is told once, even if it gets nothing: only then does it know that it is idle, or at its end.
+        """
         if not self.complete:
             return {}
         messages: dict[int, tuple[tuple[Split, ...], bool]] = {}
         for subtask, splits in self._unsent.items():
-            tell_end = self.no_more and subtask not in self._told_end
-            if splits or tell_end:
+            if splits or subtask not in self._told:
                 messages[subtask] = (tuple(splits), self.no_more)
-                if self.no_more:
-                    self._told_end.add(subtask)
+                self._told.add(subtask)
         self._unsent = {subtask: [] for subtask in self._unsent}
         return messages
 

@@ -54,7 +54,7 @@ def test_the_newest_checkpoint_with_all_that_is_owed(written):
     assert plan.permit_entry.permit.checkpoint_id == 2
     assert plan.permit_entry.permit.generation == 2
     assert {c.checkpoint_id for c in plan.pending} == {1, 2}
-    assert plan.next_checkpoint_id == 4
+    assert plan.next_checkpoint_id == 1004  # 4 and more may have been given away by the leader before
     assert plan.fence == (("job", "r1"),)
     assert not plan.finishing
 

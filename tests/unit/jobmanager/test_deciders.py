@@ -177,3 +177,13 @@ def test_a_failure_takes_its_region_down(graph_of):
 )
 def test_errors_that_come_back(error, final):
     assert failover.is_final(error) is final
+
+
+def test_a_subtask_without_splits_is_told_so_once_of_an_endless_source() -> None:
+    assigner = SplitAssigner(2, bounded=False, restored=None)
+    assert assigner.take() == {}
+    assigner.discovered([{"id": "t-0"}])
+    assert assigner.take() == {0: (({"id": "t-0"},), False), 1: ((), False)}
+    assert assigner.take() == {}
+    assigner.discovered([{"id": "t-0"}, {"id": "t-1"}])
+    assert assigner.take() == {1: (({"id": "t-1"},), False)}

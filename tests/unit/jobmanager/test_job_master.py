@@ -274,7 +274,7 @@ def test_a_new_leader_recovers_the_newest_checkpoint_and_the_same_run(world_of):
     assert {t.restored_checkpoint for w in second.workers.values() for t in w.tasks} == {2}
     assert {c.checkpoint_id for c in second.resolved[0].committables} == {1, 2}
     second.pass_time(1500)
-    assert second.manifests()[-1].checkpoint_id == 3
+    assert second.manifests()[-1].checkpoint_id == 1003  # 3 may have been given away and aborted
 
 
 def test_a_superseded_leader_appends_nothing_grants_nothing_and_deletes_nothing(world_of, store):
