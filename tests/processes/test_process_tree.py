@@ -1,3 +1,5 @@
+"""Nothing outlives a killed supervisor or template."""
+
 import json
 import os
 import signal

@@ -1,3 +1,5 @@
+"""Workers as real processes: forks, leases, logs, memory, requirements."""
+
 import asyncio
 import os
 import signal

@@ -1,3 +1,5 @@
+"""Prometheus text under Flink's names."""
+
 from penstock.metrics.prometheus import TASKMANAGER_SCOPE, render, scope_samples, task_samples
 
 

@@ -1,3 +1,5 @@
+"""Counters, meters and the division of time."""
+
 from penstock.core.clock import ManualClock
 from penstock.metrics.registry import MetricGroup
 

@@ -1,3 +1,5 @@
+"""Settling what sinks owe before a deployment."""
+
 import msgspec
 import pytest
 

@@ -1,3 +1,5 @@
+"""A savepoint is plain, complete and self-contained."""
+
 import io
 
 import polars as pl

@@ -1,3 +1,5 @@
+"""From barrier to ack: order, retries, aborts, staged output, failpoints."""
+
 from itertools import permutations
 
 import pytest

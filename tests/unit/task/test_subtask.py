@@ -1,3 +1,5 @@
+"""The loop of one subtask: alignment, end of input, back-pressure, failure, time."""
+
 import msgspec
 
 from penstock.config.settings import JobSettings

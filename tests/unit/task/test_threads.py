@@ -1,3 +1,5 @@
+"""Run loops and background threads."""
+
 import threading
 
 import pytest

@@ -1,3 +1,5 @@
+"""Frames on the control socket."""
+
 import asyncio
 import socket
 import struct

@@ -1,3 +1,5 @@
+"""Logs of workers and folders of sockets."""
+
 import os
 from pathlib import Path
 

@@ -1,3 +1,5 @@
+"""Requirements are installed once, or refused in one line."""
+
 import sys
 import threading
 

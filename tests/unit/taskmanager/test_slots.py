@@ -1,3 +1,5 @@
+"""The slot table."""
+
 import pytest
 
 from penstock.taskmanager.slots import SlotError, SlotTable
