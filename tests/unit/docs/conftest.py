@@ -1,0 +1,6 @@
+"""Puts this folder's helpers on the import path."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

@@ -1,0 +1,30 @@
+"""docs/settings.md names every setting with its default and unit, and nothing else."""
+
+import msgspec
+import pytest
+from documents import names, rows
+
+from penstock.config.settings import ClusterSettings, JobSettings, RestartStrategy
+
+TABLES = {"Of a job": JobSettings, "Of the restart strategy": RestartStrategy, "Of a cluster": ClusterSettings}
+
+
+def shown(default):
+    """Return a default as the page writes it."""
+    if default is None or default == ():
+        return "none"
+    return "" if isinstance(default, RestartStrategy) else str(default)
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_names_and_defaults(heading):
+    table = [(names(cells[0])[0], cells[1]) for cells in rows("docs/settings.md", heading)]
+    assert table == [(field.name, shown(field.default)) for field in msgspec.structs.fields(TABLES[heading])]
+
+
+@pytest.mark.parametrize("heading", TABLES)
+def test_units(heading):
+    for name, _, unit, *_ in rows("docs/settings.md", heading):
+        ending = name.strip("`").rpartition("_")[2]
+        assert (unit in ("ms", "bytes")) == (ending in ("ms", "bytes")), name
+        assert ending not in ("ms", "bytes") or unit == ending, name

@@ -1,0 +1,62 @@
+"""The guide's tables of commands, REST paths and environment variables match the code."""
+
+import inspect
+import re
+
+import typer
+from documents import ROOT, names, rows
+
+from penstock.cli.main import commands
+from penstock.rest.app import create_app
+
+GUIDE = "docs/guide.md"
+#: Set by our own processes for their children, by tests, or of the servers' script.
+INTERNAL = {
+    "PENSTOCK_DIE_WITH_PARENT", "PENSTOCK_FAILPOINTS", "PENSTOCK_FAILPOINT_DIR", "PENSTOCK_TEST_SESSION",
+    "PENSTOCK_SERVERS_DATA",
+}  # fmt: skip
+
+
+def found_commands():
+    """Return every visible command with its visible long options."""
+    group = typer.main.get_command(commands)
+    context = typer.Context(group)
+    found = {}
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        below = getattr(command, "commands", None)
+        for label, one in {f"{name} {n}": c for n, c in below.items()}.items() if below else [(name, command)]:
+            if not one.hidden:
+                visible = [p for p in one.params if not getattr(p, "hidden", False) and p.name != "help"]
+                found[label] = {o for p in visible for o in p.opts if o.startswith("--")}
+    return found
+
+
+def test_commands_and_options():
+    table = {}
+    for command, options, _ in rows(GUIDE, "The command line"):
+        label = re.sub(r" (JOB(\.PY)?|\[URI\])", "", names(command)[0])
+        table[label] = set(names(options))
+    assert table == found_commands()
+
+
+def test_rest_paths():
+    table = {path for first, *_ in rows(GUIDE, "REST") for path in names(first)}
+    routes = create_app(None, None, None).openapi()["paths"]
+    wanted = {f"{verb.upper()} {path.removeprefix('/v1')}" for path, verbs in routes.items() for verb in verbs}
+    assert table == wanted
+
+
+def test_environment_variables():
+    table = {name for first, *_ in rows(GUIDE, "Environment variables") for name in names(first)}
+    sources = [path for folder in ("platform", "connectors", "infra") for path in (ROOT / folder).rglob("*.py")]
+    used = {name for path in sources for name in re.findall(r"PENSTOCK_[A-Z0-9_]*[A-Z0-9]\b(?!_)", path.read_text())}
+    assert {name for name in used if not name.endswith("_S3")} - INTERNAL == table
+
+
+def test_exit_codes():
+    text = (ROOT / GUIDE).read_text(encoding="utf-8")
+    source = inspect.getsource(__import__("penstock.cli.main", fromlist=["app"]).app)
+    for code in re.findall(r"\b130\b", source):
+        assert f"{code} interrupted" in text
+    assert "0 done, 1 failed, 2 bad usage" in text
