@@ -7,6 +7,7 @@ the model's output.
 import math
 import tempfile
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 
 import numpy as np
@@ -201,6 +202,8 @@ class Job:
                 restored=tuple(restored),
             )
         )
+        open_from = operator._first_open_start(operator._watermarks.low)
+        assert all(pane >= open_from for pane in operator._table.panes()), "closed panes came back"
         return operator, store
 
     def read(self, file):
@@ -368,6 +371,38 @@ def test_output_is_the_models(backend, kind, operations, window):
         play(job, operations)
         for _, store in job.subtasks:
             store.close()
+
+
+def episodes(seed, count):
+    """A long random job: subtasks drift apart in event time, every other episode has a checkpoint, every third a restart."""
+    random = Random(seed)
+    for _ in range(count):
+        for _ in range(random.randrange(1, 4)):
+            yield "batch", random.randrange(1 << 30), random.randrange(1, 60)
+            yield "watermark", random.randrange(4), random.randrange(300)
+        if random.random() < 0.6:
+            yield ("freeze",)
+            for _ in range(random.randrange(3)):
+                yield "batch", random.randrange(1 << 30), random.randrange(1, 40)
+                yield "watermark", random.randrange(4), random.randrange(300)
+                yield "copy", 1
+                if random.random() < 0.3:
+                    yield ("freeze",)
+            yield "finish", random.choice(["done", "done", "failed", "aborted"])
+        if random.random() < 0.3:
+            yield "finish", "done"
+            yield "compact", random.random() < 0.8
+            yield "restart", random.randrange(1, 5)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("window", [(100, 100, 33), (90, 30, 7), (200, 40, 0)])
+def test_long_jobs(backend, window, seed, tmp_path):
+    job = Job(tmp_path, list(KEYS)[seed % len(KEYS)], window, backend)
+    play(job, episodes(seed, 40))
+    for _, store in job.subtasks:
+        store.close()
 
 
 def test_output_schema_is_what_is_emitted():

@@ -24,9 +24,13 @@ class MemoryBudget:
     @property
     def used_bytes(self) -> int:
         """Bytes held by all."""
-        return sum(self._held.values())
+        return sum(tuple(self._held.values()))
 
     @property
     def exceeded(self) -> bool:
         """Whether more is held than allowed."""
         return self.used_bytes > self.limit_bytes
+
+    def should_shrink(self, holder: str) -> bool:
+        """Whether more is held than allowed, and by `holder` no less than its fair share."""
+        return self.exceeded and self._held.get(holder, 0) * len(self._held) >= self.limit_bytes

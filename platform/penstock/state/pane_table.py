@@ -165,7 +165,7 @@ class PaneTable:
 
     @property
     def _holder(self) -> str:
-        return f"{self.source.uid}/{self.source.state}"
+        return f"{self.source.writer}/{self.source.uid}/{self.source.state}"
 
     def _undurable(self) -> list[FrozenSegment]:
         self._waiting = [s for s in self._waiting if not s.durable]
@@ -200,7 +200,8 @@ class PaneTable:
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
                 hint="raise managed_memory_bytes or the parallelism, or set state_backend=rocksdb to use the disk",
             )
-        self._evict()
+        if self._home.budget.should_shrink(self._holder):
+            self._evict()
 
     def _drop_dead_keys(self) -> None:
         """Rebuild without the keys that have no row left, if they are at least half of all."""

@@ -111,5 +111,6 @@ def test_a_budget_sums_its_holders():
     assert not budget.exceeded
     budget.report("a", 7)
     assert budget.exceeded
+    assert [budget.should_shrink(h) for h in "abc"] == [True, False, False], "who holds less than its share need not"
     budget.report("b", 0)
     assert (budget.used_bytes, budget.exceeded) == (7, False)
