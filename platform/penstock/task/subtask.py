@@ -44,8 +44,10 @@ if TYPE_CHECKING:
     from penstock.task.environment import TaskEnvironment
     from penstock.task.uploader import Uploader
 
-#: A source with nothing to give is asked again after this long (readers wake it earlier; for idleness time must pass).
+#: A source with nothing to give is asked again after this long, and each time it has nothing again after twice as long
+#: up to a limit (readers wake it earlier; for idleness time must pass): an idle job costs next to nothing.
 SOURCE_POLL_MS = 10.0
+MAX_SOURCE_POLL_MS = 160.0
 
 
 class StepResult(enum.Enum):
@@ -112,6 +114,7 @@ class Subtask:
         self._finishing = False
         self.over = False
         self.final_state = ""
+        self._source_poll_ms = SOURCE_POLL_MS
         self._next_source_poll_ms = 0.0
 
     @property
@@ -232,8 +235,10 @@ class Subtask:
             return StepResult.BUSY
         self.metrics.enter(BUSY)
         if self._chain.poll(backpressured=False) or source.finished:
+            self._source_poll_ms = SOURCE_POLL_MS
             return StepResult.BUSY
-        self._next_source_poll_ms = now + SOURCE_POLL_MS
+        self._next_source_poll_ms = now + self._source_poll_ms
+        self._source_poll_ms = min(2 * self._source_poll_ms, MAX_SOURCE_POLL_MS)
         return StepResult.IDLE
 
     def _process(self, channel: int, element: StreamElement) -> None:

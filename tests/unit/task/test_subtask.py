@@ -274,3 +274,24 @@ def test_a_second_deployment_while_the_first_runs_is_refused(world):
     refused = w.of(TaskState)[-1]
     assert refused.state == "FAILED"
     assert "still runs an earlier attempt" in refused.error
+
+
+def test_a_source_with_nothing_to_give_is_asked_less_and_less_often(world, batch_of):
+    w = running(world)
+    (source,) = w.subtasks("source")
+
+    def waits(count):
+        found = []
+        for _ in range(count):
+            assert source.step() is StepResult.IDLE
+            found.append(source.next_deadline_ms() - w.clock.monotonic_ms())
+            w.clock.advance(found[-1])
+        return found
+
+    quiet = waits(6)
+    assert quiet == sorted(quiet)
+    assert quiet[-1] == 160
+    w.sources[0].script.append(batch_of(1))
+    while source.step() is StepResult.BUSY:
+        pass
+    assert waits(2) == [20, 40]  # the step that ended the loop above had asked for the first 10 ms
