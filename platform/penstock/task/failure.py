@@ -22,7 +22,8 @@ _MAX_DETAIL = 16_000
 def describe(error: BaseException) -> tuple[str, str]:
     """Return one line and the long text of an error."""
     user = user_frames(error)
-    line = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}".strip()
+    # The name stands in front for a PenstockError too: `jobmanager.failover` knows by it what no restart can help.
+    line = f"{type(error).__name__}: {error}".strip()
     line = " ".join(line.split()) or type(error).__name__
     if user and not isinstance(error, PenstockError):
         line = f"{line} (in {user[-1].name}, {Path(user[-1].filename).name}:{user[-1].lineno})"

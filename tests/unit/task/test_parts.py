@@ -118,9 +118,10 @@ def test_an_error_of_the_users_function_names_its_line():
     assert detail.startswith("In your code:")
 
 
-def test_an_error_meant_for_users_is_its_own_sentence():
+def test_an_error_meant_for_users_is_its_own_sentence_behind_its_name():
+    """The JobManager knows by the name what no restart can help."""
     line, _ = describe(ConnectorError("topic x does not exist", hint="create it"))
-    assert line == "topic x does not exist (create it)"
+    assert line == "ConnectorError: topic x does not exist (create it)"
 
 
 def test_an_error_without_text_still_has_a_name():

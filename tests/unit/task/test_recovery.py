@@ -115,7 +115,7 @@ def test_the_answer_carries_the_error_in_one_line(factory, world):
     assert not w.of(PendingResolved)
     w.blocking.run_all()
     (answer,) = w.of(PendingResolved)
-    assert answer.error == "the broker is away"
+    assert answer.error == "ConnectorError: the broker is away"
     assert answer.published == ()
     assert (answer.job_id, answer.generation) == ("job", 2)
     assert factory.closed == 1
