@@ -31,7 +31,8 @@ class Checks:
         self._last: dict[str, int] = {}
         #: (marker group, checkpoint id) of all output some manifest of a checkpoint names.
         self._named: set[tuple[str, int]] = set()
-        self._newest: set[str] = set()
+        #: Files the newest checkpoint names.
+        self.newest: set[str] = set()
 
     # --- the store -----------------------------------------------------------------------------------------------------
 
@@ -43,7 +44,7 @@ class Checks:
     def deleted(self, key: str) -> None:
         """An object was deleted."""
         name = key.removeprefix(f"{JOB}/")
-        if name in self._newest:
+        if name in self.newest:
             self._world.scheduler.fail(f"{name} was deleted, the newest checkpoint names it")
         if not key.startswith(_MANIFESTS):
             self._world.swarm.seen("swept-file")
@@ -64,7 +65,7 @@ class Checks:
         if manifest.kind == "checkpoint":
             swarm.seen("checkpoint-completed")
             self._named |= {(c.marker_group, c.checkpoint_id) for c in manifest.pending}
-            self._newest = files_of(manifest)
+            self.newest = files_of(manifest)
 
     # --- the broker ----------------------------------------------------------------------------------------------------
 

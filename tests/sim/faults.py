@@ -30,6 +30,7 @@ POINTS: Mapping[str, float] = {
     "kill-after-commit": 0.04,
     "kill-fence": 0.04,
     "zombie-in-publish": 0.04,
+    "publish-delayed": 0.05,
 }
 #: Struck by the nemesis: kind -> weight.
 STRIKES: Mapping[str, float] = {
@@ -42,6 +43,7 @@ STRIKES: Mapping[str, float] = {
     "session-lost": 1,
     "connection-lost": 2,
     "kafka-down": 1.5,
+    "store-down": 1.5,
     "savepoint": 2,
 }
 #: Consequences and planned acts that are counted where they are seen.

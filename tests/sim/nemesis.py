@@ -27,6 +27,7 @@ class Nemesis:
             "session-lost": self._lose_session,
             "connection-lost": self._lose_connection,
             "kafka-down": self._kafka_down,
+            "store-down": self._store_down,
             "savepoint": self._savepoint,
         }
 
@@ -128,6 +129,18 @@ class Nemesis:
             world.kafka.up = True
 
         world.scheduler.at(world.random.uniform(10, 400), "kafka is up", up)
+        return True
+
+    def _store_down(self) -> bool:
+        world = self._world
+        if not world.store_up:
+            return False
+        world.store_up = False
+
+        def up() -> None:
+            world.store_up = True
+
+        world.scheduler.at(world.random.uniform(50, 1500), "the store is up", up)
         return True
 
     def _savepoint(self) -> bool:

@@ -55,6 +55,7 @@ class Scheduler:
         self.fingerprint = 0
         self._heap: list[Entry] = []
         self._sequence = 0
+        self._failure: SimulationError | None = None
         self._dead: set[str] = set()
         self._held: dict[str, list[Entry]] = {}
         #: What mattered, from the beginning.
@@ -111,7 +112,10 @@ class Scheduler:
         """End the run as failed."""
         trace = "\n".join(f"{at:10.2f} {owner:24} {label}" for at, owner, label in self._recent)
         journal = "\n".join([line for line in self.journal if "is not running" not in line and "request: stop" not in line][:200])
-        raise SimulationError(f"seed {self.seed}: {text}\n\nWhat happened:\n{journal}\n\nThe last steps:\n{trace}")
+        failure = SimulationError(f"seed {self.seed}: {text}\n\nWhat happened:\n{journal}\n\nThe last steps:\n{trace}")
+        # The engine may catch what is raised inside of it: the first failure counts, whoever sees it.
+        self._failure = self._failure or failure
+        raise self._failure
 
     def _step(self, due: Entry) -> None:
         at_ms, _tie, _sequence, action, label, owner = due
@@ -129,6 +133,8 @@ class Scheduler:
             action()
             for check in self.after:
                 check(owner)
+            if self._failure is not None:
+                raise self._failure
         except SimulationError:
             raise
         except Exception as error:

@@ -54,6 +54,7 @@ class World:
         self.leader: Leader | None = None
         self.run: Run | None = None
         self.nemesis = Nemesis(self)
+        self.store_up = True
         self._faults_for_ms = faults_for_ms
         self._names = 0
         self._phases = iter(plan.phases)
@@ -323,6 +324,8 @@ class World:
             self.checks.deleted(key)
         if fiber is None:
             return
+        if not self.store_up and phase == "before":
+            raise StorageError(f"simulated: the store is down ({operation} {key})")
         if operation == "put":
             self._on_put(fiber, key, phase)
         elif operation == "read" and phase == "before" and self.swarm.strikes("read-fails"):
@@ -360,5 +363,7 @@ class World:
             worker.manager.disconnect(again_ms=self.random.uniform(200, 1200))
             self.pause(worker.owner, self.random.uniform(50, 900))
             fibers.pause(0.1, "stopped")
+        elif self.swarm.strikes("publish-delayed"):
+            fibers.pause(self.random.uniform(20, 400), f"slow {step}")
         elif self.random.random() < 0.5:
             fibers.pause(self.random.uniform(0, 5), step)

@@ -1,0 +1,311 @@
+"""Faults planted into the engine, each of which some seed must catch: they show that the simulation can see.
+
+A mutant replaces one rule of the real classes by what an honest first version might have had; where it helps, the faults and the plan
+are directed at it. Used by `test_mutants.py`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import msgspec
+import pytest
+from tests.sim.faults import Swarm
+from tests.sim.workload import Phase, Plan
+from tests.sim.world import World
+
+from penstock.checkpoint.alignment import Alignment, Snapshot
+from penstock.checkpoint.log import ManifestLog
+from penstock.checkpoint.retention import files_of
+from penstock.connector.sink import SinkContext
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.permits import CommitPermit
+from penstock.jobmanager import recover
+from penstock.jobmanager.checkpointing import Checkpointing
+from penstock.jobmanager.commands import DeleteEntries
+from penstock.network.credit import GateCredit
+from penstock.network.subpartition import Subpartition
+from penstock.operators.pending import PendingOutput
+from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.operators.sink import SinkOperator
+from penstock.operators.source import SourceOperator
+from penstock.state.pane_table import PaneTable
+from penstock.state.segment_log import LogView, SegmentLog
+from penstock.task import restore
+
+Patch = pytest.MonkeyPatch
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One planted fault and where to look for it."""
+
+    name: str
+    plant: Callable[[Patch], None]
+    points: dict[str, float] = field(default_factory=dict)
+    strikes: dict[str, float] = field(default_factory=dict)
+    #: Fields of `Plan` that are not drawn, and settings of the job.
+    plan: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    seeds: int = 25
+    every_ms: float = 200.0
+    faults_for_ms: float = 2000.0
+
+    def world(self, seed: int) -> World:
+        """The directed world of a seed."""
+        plan = replace(Plan.drawn(random.Random(f"plan {seed}")), **self.plan)
+        plan.settings.update({"checkpoint_tolerated_failures": 100, **self.settings})
+        swarm = Swarm(random.Random(f"faults {seed}"), dict(self.points), dict(self.strikes), every_ms=self.every_ms)
+        return World(seed, plan, swarm, faults_for_ms=self.faults_for_ms)
+
+
+_CRASHES = {"worker-killed": 3.0, "taskmanager-killed": 1.0}
+_SLOW = {"input_ms": 1500.0}
+_RESCALE = [Phase(3, "cancel"), Phase(1, "stop"), Phase(2, "finish")]
+
+
+def _segments_forgotten(patch: Patch) -> None:
+    freeze = PaneTable.freeze
+
+    def forgetful(self: PaneTable) -> Any:
+        log = self.source.log
+        log.entries = [entry for entry in log.entries if entry.segment is not None]
+        self._waiting = []
+        return freeze(self)
+
+    patch.setattr(PaneTable, "freeze", forgetful)
+
+
+def _delete_on_abort(patch: Patch) -> None:
+    abort = Checkpointing._abort
+
+    def tidy(self: Checkpointing, pending: Any, reason: str, now_ms: int) -> Any:
+        subtasks = tuple(ack.snapshot for ack in pending.acks.values())
+        draft = msgspec.structs.replace(self._draft(pending, now_ms), subtasks=subtasks, pending=())
+        return [*abort(self, pending, reason, now_ms), DeleteEntries((), tuple(sorted(files_of(draft))))]
+
+    patch.setattr(Checkpointing, "_abort", tidy)
+
+
+def _tombstone_without_scope(patch: Patch) -> None:
+    add = SegmentLog.add_tombstone
+    patch.setattr(SegmentLog, "add_tombstone", lambda self, hidden, low, _high: add(self, hidden, low, MAX_TIMESTAMP))
+
+
+def _publish_before_manifest(patch: Patch) -> None:
+    written = SinkOperator.staged_written
+
+    def eager(self: SinkOperator, committable: Any) -> None:
+        context = self._context
+        self._permit = CommitPermit(context.job_id, context.run_id, context.generation, committable.checkpoint_id, 0)
+        written(self, committable)
+
+    patch.setattr(SinkOperator, "staged_written", eager)
+
+
+def _marker_across_runs(patch: Patch) -> None:
+    plan = recover.plan_recovery
+    patch.setattr(SinkContext, "transactional_id", property(lambda self: f"{self.job_name}.{self.uid}.run.{self.subtask}"))
+
+    def ids_of_the_run(entries: Any, run_id: str, **options: Any) -> Any:
+        decided = plan(entries, run_id, **options)
+        ids = [e.manifest.checkpoint_id or 0 for e in entries if e.manifest.run_id == run_id]
+        return replace(decided, next_checkpoint_id=1 + max(ids, default=0))
+
+    patch.setattr(recover, "plan_recovery", ids_of_the_run)
+
+
+def _watermark_overtakes(patch: Patch) -> None:
+    def at_once(self: Subpartition, event: Any, now_ms: float) -> None:
+        self._enqueue([(event, 0)])
+
+    patch.setattr(Subpartition, "add_event", at_once)
+
+
+def _falls_back(patch: Patch) -> None:
+    plan = recover.plan_recovery
+
+    def older(entries: Any, run_id: str, **options: Any) -> Any:
+        checkpoints = [e for e in entries if e.manifest.kind == "checkpoint"]
+        return plan([e for e in entries if e not in checkpoints[1:][-1:]], run_id, **options)
+
+    patch.setattr(recover, "plan_recovery", older)
+
+
+def _old_leader_accepted(patch: Patch) -> None:
+    def stubborn(self: ManifestLog, entry: Any, *, past_older: bool) -> Any:
+        nonce = self._rand.token()
+        while True:
+            self._last += 1
+            wanted = msgspec.structs.replace(entry, sequence=self._last, nonce=nonce, generation=self._generation)
+            if self._put(wanted):
+                return self._entry(wanted)
+
+    patch.setattr(ManifestLog, "_append", stubborn)
+    patch.setattr(ManifestLog, "_refuse_newer", lambda self, present: None)
+
+
+def _credit_leaks(patch: Patch) -> None:
+    consumed = GateCredit.on_consumed
+
+    def leaky(self: GateCredit, channel: int, cost: int) -> Any:
+        kept = self.queued[channel] == cost and cost > 1
+        granted = consumed(self, channel, cost)
+        return [] if kept else granted
+
+    patch.setattr(GateCredit, "on_consumed", leaky)
+
+
+def _watermark_not_restored(patch: Patch) -> None:
+    patch.setattr(RangeWatermarks, "restored", classmethod(lambda cls, owned, _items: cls(owned, MIN_TIMESTAMP, [])))
+    patch.setattr(restore, "restored_watermark", lambda _deployment: MIN_TIMESTAMP)
+
+
+def _only_last_segment(patch: Patch) -> None:
+    named = LogView.named
+
+    def last(self: LogView) -> Any:
+        segments, tombstones = named(self)
+        return segments[-1:], tombstones
+
+    patch.setattr(LogView, "named", last)
+
+
+def _barrier_not_aligned(patch: Patch) -> None:
+    def first_counts(self: Alignment, _channel: int, barrier: Any) -> Any:
+        if barrier.checkpoint_id <= self._over:
+            return []
+        self._over = barrier.checkpoint_id
+        return [Snapshot(barrier)]
+
+    patch.setattr(Alignment, "on_barrier", first_counts)
+
+
+def _block_ignored(patch: Patch) -> None:
+    from penstock.network.input_gate import InputGate
+
+    patch.setattr(InputGate, "block", lambda self, channel: None)
+
+
+def _pending_dropped(patch: Patch) -> None:
+    plan = recover.plan_recovery
+    patch.setattr(recover, "plan_recovery", lambda *a, **options: replace(plan(*a, **options), pending=()))
+
+
+def _output_not_carried_on(patch: Patch) -> None:
+    snapshot, draft = PendingOutput.to_snapshot, Checkpointing._draft
+
+    def fresh(self: Checkpointing, pending: Any, now_ms: int) -> Any:
+        owed, self.pending = self.pending, {}
+        drawn = draft(self, pending, now_ms)
+        self.pending = owed
+        return drawn
+
+    patch.setattr(PendingOutput, "to_snapshot", lambda self: ((), snapshot(self)[1]))
+    patch.setattr(Checkpointing, "_draft", fresh)
+
+
+def _split_offset_of_later(patch: Patch) -> None:
+    """The offsets are read when the barrier has been sent and another poll was made."""
+    snapshot = SourceOperator.snapshot
+
+    def late(self: SourceOperator, barrier: Any, out: Any) -> Any:
+        taken = snapshot(self, barrier, out)
+        if self._reader is not None and not self._suspended:
+            self.poll(out, backpressured=False)
+        return taken
+
+    patch.setattr(SourceOperator, "snapshot", late)
+
+
+def _end_forgets_unknown(patch: Patch) -> None:
+    """As before the simulation found it: the end entry's list of owed output was taken for complete."""
+    plan = recover.plan_recovery
+
+    def trusting(entries: Any, run_id: str, **options: Any) -> Any:
+        decided = plan(entries, run_id, **options)
+        newest = decided.restored
+        ends = [e.manifest for e in entries if newest is not None and e.manifest.sequence > newest.sequence]
+        ends = [manifest for manifest in ends if manifest.kind == "end"]
+        if not ends:
+            return decided
+        left = {c.id for c in ends[-1].pending}
+        return replace(decided, pending=tuple(c for c in decided.pending if c.id in left))
+
+    patch.setattr(recover, "plan_recovery", trusting)
+
+
+def _floor_of_the_others(patch: Patch) -> None:
+    """As before the simulation found it: a source subtask without a watermark had no part in the floor."""
+    snapshot = SourceOperator.snapshot
+
+    def silent(self: SourceOperator, barrier: Any, out: Any) -> Any:
+        taken = snapshot(self, barrier, out)
+        kept = tuple(s for s in taken.operator if s.mode != "union" or s.items != (MIN_TIMESTAMP,))
+        return replace(taken, operator=kept)
+
+    patch.setattr(SourceOperator, "snapshot", silent)
+
+
+_STAGES = [Phase(1, "cancel"), Phase(2, "cancel"), Phase(1, "cancel"), Phase(1, "finish")]
+_LONG = {"input_ms": 3000.0, "size_ms": 400, "slide_ms": 400, "inline_bytes": 0, "phases": [Phase(2, "finish")]}
+_HASTY = {"checkpoint_interval_ms": 40, "checkpoint_timeout_ms": 60}
+_BUSY = {"input_ms": 150.0}
+
+MUTANTS = (
+    Mutant(
+        "segments of a failed upload forgotten",
+        _segments_forgotten,
+        {"upload-delayed": 0.3, "put-fails-before": 0.1},
+        {"worker-killed": 1.0},
+        _LONG,
+        _HASTY,
+        seeds=40,
+        every_ms=500,
+        faults_for_ms=4000,
+    ),
+    Mutant("delete on abort", _delete_on_abort, {"upload-delayed": 0.4}, _CRASHES, _SLOW, _HASTY),
+    Mutant("tombstone without scope", _tombstone_without_scope, {}, _CRASHES, _SLOW),
+    Mutant("publish before the manifest", _publish_before_manifest, {"upload-delayed": 0.3}, _CRASHES),
+    Mutant("marker compared across runs", _marker_across_runs, {}, {}, {**_SLOW, "phases": _RESCALE}),
+    Mutant("watermark overtakes rows", _watermark_overtakes, {}, {}, {}, {"buffer_timeout_ms": 30}),
+    Mutant("fall-back below published output", _falls_back, {}, _CRASHES, _SLOW),
+    Mutant("old leader's manifest accepted", _old_leader_accepted, {"pause-leader-at-manifest": 0.2}, {}, _SLOW),
+    Mutant("credit leak", _credit_leaks, {}, {}, {}, {"buffer_size_bytes": 256}),
+    Mutant("watermark lost on restore", _watermark_not_restored, {}, _CRASHES, {**_SLOW, "size_ms": 200, "slide_ms": 50}),
+    Mutant("only the last segment named", _only_last_segment, {}, _CRASHES, _SLOW),
+    Mutant(
+        "barrier not aligned",
+        _barrier_not_aligned,
+        {"frames-delayed": 0.15},
+        {"worker-killed": 1.0},
+        {**_SLOW, "phases": [Phase(3, "finish")]},
+        {"checkpoint_interval_ms": 40},
+    ),
+    Mutant("rows pass behind a barrier", _block_ignored, {"frames-delayed": 0.2}, {}, _BUSY, {"checkpoint_interval_ms": 20}),
+    Mutant("pending output dropped at restart", _pending_dropped, {"kill-before-init": 0.3}, {}, _SLOW),
+    Mutant(
+        "output not carried on", _output_not_carried_on, {"publish-delayed": 0.5, "kill-before-commit": 0.1}, {}, _SLOW
+    ),
+    Mutant("offsets read after the barrier", _split_offset_of_later, {}, _CRASHES, _SLOW),
+    Mutant(
+        "end entry trusted blindly",
+        _end_forgets_unknown,
+        {"put-fails-after": 0.6},
+        {"jobmanager-killed": 1.0},
+        {**_SLOW, "phases": _STAGES},
+        seeds=60,
+    ),
+    Mutant(
+        "floor of the other subtasks",
+        _floor_of_the_others,
+        {"message-delayed": 0.1},
+        {"worker-killed": 1.0},
+        {**_LONG, "phases": [Phase(3, "finish")]},
+        {"checkpoint_interval_ms": 40},
+        seeds=60,
+    ),
+)

@@ -1,0 +1,46 @@
+"""The simulation sees: every planted fault is caught by some seed, and the same seed passes without it."""
+
+from __future__ import annotations
+
+import pytest
+from tests.sim.mutants import MUTANTS, Mutant
+from tests.sim.scheduler import SimulationError
+from tests.sim.seeds import world_of
+
+
+def caught_by(mutant: Mutant) -> tuple[int, str] | None:
+    for seed in range(1, mutant.seeds + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            mutant.plant(patch)
+            try:
+                mutant.world(seed).execute()
+            except SimulationError as error:
+                return seed, str(error).partition("\n")[0]
+    return None
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_fault_is_caught(mutant):
+    found = caught_by(mutant)
+    assert found is not None, f"{mutant.seeds} seeds passed with it"
+    seed, verdict = found
+    print(f"{mutant.name}: {verdict}")
+    mutant.world(seed).execute()
+
+
+def test_the_oracle_can_fail():
+    """A canary: one row of the input withheld from the oracle."""
+    world = world_of(5)
+    expected = world.plan.expected
+    world.plan.expected = lambda: expected() - type(expected())([next(iter(expected()))])
+    with pytest.raises(SimulationError, match="output differs"):
+        world.execute()
+
+
+def test_an_invariant_cannot_be_swallowed():
+    """The engine may catch what a check raises inside of it: the run fails all the same."""
+    world = world_of(5)
+    world.kafka.on_commit = None
+    world.checks.committing = lambda _transaction: world.scheduler.fail("the canary")
+    with pytest.raises(SimulationError, match="the canary"):
+        world.execute()
