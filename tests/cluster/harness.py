@@ -121,9 +121,27 @@ class Scene:
         failures = self.ask(lambda rest: rest.exceptions(self.job_id), {})
         lines.append(f"failure: {failures.get('root-exception')}")
         lines += [f"{entry['at_ms']} {entry['kind']} {entry['text']}" for entry in self.story()[-40:]]
+        for log in sorted(self.cluster.directory.glob("*.log")):
+            lines += [f"--- {log.name}", *log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]]
         return "\n".join(lines)
 
     # --- acting ---------------------------------------------------------------------------------------------------
+
+    def begin(self):
+        """Submit the job, and feed it once it runs."""
+        self.submit()
+        self.wait_running()
+        self.feed.start()
+        return self.job_id
+
+    def wait_running(self, seconds=40.0):
+        """Wait until all subtasks run."""
+
+        def running():
+            counts = self.ask(lambda rest: rest.job(self.job_id)["status-counts"], {})
+            return counts.get("RUNNING") and not any(n for state, n in counts.items() if state != "RUNNING")
+
+        wait_until(running, seconds, lambda: f"a running job\n{self.diagnosis()}", POLL_S)
 
     def submit(self, *, job=None, token="", limit=60.0, **options):
         """Submit (again, under one token, until a JobManager has taken it) and return the job id."""

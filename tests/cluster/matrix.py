@@ -95,13 +95,13 @@ def run_cell(stage, cell):
     started = time.monotonic()
     failpoints = {cell.point: f"hold@{nth}"}
     with Scene(stage, orders, rate=point.rate, failpoints=failpoints, job=point.job) as scene:
-        scene.feed.start()
-        scene.submit()
+        scene.begin()
         _provoke(scene, point, cell)
         evidence = scene.wait_hit(cell.point)
         record.checkpoint = str(evidence.get("checkpoint", ""))
         record.held_pid = int(evidence["pid"])
         record.killed_pid, killed_at = _kill(scene, cell, evidence)
+        scene.feed.go_on()
         _await_end(scene, record, killed_at)
         scene.feed.join(30)
         _judge(scene, record)

@@ -22,6 +22,8 @@ USERS = 25
 PARTITIONS = 4
 CHUNK = 100
 READ_LIMIT_S = 30
+#: How much slower the second half goes out until `go_on`.
+TRICKLE = 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,11 @@ class Orders:
 
 
 class Feed:
-    """Produces the stream with an idempotent producer in a background thread, at a steady rate."""
+    """Produces the stream with an idempotent producer in a background thread.
+
+    The first half goes out at a steady rate, the rest in a trickle until `go_on`: a job that is slow on a busy machine
+    must not find its input ended before it was broken.
+    """
 
     def __init__(self, bootstrap, topic, orders, rate):
         self.orders, self.topic, self.rate = orders, topic, rate
@@ -62,10 +68,15 @@ class Feed:
         self._bootstrap = bootstrap
         self._error = None
         self._closing = threading.Event()
+        self._going_on = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
 
     def start(self):
         self._thread.start()
+
+    def go_on(self):
+        """Send the second half at the full rate too."""
+        self._going_on.set()
 
     def end(self):
         """End it early; nothing happens if it has ended."""
@@ -75,7 +86,8 @@ class Feed:
             assert not self._thread.is_alive(), "the feed hangs"
 
     def join(self, seconds):
-        """Wait until every order is acknowledged."""
+        """Send the rest, and wait until every order is acknowledged."""
+        self.go_on()
         self._thread.join(seconds)
         assert not self._thread.is_alive(), f"only {self.sent} of {self.orders.events} orders sent within {seconds} s"
         if self._error is not None:
@@ -88,12 +100,16 @@ class Feed:
         except BaseException as error:
             self._error = error
 
+    def _rate_now(self):
+        trickles = self.sent > self.orders.events // 2 and not self._going_on.is_set()
+        return self.rate / TRICKLE if trickles else self.rate
+
     def _send_all(self):
         users, amounts, times_ms = (column.tolist() for column in self.orders.columns())
         refused = []
         settings = {"bootstrap.servers": self._bootstrap, "enable.idempotence": True, "linger.ms": 10}
         producer = Producer(settings)
-        started = time.monotonic()
+        due = time.monotonic()
         for low in range(0, self.orders.events, CHUNK):
             for i in range(low, min(low + CHUNK, self.orders.events)):
                 value = b'{"user_id":%d,"amount":%d,"ts":%d}' % (users[i], amounts[i], times_ms[i])
@@ -103,7 +119,10 @@ class Feed:
                 )  # fmt: skip
             producer.poll(0)
             self.sent = min(low + CHUNK, self.orders.events)
-            if self._closing.wait(max(0.0, started + self.sent / self.rate - time.monotonic())):
+            due = max(due, time.monotonic() - 1.0) + CHUNK / self._rate_now()
+            while time.monotonic() < due and not self._closing.is_set():
+                time.sleep(min(0.02, max(0.0, due - time.monotonic())))
+            if self._closing.is_set():
                 break
         assert producer.flush(READ_LIMIT_S) == 0
         assert not refused, refused[0]

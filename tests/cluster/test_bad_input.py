@@ -111,8 +111,7 @@ def test_an_error_in_the_job_file(stage):
 
 def test_a_start_beside_a_running_job_of_that_name_is_told_who_holds_it(stage):
     with Scene(stage, Orders(21, 20_000), rate=2_000) as scene:
-        scene.feed.start()
-        scene.submit()
+        scene.begin()
         scene.wait_checkpoints(1)
         path = scene.job.write(stage.folder)
         said = cli("run", path, cwd=stage.folder, environment=stage.environment, limit=RUN_LIMIT_S)

@@ -43,7 +43,7 @@ def work(stage):
     source, sink, name = stage.fresh("orders"), stage.fresh("totals"), stage.fresh("job")
     create_topics(stage.bootstrap, **{source: orders.partitions, sink: 2})
     job = Job(name, stage.bootstrap, source, sink, stage.root(name), stops=orders.stops(source))
-    feed = Feed(stage.bootstrap, source, orders, rate=1_500)
+    feed = Feed(stage.bootstrap, source, orders, rate=2_000)
     job.write(stage.folder)
     yield job, feed
     feed.end()
@@ -86,6 +86,7 @@ def test_every_command_once(stage, console, work):
     again = console(*run, "--detached").value["jobid"]
     wait_until(lambda: completed(console, again) >= 1, 30, "a checkpoint of the resumed job")
     assert console("stop", again, "--json").value["savepoint"]
+    feed.go_on()
     last = console(*run)
     assert last.value["state"] == "FINISHED"
     feed.join(30)
@@ -108,6 +109,7 @@ def test_run_goes_on_after_kill_9_of_everything(stage, console, work):
         proc_tree.signal_all([process.pid, *proc_tree.descendants(process.pid)], signal.SIGKILL)
         process.communicate(timeout=10)
     wait_until(lambda: not any(proc_tree.alive(pid) for pid in tree), 10, "the killed processes to go")
+    feed.go_on()
     said = console("run", path, "--json")
     assert said.value["state"] == "FINISHED"
     feed.join(30)
@@ -129,6 +131,7 @@ def test_run_ended_by_ctrl_c_can_be_resumed(stage, console, work):
     finally:
         process.kill()
         process.wait()
+    feed.go_on()
     said = console("run", path, "--json", "--parallelism", 1)
     assert said.value["state"] == "FINISHED"
     feed.join(30)

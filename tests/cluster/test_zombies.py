@@ -14,7 +14,7 @@ from penstock.config.settings import ClusterSettings
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(150)]
 
-EVENTS, RATE = 40_000, 3_000
+EVENTS, RATE = 20_000, 4_000
 LEASE_S = ClusterSettings().worker_lease_ms / 1000
 REPLACED_S = 30.0
 
@@ -31,8 +31,7 @@ def test_a_paused_worker_that_was_replaced_publishes_nothing_and_dies(stage, pau
     """Its whole TaskManager is paused, as a machine would be: in the middle of a publication."""
     point = "sink.before_publish"
     with Scene(stage, Orders(1, EVENTS), rate=RATE, taskmanagers=3, failpoints={point: "hold"}) as scene:
-        scene.feed.start()
-        scene.submit()
+        scene.begin()
         held = int(scene.wait_hit(point)["pid"])
         supervisor = scene.taskmanager_of(held).pid
         tree = [supervisor, *proc_tree.descendants(supervisor)]
@@ -56,8 +55,7 @@ def test_a_paused_worker_that_was_replaced_publishes_nothing_and_dies(stage, pau
 def test_a_worker_paused_alone_is_replaced(stage, paused):
     """Its TaskManager lives and ends it as soon as it no longer answers."""
     with Scene(stage, Orders(2, EVENTS), rate=RATE, taskmanagers=2) as scene:
-        scene.feed.start()
-        scene.submit()
+        scene.begin()
         scene.wait_checkpoints(2)
         victim = int(scene.look_at_workers()[0]["pid"])
         paused.append(victim)
@@ -75,8 +73,7 @@ def test_a_paused_leader_that_was_succeeded_appends_nothing_and_ends(stage, paus
     """It is paused between the last acknowledgement and the append of the manifest."""
     point = "jobmanager.before_manifest"
     with Scene(stage, Orders(3, EVENTS), rate=RATE, failpoints={point: "hold@3"}, watch=False) as scene:
-        scene.feed.start()
-        scene.submit()
+        scene.begin()
         scene.wait_hit(point)
         old = scene.cluster.jobmanager
         paused.append(old.pid)
@@ -109,9 +106,8 @@ def test_a_paused_leader_that_was_succeeded_appends_nothing_and_ends(stage, paus
 @pytest.mark.parametrize("victim", ["supervisor", "template"])
 def test_kill_9_leaves_no_process_of_the_tree(stage, victim):
     """No process below it outlives two seconds and the lease, and the job goes on elsewhere."""
-    with Scene(stage, Orders(4, 20_000), rate=RATE) as scene:
-        scene.feed.start()
-        scene.submit()
+    with Scene(stage, Orders(4, EVENTS), rate=RATE) as scene:
+        scene.begin()
         scene.wait_checkpoints(1)
         worker = int(scene.look_at_workers()[0]["pid"])
         pid = scene.taskmanager_of(worker).pid if victim == "supervisor" else proc_tree.parent(worker)
