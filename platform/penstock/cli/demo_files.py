@@ -92,7 +92,7 @@ class FilesScenario:
         import pyarrow.parquet as pq
 
         for part in sorted((self._folder / "totals").glob("part-*.parquet")):
-            table = pq.read_table(part)  # type: ignore[no-untyped-call]
+            table = pq.read_table(part)
             columns = [table["user_id"], table["window_start"].cast("int64"), table["n"], table["total"]]
             yield from zip(*(column.to_pylist() for column in columns), strict=True)
 

@@ -148,7 +148,7 @@ class KafkaScenario:
             server.remove()
 
     def _create_topics(self) -> None:
-        from confluent_kafka.admin import AdminClient, NewTopic
+        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
         admin = AdminClient({"bootstrap.servers": self.bootstrap})
         topics = [NewTopic(self._orders, _PARTITIONS, 1), NewTopic(self._totals, PARALLELISM, 1)]
@@ -202,9 +202,9 @@ class KafkaScenario:
                 for message in messages:
                     error = message.error()
                     if error is None:
-                        yield message.value()
+                        yield message.value() or b""
                     elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's public constant
-                        ended.add(message.partition())
+                        ended.add(message.partition() or 0)
                     else:
                         msg = f"reading {topic} back failed: {error}"
                         raise ConnectorError(msg)

@@ -43,10 +43,12 @@ def expected_windows(
     starts = np.floor_divide(times_us, size_us) * size_us
     order = np.lexsort((starts, users))
     users, starts, amounts = users[order], starts[order], amounts[order]
-    edges = np.flatnonzero(np.r_[True, (users[1:] != users[:-1]) | (starts[1:] != starts[:-1])]) if len(users) else []
+    if not len(users):
+        return {}
+    edges = np.flatnonzero(np.r_[True, (users[1:] != users[:-1]) | (starts[1:] != starts[:-1])])
     counts = np.diff(np.r_[edges, len(users)])
-    sums = np.add.reduceat(amounts, edges) if len(users) else []
-    keys = zip(users[edges].tolist(), starts[edges].tolist(), strict=True) if len(users) else ()
+    sums = np.add.reduceat(amounts, edges)
+    keys = zip(users[edges].tolist(), starts[edges].tolist(), strict=True)
     return {key: (int(count), int(total)) for key, count, total in zip(keys, counts, sums, strict=True)}
 
 

@@ -55,7 +55,7 @@ def arrow_schema_of(row_type: type) -> pa.Schema:
     """
     import pyarrow as pa
 
-    if isinstance(row_type, type) and issubclass(row_type, pydantic.BaseModel):
+    if issubclass(row_type, pydantic.BaseModel):
         hints: dict[str, Any] = {
             name: Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
             for name, field in row_type.model_fields.items()
