@@ -47,7 +47,7 @@ class Schema(pydantic.BaseModel):
         return arrow_schema_of(cls)
 
 
-def arrow_schema_of(row_type: type) -> pa.Schema:
+def arrow_schema_of(row_type: Any) -> pa.Schema:
     """Return the Arrow schema of a pydantic model, dataclass, TypedDict or NamedTuple.
 
     Raises:
@@ -55,7 +55,7 @@ def arrow_schema_of(row_type: type) -> pa.Schema:
     """
     import pyarrow as pa
 
-    if issubclass(row_type, pydantic.BaseModel):
+    if isinstance(row_type, type) and issubclass(row_type, pydantic.BaseModel):
         hints: dict[str, Any] = {
             name: Annotated[field.annotation, *field.metadata] if field.metadata else field.annotation
             for name, field in row_type.model_fields.items()
