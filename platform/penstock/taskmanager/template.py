@@ -73,10 +73,21 @@ def main(arguments: list[str]) -> None:
     name_process("ps-template")
     # Forking beside the threads listed in SAFE_THREADS is what we test for; Python 3.12 warns of any thread.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
-    error = _import(MODULES + tuple(arguments[2:]))
-    if not error:
-        importlib.import_module("penstock.kernels.warm").warm()
+    error = warm_up() or _import(tuple(arguments[2:]))
     Template(socket.socket(fileno=descriptor)).serve(error)
+
+
+def warm_up() -> str:
+    """Import and compile what any job needs; returns the first error. A worker's control loop must never wait for it.
+
+    A spawned worker calls it too, before it says that it is ready.
+    """
+    error = _import(MODULES)
+    if error:
+        return error
+    operators = importlib.import_module("penstock.operators.registry").OPERATORS.values()
+    importlib.import_module("penstock.kernels.warm").warm()
+    return _import(tuple(sorted({path.partition(":")[0] for path in operators})))
 
 
 class Template:

@@ -143,13 +143,15 @@ def _die_of_a_broken_thread(arguments: threading.ExceptHookArgs) -> None:
 
 def main(arguments: list[str]) -> None:
     """Run a spawned worker: `<control descriptor> <supervisor pid> <spec in hex>`."""
-    from penstock.taskmanager.template import become_worker
+    from penstock.taskmanager.template import START_LEASE_MS, become_worker, warm_up
 
     descriptor, supervisor_pid = int(arguments[0]), int(arguments[1])
     die_with_parent(supervisor_pid)
     close_other_descriptors({descriptor})
     code = _BROKEN
+    arm_lease(START_LEASE_MS)
     try:
+        warm_up()
         code = become_worker(ForkWorker(decode_spec(bytes.fromhex(arguments[2]))), descriptor)
     except PenstockError as error:
         sys.stderr.write(f"penstock worker: {error}\n")
