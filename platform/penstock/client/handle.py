@@ -5,6 +5,7 @@ Returned by `env.submit` and used by the CLI.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,7 +99,15 @@ class JobHandle:
 
     def _end(self, state: str) -> str:
         if state == "FAILED":
-            history = self.client.exceptions(self.job_id)
-            cause = history.get("root-exception") or "no cause recorded"
-            raise JobFailedError(str(cause).strip(), hint="see `penstock show` and the workers' logs")
+            raise self._failure(self.client.exceptions(self.job_id))
         return state
+
+    def _failure(self, history: dict[str, Any]) -> JobFailedError:
+        """Return the newest failure in one line; all of it when $PENSTOCK_TRACEBACK asks for that."""
+        detail = str(history.get("root-exception") or "no cause recorded").strip()
+        if os.environ.get("PENSTOCK_TRACEBACK"):
+            return JobFailedError(f"job {self.name} failed: {detail}")
+        entries = history.get("exceptionHistory", {}).get("entries", [])
+        line = str(entries[0]["exceptionName"]) if entries else detail.splitlines()[-1]
+        hint = "" if line.endswith(")") else "PENSTOCK_TRACEBACK=1 prints all of it"
+        return JobFailedError(f"job {self.name} failed: {line}", hint=hint)

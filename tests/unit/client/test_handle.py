@@ -1,0 +1,52 @@
+"""What a client's job handle makes of the answers of a cluster."""
+
+import pytest
+
+from penstock.client.handle import JobHandle, located
+from penstock.core.errors import JobFailedError
+
+DETAIL = "Traceback (most recent call last):\n  File ...\nValueError: no"
+
+
+class Client:
+    """Answers as a cluster whose only job has failed."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def job(self, job_id):
+        return {"state": "FAILED"}
+
+    def exceptions(self, job_id):
+        return {"root-exception": DETAIL, "exceptionHistory": {"entries": [{"exceptionName": self.name}]}}
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("BadRecordError: topic orders: not JSON (mend it)", "BadRecordError: topic orders: not JSON (mend it)"),
+        ("ValueError: no", "ValueError: no (PENSTOCK_TRACEBACK=1 prints all of it)"),
+    ],
+)
+def test_a_failed_job_is_told_in_one_line_with_a_way_out(monkeypatch, line, said):
+    monkeypatch.delenv("PENSTOCK_TRACEBACK", raising=False)
+    with pytest.raises(JobFailedError) as raised:
+        JobHandle(Client(line), "1", "totals").wait()
+    assert str(raised.value) == f"job totals failed: {said}"
+
+
+def test_the_whole_traceback_comes_when_asked_for(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_TRACEBACK", "1")
+    with pytest.raises(JobFailedError) as raised:
+        JobHandle(Client("ValueError: no"), "1", "totals").wait()
+    assert DETAIL in str(raised.value)
+
+
+@pytest.mark.parametrize("uri", ["s3://bucket/sp", "file:///sp", "/sp", ""])
+def test_whole_addresses_stay_as_they_are(uri):
+    assert located(uri) == uri
+
+
+def test_a_relative_folder_becomes_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert located("sp/one") == str(tmp_path / "sp" / "one")
