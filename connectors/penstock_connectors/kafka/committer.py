@@ -37,11 +37,12 @@ _RECOVERY_THREADS = 4
 
 
 class _Lane:
-    """One transactional id: its producer, once there is one, and its marker as last known."""
+    """One transactional id: its producer, once there is one, its marker as last known, and whether it has delivered."""
 
     def __init__(self) -> None:
         self.producer: MessageProducer | None = None
         self.marker: int | None = None
+        self.proven = False
 
 
 class StagedCommitter:
@@ -143,6 +144,10 @@ class StagedCommitter:
                 lane.producer.begin()
                 for values, keys in rows:
                     lane.producer.send(topic, values, keys)
+                if not lane.proven:
+                    # a topic that is gone shows here at once; the marker on it would be tried for a minute
+                    lane.producer.flush(CALL_TIMEOUT_MS)
+                    lane.proven = True
                 lane.producer.mark(item.marker_group, topic, target, CALL_TIMEOUT_MS)
                 lane.producer.commit(CALL_TIMEOUT_MS)
             except ProducerError as error:
@@ -151,7 +156,7 @@ class StagedCommitter:
                 if lane.producer is not None:
                     lane.producer.close()
                     lane.producer = None
-                if error.fenced or attempt == ATTEMPTS:
+                if error.fenced or attempt == ATTEMPTS or "Unknown topic" in error.message:
                     raise ConnectorError(
                         f"publishing {item.rows} records of checkpoint {item.checkpoint_id} to {topic!r} "
                         f"(sink {item.uid!r} subtask {item.subtask}, {item.transactional_id}): {error.message}",

@@ -87,7 +87,7 @@ class KafkaReader:
             return PollResult(finished=tuple(finished), metrics=self._metrics())
         result = self._fetcher.fetch(max_rows)
         self._judge(result.problems, alive=bool(result.positions or result.ends))
-        batches = self._batches(result.messages)
+        batches = self._batches(result.messages, result.positions)
         for place, offset in result.positions.items():
             self._advance(place, offset, at_end=False)
         for place, offset in result.ends.items():
@@ -141,10 +141,11 @@ class KafkaReader:
 
         return DeadLetterWriter(self._resolved, self._config["dead_letter_topic"])
 
-    def _batches(self, found: Fetched | None) -> tuple[SourceBatch, ...]:
+    def _batches(self, found: Fetched | None, positions: dict[Place, int]) -> tuple[SourceBatch, ...]:
         if found is None:
             return ()
-        found = self._wanted(found)
+        if not all(self._inside(place, offset) for place, offset in positions.items()):
+            found = self._wanted(found)
         if len(found.slot) == 0:
             return ()
         rows = self._decoder.decode(found)
@@ -155,17 +156,22 @@ class KafkaReader:
             return ()
         return (self._source_batch(found, rows),)
 
+    def _inside(self, place: Place, offset: int) -> bool:
+        """Whether everything before `offset` is wanted, which spares most batches a look at their rows."""
+        position = self._by_place.get(place)
+        if position is None or position.finished:
+            return False
+        return position.stop is None or offset <= position.stop
+
     def _wanted(self, found: Fetched) -> Fetched:
         """Drop messages at or behind a split's end, and leftovers of splits that are no longer read."""
         limits = np.full(len(found.places), np.iinfo(np.int64).max)
-        narrowed = False
         for slot, place in enumerate(found.places):
             position = self._by_place.get(place)
-            if position is None or position.finished or position.stop is not None:
-                narrowed = True
-                limits[slot] = 0 if position is None or position.finished else position.stop
-        if not narrowed:
-            return found
+            if position is None or position.finished:
+                limits[slot] = 0
+            elif position.stop is not None:
+                limits[slot] = position.stop
         keep = found.offset < limits[found.slot]
         if keep.all():
             return found
@@ -182,11 +188,12 @@ class KafkaReader:
         )
 
     def _source_batch(self, found: Fetched, rows: Rows) -> SourceBatch:
-        present = np.unique(rows.slot)
+        counts = np.bincount(rows.slot, minlength=len(found.places))
+        present = np.flatnonzero(counts)
         ids = tuple(self._by_place[found.places[slot]].split.id for slot in present.tolist())
         if len(ids) == 0:  # dead letters only: the splits are those of the messages
             ids = tuple(self._by_place[found.places[slot]].split.id for slot in np.unique(found.slot).tolist())
-        index = np.searchsorted(present, rows.slot) if len(present) > 1 else None
+        index = (np.cumsum(counts > 0) - 1)[rows.slot] if len(present) > 1 else None
         return SourceBatch(rows.data, ids, index, rows.dead_letters)
 
     def _advance(self, place: Place, offset: int, *, at_end: bool) -> None:

@@ -53,6 +53,8 @@ RETRY_LIMIT_S = 90.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 1.0
 #: EndTxn up to this version keeps the meaning it has for librdkafka's own transactions (no new epoch).
 _END_VERSION = 4
+#: Requests sent to a broker before its first answer.
+_IN_FLIGHT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,11 @@ class TransactionAdmin:
         # made in two steps: a constructor that fails leaves a thread behind, which only the object can end
         self._admin: Any = KafkaAdminClient.__new__(KafkaAdminClient)
         try:
-            self._admin.__init__(**options, bootstrap_timeout_ms=LOOKUP_TIMEOUT_MS)
+            limits = {
+                "bootstrap_timeout_ms": LOOKUP_TIMEOUT_MS,
+                "max_in_flight_requests_per_connection": 2 * _IN_FLIGHT,
+            }
+            self._admin.__init__(**options, **limits)
         except errors.KafkaError as error:
             with contextlib.suppress(Exception):
                 self._admin._client.close()  # noqa: SLF001
@@ -215,12 +221,18 @@ class TransactionAdmin:
         return out
 
     def _send_all(self, requests: Mapping[str, Any]) -> dict[str, int]:
-        """Send each request to its id's coordinator, all before the first answer is awaited; return error codes."""
+        """Send each request to its id's coordinator, many before the first answer is awaited; return error codes."""
+        admin = self._admin
 
         async def exchange() -> dict[str, int]:
-            nodes = await self._admin._find_coordinator_ids(list(requests), key_type=CoordinatorType.TRANSACTION)  # noqa: SLF001
-            sent = {name: self._admin._manager.send(request, node_id=nodes[name]) for name, request in requests.items()}  # noqa: SLF001
-            return {name: int((await answer).error_code) for name, answer in sent.items()}
+            nodes = await admin._find_coordinator_ids(list(requests), key_type=CoordinatorType.TRANSACTION)  # noqa: SLF001
+            names, codes = list(requests), {}
+            for start in range(0, len(names), _IN_FLIGHT):
+                part = names[start : start + _IN_FLIGHT]
+                sent = {name: admin._manager.send(requests[name], node_id=nodes[name]) for name in part}  # noqa: SLF001
+                for name, answer in sent.items():
+                    codes[name] = int((await answer).error_code)
+            return codes
 
         codes: dict[str, int] = self._run(exchange)
         return codes
