@@ -66,7 +66,13 @@ class KafkaStage:
         """All messages visible now, as (partition, offset, key, value)."""
         level = "read_committed" if committed else "read_uncommitted"
         consumer = Consumer(
-            {**self.resolved, "group.id": uuid.uuid4().hex, "isolation.level": level, "enable.partition.eof": True, "fetch.wait.max.ms": 20}
+            {
+                **self.resolved,
+                "group.id": uuid.uuid4().hex,
+                "isolation.level": level,
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 20,
+            }
         )
         partitions = len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])

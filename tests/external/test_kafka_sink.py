@@ -26,7 +26,9 @@ WAIT_MS = 30_000
 
 
 def rows(start, stop):
-    return pa.record_batch([pa.array(range(start, stop), pa.int64()), pa.array([f"n{i}" for i in range(start, stop)])], schema=SCHEMA)
+    return pa.record_batch(
+        [pa.array(range(start, stop), pa.int64()), pa.array([f"n{i}" for i in range(start, stop)])], schema=SCHEMA
+    )
 
 
 def permit(checkpoint, run="r1"):
@@ -79,7 +81,10 @@ class SinkStage:
 
     def crash(self, failpoints, checkpoint, committables, tmp_path):
         """Commit in a process that dies at a failpoint; returns its evidence."""
-        work = {"spec": msgspec.to_builtins(self.spec), "committables": [msgspec.json.encode(c).decode() for c in committables]}
+        work = {
+            "spec": msgspec.to_builtins(self.spec),
+            "committables": [msgspec.json.encode(c).decode() for c in committables],
+        }
         (tmp_path / "work.json").write_text(json.dumps(work))
         code = """
             import json, sys, msgspec
@@ -126,7 +131,10 @@ def test_epochs_are_published_in_order_and_once(open_sink, implementation):
     stage = open_sink(key="name", partitions=1)
     committer = stage.committer(subtask=0)
     first, second = stage.committable(1, (0, 50), (50, 80)), stage.committable(2, (80, 90))
-    assert resolutions(committer.commit(permit(2), (second, first), read)) == [("out/r1/0/1", "published"), ("out/r1/0/2", "published")]
+    assert resolutions(committer.commit(permit(2), (second, first), read)) == [
+        ("out/r1/0/1", "published"),
+        ("out/r1/0/2", "published"),
+    ]
     assert resolutions(committer.commit(permit(2), (first, second), read)) == [
         ("out/r1/0/1", "already-published"),
         ("out/r1/0/2", "already-published"),
@@ -271,7 +279,9 @@ def test_writers_without_transactions(open_sink, implementation):
 
 
 def test_at_least_once_says_what_was_not_delivered(kafka):
-    sink = KafkaSink(kafka.bootstrap, f"{kafka.prefix}nosuch", delivery="at-least-once", properties={"message.timeout.ms": 2000})
+    sink = KafkaSink(
+        kafka.bootstrap, f"{kafka.prefix}nosuch", delivery="at-least-once", properties={"message.timeout.ms": 2000}
+    )
     stage = SinkStage(kafka, sink)
     writer = KafkaSinkFactory().create_writer(stage.spec, stage.context())
     with pytest.raises(ConnectorError, match="not delivered|Unknown topic"):  # noqa: PT012 - either call may tell

@@ -129,7 +129,9 @@ def test_several_prepared_epochs_have_transactions_of_their_own(stage):
 
 
 def test_killed_writer_is_committed_by_another_process_and_its_open_epoch_aborted(stage):
-    prepared = stage.dead_writer("write(0, 100); prepared += writer.prepare_commit(1); write(100, 200); writer._current.producer.flush(9999)")
+    prepared = stage.dead_writer(
+        "write(0, 100); prepared += writer.prepare_commit(1); write(100, 200); writer._current.producer.flush(9999)"
+    )
     assert stage.ids() == []
     assert stage.recover(1, *prepared) == ["published"]
     assert stage.ids() == list(range(100))

@@ -9,7 +9,9 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("s", pa
 
 
 def batch(rows):
-    return pa.RecordBatch.from_pydict({"id": list(range(rows)), "s": [None if i % 3 else "x" * (i % 50) for i in range(rows)]}, schema=SCHEMA)
+    return pa.RecordBatch.from_pydict(
+        {"id": list(range(rows)), "s": [None if i % 3 else "x" * (i % 50) for i in range(rows)]}, schema=SCHEMA
+    )
 
 
 @pytest.mark.parametrize("rows", [1, MAX_MESSAGE_ROWS, MAX_MESSAGE_ROWS * 2 + 1])
@@ -22,7 +24,9 @@ def test_round_trip_and_row_limit(rows):
 
 
 def test_large_rows_are_split_by_bytes_even_when_uneven():
-    rows = pa.RecordBatch.from_pydict({"id": [1, 2, 3, 4], "s": ["a", "b", "c" * 700_000, "d" * 700_000]}, schema=SCHEMA)
+    rows = pa.RecordBatch.from_pydict(
+        {"id": [1, 2, 3, 4], "s": ["a", "b", "c" * 700_000, "d" * 700_000]}, schema=SCHEMA
+    )
     encoded = encode_arrow(rows)
     assert max(len(p.as_py()) for p in encoded) < MAX_MESSAGE_BYTES + 1024
     assert decode_arrow(encoded, SCHEMA).rows.equals(rows)
@@ -31,7 +35,11 @@ def test_large_rows_are_split_by_bytes_even_when_uneven():
 def test_bad_payloads_keep_their_place():
     good = encode_arrow(batch(2))[0].as_py()
     wrong = encode_arrow(pa.RecordBatch.from_pydict({"id": ["no"]}))[0].as_py()
-    null = encode_arrow(pa.RecordBatch.from_pydict({"id": [None], "s": ["x"]}, schema=pa.schema([("id", pa.int64()), ("s", pa.string())])))
+    null = encode_arrow(
+        pa.RecordBatch.from_pydict(
+            {"id": [None], "s": ["x"]}, schema=pa.schema([("id", pa.int64()), ("s", pa.string())])
+        )
+    )
     payloads = pa.array([good, b"junk", None, b"", wrong, null[0].as_py(), good[:50], good], type=pa.large_binary())
     got = decode_arrow(payloads, SCHEMA)
     assert [b.index for b in got.bad] == [1, 2, 3, 4, 5, 6]

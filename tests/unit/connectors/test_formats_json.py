@@ -103,7 +103,10 @@ def test_line_breaks_between_tokens_are_no_rows_of_their_own():
 
 def test_escapes_and_unicode():
     text = 'q"\\/\b\f\n\r\t\u00e9\u20ac\U0001f600 end'
-    payloads = [json.dumps({"id": 1, "user": text}).encode(), json.dumps({"id": 2, "user": text}, ensure_ascii=False).encode()]
+    payloads = [
+        json.dumps({"id": 1, "user": text}).encode(),
+        json.dumps({"id": 2, "user": text}, ensure_ascii=False).encode(),
+    ]
     assert decode(*payloads).rows.column("user").to_pylist() == [text, text]
 
 
@@ -179,7 +182,9 @@ def test_time_units_of_the_schema(unit, value):
     assert decode(b'{"t":1500}', schema=schema).rows.column("t").cast(pa.int64()).to_pylist() == [value]
 
 
-@pytest.mark.parametrize(("kind", "good", "bad"), [(pa.int8(), 127, 128), (pa.uint16(), 65535, -1), (pa.int32(), -(2**31), 2**31)])
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"), [(pa.int8(), 127, 128), (pa.uint16(), 65535, -1), (pa.int32(), -(2**31), 2**31)]
+)
 def test_narrow_integers(kind, good, bad):
     schema = pa.schema([pa.field("n", kind)])
     got = decode(b'{"n":%d}' % good, b'{"n":%d}' % bad, schema=schema)
@@ -217,9 +222,18 @@ def test_type_without_json_form_is_refused():
 
 
 names = st.sampled_from(["id", "user", "amount", "ok", "ts", "other", "us", "usér"])
-times = st.datetimes(min_value=dt.datetime(1, 1, 2), max_value=dt.datetime(9999, 12, 30)).map(lambda t: t.isoformat())  # noqa: DTZ001
-leaves = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False) | st.text() | times
-values = st.recursive(leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=3), v, max_size=3), max_leaves=4)
+times = st.datetimes(min_value=dt.datetime(1, 1, 2), max_value=dt.datetime(9999, 12, 30)).map(lambda t: t.isoformat())
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | times
+)
+values = st.recursive(
+    leaves, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=3), v, max_size=3), max_leaves=4
+)
 typed = st.fixed_dictionaries(
     {"id": st.integers(-(2**63), 2**63 - 1)},
     optional={
@@ -240,7 +254,9 @@ def payload_bytes(draw):
     raw = bytearray(text.encode("utf-8", "surrogatepass"))
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
         where = draw(st.integers(0, len(raw)))
-        raw[where : where + draw(st.integers(0, 2))] = draw(st.sampled_from([b"", b'"', b",", b"}", b"1", b"\\", b"\xff", b" ", b"e"]))
+        raw[where : where + draw(st.integers(0, 2))] = draw(
+            st.sampled_from([b"", b'"', b",", b"}", b"1", b"\\", b"\xff", b" ", b"e"])
+        )
     return bytes(raw)
 
 
@@ -271,7 +287,8 @@ rows_strategy = st.lists(
             "user": st.none() | st.text(),
             "amount": st.none() | st.floats(allow_nan=False, allow_infinity=False),
             "ok": st.none() | st.booleans(),
-            "ts": st.none() | st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31)).map(lambda t: t.replace(tzinfo=dt.UTC)),  # noqa: DTZ001
+            "ts": st.none()
+            | st.datetimes(dt.datetime(1, 1, 1), dt.datetime(9999, 12, 31)).map(lambda t: t.replace(tzinfo=dt.UTC)),
         }
     ),
     max_size=8,
@@ -297,7 +314,11 @@ def test_not_a_number_is_written_as_null():
 def test_naive_and_zoned_times_are_written_in_utc():
     moment = pa.array([1_704_164_645_678_901])
     batch = pa.RecordBatch.from_arrays(
-        [moment.cast(pa.timestamp("us")), moment.cast(pa.timestamp("us", tz="Europe/Berlin")), pa.array([1500]).cast(pa.timestamp("ms"))],
+        [
+            moment.cast(pa.timestamp("us")),
+            moment.cast(pa.timestamp("us", tz="Europe/Berlin")),
+            pa.array([1500]).cast(pa.timestamp("ms")),
+        ],
         ["naive", "zoned", "ms"],
     )
     row = json.loads(encode_json(batch)[0].as_py())

@@ -1,0 +1,266 @@
+"""What can be said about a Kafka source or sink without a broker: arguments, secrets, positions, keys, light imports."""
+
+import datetime as dt
+import json
+import subprocess
+import sys
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from penstock.connector.sink import load_factory
+from penstock.connector.source import SourceSpec
+from penstock.core.errors import ConnectorError, GraphError, UndecidedOutputError, UsageError
+from penstock.core.schema import Schema, schema_from_text
+from penstock.core.snapshot import Committable
+from penstock_connectors import kafka
+from penstock_connectors.kafka.markers import check_age, checkpoint_of, marker_of
+from penstock_connectors.kafka.payloads import encode, encode_keys
+from penstock_connectors.kafka.positions import start_offsets, stop_offsets
+from penstock_connectors.kafka.properties import check_properties, for_admin, for_kafka_python, resolve
+from penstock_connectors.kafka.sink import KafkaSink
+from penstock_connectors.kafka.source import KafkaSource
+
+
+class Order(Schema):
+    user_id: int
+    ts: dt.datetime | None
+
+
+ROWS = pa.schema([("user_id", pa.int64()), ("name", pa.string())])
+
+
+def test_spec_survives_json():
+    source = KafkaSource(
+        "b:9092", ["a", "b"], Order, start={("a", 0): 5}, bounded={"timestamp": 7}, discovery_interval="5s"
+    )
+    spec = msgspec.json.decode(msgspec.json.encode(source.spec()), type=SourceSpec)
+    assert spec == source.spec()
+    assert schema_from_text(spec.schema) == source.row_schema == Order.arrow_schema()
+    assert spec.config["start"] == {"offsets": [["a", 0, 5]]}
+    assert (spec.bounded, spec.discovery_interval_ms) == (True, None)
+    unbounded = KafkaSource("b:9092", "a", Order).spec()
+    assert (unbounded.bounded, unbounded.discovery_interval_ms) == (False, 30_000)
+    assert KafkaSource("b:9092", "a", Order, discovery_interval=None).spec().discovery_interval_ms is None
+
+
+def test_factories_load_by_name():
+    assert hasattr(load_factory(KafkaSource("b:9", "t", Order).spec().factory), "create_reader")
+    assert hasattr(load_factory(KafkaSink("b:9", "t").spec(ROWS).factory), "create_committer")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"topic": ""}, "needs an address and a topic"),
+        ({"topic": ["a", "a"]}, "named twice"),
+        ({"format": "xml"}, "format='xml' is not known"),
+        ({"schema": None}, "needs schema="),
+        ({"format": "raw"}, "leave schema out"),
+        ({"on_bad_record": "ignore"}, "one of fail, skip, dead-letter"),
+        ({"dead_letter_topic": "d"}, "add on_bad_record='dead-letter'"),
+        ({"start": "yesterday"}, "is not a position"),
+        ({"start": "group"}, "add group="),
+        ({"start": {"a": 5}}, r"write \{\('topic', 0\): 1234\}"),
+        ({"start": {("a", 0): -1}}, "write"),
+        ({"start": {"timestamp": "soon"}}, "is not a time"),
+        ({"start": {"timestamp": True}}, "is not a time"),
+        ({"start": {}}, "is not a position"),
+        ({"bounded": "now"}, "is not an end"),
+        ({"discovery_interval": "often"}, "is not a duration"),
+        ({"timestamp_unit": "ns"}, "one of auto, s, ms, us"),
+        ({"begin": "earliest"}, "no argument begin.*it has: start"),
+        ({"properties": {"group.id": "x"}}, "use group="),
+        ({"properties": {"enable.auto.commit": True}}, "positions belong to the checkpoint"),
+        ({"properties": {"sasl.password": "hunter2"}}, r"write '\$\{ENV:SASL_PASSWORD\}'"),
+    ],
+)
+def test_wrong_source_arguments_are_refused_with_the_way_out(options, words):
+    arguments = {"bootstrap": "b:9092", "topic": "t", "schema": Order, **options}
+    with pytest.raises(UsageError, match=words):
+        KafkaSource(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"topic": ""}, "needs an address and a topic"),
+        ({"delivery": "twice"}, "one of exactly-once"),
+        ({"format": "csv"}, "one of json, arrow, raw"),
+        ({"transaction_timeout": "long"}, "is not a duration"),
+        ({"partition": 1}, "no argument partition"),
+        ({"key": "nosuch"}, "'nosuch' is not in the rows.*user_id, name"),
+        ({"key": "name", "format": "arrow"}, "holds many rows and has no key"),
+        ({"format": "raw"}, "column named 'value'"),
+        ({"properties": {"transactional.id": "x"}}, "derived from job, uid"),
+        ({"properties": {"ssl.key.password": "x"}}, "is a secret"),
+    ],
+)
+def test_wrong_sink_arguments_are_refused_with_the_way_out(options, words):
+    with pytest.raises(UsageError, match=words):
+        KafkaSink(**{"bootstrap": "b:9092", "topic": "t", **options}).spec(ROWS)
+
+
+def test_schema_json_cannot_hold_is_refused():
+    with pytest.raises(GraphError, match="cannot be read from JSON"):
+        KafkaSource("b:9", "t", pa.schema([("x", pa.duration("s"))]))
+    with pytest.raises(GraphError, match="takes 'key' as binary or text"):
+        KafkaSink("b:9", "t", "raw").spec(pa.schema([("key", pa.int64()), ("value", pa.binary())]))
+
+
+def test_secrets_stay_references_until_the_connecting_process(monkeypatch):
+    properties = {"sasl.password": "${ENV:KAFKA_PW}", "sasl.username": "${ENV:KAFKA_USER}", "fetch.wait.max.ms": 5}
+    source = KafkaSource("b:9092", "t", Order, properties=properties)
+    assert "hunter2" not in json.dumps(source.spec().config)
+    with pytest.raises(ConnectorError, match="environment variable KAFKA_PW is not set in this process"):
+        resolve("b:9092", source.spec().config["properties"])
+    monkeypatch.setenv("KAFKA_PW", "hunter2")
+    monkeypatch.setenv("KAFKA_USER", "ann")
+    resolved = resolve("b:9092", source.spec().config["properties"])
+    assert resolved["sasl.password"] == "hunter2"
+    assert resolved["bootstrap.servers"] == "b:9092"
+    assert "fetch.wait.max.ms" not in for_admin(resolved)
+
+
+@pytest.mark.parametrize("name", ["ssl.keystore.password", "ssl.key.pem", "sasl.oauthbearer.client.secret", "my.token"])
+def test_every_kind_of_secret_is_recognised(name):
+    with pytest.raises(UsageError, match="is a secret"):
+        check_properties({name: "literal"}, "KafkaSink")
+    assert check_properties({name: "${ENV:X}"}, "KafkaSink") == {name: "${ENV:X}"}
+
+
+def test_translation_for_kafka_python():
+    options = for_kafka_python(
+        {
+            "bootstrap.servers": "a:1,b:2",
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanisms": "SCRAM-SHA-512",
+            "sasl.username": "u",
+            "sasl.password": "p",
+            "ssl.ca.location": "/ca.pem",
+            "ssl.endpoint.identification.algorithm": "none",
+            "linger.ms": "5",
+        }
+    )
+    assert options == {
+        "bootstrap_servers": ["a:1", "b:2"],
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-512",
+        "sasl_plain_username": "u",
+        "sasl_plain_password": "p",
+        "ssl_cafile": "/ca.pem",
+        "ssl_check_hostname": False,
+        "reconnect_backoff_max_ms": 1000,
+    }
+
+
+class FakeCluster:
+    """Two partitions of `t` with offsets 10 to 20 and 30 to 40; records of time 15 and later exist in the first alone."""
+
+    EDGES = {("t", 0): (10, 20), ("t", 1): (30, 40)}
+
+    def offsets(self, places, at):
+        if isinstance(at, int):
+            return {place: 15 if place == ("t", 0) and at <= 15 else -1 for place in places}
+        return {place: self.EDGES[place][0 if at == "earliest" else 1] for place in places}
+
+    def group_offsets(self, group, places):
+        return {("t", 0): 12}
+
+
+PLACES = [("t", 0), ("t", 1)]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("earliest", [10, 30]),
+        ("latest", [20, 40]),
+        ("group", [12, 30]),
+        ({"timestamp": 15}, [15, 40]),
+        ({"offsets": [["t", 1, 33]]}, [10, 33]),
+    ],
+)
+def test_start_offsets(start, expected):
+    found = start_offsets(start, PLACES, FakeCluster(), "g")
+    assert [found[place] for place in PLACES] == expected
+
+
+@pytest.mark.parametrize(
+    ("bounded", "expected"),
+    [
+        (None, [None, None]),
+        ("latest", [20, 40]),
+        ({"timestamp": 15}, [15, 40]),
+        ({"offsets": [["t", 1, 33]]}, [0, 33]),
+    ],
+)
+def test_stop_offsets(bounded, expected):
+    found = stop_offsets(bounded, PLACES, FakeCluster())
+    assert [found.get(place) for place in PLACES] == expected
+
+
+def test_offsets_of_an_unknown_partition_are_refused():
+    with pytest.raises(ConnectorError, match="t-7, which does not exist"):
+        start_offsets({"offsets": [["t", 7, 1]]}, PLACES, FakeCluster(), None)
+
+
+def test_keys_of_every_type():
+    day = pa.array([0, None], pa.date32())
+    assert encode_keys(pa.array([1, None, -5])).to_pylist() == ["1", None, "-5"]
+    assert encode_keys(pa.array(["é", None, ""])).to_pylist() == ["é", None, ""]
+    assert encode_keys(pa.array([b"\xff", None])).to_pylist() == [b"\xff", None]
+    assert encode_keys(pa.array([1.5, None])).to_pylist() == ["1.5", None]
+    assert encode_keys(day).to_pylist() == ['"1970-01-01"', None]
+    assert encode_keys(pa.array([[1, 2], None], pa.list_(pa.int64()))).to_pylist() == ["[1,2]", None]
+
+
+def test_messages_by_format():
+    rows = pa.record_batch({"key": [b"k", None], "value": [b"v", None]})
+    values, keys = encode(rows, {"format": "raw", "key": None})
+    assert (values.to_pylist(), keys.to_pylist()) == ([b"v", None], [b"k", None])
+    values, keys = encode(pa.record_batch({"id": [1, 2]}), {"format": "json", "key": "id"})
+    assert (values.to_pylist(), keys.to_pylist()) == (['{"id":1}', '{"id":2}'], ["1", "2"])
+    values, keys = encode(pa.record_batch({"id": [1, 2]}), {"format": "arrow", "key": None})
+    assert (len(values), keys) == (1, None)
+
+
+def test_markers_order_by_checkpoint_and_chunk():
+    places = [(0, 0), (0, 1), (1, 0), (1, 65_534), (2, 0), (10**9, 3)]
+    markers = [marker_of(*place) for place in places]
+    assert markers == sorted(set(markers))
+    assert [checkpoint_of(marker) for marker in markers] == [checkpoint for checkpoint, _ in places]
+    assert checkpoint_of(-1) == -1
+    with pytest.raises(ValueError, match="at most 65535 chunks"):
+        marker_of(1, 65_535)
+
+
+def test_age_of_output_without_marker():
+    hour = 3_600_000
+    item = Committable(id="a", uid="u", run_id="r", subtask=0, checkpoint_id=3, marker_group="g", rows=5, created_ms=1)
+    asked = []
+
+    def retention():
+        asked.append(1)
+        return 24 * hour
+
+    check_age([item], {"g": -1}, 11 * hour, retention)
+    assert asked == []
+    check_age([item], {"g": -1}, 23 * hour, retention)
+    check_age([item], {"g": 0}, 999 * hour, retention)
+    check_age([msgspec.structs.replace(item, created_ms=0)], {}, 999 * hour, retention)
+    with pytest.raises(UndecidedOutputError, match="5 records of checkpoint 3"):
+        check_age([item], {}, 25 * hour, retention)
+    with pytest.raises(UndecidedOutputError):
+        check_age([item], {}, 8 * 24 * hour, lambda: None)
+
+
+def test_control_plane_loads_no_arrow():
+    code = (
+        "import sys; import penstock_connectors.kafka; from penstock_connectors.kafka.enumerator import KafkaEnumerator; "
+        "print([m for m in ('pyarrow', 'polars', 'numba', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "[]"
+    assert kafka.__all__ == ["KafkaSink", "KafkaSource"]
