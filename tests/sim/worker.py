@@ -1,7 +1,8 @@
 """TaskManagers and their workers as the simulation has them: incarnations around the engine's own `TaskRuntime`.
 
-A worker is its runtime, a seat in the schedule for each subtask, and background work in fibers. What it reports goes through its
-TaskManager, which is connected to one leader at a time by a session; whatever is on its way when a session ends is lost.
+A worker is its runtime, a seat in the schedule for each subtask, and background work in fibers. What it reports goes
+through its TaskManager, which is connected to one leader at a time by a session; whatever is on its way when a
+session ends is lost.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from penstock.network.memory import MemoryNetwork
 from penstock.rpc import messages as msg
 from penstock.task.environment import TaskEnvironment
 from penstock.task.runtime import TaskRuntime
-from penstock.task.subtask import StepResult
+from penstock.task.step import StepResult
 
 if TYPE_CHECKING:
     from tests.sim.leader import Leader
@@ -184,7 +185,7 @@ class TaskManager:
         self.workers: dict[str, Worker] = {}
         self._starting: dict[str, list[bytes]] = {}
 
-    # --- the stream to the leader ------------------------------------------------------------------------------------
+    # --- the stream to the leader -------------------------------------------------------------------------------------
 
     def connect(self) -> None:
         """Dial the leader there is; try again until there is one."""

@@ -309,7 +309,7 @@ class Checkpointing:
             checkpoint_id=pending.checkpoint_id,
             kind=pending.kind.value,
         )
-        return [SendToWorker(worker_id, message) for worker_id in deployment.source_workers()]
+        return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
 
     def _abort(self, pending: PendingCheckpoint, reason: str, now_ms: int) -> list[CheckpointCommand]:
         self.history.aborted(pending.checkpoint_id, reason, now_ms)

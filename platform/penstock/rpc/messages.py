@@ -42,7 +42,7 @@ class CancelTasks(_Message, frozen=True, kw_only=True):
 
 
 class TriggerCheckpoint(_Message, frozen=True, kw_only=True):
-    """Sources put the barrier into the stream (sent to workers that hold source subtasks)."""
+    """Sources put the barrier into the stream; the others learn that one is on its way."""
 
     job_id: str
     run_id: str

@@ -209,6 +209,8 @@ class TaskRuntime:
         for subtask in self._of(command.job_id, command.run_id, command.generation):
             if subtask.is_source:
                 subtask.trigger(command.checkpoint_id, BarrierKind(command.kind))
+            else:
+                subtask.expect(command.checkpoint_id)
 
     def _assign(self, command: AssignSplits) -> None:
         for subtask in self._of(command.job_id, None, None):

@@ -7,7 +7,6 @@ the final checkpoint is published.
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -34,6 +33,7 @@ from penstock.task.mailbox import Mailbox
 from penstock.task.reports import TaskReports
 from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain, restored_watermark
 from penstock.task.snapshot import Cut, SnapshotPipeline, SnapshotServices
+from penstock.task.step import StepResult
 from penstock.task.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
 
 if TYPE_CHECKING:
@@ -48,15 +48,6 @@ if TYPE_CHECKING:
 #: up to a limit (readers wake it earlier; for idleness time must pass): an idle job costs next to nothing.
 SOURCE_POLL_MS = 10.0
 MAX_SOURCE_POLL_MS = 160.0
-
-
-class StepResult(enum.Enum):
-    """What one step did: call again at once (BUSY), wait for a wake or a deadline, or never again (DONE)."""
-
-    BUSY = "busy"
-    IDLE = "idle"
-    BACKPRESSURED = "backpressured"
-    DONE = "done"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +72,8 @@ class Subtask:
         wake: Callable[[], None],
     ) -> None:
         """Make channels and chain; open nothing."""
-        self.deployment = deployment
-        self._environment = environment
+        self.deployment, self._environment, self._services = deployment, environment, services
         self._clock = environment.clock
-        self._services = services
         self._budget = MemoryBudget(services.managed_memory_bytes)
         self._wake = wake
         self.reports = TaskReports(deployment, environment.report)
@@ -109,6 +98,9 @@ class Subtask:
         self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
         self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain)
         self._opened = False
+        #: The checkpoint whose barrier is on its way, and the newest that has come.
+        self._expected: int | None = None
+        self._last_cut = 0
         self._input_ended = False
         self._silent = False
         self._finishing = False
@@ -132,6 +124,10 @@ class Subtask:
     def trigger(self, checkpoint_id: int, kind: BarrierKind) -> None:
         """Put a barrier into the stream (sources only)."""
         self.mailbox.post(lambda: self._trigger(Barrier(checkpoint_id, kind)))
+
+    def expect(self, checkpoint_id: int) -> None:
+        """A barrier is on its way here: rows before it are taken even when the sink is at its limit."""
+        self.mailbox.post(lambda: self._expect(checkpoint_id))
 
     def complete(self, message: CheckpointCompleted) -> None:
         """The checkpoint is durable."""
@@ -221,8 +217,9 @@ class Subtask:
             if not output.available:
                 return False
         if not self._chain.available:
-            # A sink at its limit takes no rows, but a barrier that has begun to arrive must get through.
-            return self._gate is not None and (self._alignment.running is not None or self._gate.barrier_waiting)
+            # A sink at its limit takes no rows, but a barrier that was announced or has come must get through.
+            coming = self._alignment.running is not None or self._expected is not None
+            return self._gate is not None and (coming or self._gate.barrier_waiting)
         # Frozen pages count: while a cut holds more than the budget, writing on would only copy more of them.
         return not (self._pipeline.busy and self._budget.exceeded)
 
@@ -314,6 +311,9 @@ class Subtask:
     def _cut(self, barrier: Barrier) -> None:
         """Freeze, send the barrier on, leave the rest to the pipeline."""
         begun = self._clock.monotonic_ms()
+        self._last_cut = barrier.checkpoint_id
+        if self._expected is not None and self._expected <= barrier.checkpoint_id:
+            self._expected = None
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         for output in self._outputs:
             output.barrier(barrier)
@@ -333,7 +333,13 @@ class Subtask:
         )
         self._compactor.start_due(self._stores)
 
+    def _expect(self, checkpoint_id: int) -> None:
+        if checkpoint_id > self._last_cut:
+            self._expected = checkpoint_id
+
     def _abort(self, checkpoint_id: int) -> None:
+        if self._expected is not None and self._expected <= checkpoint_id:
+            self._expected = None
         if self._gate is not None:
             self._execute(self._alignment.on_abort(checkpoint_id))
         self._pipeline.abort(checkpoint_id)

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
-from penstock.task.subtask import StepResult, Subtask
+from penstock.task.step import StepResult
+from penstock.task.subtask import Subtask
 
 if TYPE_CHECKING:
     from penstock.graph.deployment import TaskDeployment

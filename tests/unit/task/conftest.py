@@ -44,7 +44,8 @@ from penstock.rpc.messages import (
 from penstock.state.keyed import EncodedSegment
 from penstock.task.environment import TaskEnvironment
 from penstock.task.runtime import TaskRuntime
-from penstock.task.subtask import StepResult, Subtask
+from penstock.task.step import StepResult
+from penstock.task.subtask import Subtask
 
 SCHEMA = pa.schema([pa.field("x", pa.int64())])
 TEXT = schema_to_text(SCHEMA)

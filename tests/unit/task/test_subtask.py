@@ -6,8 +6,15 @@ from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.graph.deployment import OperatorRestore
-from penstock.rpc.messages import AssignSplits, CancelTasks, CheckpointDeclined, OutputPublished, TaskState
-from penstock.task.subtask import StepResult
+from penstock.rpc.messages import (
+    AssignSplits,
+    CancelTasks,
+    CheckpointDeclined,
+    OutputPublished,
+    TaskState,
+    TriggerCheckpoint,
+)
+from penstock.task.step import StepResult
 
 
 def running(world, **options):
@@ -156,6 +163,26 @@ def test_a_sink_at_its_limit_takes_no_rows_but_lets_barriers_through(world, batc
     w.settle()
     assert w.sink.seen == [1, ("barrier", 1)]
     assert w.subtasks("sink")[0].step() is StepResult.BACKPRESSURED
+
+
+def test_a_sink_at_its_limit_takes_the_rows_before_a_barrier_that_was_announced(world, batch_of):
+    settings = JobSettings(checkpoint_root="memory://u", buffer_timeout_ms=0, buffer_size_bytes=64, floating_buffers=0)
+    w = running(world, settings=settings)
+    w.sink.available = False
+    w.sources[0].script.extend(batch_of(*range(100)) for _ in range(50))
+    w.settle()
+    assert w.sink.seen == []
+    w.trigger(1)
+    w.settle()
+    assert not w.acks("sink"), "the barrier waits behind rows that have no credit"
+    w.runtime("sink").handle(
+        TriggerCheckpoint(job_id="job", run_id="run", generation=1, checkpoint_id=1, kind="checkpoint")
+    )
+    w.settle()
+    assert len(w.acks("sink")) == 1
+    taken = len(w.sink.seen)
+    w.settle()
+    assert len(w.sink.seen) == taken
 
 
 def test_a_failing_operator_fails_its_subtask_with_its_own_frames_first(world, batch_of):

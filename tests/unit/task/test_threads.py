@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from penstock.core.clock import SystemClock
-from penstock.task.subtask import StepResult
+from penstock.task.step import StepResult
 from penstock.task.threads import RunLoop, ThreadBackground
 
 SECONDS = 20
