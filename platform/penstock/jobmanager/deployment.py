@@ -63,6 +63,17 @@ class Recovered:
     #: The user let it fall below output that may have been published.
     accepted_duplicates: bool = False
 
+    @property
+    def text(self) -> str:
+        """The decision in a line."""
+        restored = self.plan.restored
+        what = "an empty start"
+        if restored is not None:
+            what = f"checkpoint {restored.checkpoint_id} of run {restored.run_id[:8]}"
+        if self.accepted_duplicates:
+            what += ", below output that may have been published (accepted by the user)"
+        return f"{what}; {len(self.plan.pending)} committables owed, {len(self.fence)} runs to fence"
+
 
 class Deployment:
     """The state of one (re)start."""

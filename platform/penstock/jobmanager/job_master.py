@@ -32,7 +32,7 @@ from penstock.jobmanager.commands import (
 from penstock.jobmanager.deployment import Deployment
 from penstock.jobmanager.failover import is_final
 from penstock.jobmanager.job_state import Failure, Step
-from penstock.jobmanager.recover import JobIdentity, end_entry, recover
+from penstock.jobmanager.recover import JobIdentity, end_entry, ended_as, recover
 from penstock.jobmanager.restart import restart_decider
 from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.status import JobStatus, StatusMachine
@@ -125,6 +125,8 @@ class JobMaster:
         deployment = self.deployment
         if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
             return []
+        if ended := ended_as(event.entries, self.identity.run_id):
+            return self._ended_before(JobStatus(ended), now_ms)
         try:
             recovered = recover(self.graph, self.identity, event, deployed_before=self.restarts > 0)
         except PenstockError as error:
@@ -132,16 +134,7 @@ class JobMaster:
         if event.files:
             named = [entry.manifest for entry in event.entries]
             self.checkpointing.sweeper.listed(event.files, named, now_ms)
-        restored = recovered.plan.restored
-        text = (
-            "an empty start"
-            if restored is None
-            else f"checkpoint {restored.checkpoint_id} of run {restored.run_id[:8]}"
-        )
-        text += f"; {len(recovered.plan.pending)} committables owed, {len(recovered.fence)} runs to fence"
-        self.story.add(now_ms, "recovery", text)
-        if recovered.accepted_duplicates:
-            self.story.add(now_ms, "recovery", "below output that may have been published: accepted by the user")
+        self.story.add(now_ms, "recovery", recovered.text)
         commands = self.checkpointing.begin(deployment, recovered.plan, now_ms)
         return commands + deployment.log_read(recovered, now_ms)
 
@@ -372,6 +365,13 @@ class JobMaster:
         self.step, self._end_state, self._end_written = Step.CLOSING, state, False
         entry = end_entry(self.graph, self.identity, state.value, owed, now_ms)
         return [*commands, AppendManifest(_END_TAG, entry)]
+
+    def _ended_before(self, state: JobStatus, now_ms: int) -> list[Command]:
+        """The leader before us wrote the end of this run, but died before it was recorded: nothing is started again."""
+        self.story.add(now_ms, "recovery", f"the run has ended already: {state}")
+        self.status.to({"CANCELED": JobStatus.CANCELLING, "FAILED": JobStatus.FAILING}.get(state, state), now_ms)
+        self.step, self._end_state, self._end_written = Step.CLOSING, state, True
+        return self._halt(f"the job is {state}", now_ms)
 
     def _request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[Command]:
         self.story.add(now_ms, "request", f"{kind} {uri}".strip())

@@ -5,10 +5,12 @@ Called by `jobmanager.job_master` at every (re)start.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from penstock.checkpoint.log import LogEntry
 from penstock.checkpoint.manifest import Manifest
-from penstock.checkpoint.recovery import check_source, plan_recovery
+from penstock.checkpoint.recovery import check_source, live_entries, plan_recovery
 from penstock.core.errors import StateMismatchError
 from penstock.core.snapshot import Committable
 from penstock.graph.job_graph import JobGraph
@@ -54,6 +56,12 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
     dropped = tuple(restored.operators) if identity.allow_dropped_state else ()
     restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
     return Recovered(plan, restore, plan.fence, accepted)
+
+
+def ended_as(entries: Sequence[LogEntry], run_id: str) -> str:
+    """Return the terminal state a leader of this run has written into the log, or nothing."""
+    ends = [e.manifest for e in live_entries(entries) if e.manifest.kind == "end" and e.manifest.run_id == run_id]
+    return ends[-1].note if ends else ""
 
 
 def end_entry(

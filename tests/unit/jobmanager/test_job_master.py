@@ -277,6 +277,17 @@ def test_a_new_leader_recovers_the_newest_checkpoint_and_the_same_run(world_of):
     assert second.manifests()[-1].checkpoint_id == 1003  # 3 may have been given away and aborted
 
 
+def test_a_run_that_has_ended_is_not_started_again_by_the_next_leader(world_of):
+    """The leader before wrote the end, and died before it could record it elsewhere."""
+    first = world_of().start().pass_time(1500)
+    first.post(ev.CancelRequested())
+    assert first.terminal.state == "CANCELED"
+    second = world_of(generation=2).start().pass_time(20_000)
+    assert second.terminal.state == "CANCELED"
+    assert not any(worker.tasks for worker in second.workers.values())
+    assert len(second.manifests("end")) == 1
+
+
 def test_a_superseded_leader_appends_nothing_grants_nothing_and_deletes_nothing(world_of, store):
     first = world_of().start().pass_time(1500)
     world_of(generation=2).start()
