@@ -12,6 +12,7 @@ from rich.table import Table
 from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, print_json, say
 from penstock.client.handle import JobHandle
 
+_PIPE_WIDTH = 250
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id, a unique beginning of it, or the job's name.")]
 
 
@@ -27,7 +28,7 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
     for job in jobs:
         running = f"{job['tasks'].get('running', 0)}/{job['tasks'].get('total', 0)}"
         table.add_row(job["name"], job["state"], _when(job["start-time"]), running, job["jid"])
-    Console().print(table)
+    _console().print(table)
 
 
 def show(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
@@ -40,7 +41,7 @@ def show(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = 
     if json:
         print_json({"job": details, "checkpoints": checkpoints, "exceptions": failures})
         return
-    console = Console()
+    console = _console()
     console.print(
         f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {_when(details['start-time'])}"
     )
@@ -123,6 +124,12 @@ def logs(job: JobArgument, *, cluster: ClusterOption = None) -> None:
         for worker in client.workers(find_job(client, job)["jid"]):
             say(f"--- {worker['id']} (pid {worker['pid']}, {worker['taskmanager']})")
             say(client.log(worker["id"]))
+
+
+def _console() -> Console:
+    """Return the terminal; where there is none (a pipe, a file), rows are not wrapped."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
 
 def _print_savepoint(job: dict[str, Any], uri: str, *, as_json: bool) -> None:
