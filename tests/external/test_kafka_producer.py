@@ -94,7 +94,7 @@ def test_more_than_the_queue_holds(kafka, produce):
 
 def test_undelivered_messages_are_reported(kafka, produce):
     producer = produce(message_timeout_ms=3_000)
-    with pytest.raises(ProducerError, match="not delivered|Unknown topic"):  # noqa: PT012 - either call may tell
+    with pytest.raises(ProducerError, match=r"not delivered|Unknown topic"):  # noqa: PT012 - either call may tell
         producer.send(f"{kafka.prefix}nosuch", texts(3))
         producer.flush(WAIT_MS)
     with pytest.raises(ProducerError, match=r"[Ll]arge"):  # noqa: PT012
@@ -189,6 +189,6 @@ def test_ended_transaction_is_told_from_a_lost_one_by_refusal(kafka, produce, ad
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_unreachable_cluster():
-    with pytest.raises(ConnectorError, match="127.0.0.1:9 cannot be reached"):
+    with pytest.raises(ConnectorError, match=r"127.0.0.1:9 cannot be reached"):
         TransactionAdmin({"bootstrap.servers": "127.0.0.1:9"})
     gc.collect()  # the library leaves the sockets of refused connections to the collector

@@ -1,4 +1,4 @@
-"""The staged Kafka sink: exactly once over crashes at every point, zombies, rescale; and the sinks without transactions."""
+"""The staged Kafka sink: exactly once over crashes, zombies and rescale; and the sinks without transactions."""
 
 import json
 import os
@@ -248,7 +248,7 @@ def test_old_output_without_marker_is_undecided(open_sink):
     stage = open_sink(clock)
     owed = stage.committable(1, (0, 10))
     clock.advance(8 * 86_400_000)
-    with pytest.raises(UndecidedOutputError, match="10 records of checkpoint 1 .*192 h old .*168 h only"):
+    with pytest.raises(UndecidedOutputError, match=r"10 records of checkpoint 1 .*192 h old .*168 h only"):
         stage.committer().recover(permit(1), (stage.prefix,), (owed,), read)
     assert stage.ids() == []
 
@@ -257,7 +257,7 @@ def test_publishing_to_a_missing_topic_names_the_output(kafka):
     properties = {"topic.metadata.propagation.max.ms": 1000}  # how long the client hopes for a new topic
     stage = SinkStage(kafka, KafkaSink(kafka.bootstrap, f"{kafka.prefix}nosuch", properties=properties))
     committer = StagedCommitter(stage.spec.config, ManualClock())
-    with pytest.raises(ConnectorError, match="publishing 10 records of checkpoint 1 to .*nosuch.*Unknown topic"):
+    with pytest.raises(ConnectorError, match=r"publishing 10 records of checkpoint 1 to .*nosuch.*Unknown topic"):
         committer.commit(permit(1), (stage.committable(1, (0, 10)),), read)
     committer.close()
 
@@ -284,7 +284,7 @@ def test_at_least_once_says_what_was_not_delivered(kafka):
     )
     stage = SinkStage(kafka, sink)
     writer = KafkaSinkFactory().create_writer(stage.spec, stage.context())
-    with pytest.raises(ConnectorError, match="not delivered|Unknown topic"):  # noqa: PT012 - either call may tell
+    with pytest.raises(ConnectorError, match=r"not delivered|Unknown topic"):  # noqa: PT012 - either call may tell
         writer.write(rows(0, 3))
         writer.prepare_commit(1)
     writer.close()
@@ -311,7 +311,7 @@ def test_validation(kafka):
     with pytest.raises(ConnectorError, match="no topic 'nosuch'"):
         validate(topic="nosuch")
     validate(delivery="exactly-once-2pc", transaction_timeout="1m")
-    with pytest.raises(ConnectorError, match="the broker allows 3600 s.*delivery='exactly-once'"):
+    with pytest.raises(ConnectorError, match=r"the broker allows 3600 s.*delivery='exactly-once'"):
         validate(6_000, delivery="exactly-once-2pc", transaction_timeout="2h")
     with pytest.raises(ConnectorError, match="60 s with a checkpoint every 40 s"):
         validate(40_000, delivery="exactly-once-2pc", transaction_timeout="1m")

@@ -258,7 +258,7 @@ def test_position_that_is_gone_is_a_loud_error(kafka, open_reader):
     stage.close()
     kafka.delete_before(topic, 0, 5)
     late = open_reader(topic, splits=splits)
-    with pytest.raises(ConnectorError, match="no longer there.*retention"):
+    with pytest.raises(ConnectorError, match=r"no longer there.*retention"):
         late.until(lambda s: len(s.rows()) > 0)
 
 
@@ -275,10 +275,10 @@ def test_several_topics(kafka, open_reader):
 
 def test_missing_topic_and_unreachable_broker(kafka, order):
     factory, clock = KafkaSourceFactory(), SystemClock()
-    with pytest.raises(ConnectorError, match="has no topic 'nosuch'.*create it"):
+    with pytest.raises(ConnectorError, match=r"has no topic 'nosuch'.*create it"):
         factory.validate(KafkaSource(kafka.bootstrap, "nosuch", order).spec())
     spec = KafkaSource("127.0.0.1:9", "orders", order).spec()
     started = clock.monotonic_ms()
-    with pytest.raises(ConnectorError, match="127.0.0.1:9 cannot be reached"):
+    with pytest.raises(ConnectorError, match=r"127.0.0.1:9 cannot be reached"):
         factory.create_enumerator(spec, first_run=True).discover(frozenset())
     assert clock.monotonic_ms() - started < 15_000

@@ -24,7 +24,7 @@ BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 FORMATS = ("json", "arrow", "raw")
 POLICIES = ("fail", "skip", "dead-letter")
 FACTORY = "penstock_connectors.kafka.source:KafkaSourceFactory"
-PRELOAD = ("penstock_connectors.kafka.reader",)
+PRELOAD = ("penstock_connectors.kafka.reader", "penstock_connectors.kafka.preload")
 
 
 class SourceOptions(TypedDict, total=False):

@@ -1,4 +1,4 @@
-"""JSON decoding and encoding: exact values, every kind of bad record, and the compiled pass against the exact decoder."""
+"""JSON decoding and encoding: exact values, bad records, and the compiled pass against the exact decoder."""
 
 import datetime as dt
 import decimal

@@ -1,4 +1,4 @@
-"""What can be said about a Kafka source or sink without a broker: arguments, secrets, positions, keys, light imports."""
+"""What can be said about Kafka sources and sinks without a broker: arguments, secrets, positions, keys."""
 
 import datetime as dt
 import json
@@ -156,7 +156,7 @@ def test_translation_for_kafka_python():
 
 
 class FakeCluster:
-    """Two partitions of `t` with offsets 10 to 20 and 30 to 40; records of time 15 and later exist in the first alone."""
+    """Two partitions of `t`, offsets 10 to 20 and 30 to 40; records of time 15 and later are in the first alone."""
 
     EDGES = {("t", 0): (10, 20), ("t", 1): (30, 40)}
 
@@ -258,7 +258,7 @@ def test_age_of_output_without_marker():
 
 def test_control_plane_loads_no_arrow():
     code = (
-        "import sys; import penstock_connectors.kafka; from penstock_connectors.kafka.enumerator import KafkaEnumerator; "
+        "import sys; import penstock_connectors.kafka; import penstock_connectors.kafka.enumerator; "
         "print([m for m in ('pyarrow', 'polars', 'numba', 'numpy') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)

@@ -1,0 +1,18 @@
+"""The compiled halves of reader and sinks, loaded where they can be; named in the specs' `preload`.
+
+The workers' template imports it before it forks, so that no worker loads or compiles anything later. Starts no thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+__all__: list[str] = []
+
+with contextlib.suppress(ImportError):  # elsewhere the plain classes are used, and load quickly
+    from penstock_connectors.formats import json_decode
+    from penstock_connectors.kafka import _kernels, fetch_fast, producer_fast
+
+    json_decode.warm()
+    _kernels.warm()
+    __all__ += ["fetch_fast", "producer_fast"]
