@@ -104,7 +104,12 @@ class FrozenSegment:
         """Return the Parquet file, None when it became durable meanwhile."""
         rows, spilled, about = self._rows, self._spilled, self._about
         if spilled is not None and about is not None:
-            return _with_data(about, spilled.read_bytes())
+            try:
+                return _with_data(about, spilled.read_bytes())
+            except FileNotFoundError:
+                if self.durable:  # an earlier barrier's upload has just finished
+                    return None
+                raise
         if rows is None:
             return None
         if rows.left:

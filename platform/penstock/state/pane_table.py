@@ -1,10 +1,8 @@
-"""`PaneTable`: accumulators by (key, pane), the state of window aggregates. One key index.
+"""`PaneTable`: accumulators by (key, pane), the state of window aggregates.
 
-Dense pages of cells per pane.
-
-Owned by one subtask thread. `update` adds a batch, `fire` merges the panes of a window, `drop_below` forgets closed
-panes, `freeze` gives a consistent cut without copying. With a cold store, keys that were not seen for long move there
-when memory runs out.
+One key index, dense pages of cells per pane. Owned by one subtask thread. `update` adds a batch, `fire` merges the
+panes of a window, `drop_below` forgets closed panes, `freeze` gives a consistent cut without copying. With a cold
+store, keys that were not seen for long move there when memory runs out.
 """
 
 from __future__ import annotations
