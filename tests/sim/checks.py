@@ -29,12 +29,13 @@ class Checks:
         self._world = world
         self._sealed = 0
         self._last: dict[str, int] = {}
+        self._ended: set[str] = set()
         #: (marker group, checkpoint id) of all output some manifest of a checkpoint names.
         self._named: set[tuple[str, int]] = set()
         #: Files the newest checkpoint names.
         self.newest: set[str] = set()
 
-    # --- the store -----------------------------------------------------------------------------------------------------
+    # --- the store ----------------------------------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes) -> None:
         """An object was written."""
@@ -53,9 +54,15 @@ class Checks:
         fail, swarm = self._world.scheduler.fail, self._world.swarm
         owed = " ".join(c.id.partition("/")[2] for c in manifest.pending)
         what = f"{manifest.kind} {manifest.checkpoint_id or ''} {manifest.barrier} {manifest.run_id} {manifest.note}"
-        self._world.scheduler.note(f"entry {manifest.sequence}: {what}, generation {manifest.generation}, owed: {owed or '-'}")
+        self._world.scheduler.note(
+            f"entry {manifest.sequence}: {what}, generation {manifest.generation}, owed: {owed or '-'}"
+        )
         if manifest.generation < self._sealed:
-            fail(f"generation {manifest.generation} appended {manifest.sequence} after generation {self._sealed} had sealed")
+            fail(f"generation {manifest.generation} appended {manifest.sequence}, {self._sealed} had sealed before")
+        if manifest.run_id in self._ended and manifest.kind in ("checkpoint", "savepoint"):
+            fail(f"{manifest.run_id} has ended and goes on")
+        if manifest.kind == "end":
+            self._ended.add(manifest.run_id)
         if manifest.kind == "seal":
             self._sealed = manifest.generation
         if manifest.checkpoint_id is not None:
@@ -67,7 +74,7 @@ class Checks:
             self._named |= {(c.marker_group, c.checkpoint_id) for c in manifest.pending}
             self.newest = files_of(manifest)
 
-    # --- the broker ----------------------------------------------------------------------------------------------------
+    # --- the broker ---------------------------------------------------------------------------------------------------
 
     def committing(self, transaction: Transaction) -> None:
         """A transaction is about to be committed."""
@@ -75,9 +82,11 @@ class Checks:
             chunk = f"{marker // MARKER_STRIDE}.{marker % MARKER_STRIDE}"
             self._world.scheduler.note(f"commit {group} {chunk}: {transaction.records} rows")
             if (group, marker // MARKER_STRIDE) not in self._named:
-                self._world.scheduler.fail(f"{group} publishes checkpoint {marker // MARKER_STRIDE}, which no manifest names")
+                self._world.scheduler.fail(
+                    f"{group} publishes checkpoint {marker // MARKER_STRIDE}, which no manifest names"
+                )
 
-    # --- the tasks -----------------------------------------------------------------------------------------------------
+    # --- the tasks ----------------------------------------------------------------------------------------------------
 
     def watch(self, subtask: Subtask) -> None:
         """Look at everything the subtask takes from its gate."""
@@ -113,7 +122,7 @@ class Checks:
         if credit.floating_free + sum(credit.floating_held) != credit.floating_total:
             self._world.scheduler.fail("floating credit leaked")
 
-    # --- the end -------------------------------------------------------------------------------------------------------
+    # --- the end ------------------------------------------------------------------------------------------------------
 
     def output(self) -> int:
         """Compare the read-committed output with the oracle; returns its rows."""

@@ -13,8 +13,8 @@ import pyarrow as pa
 from tests.sim.kafka_log import SimKafka
 
 from penstock.connector.sink import CommitOutcome, FileReader, SinkContext, SinkSpec, SinkWriter
-from penstock.connector.staging import decode_chunk
 from penstock.connector.source import PollResult, SourceBatch, SourceContext, SourceSpec, SourceSplit
+from penstock.connector.staging import decode_chunk
 from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable

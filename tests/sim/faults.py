@@ -1,8 +1,8 @@
 """What can go wrong, how often in this seed, and how often it did.
 
-Swarm style: a seed enables a random subset of kinds with random rates, so that some runs have much of one fault and none of
-another. `Swarm.strikes(kind)` is asked where the fault could happen; the world's nemesis asks `next_strike` for those that come from
-outside.
+Swarm style: a seed enables a random subset of kinds with random rates, so that some runs have much of one fault and
+none of another. `Swarm.strikes(kind)` is asked where the fault could happen; the world's nemesis asks `next_strike`
+for those that come from outside.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ POINTS: Mapping[str, float] = {
     "ack-duplicated": 0.15,
     "ack-late": 0.05,
     "frames-delayed": 0.01,
-    "kill-before-manifest": 0.03,
-    "kill-after-manifest": 0.03,
+    "kill-before-manifest": 0.05,
+    "kill-after-manifest": 0.05,
     "pause-leader-at-manifest": 0.03,
     "kill-before-init": 0.04,
-    "kill-before-commit": 0.04,
-    "kill-after-commit": 0.04,
-    "kill-fence": 0.04,
+    "kill-before-commit": 0.06,
+    "kill-after-commit": 0.06,
+    "kill-fence": 0.15,
     "zombie-in-publish": 0.04,
     "publish-delayed": 0.05,
 }
@@ -84,7 +84,9 @@ class Swarm:
         """Draw which faults this seed has, and how often."""
         share = chance.choice([0.25, 0.5, 0.8])
         points = {
-            kind: min(0.5, usual * chance.choice([0.5, 1, 1, 3])) for kind, usual in POINTS.items() if chance.random() < share
+            kind: min(0.5, usual * chance.choice([0.5, 1, 1, 3]))
+            for kind, usual in POINTS.items()
+            if chance.random() < share
         }
         strikes = {
             kind: weight * chance.choice([0.5, 1, 2]) for kind, weight in STRIKES.items() if chance.random() < share

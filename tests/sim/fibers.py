@@ -1,8 +1,8 @@
 """Blocking calls that can be left in the middle: the engine's store and broker calls run in fibers, one at a time.
 
-A fiber is a thread that only ever runs while the scheduler's thread waits for it, so there is no concurrency, only order. Where a
-call would touch the outside (a PUT, a step of a transaction, a sleep) it may `pause`; whatever happens then happens between. A fiber
-whose process was killed is unwound by `Killed`.
+A fiber is a thread that only ever runs while the scheduler's thread waits for it, so there is no concurrency, only
+order. Where a call would touch the outside (a PUT, a step of a transaction, a sleep) it may `pause`; whatever happens
+then happens between. A fiber whose process was killed is unwound by `Killed`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Fiber:
 
     def resume(self) -> None:
         """Run it until it pauses or ends."""
-        global _current
+        global _current  # noqa: PLW0603 - one call runs at a time, and this is which
         if self.finished:
             return
         if self._runner is None:

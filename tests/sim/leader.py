@@ -1,6 +1,7 @@
 """A JobManager's incarnation: what `job_driver` and `taskmanagers` do in production, around the engine's `JobMaster`.
 
-Commands become delayed actions; store calls run one after another in fibers, through the real `JobStore` (lease, seal, dense log).
+Commands become delayed actions; store calls run one after another in fibers, through the real `JobStore` (lease,
+seal, dense log).
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Leader:
         self._wake_token = 0
         self._last_abort = 0
 
-    # --- begin and end -----------------------------------------------------------------------------------------------
+    # --- begin and end ------------------------------------------------------------------------------------------------
 
     def begin(self) -> None:
         """Take the lease, seal the log, then let TaskManagers in."""
@@ -112,7 +113,7 @@ class Leader:
         ttl = self.store.lease_ttl_ms
         self.world.spawn(self.owner, "renew", self.store.renew, renewed, ttl / 3)
 
-    # --- events ------------------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
     def post(self, event: ev.Event) -> None:
         """Handle an event, after those that came before it."""
@@ -177,7 +178,7 @@ class Leader:
         found = tuple(msgspec.to_builtins(split) for split in enumerator.discover(command.known))
         self.post(ev.SplitsDiscovered(command.uid, command.epoch, found))
 
-    # --- the store ---------------------------------------------------------------------------------------------------
+    # --- the store ----------------------------------------------------------------------------------------------------
 
     def _call(self, label: str, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self._calls.append((label, work, done))
@@ -215,7 +216,7 @@ class Leader:
         else:
             self.post(ev.ManifestAppended(tag, entry))
 
-    # --- TaskManagers ------------------------------------------------------------------------------------------------
+    # --- TaskManagers -------------------------------------------------------------------------------------------------
 
     def connected(self, session: Session) -> None:
         """A TaskManager has registered."""

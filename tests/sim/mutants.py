@@ -1,7 +1,7 @@
 """Faults planted into the engine, each of which some seed must catch: they show that the simulation can see.
 
-A mutant replaces one rule of the real classes by what an honest first version might have had; where it helps, the faults and the plan
-are directed at it. Used by `test_mutants.py`.
+A mutant replaces one rule of the real classes by what an honest first version might have had; where it helps, the
+faults and the plan are directed at it. Used by `test_mutants.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from penstock.checkpoint.retention import files_of
 from penstock.connector.sink import SinkContext
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.permits import CommitPermit
-from penstock.jobmanager import recover
+from penstock.jobmanager import job_master, recover
 from penstock.jobmanager.checkpointing import Checkpointing
 from penstock.jobmanager.commands import DeleteEntries
 from penstock.network.credit import GateCredit
@@ -108,7 +108,9 @@ def _publish_before_manifest(patch: Patch) -> None:
 
 def _marker_across_runs(patch: Patch) -> None:
     plan = recover.plan_recovery
-    patch.setattr(SinkContext, "transactional_id", property(lambda self: f"{self.job_name}.{self.uid}.run.{self.subtask}"))
+    patch.setattr(
+        SinkContext, "transactional_id", property(lambda self: f"{self.job_name}.{self.uid}.run.{self.subtask}")
+    )
 
     def ids_of_the_run(entries: Any, run_id: str, **options: Any) -> Any:
         decided = plan(entries, run_id, **options)
@@ -255,6 +257,12 @@ _LONG = {"input_ms": 3000.0, "size_ms": 400, "slide_ms": 400, "inline_bytes": 0,
 _HASTY = {"checkpoint_interval_ms": 40, "checkpoint_timeout_ms": 60}
 _BUSY = {"input_ms": 150.0}
 
+
+def _end_ignored(patch: Patch) -> None:
+    """As before the simulation found it: the next leader did not look whether its run had ended."""
+    patch.setattr(job_master, "ended_as", lambda _entries, _run_id: "")
+
+
 MUTANTS = (
     Mutant(
         "segments of a failed upload forgotten",
@@ -275,7 +283,9 @@ MUTANTS = (
     Mutant("fall-back below published output", _falls_back, {}, _CRASHES, _SLOW),
     Mutant("old leader's manifest accepted", _old_leader_accepted, {"pause-leader-at-manifest": 0.2}, {}, _SLOW),
     Mutant("credit leak", _credit_leaks, {}, {}, {}, {"buffer_size_bytes": 256}),
-    Mutant("watermark lost on restore", _watermark_not_restored, {}, _CRASHES, {**_SLOW, "size_ms": 200, "slide_ms": 50}),
+    Mutant(
+        "watermark lost on restore", _watermark_not_restored, {}, _CRASHES, {**_SLOW, "size_ms": 200, "slide_ms": 50}
+    ),
     Mutant("only the last segment named", _only_last_segment, {}, _CRASHES, _SLOW),
     Mutant(
         "barrier not aligned",
@@ -285,7 +295,9 @@ MUTANTS = (
         {**_SLOW, "phases": [Phase(3, "finish")]},
         {"checkpoint_interval_ms": 40},
     ),
-    Mutant("rows pass behind a barrier", _block_ignored, {"frames-delayed": 0.2}, {}, _BUSY, {"checkpoint_interval_ms": 20}),
+    Mutant(
+        "rows pass behind a barrier", _block_ignored, {"frames-delayed": 0.2}, {}, _BUSY, {"checkpoint_interval_ms": 20}
+    ),
     Mutant("pending output dropped at restart", _pending_dropped, {"kill-before-init": 0.3}, {}, _SLOW),
     Mutant(
         "output not carried on", _output_not_carried_on, {"publish-delayed": 0.5, "kill-before-commit": 0.1}, {}, _SLOW
@@ -299,6 +311,7 @@ MUTANTS = (
         {**_SLOW, "phases": _STAGES},
         seeds=60,
     ),
+    Mutant("ended run goes on", _end_ignored, {"kill-after-manifest": 0.3}, {}, {**_SLOW, "phases": _STAGES}, seeds=40),
     Mutant(
         "floor of the other subtasks",
         _floor_of_the_others,

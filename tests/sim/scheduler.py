@@ -1,8 +1,8 @@
 """A seeded scheduler in virtual time: a heap of (time, tie-break, action); the simulation's only source of order.
 
-Actions due at one instant run in an order drawn from the seed, so that nothing relies on it. Every action has an owner (one
-incarnation of a process): a kill makes its later actions vanish, a hold (SIGSTOP) keeps them back until it is released. After
-every action the invariants are checked; a failure carries the seed and the last actions.
+Actions due at one instant run in an order drawn from the seed, so that nothing relies on it. Every action has an
+owner (one incarnation of a process): a kill makes its later actions vanish, a hold (SIGSTOP) keeps them back until it
+is released. After every action the invariants are checked; a failure carries the seed and the last actions.
 """
 
 from __future__ import annotations
@@ -111,11 +111,17 @@ class Scheduler:
     def fail(self, text: str) -> None:
         """End the run as failed."""
         trace = "\n".join(f"{at:10.2f} {owner:24} {label}" for at, owner, label in self._recent)
-        journal = "\n".join([line for line in self.journal if "is not running" not in line and "request: stop" not in line][:200])
+        journal = "\n".join(
+            [line for line in self.journal if "is not running" not in line and "request: stop" not in line][:200]
+        )
         failure = SimulationError(f"seed {self.seed}: {text}\n\nWhat happened:\n{journal}\n\nThe last steps:\n{trace}")
         # The engine may catch what is raised inside of it: the first failure counts, whoever sees it.
         self._failure = self._failure or failure
         raise self._failure
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def _step(self, due: Entry) -> None:
         at_ms, _tie, _sequence, action, label, owner = due
@@ -133,8 +139,7 @@ class Scheduler:
             action()
             for check in self.after:
                 check(owner)
-            if self._failure is not None:
-                raise self._failure
+            self._raise_failure()
         except SimulationError:
             raise
         except Exception as error:

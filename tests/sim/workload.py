@@ -73,7 +73,8 @@ class Plan:
             slide_ms=slide_ms,
             phases=phases,
             settings=_settings(chance),
-            chunk_bytes=chance.choice([150, 400, 64 << 20]),
+            # not smaller: a stop's savepoint copies every chunk, and must be done within the checkpoint's time-out
+            chunk_bytes=chance.choice([500, 1500, 64 << 20]),
             input_ms=chance.choice([100.0, 800.0, 1500.0]),
             inline_bytes=chance.choice([0, 0, 1500, 32 << 10]),
             sweep_grace_ms=chance.choice([0, 100, 1000]),
@@ -98,7 +99,9 @@ class Plan:
             msgspec.structs.replace(
                 vertex,
                 operators=tuple(
-                    msgspec.structs.replace(o, config={**o.config, "chunk_bytes": self.chunk_bytes}) if o.kind == "sink" else o
+                    msgspec.structs.replace(o, config={**o.config, "chunk_bytes": self.chunk_bytes})
+                    if o.kind == "sink"
+                    else o
                     for o in vertex.operators
                 ),
             )

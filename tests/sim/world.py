@@ -1,6 +1,7 @@
-"""The simulated world: the engine's own deciders, tasks and operators under one seeded schedule, and what goes wrong there.
+"""The simulated world: the engine's own deciders, tasks and operators under one seeded schedule, and its faults.
 
-`World(seed, plan, swarm).execute()` runs the job through its phases, heals after a while, waits for the end and compares the output.
+`World(seed, plan, swarm).execute()` runs the job through its phases, heals after a while, waits for the end and
+compares the output.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ class World:
             rows = self.checks.output()
         self.swarm.seen("transaction-fenced", self.kafka.aborted)
         scheduler = self.scheduler
-        return Result(scheduler.seed, self.swarm.counts, scheduler.steps, self.clock.elapsed_ms, scheduler.fingerprint, rows)
+        return Result(
+            scheduler.seed, self.swarm.counts, scheduler.steps, self.clock.elapsed_ms, scheduler.fingerprint, rows
+        )
 
     @contextmanager
     def _installed(self) -> Iterator[None]:
@@ -111,7 +114,7 @@ class World:
         self._names += 1
         return f"{kind}-{self._names}"
 
-    # --- processes -----------------------------------------------------------------------------------------------------
+    # --- processes ----------------------------------------------------------------------------------------------------
 
     def spawn(
         self,
@@ -166,7 +169,7 @@ class World:
         """The live worker with that owner."""
         return next((w for m in self.managers for w in m.workers.values() if w.owner == owner), None)
 
-    # --- leaders -------------------------------------------------------------------------------------------------------
+    # --- leaders ------------------------------------------------------------------------------------------------------
 
     def kill_leader(self, leader: Leader) -> None:
         """Kill the JobManager; its successor recovers the job."""
@@ -206,7 +209,7 @@ class World:
         self.leader = Leader(self, self.run, self._leaders)
         self.leader.begin()
 
-    # --- runs ----------------------------------------------------------------------------------------------------------
+    # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _next_run(self) -> None:
         phase = next(self._phases, None)
@@ -243,6 +246,9 @@ class World:
         elif self._savepoint:
             self.swarm.seen("stop-with-savepoint")
         leader.die()
+        if self.leader is not None:
+            # A successor that came while the end was being recorded.
+            self.leader.die()
         self.leader = None
         for manager in self.managers:
             manager.disconnect(again_ms=self.random.uniform(1, 30))
@@ -262,7 +268,13 @@ class World:
     def _user(self) -> None:
         """Asks for the run's end, again and again until it has come."""
         run, leader = self.run, self.leader
-        if run is not None and leader is not None and leader.ready and not run.state and self.clock.elapsed_ms > run.ask_end_ms:
+        if (
+            run is not None
+            and leader is not None
+            and leader.ready
+            and not run.state
+            and self.clock.elapsed_ms > run.ask_end_ms
+        ):
             if run.phase.end == "stop":
                 name = self.next_name("stop")
                 run.stop_uris.append(f"{self.root}/sim/savepoints/{name}")
@@ -273,7 +285,7 @@ class World:
         if not self._finished:
             self.scheduler.at(self.random.uniform(300, 900), "user", self._user)
 
-    # --- the outside ---------------------------------------------------------------------------------------------------
+    # --- the outside --------------------------------------------------------------------------------------------------
 
     def _produce(self, partition: int, rows: list[Any], at: int) -> None:
         if at >= len(rows):
