@@ -24,7 +24,7 @@ from penstock.graph.job_graph import encode_graph
 from penstock.testing.servers import s3
 
 TERMINAL = ("FINISHED", "CANCELED", "FAILED")
-POLL_S = 0.05
+POLL_S = 0.15
 #: A JobManager that is held at a failpoint answers nobody: do not wait for it for long.
 REST_LIMIT_S = 1.0
 END_LIMIT_S = 75.0

@@ -21,7 +21,7 @@ from tests.cluster.stage import Stage
 from penstock.testing.servers import start_kafka, start_minio
 
 VICTIMS = ("worker", "taskmanager", "jobmanager")
-EVENTS, RATE = 20_000, 4_000
+EVENTS, RATE = 12_000, 4_000
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _await_end(scene, record, killed_at):
         if summary.get("state") == "FINISHED":
             return
         assert summary.get("state") not in ("FAILED", "CANCELED"), scene.diagnosis()
-        time.sleep(0.1)
+        time.sleep(0.25)
     raise AssertionError(f"did not end within {END_LIMIT_S} s\n{scene.diagnosis()}")
 
 
