@@ -191,13 +191,16 @@ class TransactionAdmin:
             )
             raise NotEndableError(f"commit refused ({type(error).__name__}); the coordinator says: {state}") from error
 
-    def markers(self, groups: Mapping[str, str]) -> dict[str, int]:
-        """Return the stable offset of partition 0 of each group's topic, -1 where there is none; waits for pending."""
+    def markers(self, groups: Mapping[str, str], *, stable: bool = True) -> dict[str, int]:
+        """Return the committed offset of partition 0 of each group's topic, -1 where there is none.
+
+        Waits until no open transaction holds another one, unless `stable` is False.
+        """
         if not groups:
             return {}
-        return self._retry(lambda: self._run(lambda: self._fetch_offsets(groups)), *groups)
+        return self._retry(lambda: self._run(lambda: self._fetch_offsets(groups, stable=stable)), *groups)
 
-    async def _fetch_offsets(self, groups: Mapping[str, str]) -> dict[str, int]:
+    async def _fetch_offsets(self, groups: Mapping[str, str], *, stable: bool) -> dict[str, int]:
         nodes = await self._admin._find_coordinator_ids(list(groups), key_type=CoordinatorType.GROUP)  # noqa: SLF001
         group_of = OffsetFetchRequest.OffsetFetchRequestGroup
         out: dict[str, int] = {}
@@ -210,7 +213,7 @@ class TransactionAdmin:
                 for group, at in nodes.items()
                 if at == node
             ]
-            request = OffsetFetchRequest(groups=asked, require_stable=True, min_version=8, max_version=8)
+            request = OffsetFetchRequest(groups=asked, require_stable=stable, min_version=8, max_version=8)
             answer = await self._admin._manager.send(request, node_id=node)  # noqa: SLF001
             for group in answer.groups:
                 _raise_for(group.error_code, f"OffsetFetch({group.group_id})")
