@@ -90,11 +90,16 @@ class ManifestLog:
             LeadershipLostError: a newer generation is in the log. SnapshotDamagedError: an entry cannot be decoded.
         """
         found: list[LogEntry] = []
-        for key in self._store.list(PREFIX):
-            sequence = sequence_of(key)
-            if sequence is None:
-                continue
-            manifest = self._load(sequence)
+        sequences = [n for n in map(sequence_of, self._store.list(PREFIX)) if n is not None]
+        for sequence in sequences:
+            try:
+                manifest = self._load(sequence)
+            except SnapshotDamagedError as error:
+                gone = isinstance(error.__cause__, FileNotFoundError)
+                if gone and sequence != sequences[-1]:
+                    # The retention of the leader before us is still at work: it deletes behind a newer entry only.
+                    continue
+                raise
             self._refuse_newer(manifest)
             self._last = max(self._last, sequence)
             found.append(self._entry(manifest))

@@ -151,6 +151,23 @@ def test_a_stranger_of_the_same_generation_is_no_success(log_of, manifest_of, me
         one.append(manifest_of(checkpoint_id=1))
 
 
+def test_entries_the_old_leader_deletes_while_they_are_read_are_passed_over(log_of, manifest_of, memory):
+    log = log_of(1)
+    for number in (1, 2, 3):
+        log.append(manifest_of(checkpoint_id=number))
+
+    def hook(done, key, at):
+        if done == "read" and key == key_of(2) and at == "before":
+            memory.fault = lambda *_: None
+            memory.delete(key)
+
+    memory.fault = hook
+    assert [e.manifest.sequence for e in log.read()] == [1, 3, 4]
+    memory.fault = lambda done, key, at: memory._objects.pop(key_of(4), None) if done == "read" else None
+    with pytest.raises(SnapshotDamagedError, match="was there and is gone"):
+        log.read()
+
+
 def test_a_damaged_entry_is_named(log_of, memory):
     log = log_of(1)
     memory.put(key_of(2), b"{")
