@@ -242,12 +242,7 @@ class Deployment:
     def _resolve(self, recovered: Recovered) -> list[Command]:
         if self._resolver:
             return []
-        sinks = {
-            operator.uid: operator.config["sink"]
-            for vertex in self.graph.vertices
-            for operator in vertex.operators
-            if operator.kind == "sink" and msgspec.convert(operator.config["sink"], SinkSpec).delivery in _EXACTLY_ONCE
-        }
+        sinks = publishing_sinks(self.graph)
         entry = recovered.plan.permit_entry
         if not sinks or not recovered.fence or entry is None:
             self.resolved = True
@@ -305,3 +300,13 @@ class Deployment:
 def source_spec(operator: OperatorSpec) -> SourceSpec:
     """Return the source of a source operator."""
     return msgspec.convert(operator.config["source"], SourceSpec)
+
+
+def publishing_sinks(graph: JobGraph) -> dict[str, Any]:
+    """Return the sinks that publish under a permit, by uid."""
+    return {
+        operator.uid: operator.config["sink"]
+        for vertex in graph.vertices
+        for operator in vertex.operators
+        if operator.kind == "sink" and msgspec.convert(operator.config["sink"], SinkSpec).delivery in _EXACTLY_ONCE
+    }

@@ -15,7 +15,7 @@ from penstock.core.errors import StateMismatchError
 from penstock.core.snapshot import Committable
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.restore_plan import assign_state
-from penstock.jobmanager.deployment import Recovered
+from penstock.jobmanager.deployment import Recovered, publishing_sinks
 from penstock.jobmanager.events import LogRead
 
 
@@ -48,11 +48,11 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
     if restored is not log.source and restored.graph_fingerprint != graph.fingerprint:
         msg = f"job {graph.name!r} has changed since checkpoint {restored.checkpoint_id}"
         raise StateMismatchError(msg, hint="take it up with --from <savepoint>, or start anew with --fresh")
-    known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
-    lost = sorted({c.uid for c in plan.pending} - known)
+    lost = sorted({c.uid for c in plan.pending} - set(publishing_sinks(graph)))
     if lost:
-        msg = f"output of sink {lost[0]!r} is not published yet, and the job has no sink of that uid"
-        raise StateMismatchError(msg, hint="give the sink its old uid back until its output is published")
+        msg = f"output of sink {lost[0]!r} is not published yet, and the job has no exactly-once sink of that uid"
+        hint = "give the sink its old uid and delivery back until its output is published"
+        raise StateMismatchError(msg, hint=hint)
     dropped = tuple(restored.operators) if identity.allow_dropped_state else ()
     restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
     return Recovered(plan, restore, plan.fence, accepted)

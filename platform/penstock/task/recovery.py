@@ -15,6 +15,8 @@ from penstock.connector.sink import SinkContext, SinkFactory, SinkSpec, load_fac
 from penstock.core.errors import StateMismatchError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.core.snapshot import Committable
     from penstock.rpc.messages import ResolvePending
     from penstock.task.environment import TaskEnvironment
@@ -50,6 +52,7 @@ def resolve_pending(command: ResolvePending, environment: TaskEnvironment) -> tu
             attempt=0,
             clock=environment.clock,
         )
+        _check_delivery(uid, spec, owed.get(uid, ()))
         committer = factory.create_committer(spec, context)
         if committer is None:
             if owed.get(uid):
@@ -65,3 +68,12 @@ def resolve_pending(command: ResolvePending, environment: TaskEnvironment) -> tu
             committer.close()
         published += [outcome.committable_id for outcome in outcomes]
     return tuple(published)
+
+
+def _check_delivery(uid: str, spec: SinkSpec, owed: Sequence[Committable]) -> None:
+    """Refuse output of the other exactly-once delivery: its committer would take it for published, or fail on it."""
+    staged = {bool(committable.files) for committable in owed}
+    if owed and staged != {spec.delivery == "exactly-once"}:
+        rows = sum(committable.rows for committable in owed)
+        msg = f"sink {uid} has {rows} unpublished rows of another delivery mode than {spec.delivery!r}"
+        raise StateMismatchError(msg, hint="keep the delivery mode until the pending output is published")

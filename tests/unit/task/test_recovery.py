@@ -108,6 +108,14 @@ def test_output_owed_by_a_sink_that_now_publishes_nothing_is_an_error(factory):
     assert resolve_pending(command(), Environment()) == ()
 
 
+def test_output_of_the_other_exactly_once_delivery_is_an_error(factory):
+    """A staged committer would take an open transaction for output without chunks: published."""
+    transaction = msgspec.structs.replace(committable(1), files=(), detail={"producer_id": 1})
+    with pytest.raises(StateMismatchError, match="3 unpublished rows of another delivery mode"):
+        resolve_pending(command(transaction), Environment())
+    assert factory.calls == []
+
+
 def test_the_answer_carries_the_error_in_one_line(factory, world):
     factory.fails = True
     w = world()
