@@ -107,15 +107,21 @@ CoordinatorCommand = TriggerBarrier | AppendCheckpoint | AbortCheckpoint | Refus
 class CheckpointCoordinator:
     """Ids grow over all deployments of a run: each coordinator is given the next one."""
 
-    def __init__(self, settings: CoordinatorSettings, executions: Collection[ExecutionId], next_id: int) -> None:
-        """For one deployment; `executions` are all its subtasks."""
+    def __init__(
+        self,
+        settings: CoordinatorSettings,
+        executions: Collection[ExecutionId],
+        next_id: int,
+        ended: Collection[ExecutionId] = (),
+    ) -> None:
+        """For one deployment; `executions` are all its subtasks, `ended` those whose input has ended already."""
         self._settings = settings
         self._executions = frozenset(executions)
         self.next_id = next_id
         self.current: PendingCheckpoint | None = None
         self.consecutive_failures = 0
         self._requests: list[tuple[BarrierKind, str]] = []
-        self._ended: set[ExecutionId] = set()
+        self._ended: set[ExecutionId] = set(ended)
         self._running = False
         #: A cut after which nothing follows is in the log.
         self._closed = False

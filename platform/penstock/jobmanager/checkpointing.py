@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from penstock.checkpoint.coordinator import (
     AbortCheckpoint,
     Ack,
@@ -132,6 +134,8 @@ class Checkpointing:
             ),
             [e.id for e in deployment.executions.values()],
             self._next_id,
+            # A bounded source may be read to its end while another one still looks for its splits.
+            ended=[e.id for e in deployment.executions.values() if e.input_ended],
         )
         return self._translate(self._coordinator.start(now_ms), now_ms)
 
@@ -387,4 +391,7 @@ class Checkpointing:
         if ending.writing:
             return []
         ending.writing = True
-        return self._copy(ending.manifest, ending.request_id or f"stop-{ending.manifest.sequence}", ending.uri)
+        # All is published: whoever starts from the copy owes nothing and needs no marker, which may have expired.
+        parts = tuple(msgspec.structs.replace(part, committables=()) for part in ending.manifest.subtasks)
+        settled = msgspec.structs.replace(ending.manifest, pending=(), subtasks=parts)
+        return self._copy(settled, ending.request_id or f"stop-{ending.manifest.sequence}", ending.uri)

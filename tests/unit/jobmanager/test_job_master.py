@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from penstock.checkpoint.manifest import decode_manifest
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.status import JobStatus
@@ -158,6 +159,36 @@ def test_a_bounded_job_is_not_finished_before_its_tail_is_published(world_of, gr
     assert world.terminal == cmd.JobTerminal("FINISHED", world.master.error)
     assert "DeployTasks" not in kinds(world)
     assert set(world.output.values()) == {1}
+
+
+def test_an_input_that_ended_before_the_other_sources_had_their_splits_counts(world_of, graph_of):
+    world = world_of(graph_of(bounded=True, checkpoint_interval_ms=None))
+    world.hold_discovery = True
+    world.start().end_input()
+    assert world.terminal is None
+    world.post(world.held_discovery.pop())
+    assert world.terminal == cmd.JobTerminal("FINISHED", "")
+
+
+def test_the_copy_of_a_stop_owes_nothing(world_of):
+    """It is made after all is published; a marker may have expired when somebody starts from it."""
+    world = world_of().start()
+    world.post(ev.StopRequested("req", "memory://sp", drain=False))
+    (copy,) = [decode_manifest(m.manifest) for _, m in world.sent if isinstance(m, msg.WriteSavepoint)]
+    assert copy.barrier == "stop"
+    assert copy.pending == ()
+    assert {part.committables for part in copy.subtasks} == {()}
+    assert world.manifests()[-1].pending  # the log says what was owed at the cut
+
+
+def test_output_owed_by_a_sink_that_no_longer_publishes_is_not_forgotten(world_of, graph_of):
+    first = world_of().start()
+    first.deaf.add(msg.CheckpointCompleted)
+    first.pass_time(1500)
+    (source,) = first.manifests()
+    world = world_of(graph_of(delivery="at-least-once"), generation=2, run_id="r2", source=source).start()
+    assert world.terminal.state == "FAILED"
+    assert "no exactly-once sink of that uid" in world.terminal.error
 
 
 def test_stop_with_savepoint_publishes_before_the_copy_and_the_end(world_of):
