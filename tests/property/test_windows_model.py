@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
@@ -25,7 +26,6 @@ from penstock.eventtime.windows import is_late, sliding_windows
 from penstock.kernels.hashing import hash_columns
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.window import WindowAggregateOperator
-from penstock.operators.window_schema import output_schema
 from penstock.state.budget import MemoryBudget
 from penstock.state.store import KeyedStateRequest, open_keyed_state
 
@@ -305,17 +305,9 @@ def clip(snapshot, owned):
     common = HashRange(snapshot.hash_low, snapshot.hash_high).intersect(owned)
     if common is None:
         return None
-    segments = []
-    for s in snapshot.segments:
-        piece = HashRange(s.clip_low, s.clip_high).intersect(common)
-        if piece is not None:
-            segments.append(
-                type(s)(
-                    **{f: getattr(s, f) for f in s.__struct_fields__} | {"clip_low": piece.low, "clip_high": piece.high}
-                )
-            )
-    fields = {f: getattr(snapshot, f) for f in snapshot.__struct_fields__}
-    return type(snapshot)(**fields | {"segments": tuple(segments), "hash_low": common.low, "hash_high": common.high})
+    parts = [(s, HashRange(s.clip_low, s.clip_high).intersect(common)) for s in snapshot.segments]
+    segments = tuple(replace(s, clip_low=p.low, clip_high=p.high) for s, p in parts if p is not None)
+    return replace(snapshot, segments=segments, hash_low=common.low, hash_high=common.high)
 
 
 def micros(moment):
@@ -403,12 +395,3 @@ def test_long_jobs(backend, window, seed, tmp_path):
     play(job, episodes(seed, 40))
     for _, store in job.subtasks:
         store.close()
-
-
-def test_output_schema_is_what_is_emitted():
-    config = {"key": ["s"], "window": {"kind": "tumbling", "size_us": 10}, "aggregates": AGGREGATES}
-    schema = output_schema(config, SCHEMA)
-    assert schema.names == ["s", "window_start", "window_end", *[a["alias"] for a in AGGREGATES], TS_COLUMN]
-    assert not schema.field("n").nullable
-    assert schema.field("total").nullable
-    assert not schema.field("most").nullable
