@@ -117,7 +117,7 @@ class KafkaSink:
             config=self._config,
             delivery=self._delivery,
             schema=schema_to_text(input_schema),
-            preload=(*PRELOAD[self._delivery], "penstock_connectors.kafka.preload"),
+            preload=[*PRELOAD[self._delivery], "penstock_connectors.kafka.preload"],
         )
 
 

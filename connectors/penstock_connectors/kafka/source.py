@@ -137,7 +137,7 @@ class KafkaSource:
             schema=schema_to_text(self.row_schema),
             bounded=bounded,
             discovery_interval_ms=None if bounded else self._discovery,
-            preload=PRELOAD,
+            preload=list(PRELOAD),
         )
 
 

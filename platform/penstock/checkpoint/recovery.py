@@ -20,7 +20,7 @@ FRESH = "fresh"
 #: Note of a seal that continued from a savepoint: begins with this, then the URI.
 FROM = "from "
 _ENDING = frozenset({"stop", "drain", "final"})
-#: Ids that an earlier leader may have given to checkpoints that were never completed, and of which the log knows nothing.
+#: Ids an earlier leader may have given to checkpoints that were never completed: the log knows nothing of them.
 _UNSEEN_IDS = 1_000
 
 

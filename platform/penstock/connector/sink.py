@@ -37,7 +37,7 @@ class SinkSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Schema of the rows it is given, as text, without `__ts`.
     schema: str
     #: Modules the workers' template imports before it forks, so that workers start at once; none may start a thread.
-    preload: tuple[str, ...] = ()
+    preload: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)

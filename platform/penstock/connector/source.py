@@ -46,7 +46,7 @@ class SourceSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Milliseconds between look-ups of new splits; None = only at the start.
     discovery_interval_ms: int | None = None
     #: Modules the workers' template imports before it forks, so that workers start at once; none may start a thread.
-    preload: tuple[str, ...] = ()
+    preload: list[str] = []
 
 
 @dataclass(frozen=True, slots=True)

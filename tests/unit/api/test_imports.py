@@ -1,3 +1,5 @@
+"""Imports stay lazy: what a job file needs is loaded, nothing more."""
+
 import subprocess
 import sys
 

@@ -1,3 +1,5 @@
+"""The entry point: bad usage, errors of a user and interruptions become one line and an exit code."""
+
 import subprocess
 import sys
 

@@ -1,3 +1,5 @@
+"""What a worker template imports for the Kafka connector, and what it must not start."""
+
 import os
 import subprocess
 import sys
