@@ -86,15 +86,15 @@ class Record:
         return not self.error and self.windows > 0 and self.missing == self.duplicated == self.wrong == 0
 
 
-def run_cell(stage, cell):
-    """Run one cell; raises when the point was not hit or the job did not end."""
+def run_cell(stage, cell, **job):
+    """Run one cell; raises when the point was not hit or the job did not end. `job`: further parameters of the job."""
     point = POINTS[cell.point]
     nth = 1 + cell.seed % 3 * point.step
     orders = Orders(cell.seed, **{"events": EVENTS, **point.orders})
     record = Record(cell.point, cell.victim, cell.seed)
     started = time.monotonic()
     failpoints = {cell.point: f"hold@{nth}"}
-    with Scene(stage, orders, rate=point.rate, failpoints=failpoints, job=point.job) as scene:
+    with Scene(stage, orders, rate=point.rate, failpoints=failpoints, job={**point.job, **job}) as scene:
         scene.begin()
         _provoke(scene, point, cell)
         evidence = scene.wait_hit(cell.point)
