@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import runpy
-import secrets
 import signal
 import statistics
 import sys
@@ -66,8 +65,9 @@ env.execute("recovery-time")
 class Live(threading.Thread):
     """Produces at a steady rate with the wall clock as event time; first, as fast as it can, one order of every key."""
 
-    def __init__(self, bootstrap, topic):
+    def __init__(self, bootstrap, topic, rate, keys):
         super().__init__(name="live", daemon=True)
+        self.rate, self.keys = rate, keys
         self.ended, self.loaded = threading.Event(), threading.Event()
         self.behind_s = 0.0
         self._topic = topic
@@ -75,21 +75,21 @@ class Live(threading.Thread):
         self._producer = Producer({**settings, "queue.buffering.max.messages": 2_000_000})
 
     def run(self):
-        self._send(range(KEYS), int(time.time() * 1000))
+        self._send(range(self.keys), int(time.time() * 1000))
         self._producer.flush()
         self.loaded.set()
         sent, started = 0, time.monotonic()
         while not self.ended.is_set():
-            due = int((time.monotonic() - started) * RATE)
+            due = int((time.monotonic() - started) * self.rate)
             self._send(range(sent, due), int(time.time() * 1000))
             sent = due
-            self.behind_s = time.monotonic() - started - due / RATE
+            self.behind_s = time.monotonic() - started - due / self.rate
             self.ended.wait(TICK_S)
         self._producer.flush(10)
 
     def _send(self, indexes, now_ms):
         for i in indexes:
-            value = b'{"user_id":%d,"amount":%d,"ts":%d}' % (i * 7919 % KEYS, i % 1000, now_ms)
+            value = b'{"user_id":%d,"amount":%d,"ts":%d}' % (i * 7919 % self.keys, i % 1000, now_ms)
             self._producer.produce(self._topic, value, partition=i % PARTITIONS)
             if i % 10_000 == 0:
                 self._producer.poll(0)
@@ -183,6 +183,8 @@ def delays(reader):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--rate", type=int, default=RATE, help="events a second")
+    parser.add_argument("--keys", type=int, default=KEYS, help="keys of state")
     parser.add_argument("--victim", choices=("worker", "taskmanager", "jobmanager"), default="worker")
     parser.add_argument("--slow-import", action="store_true", help="the job imports a module that takes a second")
     options = parser.parse_args()
@@ -201,7 +203,7 @@ def main():
         path = write_job(folder, kafka, slow=options.slow_import)
         config = LocalClusterConfig(directory=folder / "cluster", environment=environment)
         cluster = stack.enter_context(LocalCluster(config))
-        live, reader = Live(kafka.bootstrap, "orders"), Reader(kafka.bootstrap, "totals")
+        live, reader = Live(kafka.bootstrap, "orders", options.rate, options.keys), Reader(kafka.bootstrap, "totals")
         stack.callback(live.ended.set)
         stack.callback(reader.ended.set)
         live.start()
@@ -221,7 +223,7 @@ def main():
     figures = {
         "victim": options.victim, "kills": len(times), "p50_s": round(statistics.median(times), 3), "max_s": max(times),
         "steady_delay_p50_s": round(statistics.median(steady), 3), "slow_import": options.slow_import,
-        "rate": RATE, "keys": KEYS, "producer_behind_s": round(live.behind_s, 2), "run": secrets.token_hex(2),
+        "rate": options.rate, "keys": options.keys, "producer_behind_s": round(live.behind_s, 2),
     }  # fmt: skip
     print(json.dumps(figures))
 

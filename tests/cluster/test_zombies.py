@@ -17,6 +17,8 @@ pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pyte
 EVENTS, RATE = 20_000, 4_000
 LEASE_S = ClusterSettings().worker_lease_ms / 1000
 REPLACED_S = 30.0
+#: Exit code of a JobManager that another one has succeeded.
+STEPPED_DOWN = 3
 
 
 @pytest.fixture
@@ -95,6 +97,7 @@ def test_a_paused_leader_that_was_succeeded_appends_nothing_and_ends(stage, paus
                 assert proc_tree.stopped(old.pid), "the old leader ended before it was resumed: nothing is shown"
                 os.kill(old.pid, signal.SIGCONT)
                 wait_until(lambda: not old.alive, 20.0, "the old leader to end")
+                assert old.process.returncode == STEPPED_DOWN, old.log_tail()
                 scene.feed.join(30)
                 scene.wait_finished()
                 scene.check_exact()
