@@ -21,6 +21,7 @@ from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneT
 from penstock.state.cold import ColdPanes
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable, table_to_rows
 from penstock.state.hot import CHUNK, Fired, HotPanes, canonical, overflow
+from penstock.state.key_index import KeyIndex
 from penstock.state.panes import Rows
 
 if TYPE_CHECKING:
@@ -108,12 +109,12 @@ class PaneTable:
 
     def fire_keys(self, keys: KeyColumns, hashes: I64, panes: list[int]) -> Iterator[Fired]:
         """As `fire`, for the given keys alone (each once in the result)."""
-        slots = np.unique(self._hot.index.upsert(keys, hashes))
-        wanted = np.zeros(self._hot.index.count, np.bool_)
-        wanted[slots] = True
+        # An index of their own: the window may hold more keys than the table has in memory, and must not bring them in.
+        asked = KeyIndex(self.spec.key_schema)
+        asked.upsert(keys, hashes)
+        count = asked.count
         for piece in self.fire(panes):
-            again = self._hot.index.upsert(canonical(self.spec, piece.keys), piece.hashes)
-            chosen = wanted[again]
+            chosen = asked.upsert(canonical(self.spec, piece.keys), piece.hashes) < count
             if chosen.any():
                 mask = pa.array(chosen)
                 yield Fired([k.filter(mask) for k in piece.keys], piece.hashes[chosen], piece.cells[chosen])

@@ -185,3 +185,17 @@ def test_late_firing_is_for_the_given_keys(state):
     batch = pa.record_batch({"k": pa.array([3, 1, 3])})
     pieces = list(table.fire_keys(key_columns(batch, ("k",)), hash_columns(batch, ("k",)), [0]))
     assert sorted(k for p in pieces for k in p.keys[0].to_pylist()) == [1, 3]
+
+
+def test_late_firing_finds_keys_that_are_cold(state):
+    from penstock.kernels.columns import key_columns
+    from penstock.kernels.hashing import hash_columns
+
+    table = state.open(backend="rocksdb", memory=100_000).pane_table("panes", state.spec)
+    state.update(table, range(3000), [0] * 3000)
+    state.update(table, [5000, 17], [0, 0])
+    assert table._cold.panes == [0]
+    batch = pa.record_batch({"k": pa.array([2999, 17, 5000, 1])})
+    pieces = list(table.fire_keys(key_columns(batch, ("k",)), hash_columns(batch, ("k",)), [0]))
+    found = {k: c[0] for p in pieces for k, c in zip(p.keys[0].to_pylist(), p.cells.tolist(), strict=True)}
+    assert found == {1: 1, 17: 2, 2999: 1, 5000: 1}
