@@ -12,8 +12,9 @@ from penstock.core.errors import UndecidedOutputError
 from penstock.core.snapshot import Committable
 
 CHUNKS_PER_CHECKPOINT = 1 << 16
-#: Younger output than this certainly has its marker; for older output the broker is asked how long it keeps offsets.
-SURELY_KEPT_MS = 12 * 3600 * 1000
+#: Younger output than this certainly has its marker (a broker keeps offsets for a minute at least); for older output
+#: the broker is asked.
+SURELY_KEPT_MS = 60 * 1000
 #: Kafka's default of `offsets.retention.minutes`, when the broker does not tell.
 DEFAULT_RETENTION_MS = 7 * 24 * 3600 * 1000
 
