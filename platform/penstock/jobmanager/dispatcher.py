@@ -17,7 +17,7 @@ from penstock.checkpoint.job_records import JobRecord, read_records, write_recor
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
 from penstock.core.clock import Clock
-from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
+from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, PenstockError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
 from penstock.jobmanager import enumerators, job_views
@@ -270,7 +270,15 @@ class Dispatcher:
             raise
         job.driver = driver
         self._jobs[record.job_id] = job
-        await driver.start(generation)
+        try:
+            await driver.start(generation)
+        except LeadershipLostError as error:
+            parts.leadership_lost(error)
+            raise
+        except PenstockError:
+            # It was accepted and recorded: started as after a change of leaders, or recorded as failed.
+            await driver.close(release=False)
+            self._spawn(self._recover_one(job))
         return record.job_id
 
     async def _recover_one(self, job: _Job) -> None:
@@ -279,6 +287,11 @@ class Dispatcher:
             driver = job.driver = self._driver(job)
             try:
                 await driver.start(await driver.acquire())
+                return
+            except LeadershipLostError as error:
+                # To try again would take the job from our successor, which holds leases under the same id.
+                await driver.close(release=False)
+                self._parts.leadership_lost(error)
                 return
             except PenstockError as error:
                 await driver.close(release=False)

@@ -7,11 +7,13 @@ import asyncio
 import pytest
 
 from penstock.config.settings import ClusterSettings
-from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, UsageError
+from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
 from penstock.graph.job_graph import encode_graph
+from penstock.jobmanager import dispatcher as dispatcher_module
 from penstock.jobmanager import enumerators
 from penstock.jobmanager.config import JobManagerConfig
 from penstock.jobmanager.dispatcher import SubmitOptions
+from penstock.jobmanager.job_store import JobStore
 from penstock.jobmanager.main import JobManager
 from penstock.rpc import messages as msg
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
@@ -194,6 +196,43 @@ async def test_a_new_leader_recovers_the_job_and_the_old_one_steps_down(cluster_
     assert machine.world.resolved[0].permit.checkpoint_id >= 2
     with pytest.raises(LeadershipLostError):
         await asyncio.wait_for(old.wait(), 10)
+
+
+async def test_a_job_that_was_taken_starts_although_the_store_failed_at_first(cluster_of, encoded, monkeypatch):
+    manager, _ = await cluster_of()
+    failures = [StorageError("the store is away")]
+    seal = JobStore.seal
+
+    def fail_once(self, *arguments):
+        if failures:
+            raise failures.pop()
+        seal(self, *arguments)
+
+    monkeypatch.setattr(JobStore, "seal", fail_once)
+    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 10)
+    job_id = await manager.dispatcher.submit(encoded())
+    await running(manager, job_id)
+
+
+async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded, monkeypatch):
+    manager, _ = await cluster_of(taskmanager=False)
+    acquired = []
+    acquire = JobStore.acquire
+
+    def refuse(self, *arguments):
+        raise LeadershipLostError("generation 9 has taken the job over")
+
+    monkeypatch.setattr(JobStore, "acquire", lambda self, *a: acquired.append(1) or acquire(self, *a))
+    monkeypatch.setattr(JobStore, "seal", refuse)
+    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 10)
+    with pytest.raises(LeadershipLostError):
+        await manager.dispatcher.submit(encoded())
+    with pytest.raises(LeadershipLostError):
+        await asyncio.wait_for(manager.wait(), 10)
+    successor, _ = await cluster_of(taskmanager=False)
+    with pytest.raises(LeadershipLostError):
+        await asyncio.wait_for(successor.wait(), 10)
+    assert len(acquired) == 2  # once each: neither tried again
 
 
 async def test_jobs_that_ended_are_remembered_by_the_next_leader(cluster_of, encoded):
