@@ -37,7 +37,7 @@ class _Channel:
     blocked: bool = False
     #: Whether it stands in the round of channels to poll.
     ready: bool = False
-    #: The end of input has arrived; later failures of the carrier lose nothing.
+    #: The end of input has arrived; only barriers follow.
     end_received: bool = False
     next_sequence: int = 0
     grant: Callable[[int], None] | None = None
@@ -189,8 +189,9 @@ class InputGate:
     def fail(self, channel: int, reason: str) -> bool:
         """The carrier of `channel` is gone; return whether that can have lost anything."""
         with self._lock:
-            if self._closed or self._channels[channel].end_received:
+            if self._closed:
                 return False
+            # Behind the end of input too: the barriers of the last checkpoints still have to come this way.
             self._failure = self._failure or reason
         self._on_data()
         return True

@@ -154,11 +154,14 @@ def test_a_lost_sender_is_the_tasks_error(net):
         sender.gate.poll()
 
 
-def test_a_sender_that_leaves_after_its_end_loses_nothing(net):
+def test_a_sender_that_is_lost_behind_its_end_takes_the_last_barriers_with_it(net):
+    """Its tasks stay until the job is finished: who waited for the final checkpoint would wait until its time-out."""
     sender = Sender(net, channels=1)
     sender.send(0, EndOfInput())
-    assert not sender.gate.fail(0, "left")
     assert net.poll_all(sender.gate) == [(0, EndOfInput())]
+    assert sender.gate.fail(0, "left")
+    with pytest.raises(ConnectionLostError, match="left"):
+        sender.gate.poll()
 
 
 def test_a_closed_gate_ignores_what_still_arrives(net):
