@@ -1,7 +1,7 @@
-"""CPU seconds of a whole process tree, measured from outside: user and system time of every descendant, dead ones included.
+"""CPU seconds of a whole process tree, measured from outside: user and system time of every descendant, dead ones too.
 
-A sub-reaper adopts orphans; children that ended are in their reaper's `cutime`. Samples are kept with wall-clock times, so that
-the CPU spent between two moments (first record read, last result) can be told from start-up.
+A sub-reaper adopts orphans; children that ended are in their reaper's `cutime`. Samples are kept with wall-clock times,
+so that the CPU spent between two moments (first record read, last result) can be told from start-up.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import ctypes
 import os
 import threading
 import time
+from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SAMPLE_SECONDS = 0.05
@@ -30,6 +31,8 @@ class TreeMeter:
         self._times: list[float] = []
         self._cpu: list[float] = []
         self.peak_rss_bytes = 0
+        #: CPU seconds of each process, its own alone, as last seen: pid -> (what it is, seconds).
+        self._processes: dict[int, tuple[str, float]] = {}
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tree-meter", daemon=True)
 
@@ -50,6 +53,13 @@ class TreeMeter:
         """CPU seconds up to the last sample."""
         return self._cpu[-1]
 
+    def by_process(self) -> dict[str, list[float]]:
+        """CPU seconds by what a process is: one figure for each that was seen."""
+        found: dict[str, list[float]] = {}
+        for what, seconds in self._processes.values():
+            found.setdefault(what, []).append(round(seconds, 2))
+        return found
+
     def _at(self, when: float) -> float:
         return self._cpu[max(0, min(len(self._cpu) - 1, bisect.bisect(self._times, when) - 1))]
 
@@ -59,7 +69,9 @@ class TreeMeter:
 
     def _sample(self) -> None:
         cpu, rss = 0.0, 0
-        for fields in _tree(self._root):
+        for pid, (name, fields) in _tree(self._root).items():
+            own = sum(int(fields[i]) for i in (11, 12)) / _TICKS
+            self._processes[pid] = (_what(pid) or self._processes.get(pid, (name, 0.0))[0], own)
             cpu += sum(int(fields[i]) for i in (11, 12, 13, 14)) / _TICKS
             rss += int(fields[21]) * os.sysconf("SC_PAGESIZE")
         if cpu:
@@ -68,24 +80,38 @@ class TreeMeter:
         self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
 
 
-def _tree(root: int) -> list[list[str]]:
-    """`/proc/<pid>/stat` fields (from the state on) of `root` and all its descendants."""
-    stats: dict[int, list[str]] = {}
+def _what(pid: int) -> str:
+    """A penstock process's part, else its program; empty for one that has ended."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0")
+        name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
+    if name.startswith("ps-") and words[0]:
+        return name.rstrip("-0123456789")
+    parts = (word for word in words if word in {"jobmanager", "taskmanager", "penstock.taskmanager.template"})
+    return next(parts, Path(words[0]).name).replace("penstock.taskmanager.template", "ps-template")
+
+
+def _tree(root: int) -> dict[int, tuple[str, list[str]]]:
+    """Name and `/proc/<pid>/stat` fields (from the state on) of `root` and all its descendants."""
+    stats: dict[int, tuple[str, list[str]]] = {}
     children: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
+    for folder in Path("/proc").iterdir():
+        name = folder.name
         if not name.isdigit():
             continue
         try:
-            with open(f"/proc/{name}/stat", encoding="utf-8") as file:
-                fields = file.read().rpartition(")")[2].split()
+            head, _, tail = (folder / "stat").read_text(encoding="utf-8").rpartition(")")
         except OSError:
             continue
-        stats[int(name)] = fields
+        fields = tail.split()
+        stats[int(name)] = (head.partition("(")[2], fields)
         children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = [], [root]
+    found, todo = {}, [root]
     while todo:
         pid = todo.pop()
         if pid in stats:
-            found.append(stats[pid])
+            found[pid] = stats[pid]
         todo += children.get(pid, [])
     return found

@@ -1,4 +1,7 @@
-"""The penstock side of W4, run as a process of its own: `w4_job.py BOOTSTRAP IN OUT EVENTS CHECKPOINTS`; prints one BENCH line."""
+"""The penstock side of W4 as a process of its own; prints one BENCH line.
+
+w4_job.py BOOTSTRAP IN OUT EVENTS CHECKPOINTS INTERVAL [PARALLELISM]
+"""
 
 import json
 import sys

@@ -1,9 +1,13 @@
 """W4: Kafka -> keyed 10 s window -> Kafka, exactly once, beside the bare client's ceiling and Flink SQL, in one run.
 
-    python tests/bench/w4_kafka.py --events 5000000 [--flink DIR] [--interval 5s] [--json out.json]
+    python tests/bench/w4_kafka.py --events 500000,3000000 [--flink DIR] [--interval 5s] [--json out.json]
 
-DIR is a folder in which the peers' set-up script has installed Flink (`venvs/flink`, `jars/flink`, `build/classes`). Every
-figure is given only when the answer's checksum is right. CPU seconds are those of the whole process tree, from outside.
+Each peer runs once (or `--runs` times) for every number of events. With two numbers the difference gives the marginal
+CPU time of an event, in which start-up, class loading and compilation cancel, for every peer alike. `bare client` reads
+the messages and does nothing; `reader + json` is penstock's own reader and decoder without a job. DIR is a folder in
+which the peers' set-up script has installed Flink (`venvs/flink`, `jars/flink`, `build/classes`). Every figure is given
+only when the output was compared row by row. CPU seconds are those of the whole process tree, from outside; the
+machine's load is printed beside them.
 """
 
 from __future__ import annotations
@@ -160,6 +164,8 @@ def measure(name: str, command: list[str], cwd: Path | None = None) -> dict[str,
     record["seconds"] = end - start
     record["cpu_seconds"] = meter.cpu_between(start, end)
     record["cpu_seconds_total"] = meter.total
+    record["cpu_seconds_by_process"] = meter.by_process()
+    record["load"] = os.getloadavg()[0]
     record["peak_rss_mb"] = meter.peak_rss_bytes // 1_000_000
     return record
 
@@ -167,8 +173,8 @@ def measure(name: str, command: list[str], cwd: Path | None = None) -> dict[str,
 BARE = """
 import json, sys, time
 from confluent_kafka import Consumer, TopicPartition
-c = Consumer({"bootstrap.servers": sys.argv[1], "group.id": "bare", "enable.auto.commit": False, "fetch.queue.backoff.ms": 5,
-              "queued.min.messages": 100000, "queued.max.messages.kbytes": 32768})
+c = Consumer({"bootstrap.servers": sys.argv[1], "group.id": "bare", "enable.auto.commit": False,
+              "fetch.queue.backoff.ms": 5, "queued.min.messages": 100000, "queued.max.messages.kbytes": 32768})
 c.assign([TopicPartition(sys.argv[2], p, 0) for p in range(4)])
 n, t, want = 0, time.time(), int(sys.argv[3])
 while n < want:
@@ -190,54 +196,88 @@ def flink_command(folder: Path, bootstrap: str, topics: tuple[str, str], count: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--events", type=int, default=200_000)
+    parser.add_argument("--events", type=lambda text: [int(n) for n in text.split(",")], default=[200_000, 2_000_000])
     parser.add_argument("--flink", type=Path)
     parser.add_argument("--interval", default="5s")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     become_reaper()
-    records = []
+    records: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="penstock-w4-") as scratch:
         kafka = start_kafka(Path(scratch) / "kafka")
         try:
-            create(kafka.bootstrap, "w4-in")
-            count = fill(kafka.bootstrap, "w4-in", options.events)
-            want = expected(count)
-            for run in range(options.runs):
-                records += one_round(options, kafka.bootstrap, count, want, Path(scratch) / f"run{run}")
+            for events_of_size in options.events:
+                topic = f"w4-in-{events_of_size}"
+                create(kafka.bootstrap, topic)
+                count = fill(kafka.bootstrap, topic, events_of_size)
+                want = expected(count)
+                for run in range(options.runs):
+                    place = Path(scratch) / f"{count}-{run}"
+                    records += one_round(options, kafka.bootstrap, (topic, count), want, place)
         finally:
             kafka.remove()
-    for record in records:
-        rate = count / record["cpu_seconds"] if record["answer"] == "equal" else float("nan")
-        print(
-            f"{record['name']:<12} {record['answer']:<8} {record['seconds']:6.1f} s  cpu {record['cpu_seconds']:6.1f} s "
-            f"(total {record['cpu_seconds_total']:.1f})  {rate / 1e3:8.0f} k events/CPU-s  rss {record['peak_rss_mb']} MB"
-        )
+    report(records)
     if options.json:
-        options.json.write_text(json.dumps({"events": count, "records": records}, indent=1))
+        options.json.write_text(json.dumps({"records": records, "marginal": marginal(records)}, indent=1))
+
+
+def report(records: list[dict[str, Any]]) -> None:
+    """Print one line a run, then the marginal figures."""
+    for record in records:
+        print(
+            f"{record['name']:<14} {record['events']:>9} events  {record['answer']:<6} {record['seconds']:6.1f} s  "
+            f"running {record['cpu_seconds']:6.2f} CPU-s  total {record['cpu_seconds_total']:6.2f} CPU-s  "
+            f"rss {record['peak_rss_mb']} MB  load {record['load']:.1f}"
+        )
+        if len(record["cpu_seconds_by_process"]) > 1:
+            print(f"{'':<14} {record['cpu_seconds_by_process']}")
+    found = marginal(records)
+    for name, cost in found.items():
+        ratio = f"{cost / found['penstock']:5.2f} x penstock" if "penstock" in found else ""
+        print(f"{name:<14} marginal {cost:.3f} CPU-us an event, {1000 / cost:6.0f} k events/CPU-s  {ratio}")
+
+
+def marginal(records: list[dict[str, Any]]) -> dict[str, float]:
+    """CPU microseconds of one event more, by peer: least total of the largest size minus that of the smallest."""
+    found = {}
+    for name in dict.fromkeys(record["name"] for record in records):
+        mine = [record for record in records if record["name"] == name and record["answer"] == "equal"]
+        sizes = sorted({record["events"] for record in mine})
+        if len(sizes) < 2:
+            continue
+        low, high = (min(r["cpu_seconds_total"] for r in mine if r["events"] == n) for n in (sizes[0], sizes[-1]))
+        if high > low:
+            found[name] = (high - low) / (sizes[-1] - sizes[0]) * 1e6
+    return found
 
 
 def one_round(
-    options: argparse.Namespace, bootstrap: str, count: int, want: dict[Any, Any], scratch: Path
+    options: argparse.Namespace, bootstrap: str, source: tuple[str, int], want: dict[Any, Any], scratch: Path
 ) -> list[dict[str, Any]]:
+    """Measure every peer once on one topic."""
     scratch.mkdir()
-    bare = measure("bare client", [sys.executable, "-c", BARE, bootstrap, "w4-in", str(count)])
-    bare["answer"] = "equal"
-    records = [bare]
+    (topic, count), here = source, Path(__file__).parent
+    records = [
+        measure("bare client", [sys.executable, "-c", BARE, bootstrap, topic, str(count)]),
+        measure("reader + json", [sys.executable, str(here / "w4_reader.py"), bootstrap, topic, str(count)]),
+    ]
+    for record in records:
+        record["answer"] = "equal"
     out = f"w4-out-{scratch.name}"
     create(bootstrap, out)
-    job = [sys.executable, str(Path(__file__).parent / "w4_job.py"), bootstrap, "w4-in", out, str(count)]
+    job = [sys.executable, str(here / "w4_job.py"), bootstrap, topic, out, str(count)]
     penstock = measure("penstock", [*job, str(scratch / "ck"), options.interval])
     penstock["answer"] = verdict(read(bootstrap, out), want, all_windows=True)
     records.append(penstock)
     if options.flink:
         create(bootstrap, f"flink-{out}")
-        flink = measure(
-            "flink sql", flink_command(options.flink, bootstrap, ("w4-in", f"flink-{out}"), count), options.flink
-        )
+        command = flink_command(options.flink, bootstrap, (topic, f"flink-{out}"), count)
+        flink = measure("flink sql", command, options.flink)
         flink["answer"] = verdict(read(bootstrap, f"flink-{out}"), want, all_windows=False)
         records.append(flink)
+    for record in records:
+        record["events"] = count
     return records
 
 
