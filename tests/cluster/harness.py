@@ -158,18 +158,6 @@ class Scene:
                     raise
                 time.sleep(0.2)
 
-    def submit_checked(self, **options):
-        """Submit what is to be refused, at once or as soon as the job looks at its past; raises what one is told."""
-        job_id = self.job_id
-        try:
-            self.submit(**options)
-            state = self.wait_state(TERMINAL, 30)
-            cause = self.ask(lambda rest: rest.exceptions(self.job_id)["root-exception"], "")
-            assert state == "FAILED", f"accepted: {state}"
-            raise PenstockError(str(cause))
-        finally:
-            self.job_id = job_id
-
     def submit_in_background(self, **options):
         """Submit from a thread: the JobManager may be held or killed while it takes the job."""
         thread = threading.Thread(target=lambda: self.submit(**options), daemon=True)

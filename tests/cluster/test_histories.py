@@ -29,7 +29,7 @@ def test_an_old_savepoint_is_refused_and_accepted_only_by_name(stage):
         once = scene.rows()
 
         with pytest.raises(PenstockError, match=r"(?i)accept.duplicates"):
-            scene.submit_checked(from_uri=uri)
+            scene.submit(from_uri=uri)
         assert len(scene.rows()) == len(once), "a refused start has published"
 
         scene.submit(from_uri=uri, accept_duplicates=True)
@@ -95,13 +95,13 @@ def test_the_same_savepoint_is_claimed_once(stage):
         first = scene.submit(from_uri=uri)
         scene.wait_checkpoints(1)
         with pytest.raises(PenstockError) as while_running:
-            scene.submit_checked(from_uri=uri)
+            scene.submit(from_uri=uri)
         assert scene.name in str(while_running.value)
         scene.job_id = first
         scene.feed.join(30)
         scene.wait_finished()
         with pytest.raises(PenstockError, match=r"(?i)accept.duplicates"):
-            scene.submit_checked(from_uri=uri)
+            scene.submit(from_uri=uri)
         scene.check_exact()
 
 

@@ -12,7 +12,7 @@ import msgspec
 from penstock.checkpoint.job_lease import JobLease, LeaseHolder
 from penstock.checkpoint.log import LogEntry, ManifestLog
 from penstock.checkpoint.manifest import Manifest, decode_manifest
-from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths
+from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths, check_source
 from penstock.checkpoint.stores import join_uri, open_job_store, open_store
 from penstock.checkpoint.sweeper import SWEPT_PREFIXES
 from penstock.core import failpoints
@@ -64,11 +64,16 @@ class JobStore:
         Raises:
             JobIdentityError: somebody else holds the job, or has claimed the savepoint.
             NotFoundError: there is no such savepoint.
+            StateMismatchError: going back to it would publish output a second time.
         """
         if self._start.from_uri:
             self._source = self._read_source()
         generation = self._lease.acquire(job_id).generation
         try:
+            if self._source is not None:
+                # asked again at the start of the job; here so that the submitter is told, and before the claim
+                entries = ManifestLog(self._store, generation, self._clock, self._rand).read()
+                check_source(entries, self._source, run_id, accept_duplicates=self._start.accept_duplicates)
             if self._source is not None and self._start.claim:
                 self._claim(self._source, job_id, run_id)
         except BaseException:
