@@ -25,6 +25,9 @@ from penstock_connectors.kafka.properties import resolve
 from penstock_connectors.kafka.transactions import TransactionAdmin
 
 CALL_TIMEOUT_MS = 60_000
+#: Ids of one attempt: an id that a later attempt used too could be initialised by this one's late threads, which would
+#: abort a transaction the later one has prepared.
+IDS_PER_ATTEMPT = 1 << 16
 _ONGOING = "Ongoing"
 
 
@@ -169,8 +172,9 @@ class TransactionWriter:
         busy = self._held.ids()
         if self._current is not None:
             busy.add(self._current.transactional_id)
-        k = next(k for k in range(len(busy) + 1) if f"{self._stem}.{k}" not in busy)
-        return self._pool.submit(self._make, f"{self._stem}.{k}")
+        first = self._context.attempt * IDS_PER_ATTEMPT
+        names = (f"{self._stem}.{first + k}" for k in range(len(busy) + 1))
+        return self._pool.submit(self._make, next(name for name in names if name not in busy))
 
     def _make(self, transactional_id: str) -> _Transaction:
         producer = open_producer(self._resolved, transactional_id, self._config["transaction_timeout_ms"])

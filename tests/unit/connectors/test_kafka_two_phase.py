@@ -1,0 +1,77 @@
+"""The writer of open transactions: which ids it uses."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from penstock.connector.sink import SinkContext
+from penstock.core.clock import ManualClock
+
+pytest.importorskip("kafka")
+
+from penstock_connectors.kafka import two_phase
+
+
+class Producer:
+    """A producer that is always content."""
+
+    def __init__(self, opened: list[str], name: str) -> None:
+        opened.append(name)
+
+    def __getattr__(self, _name):
+        return lambda *_: None
+
+
+class Admin:
+    def describe(self, _name):
+        return SimpleNamespace(
+            producer_id=1, producer_epoch=0, state=SimpleNamespace(value="Ongoing"), topic_partitions=(),
+            transaction_start_time_ms=0, transaction_timeout_ms=1000,
+        )  # fmt: skip
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def writer_of(monkeypatch):
+    opened: list[str] = []
+    monkeypatch.setattr(two_phase, "open_producer", lambda _resolved, name, _timeout: Producer(opened, name))
+    monkeypatch.setattr(two_phase, "TransactionAdmin", lambda _resolved: Admin())
+    config = {"bootstrap": "b:1", "properties": {}, "topic": "t", "transaction_timeout_ms": 1000, "format": "raw"}
+    writers = []
+
+    def make(attempt: int):
+        context = SinkContext("job", "out", "r", 2, 3, attempt, ManualClock(0))
+        writers.append(two_phase.TransactionWriter({**config, "key": None}, context))
+        return writers[-1], opened
+
+    yield make
+    for writer in writers:
+        writer.close()
+
+
+def used(writer) -> list[str]:
+    rows = pa.record_batch({"value": pa.array([b"x"])})
+    found = []
+    for checkpoint_id in (1, 2, 3):
+        writer.write(rows)
+        found += [item.transactional_id for item in writer.prepare_commit(checkpoint_id)]
+    return found
+
+
+def test_attempts_share_no_transactional_id(writer_of):
+    """A late thread of an old attempt that initialises an id aborts what is open under it."""
+    old, opened = writer_of((1 << 16) + 0)
+    first = used(old)
+    old.close()
+    before = set(opened)
+    new, opened = writer_of((1 << 16) + 1)
+    second = used(new)
+    new.close()
+    assert len(set(first)) == len(set(second)) == 3
+    assert not before & set(opened[len(before) :])
+    assert all(name.startswith("job.out.r.2.") and name.rpartition(".")[2].isdigit() for name in opened)
