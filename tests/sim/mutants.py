@@ -27,6 +27,7 @@ from penstock.jobmanager import job_master, recover
 from penstock.jobmanager.checkpointing import Checkpointing
 from penstock.jobmanager.commands import DeleteEntries
 from penstock.network.credit import GateCredit
+from penstock.network.input_gate import InputGate
 from penstock.network.subpartition import Subpartition
 from penstock.operators.pending import PendingOutput
 from penstock.operators.range_watermarks import RangeWatermarks
@@ -186,9 +187,13 @@ def _barrier_not_aligned(patch: Patch) -> None:
     patch.setattr(Alignment, "on_barrier", first_counts)
 
 
-def _block_ignored(patch: Patch) -> None:
-    from penstock.network.input_gate import InputGate
+def _loss_behind_end_ignored(patch: Patch) -> None:
+    """As before the simulation found it: behind the end of input a lost connection was thought to lose nothing."""
+    fail = InputGate.fail
+    patch.setattr(InputGate, "fail", lambda self, channel, why: not self.finished(channel) and fail(self, channel, why))
 
+
+def _block_ignored(patch: Patch) -> None:
     patch.setattr(InputGate, "block", lambda self, channel: None)
 
 
@@ -310,6 +315,15 @@ MUTANTS = (
         {"jobmanager-killed": 1.0},
         {**_SLOW, "phases": _STAGES},
         seeds=60,
+    ),
+    Mutant(
+        "loss behind the end ignored",
+        _loss_behind_end_ignored,
+        {"upload-delayed": 0.5},
+        {"connection-lost": 1.0},
+        {"input_ms": 50.0, "phases": [Phase(3, "finish")]},
+        seeds=40,
+        every_ms=60,
     ),
     Mutant("ended run goes on", _end_ignored, {"kill-after-manifest": 0.3}, {}, {**_SLOW, "phases": _STAGES}, seeds=40),
     Mutant(

@@ -203,7 +203,7 @@ class World:
         self.scheduler.at(self.random.uniform(5, 150), "new JobManager", self._new_leader)
 
     def _new_leader(self) -> None:
-        if self.run is None or self.leader is not None:
+        if self.run is None or self.run.state or self.leader is not None:
             return
         self._leaders += 1
         self.leader = Leader(self, self.run, self._leaders)
