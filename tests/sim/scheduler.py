@@ -87,9 +87,10 @@ class Scheduler:
         return owner in self._held
 
     def release(self, owner: str) -> None:
-        """Let it go on; what was due meanwhile happens now."""
-        for due, tie, sequence, action, label, who in self._held.pop(owner, []):
-            heapq.heappush(self._heap, (max(due, self.clock.elapsed_ms), tie, sequence, action, label, who))
+        """Let it go on; what was due meanwhile happens now, in its order: a socket's contents stay a queue."""
+        for place, (due, tie, sequence, action, label, who) in enumerate(sorted(self._held.pop(owner, []))):
+            now = self.clock.elapsed_ms + place * 1e-6
+            heapq.heappush(self._heap, (max(due, now), tie, sequence, action, label, who))
 
     def run(self, until: Callable[[], bool], *, max_steps: int, max_ms: float) -> None:
         """Run until the condition holds.
