@@ -1,1 +1,1 @@
-"""Airflow provider for penstock: hook, operators, sensors and triggers that own the life of a job."""
+"""The Airflow provider of penstock: so far only its metadata, so that Airflow lists it; no hook or operator exists yet."""

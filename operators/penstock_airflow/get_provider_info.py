@@ -6,5 +6,5 @@ def get_provider_info() -> dict[str, object]:
     return {
         "package-name": "penstock",
         "name": "penstock",
-        "description": "Submit, savepoint, rescale, upgrade and stop penstock jobs.",
+        "description": "Provider of penstock jobs; operators are not there yet.",
     }
