@@ -198,6 +198,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=lambda text: [int(n) for n in text.split(",")], default=[200_000, 2_000_000])
     parser.add_argument("--flink", type=Path)
+    parser.add_argument("--only-flink", action="store_true", help="leave out our side (a busy machine: shorter runs)")
     parser.add_argument("--interval", default="5s")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--json", type=Path)
@@ -214,24 +215,31 @@ def main() -> None:
                 want = expected(count)
                 for run in range(options.runs):
                     place = Path(scratch) / f"{count}-{run}"
-                    records += one_round(options, kafka.bootstrap, (topic, count), want, place)
+                    found = one_round(options, kafka.bootstrap, (topic, count), want, place)
+                    for record in found:
+                        show(record)
+                    records += found
         finally:
             kafka.remove()
-    report(records)
+    compare(records)
     if options.json:
         options.json.write_text(json.dumps({"records": records, "marginal": marginal(records)}, indent=1))
 
 
-def report(records: list[dict[str, Any]]) -> None:
-    """Print one line a run, then the marginal figures."""
-    for record in records:
-        print(
-            f"{record['name']:<14} {record['events']:>9} events  {record['answer']:<6} {record['seconds']:6.1f} s  "
-            f"running {record['cpu_seconds']:6.2f} CPU-s  total {record['cpu_seconds_total']:6.2f} CPU-s  "
-            f"rss {record['peak_rss_mb']} MB  load {record['load']:.1f}"
-        )
-        if len(record["cpu_seconds_by_process"]) > 1:
-            print(f"{'':<14} {record['cpu_seconds_by_process']}")
+def show(record: dict[str, Any]) -> None:
+    """Print one run."""
+    print(
+        f"{record['name']:<14} {record['events']:>9} events  {record['answer']:<6} {record['seconds']:6.1f} s  "
+        f"running {record['cpu_seconds']:6.2f} CPU-s  total {record['cpu_seconds_total']:6.2f} CPU-s  "
+        f"rss {record['peak_rss_mb']} MB  load {record['load']:.1f}"
+    )
+    if len(record["cpu_seconds_by_process"]) > 1:
+        print(f"{'':<14} {record['cpu_seconds_by_process']}")
+    sys.stdout.flush()
+
+
+def compare(records: list[dict[str, Any]]) -> None:
+    """Print the marginal figures."""
     found = marginal(records)
     for name, cost in found.items():
         ratio = f"{cost / found['penstock']:5.2f} x penstock" if "penstock" in found else ""
@@ -258,18 +266,19 @@ def one_round(
     """Measure every peer once on one topic."""
     scratch.mkdir()
     (topic, count), here = source, Path(__file__).parent
-    records = [
-        measure("bare client", [sys.executable, "-c", BARE, bootstrap, topic, str(count)]),
-        measure("reader + json", [sys.executable, str(here / "w4_reader.py"), bootstrap, topic, str(count)]),
-    ]
-    for record in records:
-        record["answer"] = "equal"
-    out = f"w4-out-{scratch.name}"
-    create(bootstrap, out)
-    job = [sys.executable, str(here / "w4_job.py"), bootstrap, topic, out, str(count)]
-    penstock = measure("penstock", [*job, str(scratch / "ck"), options.interval])
-    penstock["answer"] = verdict(read(bootstrap, out), want, all_windows=True)
-    records.append(penstock)
+    out, records = f"w4-out-{scratch.name}", []
+    if not options.only_flink:
+        records = [
+            measure("bare client", [sys.executable, "-c", BARE, bootstrap, topic, str(count)]),
+            measure("reader + json", [sys.executable, str(here / "w4_reader.py"), bootstrap, topic, str(count)]),
+        ]
+        for record in records:
+            record["answer"] = "equal"
+        create(bootstrap, out)
+        job = [sys.executable, str(here / "w4_job.py"), bootstrap, topic, out, str(count)]
+        penstock = measure("penstock", [*job, str(scratch / "ck"), options.interval])
+        penstock["answer"] = verdict(read(bootstrap, out), want, all_windows=True)
+        records.append(penstock)
     if options.flink:
         create(bootstrap, f"flink-{out}")
         command = flink_command(options.flink, bootstrap, (topic, f"flink-{out}"), count)
