@@ -105,6 +105,18 @@ def test_the_same_savepoint_is_claimed_once(stage):
         scene.check_exact()
 
 
+def test_a_claim_under_another_name_is_refused_once_the_origin_went_on(stage):
+    with Scene(stage, Orders(18, 12_000)) as scene:
+        scene.begin()
+        wait_until(scene.rows, 30, "output before the savepoint", step=0.3)
+        uri = scene.savepoint()
+        scene.feed.join(30)
+        scene.wait_finished()
+        with pytest.raises(PenstockError, match=r"(?i)accept.duplicates"):
+            scene.submit(job=scene.with_job(name=stage.fresh("heir")), from_uri=uri)
+        scene.check_exact()
+
+
 def test_a_fork_beside_its_running_origin(stage):
     """Both are exact: the origin as if nothing had happened, the fork from the savepoint on."""
     with Scene(stage, Orders(16, EVENTS), rate=RATE, taskmanagers=4) as scene:

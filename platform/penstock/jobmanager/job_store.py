@@ -162,21 +162,31 @@ class JobStore:
             raise SnapshotDamagedError(msg, hint="use another savepoint") from error
 
     def _claim(self, source: Manifest, job_id: str, run_id: str) -> None:
-        """Own the savepoint's lineage: once only, and not beside its running origin."""
-        if source.job_name != self._graph.name:
-            origin = open_job_store(self._graph.settings.checkpoint_root, source.job_name)
-            if origin.list("lease.json"):
-                lease = JobLease(origin, self._holder, self._clock)
-                lease.acquire(source.job_id)
-                lease.release()
+        """Own the savepoint's lineage: once only, not beside its running origin, not below what that has published."""
         store = open_store(self._start.from_uri.removesuffix("/manifest.json").rstrip("/"))
         mine = {"job_folder": self._store.uri, "job_id": job_id, "run_id": run_id}
+        if store.list(_CLAIM_KEY) and store.read(_CLAIM_KEY) == msgspec.json.encode(mine):
+            return  # this run goes on under a new leader
+        if source.job_name != self._graph.name:
+            self._check_origin(source)
         if store.put_if_absent(_CLAIM_KEY, msgspec.json.encode(mine)):
             return
         held = msgspec.json.decode(store.read(_CLAIM_KEY), type=dict[str, str])
         if held.get("job_folder") != self._store.uri:
             msg = f"savepoint {self._start.from_uri} was claimed by {held.get('job_folder')} (job {held.get('job_id')})"
             raise JobIdentityError(msg, hint="fork it with --no-claim, or start from a savepoint of that job")
+
+    def _check_origin(self, source: Manifest) -> None:
+        origin = open_job_store(self._graph.settings.checkpoint_root, source.job_name)
+        if not origin.list("lease.json"):
+            return
+        lease = JobLease(origin, self._holder, self._clock)
+        generation = lease.acquire(source.job_id).generation
+        try:
+            entries = ManifestLog(origin, generation, self._clock, self._rand).read()
+            check_source(entries, source, "", accept_duplicates=self._start.accept_duplicates)
+        finally:
+            lease.release()
 
     def _note_rescale(self, entries: tuple[LogEntry, ...]) -> None:
         newest = next((e.manifest for e in reversed(entries) if e.manifest.kind == "checkpoint"), self._source)
