@@ -45,6 +45,8 @@ from penstock.rpc.messages import (
 )
 
 _SWEEP_GRACE_MS = 60_000
+#: A copy may be many times larger than what a checkpoint writes; a worker that fails at it says so.
+_COPY_TIMEOUT_MS = 6 * 3_600_000
 _ENDING = ("stop", "drain", "final")
 
 
@@ -266,8 +268,8 @@ class Checkpointing:
     def tick(self, now_ms: int) -> list[CheckpointCommand]:
         """Time has passed."""
         if self._ending is not None and now_ms >= self._ending.deadline_ms:
-            left = len(self.pending)
-            return [JobShouldFail(f"the last output was not published in time: {left} committables are left")]
+            late = "its savepoint was not copied" if self._ending.writing else "the last output was not published"
+            return [JobShouldFail(f"{late} in time: {len(self.pending)} committables are left")]
         return [] if self._coordinator is None else self._translate(self._coordinator.tick(now_ms), now_ms)
 
     def wake_ms(self) -> int | None:
@@ -390,7 +392,7 @@ class Checkpointing:
             return done
         if ending.writing:
             return []
-        ending.writing = True
+        ending.writing, ending.deadline_ms = True, ending.deadline_ms + _COPY_TIMEOUT_MS
         # All is published: whoever starts from the copy owes nothing and needs no marker, which may have expired.
         parts = tuple(msgspec.structs.replace(part, committables=()) for part in ending.manifest.subtasks)
         settled = msgspec.structs.replace(ending.manifest, pending=(), subtasks=parts)

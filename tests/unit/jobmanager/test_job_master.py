@@ -202,6 +202,15 @@ def test_stop_with_savepoint_publishes_before_the_copy_and_the_end(world_of):
     assert world.manifests()[-1].barrier == "stop"
 
 
+def test_a_copy_that_takes_longer_than_a_checkpoint_may_is_waited_for(world_of, graph_of):
+    world = world_of(graph_of(checkpoint_timeout_ms=5_000)).start()
+    world.deaf.add(msg.WriteSavepoint)
+    world.post(ev.StopRequested("req", "memory://sp", drain=False))
+    world.pass_time(60_000)
+    assert kinds(world).count("WriteSavepoint") == 1
+    assert world.terminal is None
+
+
 def test_drain_sends_the_drain_barrier(world_of):
     world = world_of().start()
     world.post(ev.StopRequested("req", "memory://sp", drain=True))
