@@ -19,6 +19,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.rand import SystemRand
 from penstock.graph.executor import JobResult
 from penstock.graph.job_graph import JobGraph, encode_graph
+from penstock.graph.regions import required_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,14 +101,6 @@ class EmbeddedExecutor:
                 environment=self.environment,
             )
         )
-
-
-def required_slots(graph: JobGraph) -> int:
-    """Return the slots a job needs: per slot sharing group the largest parallelism."""
-    groups: dict[str, int] = {}
-    for vertex in graph.vertices:
-        groups[vertex.slot_sharing_group] = max(groups.get(vertex.slot_sharing_group, 0), vertex.parallelism)
-    return sum(groups.values())
 
 
 def default_executor() -> EmbeddedExecutor | ClusterExecutor:
