@@ -1,1 +1,1 @@
-"""The Airflow provider of penstock: so far only its metadata, so that Airflow lists it; no hook or operator exists yet."""
+"""The Airflow provider of penstock: so far its metadata only; no hook or operator exists yet."""

@@ -186,8 +186,8 @@ class InputGate:
         if wake:
             self._on_data()
 
-    def fail(self, channel: int, reason: str) -> bool:
-        """The carrier of `channel` is gone; return whether that can have lost anything."""
+    def fail(self, reason: str) -> bool:
+        """The carrier of a channel is gone; return whether that can have lost anything."""
         with self._lock:
             if self._closed:
                 return False

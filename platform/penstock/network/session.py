@@ -119,8 +119,8 @@ class Session:
         lost = False
         for sender in self._senders.values():
             lost = sender.source.fail(reason) or lost
-        for gate, channel in self._inputs.values():
-            lost = gate.fail(channel, reason) or lost
+        for gate, _channel in self._inputs.values():
+            lost = gate.fail(reason) or lost
         self._senders.clear()
         self._inputs.clear()
         self._active.clear()
@@ -255,6 +255,6 @@ class Session:
             return
         entry = self._inputs.pop(key, None)
         if entry is not None:
-            entry[0].fail(entry[1], reason)
+            entry[0].fail(reason)
         elif key.epoch > self._released.get(key.job, -1) and len(self._early) < _MAX_EARLY:
             self._early[key] = reason

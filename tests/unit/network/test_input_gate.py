@@ -148,7 +148,7 @@ def test_a_missing_element_is_caught(net):
 def test_a_lost_sender_is_the_tasks_error(net):
     sender = Sender(net)
     sender.rows(0)
-    assert sender.gate.fail(1, "worker w is gone")
+    assert sender.gate.fail("worker w is gone")
     assert sender.gate.has_data
     with pytest.raises(ConnectionLostError, match="worker w is gone"):
         sender.gate.poll()
@@ -159,7 +159,7 @@ def test_a_sender_that_is_lost_behind_its_end_takes_the_last_barriers_with_it(ne
     sender = Sender(net, channels=1)
     sender.send(0, EndOfInput())
     assert net.poll_all(sender.gate) == [(0, EndOfInput())]
-    assert sender.gate.fail(0, "left")
+    assert sender.gate.fail("left")
     with pytest.raises(ConnectionLostError, match="left"):
         sender.gate.poll()
 
