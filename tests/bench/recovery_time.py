@@ -46,7 +46,8 @@ class Order(ps.Schema):
     ts: datetime
 
 
-env = ps.Environment(parallelism=2, checkpoint_interval="1s", checkpoint_root={root!r})
+# Ten kills a minute are one failure each, not a job that keeps failing: the delay must not grow.
+env = ps.Environment(parallelism=2, checkpoint_interval="1s", checkpoint_root={root!r}, restart="fixed-delay")
 orders = env.from_source(
     KafkaSource({bootstrap!r}, topic={source!r}, schema=Order, start="earliest"),
     watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("{disorder}ms", timestamp="ts"), uid="orders",
