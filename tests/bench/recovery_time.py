@@ -172,8 +172,18 @@ def measure(cluster, job_id, reader, options):
         os.kill(pid, signal.SIGKILL)
         published = wait_until(lambda at=killed: reader.first_after(at), LIMIT_S, "output after the kill", step=0.005)
         times.append(round(published - killed, 3))
+        if options.story:
+            tell(cluster, job_id, killed)
         print(f"kill {number + 1}: {options.victim} {pid}, {times[-1]} s", flush=True)
     return times
+
+
+def tell(cluster, job_id, killed):
+    """What the JobManager did after the kill, in seconds from it."""
+    with cluster.client() as rest:
+        for entry in rest.story(job_id):
+            if entry["at_ms"] / 1000 > killed:
+                print(f"  {entry['at_ms'] / 1000 - killed:6.3f} {entry['kind']} {entry['text']}", flush=True)
 
 
 def delays(reader):
@@ -187,6 +197,7 @@ def main():
     parser.add_argument("--rate", type=int, default=RATE, help="events a second")
     parser.add_argument("--keys", type=int, default=KEYS, help="keys of state")
     parser.add_argument("--victim", choices=("worker", "taskmanager", "jobmanager"), default="worker")
+    parser.add_argument("--story", action="store_true", help="print what the JobManager did after each kill")
     parser.add_argument("--slow-import", action="store_true", help="the job imports a module that takes a second")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:

@@ -16,6 +16,8 @@ from penstock.graph.deployment import ExecutionId
 
 #: A final checkpoint that failed is tried again after this long.
 _FINAL_RETRY_MS = 1_000
+#: After a failure the first checkpoint comes after this part of the interval: it publishes what was held up.
+RESUMED_SOONER = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +136,13 @@ class CheckpointCoordinator:
         """Whether every subtask waits for the final checkpoint."""
         return self._ended >= self._executions
 
-    def start(self, now_ms: int) -> list[CoordinatorCommand]:
-        """All subtasks run and the sources have their splits."""
+    def start(self, now_ms: int, *, resumed: bool = False) -> list[CoordinatorCommand]:
+        """All subtasks run and the sources have their splits; `resumed`: readers wait for output since a failure."""
         self._running = True
         self._last_good_ms = now_ms
         if self._settings.interval_ms is not None:
-            self._next_periodic_ms = now_ms + self._settings.interval_ms
+            first_ms = self._settings.interval_ms // RESUMED_SOONER if resumed else self._settings.interval_ms
+            self._next_periodic_ms = now_ms + first_ms
         return self._next(now_ms)
 
     def stop(self, reason: str) -> list[CoordinatorCommand]:

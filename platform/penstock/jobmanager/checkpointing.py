@@ -139,7 +139,8 @@ class Checkpointing:
             # A bounded source may be read to its end while another one still looks for its splits.
             ended=[e.id for e in deployment.executions.values() if e.input_ended],
         )
-        return self._translate(self._coordinator.start(now_ms), now_ms)
+        resumed = deployment.recovered is not None and deployment.recovered.plan.restored is not None
+        return self._translate(self._coordinator.start(now_ms, resumed=resumed), now_ms)
 
     def resume_ending(self, manifest: Manifest, now_ms: int) -> list[CheckpointCommand]:
         """The last cut was durable before the failure, and its output is published now: copy it and finish."""

@@ -52,6 +52,15 @@ def test_one_at_a_time_by_interval():
     assert only(complete(coordinator, 7, 300), TriggerBarrier).pending.checkpoint_id == 8
 
 
+def test_after_a_failure_the_first_one_comes_sooner_and_the_next_ones_as_ever():
+    coordinator = make()
+    coordinator.start(0, resumed=True)
+    assert coordinator.wake_ms() == 25
+    only(coordinator.tick(25), TriggerBarrier)
+    complete(coordinator, 7, 30)
+    assert coordinator.wake_ms() == 125
+
+
 def test_the_pause_counts_from_the_end():
     coordinator = make(min_pause_ms=500)
     coordinator.start(0)

@@ -88,7 +88,7 @@ def test_ids_go_on_after_a_restart(world_of):
     world.pass_time(1000)
     world.kill(next(iter(world.workers)))
     world.auto_ack = True
-    world.pass_time(3000)
+    world.pass_time(2000)
     ids = [m.checkpoint_id for m in world.manifests()]
     assert ids[0] == 1
     assert 2 not in ids
@@ -313,7 +313,7 @@ def test_a_new_leader_recovers_the_newest_checkpoint_and_the_same_run(world_of):
     second = world_of(generation=2).start()
     assert {t.restored_checkpoint for w in second.workers.values() for t in w.tasks} == {2}
     assert {c.checkpoint_id for c in second.resolved[0].committables} == {1, 2}
-    second.pass_time(1500)
+    second.pass_time(1000)
     assert second.manifests()[-1].checkpoint_id == 1003  # 3 may have been given away and aborted
 
 
