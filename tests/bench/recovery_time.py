@@ -130,7 +130,7 @@ def write_job(folder, kafka, *, slow):
     path.write_text(
         JOB.format(
             slow_import="import slow_module\n" if slow else "",
-            slow_call=".map_batches(slow_module.keep)" if slow else "",
+            slow_call=".map_batches(slow_module.keep, returns=Order)" if slow else "",
             root="s3://bench/recovery", bootstrap=kafka.bootstrap, source="orders", sink="totals",
             disorder=DISORDER_MS, window=WINDOW_MS,
         ),
