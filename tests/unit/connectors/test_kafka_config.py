@@ -15,7 +15,7 @@ from penstock.core.errors import ConnectorError, GraphError, UndecidedOutputErro
 from penstock.core.schema import Schema, schema_from_text
 from penstock.core.snapshot import Committable
 from penstock_connectors import kafka
-from penstock_connectors.kafka.markers import check_age, checkpoint_of, marker_of
+from penstock_connectors.kafka.markers import SURELY_KEPT_MS, check_age, checkpoint_of, marker_of
 from penstock_connectors.kafka.payloads import encode, encode_keys
 from penstock_connectors.kafka.positions import start_offsets, stop_offsets
 from penstock_connectors.kafka.properties import check_properties, for_admin, for_kafka_python, resolve
@@ -245,8 +245,10 @@ def test_age_of_output_without_marker():
         asked.append(1)
         return 24 * hour
 
-    check_age([item], {"g": -1}, 11 * hour, retention)
+    check_age([item], {"g": -1}, SURELY_KEPT_MS, retention)
     assert asked == []
+    check_age([item], {"g": -1}, SURELY_KEPT_MS + 1, retention)
+    assert asked == [1]
     check_age([item], {"g": -1}, 23 * hour, retention)
     check_age([item], {"g": 0}, 999 * hour, retention)
     check_age([msgspec.structs.replace(item, created_ms=0)], {}, 999 * hour, retention)
