@@ -31,6 +31,9 @@ def run(
     accept_duplicates: Annotated[
         bool, typer.Option(help="With --from: go back below output that was published already.")
     ] = False,
+    allow_non_restored_state: Annotated[
+        bool, typer.Option(help="With --from: leave behind the state of operators the job no longer has.")
+    ] = False,
     detached: Annotated[bool, typer.Option(help="With --cluster: return once the job is submitted.")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
@@ -48,8 +51,12 @@ def run(
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)
     options = SubmitOptions(
-        from_uri=from_uri, claim=not no_claim, fresh=fresh, accept_duplicates=accept_duplicates
-    )  # fmt: skip
+        from_uri=from_uri,
+        claim=not no_claim,
+        fresh=fresh,
+        accept_duplicates=accept_duplicates,
+        allow_non_restored_state=allow_non_restored_state,
+    )
     with JobProgress(enabled=not json) as progress:
         executor: ClusterExecutor | EmbeddedExecutor
         if cluster is None:

@@ -35,6 +35,7 @@ class SubmitOptions:
     claim: bool = True
     fresh: bool = False
     accept_duplicates: bool = False
+    allow_non_restored_state: bool = False
     token: str = ""
 
 
@@ -118,6 +119,7 @@ def _submit(client: RestClient, graph: JobGraph, options: SubmitOptions) -> JobH
         claim=options.claim,
         fresh=options.fresh,
         accept_duplicates=options.accept_duplicates,
+        allow_non_restored_state=options.allow_non_restored_state,
     )
     return JobHandle(client, job_id, graph.name)
 

@@ -88,9 +88,16 @@ class RestClient:
         claim: bool = True,
         fresh: bool = False,
         accept_duplicates: bool = False,
+        allow_non_restored_state: bool = False,
     ) -> str:
         """Submit a job graph (`encode_graph`) and return the job id; the same token gives the same job."""
-        params = {"token": token, "claim": claim, "fresh": fresh, "accept-duplicates": accept_duplicates}
+        params = {
+            "token": token,
+            "claim": claim,
+            "fresh": fresh,
+            "accept-duplicates": accept_duplicates,
+            "allow-non-restored-state": allow_non_restored_state,
+        }
         if from_uri:
             params["from"] = from_uri
         answer = self._send("POST", "/v1/penstock/submit", params=params, content=graph)

@@ -149,9 +149,8 @@ def _check_known(held: dict[str, _Held], known: set[str], allowed: Collection[st
             continue
         what = "unpublished output" if left.unpublished else "state"
         msg = f"the snapshot holds {what} of {uid!r}, and the job has no operator of that uid"
-        raise StateMismatchError(
-            msg, hint=f"give the operator its old uid back, or drop what it held with allow_non_restored={uid!r}"
-        )
+        way = "give the operator its old uid back, or leave what it held behind with --allow-non-restored-state"
+        raise StateMismatchError(msg, hint=way)
 
 
 def _check_disjoint(uid: str, states: Sequence[KeyedStateSnapshot]) -> None:

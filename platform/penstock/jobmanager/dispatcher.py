@@ -58,7 +58,7 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: Accept starting below output that may have been published (recorded in the story).
     accept_duplicates: bool = False
     #: Accept that state of removed operators is dropped.
-    allow_dropped_state: bool = False
+    allow_non_restored_state: bool = False
 
 
 DEFAULT_OPTIONS = SubmitOptions()

@@ -89,7 +89,7 @@ class JobDriver:
             generation=generation,
             claim=bool(record.options.get("claim", True)),
             accept_duplicates=bool(record.options.get("accept_duplicates", False)),
-            allow_dropped_state=bool(record.options.get("allow_dropped_state", False)),
+            allow_non_restored_state=bool(record.options.get("allow_non_restored_state", False)),
         )
         self.master = JobMaster(self.graph, identity, self._parts.rand, self._parts.clock.now_ms())
         self._parts.taskmanagers.attach(record.job_id, self.post)

@@ -28,7 +28,7 @@ class JobIdentity:
     generation: int
     claim: bool = True
     accept_duplicates: bool = False
-    allow_dropped_state: bool = False
+    allow_non_restored_state: bool = False
 
 
 def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_before: bool) -> Recovered:
@@ -53,7 +53,7 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
         msg = f"output of sink {lost[0]!r} is not published yet, and the job has no exactly-once sink of that uid"
         hint = "give the sink its old uid and delivery back until its output is published"
         raise StateMismatchError(msg, hint=hint)
-    dropped = tuple(restored.operators) if identity.allow_dropped_state else ()
+    dropped = tuple(restored.operators) if identity.allow_non_restored_state else ()
     restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
     return Recovered(plan, restore, plan.fence, accepted)
 

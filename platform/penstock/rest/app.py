@@ -203,6 +203,7 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
             fresh=query.get("fresh", "false") == "true",
             claim=query.get("claim", "true") == "true",
             accept_duplicates=query.get("accept-duplicates", "false") == "true",
+            allow_non_restored_state=query.get("allow-non-restored-state", "false") == "true",
         )
         return {"jobid": await dispatcher.submit(graph, options)}
 

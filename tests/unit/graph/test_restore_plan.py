@@ -134,7 +134,7 @@ def test_state_of_an_unknown_uid_is_refused_unless_allowed(job, what):
     with pytest.raises(StateMismatchError) as caught:
         assign_state(graph, (old,))
     assert "'gone'" in str(caught.value)
-    assert "allow_non_restored" in caught.value.hint
+    assert "--allow-non-restored-state" in caught.value.hint
     assert assign_state(graph, (old,), allow_non_restored=["gone"]).restores == {}
 
 

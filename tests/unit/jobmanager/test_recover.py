@@ -1,0 +1,68 @@
+"""What a (re)start takes from a savepoint whose operators are not all in the job any more."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.unit.jobmanager.conftest import JOB, SOURCE, make_graph
+
+from penstock.checkpoint.log import LogEntry
+from penstock.checkpoint.manifest import Manifest
+from penstock.core.errors import StateMismatchError
+from penstock.core.permits import CommitPermit
+from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
+from penstock.jobmanager.events import LogRead
+from penstock.jobmanager.recover import JobIdentity, recover
+
+PERMIT = CommitPermit(job_id=JOB, run_id="r2", generation=2, checkpoint_id=0, manifest_sequence=1)
+ME = JobIdentity(job_id=JOB, run_id="r2", generation=2)
+LEAVE = JobIdentity(job_id=JOB, run_id="r2", generation=2, allow_non_restored_state=True)
+
+
+def savepoint(**changes) -> Manifest:
+    left = tuple(
+        SubtaskSnapshot(
+            vertex_id=SOURCE,
+            subtask=i,
+            operator=(OperatorStateSnapshot(uid="gone", name="s", mode="list", items=(1,)),),
+        )
+        for i in range(2)
+    )
+    values = {
+        "kind": "savepoint",
+        "sequence": 4,
+        "job_id": JOB,
+        "job_name": "job",
+        "run_id": "r1",
+        "generation": 1,
+        "nonce": "n",
+        "created_ms": 0,
+        "checkpoint_id": 7,
+        "operators": {"gone": (2, SOURCE), "src": (2, SOURCE)},
+        "subtasks": left,
+        "runs": ("r1",),
+    }
+    return Manifest(**{**values, **changes})
+
+
+def log_from(source: Manifest) -> LogRead:
+    seal = savepoint(kind="seal", sequence=1, run_id="r2", generation=2, checkpoint_id=None, operators={}, subtasks=())
+    return LogRead(entries=(LogEntry(manifest=seal, permit=PERMIT),), source=source)
+
+
+def test_state_of_an_operator_that_is_gone_is_left_behind_only_when_allowed():
+    read = log_from(savepoint())
+    with pytest.raises(StateMismatchError, match="no operator of that uid") as caught:
+        recover(make_graph(), ME, read, deployed_before=False)
+    assert "--allow-non-restored-state" in caught.value.hint
+    recovered = recover(make_graph(), LEAVE, read, deployed_before=False)
+    assert recovered.restore is not None
+    assert recovered.restore.restores == {}
+    assert recovered.restore.checkpoint_id == 7
+
+
+def test_unpublished_output_is_never_left_behind():
+    owed = Committable(id="c", uid="old-sink", run_id="r1", subtask=0, checkpoint_id=7, rows=3)
+    source = msgspec.structs.replace(savepoint(), pending=(owed,))
+    with pytest.raises(StateMismatchError, match="output of sink 'old-sink' is not published"):
+        recover(make_graph(), LEAVE, log_from(source), deployed_before=False)
