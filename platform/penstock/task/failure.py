@@ -16,6 +16,7 @@ _OURS = tuple(
     for path in (Path(__file__).resolve().parents[1], *map(Path, sysconfig.get_paths().values()))
     if path.name != "scripts"
 )
+_CONNECTORS = "penstock_connectors"
 _MAX_DETAIL = 16_000
 
 
@@ -50,4 +51,8 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
 def _is_ours(filename: str) -> bool:
     if filename.startswith("<frozen"):
         return True
-    return not filename.startswith("<") and str(Path(filename).resolve()).startswith(_OURS)
+    if filename.startswith("<"):
+        return False
+    path = Path(filename).resolve()
+    # Connectors may lie in a source tree of their own, beside penstock's.
+    return str(path).startswith(_OURS) or _CONNECTORS in path.parts

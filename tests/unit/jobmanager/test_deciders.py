@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from penstock.config.settings import RestartStrategy
@@ -155,14 +154,6 @@ def test_every_subtask_has_a_worker_and_each_need_one_slot(graph_of):
     with pytest.raises(ValueError, match="1 workers for 2 slots"):
         place(graph, ["w0"])
     assert Slot("a", 1) < Slot("b", 0)
-
-
-def test_a_failure_takes_its_region_down(graph_of):
-    graph = graph_of()
-    both = tuple(v.id for v in graph.vertices)
-    assert failover.failed_vertices(graph, both[0]) == both
-    apart = msgspec.structs.replace(graph, edges=())
-    assert failover.failed_vertices(apart, both[1]) == (both[1],)
 
 
 @pytest.mark.parametrize(

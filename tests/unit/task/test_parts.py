@@ -126,3 +126,20 @@ def test_an_error_meant_for_users_is_its_own_sentence_behind_its_name():
 
 def test_an_error_without_text_still_has_a_name():
     assert describe(ValueError())[0].startswith("ValueError")
+
+
+def test_a_connectors_frames_are_not_the_users_code():
+    row = decode_spec()
+    with pytest.raises(ValueError, match="not JSON") as caught:
+        row("[")
+    assert "In your code:" in describe(caught.value)[1], "this test's own frame"
+    inner = caught.value.__traceback__.tb_next
+    assert "penstock_connectors" in inner.tb_frame.f_code.co_filename
+    assert "In your code:" not in describe(caught.value.with_traceback(inner))[1]
+
+
+def decode_spec():
+    scope: dict = {}
+    text = "def decode(text):\n    raise ValueError(f'{text} is not JSON')\n"
+    exec(compile(text, "/somewhere/penstock_connectors/formats/x.py", "exec"), scope)  # noqa: S102 - a frame of that path
+    return scope["decode"]
