@@ -1,0 +1,211 @@
+"""Compiled loops of the Nexmark generator: fields of events as functions of the event's number.
+
+Every field is drawn from a hash of (event number, salt), so a replay from any event is exact and columns nobody asked
+for cost nothing. Compiled or loaded from the disk cache at import; the source's `preload` names this module.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import njit, types
+
+from penstock_connectors.formats.memory import compiled, copy, put_byte
+
+_I = types.int64
+_OUT = types.int64[::1]
+_IN = types.Array(types.int64, 1, "C", readonly=True)
+_FLOATS_IN = types.Array(types.float64, 1, "C", readonly=True)
+_OFFSETS = types.int32[::1]
+_OFFSETS_IN = types.Array(types.int32, 1, "C", readonly=True)
+
+#: Nexmark's proportions: of 50 events in a row 1 is a person, 3 are auctions, 46 are bids.
+EPOCH, PERSONS, AUCTIONS, BIDS = 50, 1, 3, 46
+FIRST_ID = 1000
+#: A bid may be for one of this many auctions (a person may act that many people) that are yet to come.
+LEAD = 10
+#: The hot auction, seller or bidder is the first of the last so many.
+HOT_BATCH = 100
+#: Strings are copied in pieces of this many bytes; buffers have that much room behind their end.
+WIDE = 32
+
+
+@njit(inline="always")
+def _draw(number: Any, salt: Any) -> Any:
+    """64 random bits: the finaliser of splitmix64 over number and salt."""
+    mixed = np.uint64(number) + np.uint64(salt)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ (mixed >> np.uint64(31))
+
+
+@njit(inline="always")
+def _low(bits: Any, bound: Any) -> Any:
+    """An evenly drawn integer below `bound` from the low half of `bits`."""
+    return np.int64(((bits & np.uint64(0xFFFFFFFF)) * np.uint64(bound)) >> np.uint64(32))
+
+
+@njit(inline="always")
+def _high(bits: Any, bound: Any) -> Any:
+    """An evenly drawn integer below `bound` from the high half of `bits`."""
+    return np.int64(((bits >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
+
+
+def _numbers(start: int, place: Any, out: Any) -> int:
+    """Write the event numbers of rows `start`... of a split.
+
+    `place` = [split, splits, first event of the kind within an epoch, events of the kind in an epoch].
+    """
+    split, splits, first, share = place[0], place[1], place[2], place[3]
+    epoch = start // share
+    inside = start - epoch * share
+    base = (epoch * splits + split) * EPOCH + first
+    for i in range(len(out)):
+        out[i] = base + inside
+        inside += 1
+        if inside == share:
+            inside = 0
+            base += splits * EPOCH
+    return len(out)
+
+
+def _times(numbers: Any, start_us: int, rate: int, out: Any) -> int:
+    """Write event times in microseconds, whole milliseconds as in Nexmark's schema."""
+    for i in range(len(out)):
+        out[i] = start_us + numbers[i] * 1000 // rate * 1000
+    return len(out)
+
+
+def _auction_ids(numbers: Any, salt: int, hot: int, in_flight: int, out: Any) -> int:
+    """Write the auctions that bids are for: with probability 1 - 1/`hot` the hot one, else one in flight."""
+    for i in range(len(out)):
+        last = numbers[i] // EPOCH * AUCTIONS + AUCTIONS - 1
+        bits = _draw(numbers[i], salt)
+        if _low(bits, hot) > 0:
+            out[i] = last // HOT_BATCH * HOT_BATCH + FIRST_ID
+        else:
+            least = max(last - in_flight, 0)
+            out[i] = least + _high(bits, last - least + 1 + LEAD) + FIRST_ID
+    return len(out)
+
+
+def _person_ids(numbers: Any, salt: int, hot: Any, active: int, out: Any) -> int:
+    """Write bidders or sellers; `hot` = [ratio, place of the hot one within its batch of people]."""
+    ratio, place = hot[0], hot[1]
+    for i in range(len(out)):
+        last = numbers[i] // EPOCH
+        bits = _draw(numbers[i], salt)
+        if _low(bits, ratio) > 0:
+            out[i] = last // HOT_BATCH * HOT_BATCH + place + FIRST_ID
+        else:
+            near = min(last + 1, active)
+            out[i] = last + 1 - near + _high(bits, near + LEAD) + FIRST_ID
+    return len(out)
+
+
+def _own_ids(numbers: Any, first: int, share: int, out: Any) -> int:
+    """Write the ids of new persons or auctions: they are counted."""
+    for i in range(len(out)):
+        epoch = numbers[i] // EPOCH
+        out[i] = epoch * share + numbers[i] - epoch * EPOCH - first + FIRST_ID
+    return len(out)
+
+
+def _prices(numbers: Any, salt: int, curve: Any, out: Any) -> int:
+    """Write prices: 100 * 10^(6 u), u even in [0, 1), read off a curve of so many straight pieces."""
+    pieces = len(curve) - 1
+    for i in range(len(out)):
+        bits = _draw(numbers[i], salt) >> np.uint64(12)
+        at = (bits * np.uint64(pieces)) >> np.uint64(52)
+        part = np.float64((bits * np.uint64(pieces)) & np.uint64((1 << 52) - 1)) / 4503599627370496.0
+        low = curve[at]
+        out[i] = np.int64(low + (curve[at + np.uint64(1)] - low) * part + 0.5)
+    return len(out)
+
+
+def _picks(numbers: Any, salt: int, bound: int, out: Any) -> int:
+    """Write an evenly drawn integer below `bound` for every event."""
+    for i in range(len(out)):
+        out[i] = _low(_draw(numbers[i], salt), bound)
+    return len(out)
+
+
+def _channels(numbers: Any, salt: int, hot: int, every: int, out: Any) -> int:
+    """Write the place of every bid's channel in a table: half are one of the `hot` first, half one of all the rest."""
+    for i in range(len(out)):
+        bits = _draw(numbers[i], salt)
+        out[i] = _high(bits, hot) if bits & np.uint64(1) else hot + _high(bits, every - hot)
+    return len(out)
+
+
+def _gather_length(picks: Any, offsets: Any, out: Any) -> int:
+    """Write Arrow offsets of the picked strings; returns their bytes."""
+    total = 0
+    for i in range(len(picks)):
+        out[i] = total
+        total += offsets[picks[i] + 1] - offsets[picks[i]]
+    out[len(picks)] = total
+    return total
+
+
+def _gather_bytes(picks: Any, offsets: Any, source: int, target: int) -> int:
+    """Copy the picked strings one behind the other; both buffers have room behind their end."""
+    at = np.int64(0)
+    for i in range(len(picks)):
+        first = np.int64(offsets[picks[i]])
+        size = np.int64(offsets[picks[i] + 1]) - first
+        done = 0
+        while done < size:
+            copy(target + at + done, source + first + done, WIDE)
+            done += WIDE
+        at += size
+    return len(picks)
+
+
+def _slice_length(numbers: Any, salt: int, least: int, spread: int, out: Any) -> int:
+    """Write Arrow offsets of strings of `least` up to (without) `least + spread` bytes; returns their bytes."""
+    total = 0
+    for i in range(len(numbers)):
+        out[i] = total
+        total += least + _low(_draw(numbers[i], salt), spread)
+    out[len(numbers)] = total
+    return total
+
+
+def _slice_bytes(numbers: Any, salt: int, pool: Any, offsets: Any, target: int) -> int:
+    """Copy for every event a stretch of the pool (address, bytes) as long as its offsets say."""
+    source, room = pool[0], pool[1]
+    for i in range(len(numbers)):
+        size = np.int64(offsets[i + 1]) - np.int64(offsets[i])
+        first = source + _high(_draw(numbers[i], salt), room - size)
+        to = target + np.int64(offsets[i])
+        at = 0
+        while at < size:
+            copy(to + at, first + at, WIDE)
+            at += WIDE
+    return len(numbers)
+
+
+def _letters(salt: int, space: int, target: int, count: int) -> int:
+    """Fill a pool with random letters, every `space`th of them on average a space (0 = none)."""
+    for i in range(count):
+        bits = _draw(i, salt)
+        letter = 97 + _low(bits, 26)
+        put_byte(target + i, 32 if space > 0 and _high(bits, space) == 0 else letter)
+    return count
+
+
+numbers = compiled(_I(_I, _IN, _OUT), _numbers)
+times = compiled(_I(_IN, _I, _I, _OUT), _times)
+auction_ids = compiled(_I(_IN, _I, _I, _I, _OUT), _auction_ids)
+person_ids = compiled(_I(_IN, _I, _IN, _I, _OUT), _person_ids)
+own_ids = compiled(_I(_IN, _I, _I, _OUT), _own_ids)
+prices = compiled(_I(_IN, _I, _FLOATS_IN, _OUT), _prices)
+picks = compiled(_I(_IN, _I, _I, _OUT), _picks)
+channels = compiled(_I(_IN, _I, _I, _I, _OUT), _channels)
+gather_length = compiled(_I(_IN, _OFFSETS_IN, _OFFSETS), _gather_length)
+gather_bytes = compiled(_I(_IN, _OFFSETS_IN, _I, _I), _gather_bytes)
+slice_length = compiled(_I(_IN, _I, _I, _I, _OFFSETS), _slice_length)
+slice_bytes = compiled(_I(_IN, _I, _IN, _OFFSETS_IN, _I), _slice_bytes)
+letters = compiled(_I(_I, _I, _I, _I), _letters)

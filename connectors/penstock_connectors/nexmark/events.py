@@ -1,0 +1,224 @@
+"""Nexmark's events as pure functions of their number: which columns a kind has, and batches of any of them.
+
+The stream is that of Nexmark's generator: 50 events in a row are 1 person, 3 auctions and 46 bids; event number n
+happens at `start + n / rate`. Splits take these epochs of 50 in turn, so a stream is the same whatever the number of
+splits. Random fields follow the distributions of Nexmark's generator; their values are our own. Called by the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock_connectors.nexmark import _kernels as kernels
+from penstock_connectors.nexmark.strings import Strings, salt
+
+Kind = Literal["bid", "auction", "person"]
+_TIME = pa.timestamp("us", tz="UTC")
+
+
+def _schema(**fields: pa.DataType) -> pa.Schema:
+    return pa.schema([pa.field(name, kind, nullable=False) for name, kind in fields.items()])
+
+
+BID_SCHEMA = _schema(
+    auction=pa.int64(),
+    bidder=pa.int64(),
+    price=pa.int64(),
+    channel=pa.string(),
+    url=pa.string(),
+    dateTime=_TIME,
+    extra=pa.string(),
+)
+AUCTION_SCHEMA = _schema(
+    id=pa.int64(),
+    itemName=pa.string(),
+    description=pa.string(),
+    initialBid=pa.int64(),
+    reserve=pa.int64(),
+    dateTime=_TIME,
+    expires=_TIME,
+    seller=pa.int64(),
+    category=pa.int64(),
+    extra=pa.string(),
+)
+PERSON_SCHEMA = _schema(
+    id=pa.int64(),
+    name=pa.string(),
+    emailAddress=pa.string(),
+    creditCard=pa.string(),
+    city=pa.string(),
+    state=pa.string(),
+    dateTime=_TIME,
+    extra=pa.string(),
+)
+SCHEMAS: dict[Kind, pa.Schema] = {"bid": BID_SCHEMA, "auction": AUCTION_SCHEMA, "person": PERSON_SCHEMA}
+#: Per kind: its first place within an epoch, and how many of it an epoch has.
+_PLACES: dict[Kind, tuple[int, int]] = {
+    "person": (0, kernels.PERSONS),
+    "auction": (kernels.PERSONS, kernels.AUCTIONS),
+    "bid": (kernels.PERSONS + kernels.AUCTIONS, kernels.BIDS),
+}
+_CATEGORIES, _FIRST_CATEGORY = 5, 10
+_CURVE = 100.0 * 10.0 ** (6.0 * np.arange(4097) / 4096)
+_HOT_SELLER, _HOT_BIDDER = 0, 1
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class NexmarkPattern(msgspec.Struct, frozen=True, kw_only=True):
+    """What the events look like; the defaults are Nexmark's."""
+
+    kind: Kind = "bid"
+    #: Columns to make, in this order; empty = all.
+    columns: tuple[str, ...] = ()
+    splits: int = 4
+    #: Events (of all kinds) per second of event time.
+    rate: int = 10_000
+    #: Event time of event 0, microseconds since the epoch.
+    start_us: int = 1_700_000_000_000_000
+    hot_auction_ratio: int = 2
+    hot_bidder_ratio: int = 4
+    hot_seller_ratio: int = 4
+    auctions_in_flight: int = 100
+    active_people: int = 1000
+    seed: int = 0
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Schema of the rows."""
+        whole = SCHEMAS[self.kind]
+        return pa.schema([whole.field(name) for name in self.columns]) if self.columns else whole
+
+    def rows(self, events: int, split: int) -> int:
+        """Return how many rows of the kind the first `events` events of the stream give a split."""
+        first, share = _PLACES[self.kind]
+        epochs, rest = divmod(events, kernels.EPOCH)
+        rows = (epochs + self.splits - 1 - split) // self.splits * share
+        return rows + (min(max(rest - first, 0), share) if epochs % self.splits == split else 0)
+
+
+class EventMaker:
+    """Makes batches of one pattern; keeps the tables that strings are drawn from."""
+
+    def __init__(self, pattern: NexmarkPattern) -> None:
+        """Nothing is made before it is needed."""
+        self._pattern = pattern
+        self._strings = Strings(pattern.seed)
+        self._schema = pattern.schema
+
+    def batch(self, split: int, start: int, count: int) -> pa.RecordBatch:
+        """Return rows start .. start+count-1 of one split."""
+        pattern = self._pattern
+        first, share = _PLACES[pattern.kind]
+        numbers = np.empty(count, np.int64)
+        kernels.numbers(start, np.array([split, pattern.splits, first, share], np.int64), numbers)
+        columns = _Columns(pattern, self._strings, numbers)
+        make = columns.makers()
+        return pa.RecordBatch.from_arrays([make[name]() for name in self._schema.names], schema=self._schema)
+
+
+class _Columns:
+    """The columns of one batch, each made when asked for."""
+
+    def __init__(self, pattern: NexmarkPattern, strings: Strings, numbers: Int64s) -> None:
+        self._pattern = pattern
+        self._strings = strings
+        self._numbers = numbers
+
+    def makers(self) -> dict[str, Callable[[], pa.Array]]:
+        return {"bid": self._bid, "auction": self._auction, "person": self._person}[self._pattern.kind]()
+
+    def _bid(self) -> dict[str, Callable[[], pa.Array]]:
+        strings, numbers, pattern = self._strings, self._numbers, self._pattern
+        return {
+            "auction": lambda: self._int(
+                kernels.auction_ids, "auction", pattern.hot_auction_ratio, pattern.auctions_in_flight
+            ),
+            "bidder": lambda: self._person_id("bidder", pattern.hot_bidder_ratio, _HOT_BIDDER),
+            "price": lambda: self._price("price"),
+            "channel": lambda: strings.channel(numbers),
+            "url": lambda: strings.url(numbers),
+            "dateTime": self._time,
+            "extra": lambda: strings.filler(numbers, 100 - 32),
+        }
+
+    def _auction(self) -> dict[str, Callable[[], pa.Array]]:
+        strings, numbers, pattern = self._strings, self._numbers, self._pattern
+        return {
+            "id": lambda: self._own_id("auction"),
+            "itemName": lambda: strings.text(numbers, "itemName", 20),
+            "description": lambda: strings.text(numbers, "description", 100),
+            "initialBid": lambda: self._price("initialBid"),
+            "reserve": self._reserve,
+            "dateTime": self._time,
+            "expires": self._expires,
+            "seller": lambda: self._person_id("seller", pattern.hot_seller_ratio, _HOT_SELLER),
+            "category": lambda: pa.array(self._drawn("category", _CATEGORIES) + _FIRST_CATEGORY),
+            "extra": lambda: strings.filler(numbers, 500 - 112),
+        }
+
+    def _person(self) -> dict[str, Callable[[], pa.Array]]:
+        strings, numbers = self._strings, self._numbers
+        makers: dict[str, Callable[[], pa.Array]] = {
+            "id": lambda: self._own_id("person"),
+            "dateTime": self._time,
+            "extra": lambda: strings.filler(numbers, 200 - 60),
+        }
+        for name in ("name", "emailAddress", "creditCard", "city", "state"):
+            makers[name] = lambda name=name: strings.listed(numbers, name)  # type: ignore[misc]
+        return makers
+
+    # --- numbers ----------------------------------------------------------------------------------------------------
+
+    def _int(self, kernel: Any, name: str, *settings: Any) -> pa.Array:
+        out = np.empty(len(self._numbers), np.int64)
+        kernel(self._numbers, salt(self._pattern.seed, name), *settings, out)
+        return pa.array(out)
+
+    def _drawn(self, name: str, bound: int) -> Int64s:
+        out = np.empty(len(self._numbers), np.int64)
+        kernels.picks(self._numbers, salt(self._pattern.seed, name), bound, out)
+        return out
+
+    def _price(self, name: str) -> pa.Array:
+        return self._int(kernels.prices, name, _CURVE)
+
+    def _person_id(self, name: str, ratio: int, place: int) -> pa.Array:
+        return self._int(kernels.person_ids, name, np.array([ratio, place], np.int64), self._pattern.active_people)
+
+    def _own_id(self, kind: Kind) -> pa.Array:
+        out = np.empty(len(self._numbers), np.int64)
+        kernels.own_ids(self._numbers, *_PLACES[kind], out)
+        return pa.array(out)
+
+    def _times(self) -> Int64s:
+        out = np.empty(len(self._numbers), np.int64)
+        kernels.times(self._numbers, self._pattern.start_us, self._pattern.rate, out)
+        return out
+
+    def _time(self) -> pa.Array:
+        return pa.array(self._times()).view(_TIME)
+
+    def _reserve(self) -> pa.Array:
+        return pa.array(self._price("initialBid").to_numpy() + self._price("reserve").to_numpy())
+
+    def _expires(self) -> pa.Array:
+        """An auction lasts on average until so many others have begun as are in flight at a time."""
+        pattern = self._pattern
+        horizon = pattern.auctions_in_flight * kernels.EPOCH // kernels.AUCTIONS * 1000 // pattern.rate
+        length = self._drawn("expires", max(2 * horizon, 1)) + 1
+        return pa.array(self._times() + length * 1000).view(_TIME)
+
+
+def events(pattern: NexmarkPattern, count: int, *, rows: int = 65_536) -> Iterator[pa.RecordBatch]:
+    """Yield what the first `count` events of the stream hold of the pattern's kind, split by split."""
+    maker = EventMaker(pattern)
+    for split in range(pattern.splits):
+        whole = pattern.rows(count, split)
+        for start in range(0, whole, rows):
+            yield maker.batch(split, start, min(rows, whole - start))

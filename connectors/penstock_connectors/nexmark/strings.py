@@ -1,0 +1,148 @@
+"""The strings of Nexmark's events: stretches of a pool of random letters, and picks from tables.
+
+As in Nexmark's generator, `extra` fields are stretches of one random text of a megabyte and channels with their URLs
+are drawn from a table; every string is copied into the batch's own buffer. Called by `events`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+
+from penstock_connectors.nexmark import _kernels as kernels
+
+_POOL_BYTES = 1 << 20
+_CHANNELS = 10_000
+_HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
+_MASK = 0x7FFFFFFFFFFFFFFF
+_CITIES = ("Tucson", "Mesa", "Oakland", "Fresno", "Boise", "Nampa", "Salem", "Eugene", "Tacoma", "Laramie")
+_STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
+_FIRST_NAMES = ("Ada", "Alan", "Barbara", "Donald", "Edsger", "Frances", "Grace", "Jim", "John", "Leslie", "Tony")
+_LAST_NAMES = ("Allen", "Codd", "Gray", "Hoare", "Hopper", "Lamport", "Liskov", "Lovelace", "Turing")
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def salt(seed: int, field: str) -> int:
+    """Return what makes the draws of a field independent of those of the others."""
+    return (seed * 0x9E3779B97F4A7C15 + crc32(field.encode()) * 0xD1B54A32D192ED03) & _MASK
+
+
+class _Table:
+    """A list of strings to draw from."""
+
+    def __init__(self, values: Sequence[str]) -> None:
+        array = pa.array(values, pa.string())
+        self.offsets = np.frombuffer(array.buffers()[1], np.int32)[: len(values) + 1]
+        self.count = len(values)
+        self._data = pa.allocate_buffer(int(self.offsets[-1]) + kernels.WIDE)
+        np.frombuffer(self._data, np.uint8)[: self.offsets[-1]] = np.frombuffer(array.buffers()[2], np.uint8)
+
+    def gather(self, picks: Int64s) -> pa.Array:
+        """Return the strings at these places."""
+        offsets = pa.allocate_buffer(4 * (len(picks) + 1))
+        size = kernels.gather_length(picks, self.offsets, np.frombuffer(offsets, np.int32))
+        data = pa.allocate_buffer(size + kernels.WIDE)
+        kernels.gather_bytes(picks, self.offsets, self._data.address, data.address)
+        return pa.Array.from_buffers(pa.string(), len(picks), [None, offsets, data.slice(0, size)])
+
+
+class Strings:
+    """Makes string columns for event numbers."""
+
+    def __init__(self, seed: int) -> None:
+        """Pools and tables are made when first needed."""
+        self._seed = seed
+        self._tables: dict[str, _Table] = {}
+
+    def filler(self, numbers: Int64s, average: int) -> pa.Array:
+        """Return letters: up to a fifth fewer or more than the average."""
+        around = round(average * 0.2)
+        return self._stretch(numbers, "extra", self._letters, (average - around, 2 * around))
+
+    def text(self, numbers: Int64s, field: str, most: int) -> pa.Array:
+        """Return letters and spaces: 3 up to `most` of them."""
+        return self._stretch(numbers, field, self._words, (3, most - 3))
+
+    def channel(self, numbers: Int64s) -> pa.Array:
+        """Return the channel of every bid: half come by one of four."""
+        return self._table("channel", lambda: [c for c, _ in self._channels]).gather(self._channel_picks(numbers))
+
+    def url(self, numbers: Int64s) -> pa.Array:
+        """Return the URL that belongs to every bid's channel."""
+        return self._table("url", lambda: [u for _, u in self._channels]).gather(self._channel_picks(numbers))
+
+    def listed(self, numbers: Int64s, field: str) -> pa.Array:
+        """Return values of a person's field, drawn from its list."""
+        table = self._table(field, lambda: self._person_values(field))
+        picks = np.empty(len(numbers), np.int64)
+        kernels.picks(numbers, salt(self._seed, field), table.count, picks)
+        return table.gather(picks)
+
+    def _stretch(self, numbers: Int64s, field: str, pool: pa.Buffer, sizes: tuple[int, int]) -> pa.Array:
+        offsets = pa.allocate_buffer(4 * (len(numbers) + 1))
+        places = np.frombuffer(offsets, np.int32)
+        own = salt(self._seed, field)
+        size = kernels.slice_length(numbers, own, *sizes, places)
+        data = pa.allocate_buffer(size + kernels.WIDE)
+        kernels.slice_bytes(numbers, own, np.array([pool.address, _POOL_BYTES], np.int64), places, data.address)
+        return pa.Array.from_buffers(pa.string(), len(numbers), [None, offsets, data.slice(0, size)])
+
+    def _channel_picks(self, numbers: Int64s) -> Int64s:
+        picks = np.empty(len(numbers), np.int64)
+        kernels.channels(numbers, salt(self._seed, "channel"), len(_HOT_CHANNELS), len(self._channels), picks)
+        return picks
+
+    # --- pools and tables -------------------------------------------------------------------------------------------
+
+    def _table(self, name: str, values: Callable[[], Sequence[str]]) -> _Table:
+        if name not in self._tables:
+            self._tables[name] = _Table(values())
+        return self._tables[name]
+
+    def _pool(self, name: str, space: int) -> pa.Buffer:
+        pool = pa.allocate_buffer(_POOL_BYTES + kernels.WIDE)
+        kernels.letters(salt(self._seed, name), space, pool.address, _POOL_BYTES)
+        return pool
+
+    @cached_property
+    def _letters(self) -> pa.Buffer:
+        return self._pool("letters", 0)
+
+    @cached_property
+    def _words(self) -> pa.Buffer:
+        return self._pool("words", 13)
+
+    @cached_property
+    def _channels(self) -> list[tuple[str, str]]:
+        """The channels and their URLs; nine of ten URLs name the channel's number, bits reversed."""
+        text = self._letters.to_pybytes().decode()
+        found = []
+        for i in range(len(_HOT_CHANNELS) + _CHANNELS):
+            parts = "/".join(text[15 * i + 5 * k :][: 3 + (i + k) % 3] for k in range(3))
+            url = f"https://www.nexmark.com/{parts}/item.htm?query=1"
+            number = i - len(_HOT_CHANNELS)
+            if number < 0:
+                found.append((_HOT_CHANNELS[i], url))
+                continue
+            if number % 10:
+                url += f"&channel_id={int(f'{number:032b}'[::-1], 2) & 0x7FFFFFFF}"
+            found.append((f"channel-{number}", url))
+        return found
+
+    def _person_values(self, field: str) -> Sequence[str]:
+        if field == "name":
+            return [f"{first} {last}" for first in _FIRST_NAMES for last in _LAST_NAMES]
+        if field in ("city", "state"):
+            return _CITIES if field == "city" else _STATES
+        if field == "creditCard":
+            draws = np.empty(40_000, np.int64)
+            kernels.picks(np.arange(40_000), salt(self._seed, "digits"), 10_000, draws)
+            return [" ".join(f"{part:04d}" for part in row) for row in draws.reshape(-1, 4).tolist()]
+        text = self._letters.to_pybytes().decode()
+        return [f"{text[12 * i :][: 3 + i % 4]}@{text[12 * i + 7 :][: 3 + i % 2]}.com" for i in range(10_000)]
