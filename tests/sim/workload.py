@@ -85,14 +85,8 @@ class Plan:
         env = ps.Environment(parallelism=phase.parallelism, checkpoint_interval="100ms", checkpoint_root="unused")
         ends = [len(rows) for rows in self.rows]
         strategy = ps.WatermarkStrategy.bounded_out_of_orderness(f"{self.bound_ms}ms", timestamp="ts")
-        window = (
-            ps.Tumbling(f"{self.size_ms}ms")
-            if self.size_ms == self.slide_ms
-            else ps.Sliding(f"{self.size_ms}ms", f"{self.slide_ms}ms")
-        )
         orders = env.from_source(_Source(ends), watermarks=strategy, uid="orders")
-        totals = orders.key_by("user_id").window(window).aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
-        totals.sink_to(_Sink(), uid="out")
+        self.totals(orders).sink_to(_Sink(), uid="out")
         graph = env.job_graph(JOB)
         settings = msgspec.structs.replace(graph.settings, checkpoint_root=root, **self.settings)
         vertices = tuple(
@@ -108,6 +102,15 @@ class Plan:
             for vertex in graph.vertices
         )
         return msgspec.structs.replace(graph, settings=settings, vertices=vertices)
+
+    def totals(self, orders: ps.DataStream) -> ps.DataStream:
+        """What the job computes: count and sum of each user and window."""
+        window = (
+            ps.Tumbling(f"{self.size_ms}ms")
+            if self.size_ms == self.slide_ms
+            else ps.Sliding(f"{self.size_ms}ms", f"{self.slide_ms}ms")
+        )
+        return orders.key_by("user_id").window(window).aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
 
     def expected(self) -> Counter[tuple[int, ...]]:
         """Naively: (user, window start, window end, count, sum) of every window with rows."""

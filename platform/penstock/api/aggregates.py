@@ -1,4 +1,4 @@
-"""Window aggregates as values: `ps.count()`, `ps.sum("amount")`...; computed by `penstock.operators.window`.
+"""Aggregates as values: `ps.count()`, `ps.sum("amount")`...; computed by `operators.window` and `operators.running`.
 
 Named (`total=ps.sum("amount")`) or positional (`ps.sum("amount").alias("total")`); the functions hide Python's own
 `sum`, `min` and `max` on purpose: they are meant to be used as `ps.sum`.
@@ -6,23 +6,35 @@ Named (`total=ps.sum("amount")`) or positional (`ps.sum("amount").alias("total")
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
+
+if TYPE_CHECKING:
+    import polars as pl
 
 AggregateFunction = Literal["count", "sum", "min", "max", "mean", "var", "std", "first", "last"]
 
 
 class Aggregate(msgspec.Struct, frozen=True):
-    """One aggregate of a window: a function, the column it reads, the column it gives."""
+    """One aggregate: a function, the column it reads, the column it gives, and which rows count."""
 
     fn: AggregateFunction
     column: str | None
     name: str
+    #: A Polars expression, or the name of a boolean column; None: all rows.
+    condition: Any = None
 
     def alias(self, name: str) -> Aggregate:
         """Return the same aggregate under another name."""
         return msgspec.structs.replace(self, name=name)
+
+    def where(self, condition: pl.Expr | str) -> Aggregate:
+        """Return the same aggregate over the rows for which a Polars expression (or a boolean column) is true.
+
+        `ps.count().where(pl.col("price") < 10_000)` counts cheap ones: SQL's `FILTER (WHERE ...)`.
+        """
+        return msgspec.structs.replace(self, condition=condition)
 
     def to_config(self) -> dict[str, Any]:
         """Return the aggregate as it lies in an operator's config."""

@@ -1,15 +1,19 @@
-"""`KeyedStream`: what `.key_by(...)` gives; the partitioning goes to the next operator, windows work per key."""
+"""`KeyedStream`: what `.key_by(...)` gives; the partitioning goes to the next operator, which works per key."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
 
 from penstock.api.data_stream import DataStream, Flow
 from penstock.api.windows import Window, require_window
 from penstock.core.errors import GraphError
-from penstock.graph.validate import require_no_window_columns
+from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.validate import require_columns, require_no_window_columns, require_unique
 
 if TYPE_CHECKING:
+    from penstock.api.aggregates import Aggregate
     from penstock.api.environment import Environment
     from penstock.api.windowed_stream import WindowedStream
 
@@ -38,3 +42,48 @@ class KeyedStream(DataStream):
             raise GraphError(msg, hint=f"give env.from_source(..., watermarks={way})")
         require_no_window_columns(self.columns, where)
         return WindowedStream(self, window)
+
+    def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
+        """Keep running aggregates of each key and emit them, as of that row, for every row.
+
+        Columns: the keys, then the aggregates in the order given. Each row keeps its place and its event time; what
+        was emitted for a key before is not taken back, so whoever wants the current values takes the last row of a key.
+
+        Raises:
+            GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
+        """
+        from penstock.api.aggregation import wanted_aggregates, with_conditions
+        from penstock.operators.running_schema import running_schema
+
+        wanted = wanted_aggregates(aggregates, named, self, "aggregate")
+        require_unique([*self.keys, *(value.name for value in wanted)], "aggregate")
+        stream, wanted = with_conditions(self, wanted, "aggregate")
+        config = {"key": list(self.keys), "aggregates": [value.to_config() for value in wanted]}
+        spec = OperatorSpec(uid="", name="Aggregate", kind="running_aggregate", config=config, stateful=True)
+        return stream.append_operator(spec, running_schema(config, stream.flow.schema))
+
+    def deduplicate(self, *, keep: Literal["first", "last"] = "first", by: str | None = None) -> DataStream:
+        """Keep one row of each key, the first or the last by the column `by`, and emit a row when it takes that place.
+
+        Without `by`, event time orders the rows (in a stream without event time, the order of arrival, for
+        `keep="first"`). Of rows that are equal in it the first that came is the first, and the last that came the last.
+        A null comes before all values. This is Flink's deduplication (`ROW_NUMBER() OVER (PARTITION BY key ORDER BY
+        by) = 1`): the sink takes the last row of a key.
+
+        Raises:
+            GraphError: no such column, or one that cannot order rows.
+        """
+        from penstock.operators.running_schema import validate_deduplicate
+
+        if by is not None:
+            require_columns([by], self.columns, "deduplicate")
+        config = {"key": list(self.keys), "keep": keep, "by": by}
+        validate_deduplicate(config, self.flow.schema)
+        spec = OperatorSpec(uid="", name=f"Deduplicate(keep {keep})", kind="deduplicate", config=config, stateful=True)
+        return self.append_operator(spec, self.flow.schema, self.flow.row_type)
+
+    def with_hidden_columns(self, columns: dict[str, Any]) -> KeyedStream:
+        """Return the stream with columns that are computed before rows are sent to their keys."""
+        upstreams = tuple(msgspec.structs.replace(u, partitioner=None) for u in self.flow.upstreams)
+        before = DataStream(self.environment, msgspec.structs.replace(self.flow, upstreams=upstreams))
+        return before.with_columns(**columns).key_by(*self._keys)

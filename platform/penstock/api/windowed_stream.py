@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
-import msgspec
-
-from penstock.api.aggregates import Aggregate
+from penstock.api.aggregation import wanted_aggregates, with_conditions
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import WINDOW_COLUMNS, require_columns, require_unique
+from penstock.graph.validate import WINDOW_COLUMNS, require_unique
 from penstock.operators.window_schema import output_schema
 
 if TYPE_CHECKING:
+    from penstock.api.aggregates import Aggregate
     from penstock.api.data_stream import DataStream
     from penstock.api.keyed_stream import KeyedStream
     from penstock.api.windows import Window
@@ -55,15 +54,9 @@ class WindowedStream:
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
-        stream, where = self._stream, f"aggregate over {self._window.label}"
-        wanted = [*aggregates, *(_renamed(name, value, where) for name, value in named.items())]
-        if not wanted:
-            msg = f"{where}: no aggregate is given"
-            raise GraphError(msg, hint="write for example .aggregate(n=ps.count(), total=ps.sum('amount'))")
-        for value in wanted:
-            _require_aggregate(value, where)
-            if value.column is not None:
-                require_columns([value.column], stream.columns, f"{where}: {value.fn}")
+        where = f"aggregate over {self._window.label}"
+        wanted = wanted_aggregates(aggregates, named, self._stream, where)
+        stream, wanted = with_conditions(self._stream, wanted, where)
         require_unique([*stream.keys, *WINDOW_COLUMNS, *(value.name for value in wanted)], where)
         config = {
             "key": list(stream.keys),
@@ -76,15 +69,3 @@ class WindowedStream:
         )
         schema = output_schema(config, stream.flow.schema)
         return stream.append_operator(spec, schema)
-
-
-def _renamed(name: str, value: Any, where: str) -> Aggregate:
-    _require_aggregate(value, f"{where}: {name}")
-    renamed: Aggregate = msgspec.structs.replace(value, name=name)
-    return renamed
-
-
-def _require_aggregate(value: Any, where: str) -> None:
-    if not isinstance(value, Aggregate):
-        msg = f"{where}: {value!r} is not an aggregate"
-        raise GraphError(msg, hint="there are ps.count, sum, min, max, mean, var, std, first and last")

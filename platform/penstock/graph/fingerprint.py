@@ -15,7 +15,11 @@ import msgspec
 from penstock.graph.job_graph import JobEdge, JobVertex, KeyGroup, OperatorSpec
 
 #: Kinds whose whole configuration shapes their state.
-_STATE_CONFIG = {"window_aggregate": ("key", "window", "aggregates")}
+_STATE_CONFIG = {
+    "window_aggregate": ("key", "window", "aggregates"),
+    "running_aggregate": ("key", "aggregates"),
+    "deduplicate": ("key", "keep", "by"),
+}
 
 
 def fingerprint(vertices: Sequence[JobVertex], edges: Sequence[JobEdge]) -> str:
@@ -35,7 +39,11 @@ def _state_of(operator: OperatorSpec) -> list[Any]:
     config = operator.config
     if operator.kind in _STATE_CONFIG:
         shape: Any = {key: config.get(key) for key in _STATE_CONFIG[operator.kind]}
-        return [operator.uid, operator.kind, shape, _fields(operator.output_schema)]
+        fields = _fields(operator.output_schema)
+        if operator.kind == "deduplicate":  # the other columns pass by and are not in its state
+            kept = {*config.get("key", ()), config.get("by")}
+            fields = [field for field in fields if field.rpartition(": ")[0] in kept]
+        return [operator.uid, operator.kind, shape, fields]
     connector = config.get("source") or config.get("sink") or {}
     return [operator.uid, operator.kind, connector.get("factory", ""), connector.get("delivery", "")]
 

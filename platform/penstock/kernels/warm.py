@@ -13,7 +13,7 @@ from penstock.kernels.compile import compiled_count
 
 __all__ = ["compiled_count", "warm"]
 
-_MODULES = ("columns", "hashing", "split", "index", "aggregate", "pages", "windows")
+_MODULES = ("columns", "hashing", "split", "index", "aggregate", "pages", "running", "windows")
 
 
 def warm(clock: Clock | None = None) -> float:

@@ -19,12 +19,12 @@ import pyarrow.types as pt
 
 from penstock.core.elements import TS_COLUMN
 from penstock.kernels.columns import FixedColumn, fixed_column, fixed_to_arrow, float_column
-from penstock.operators.window_schema import WindowConfig, key_schema
+from penstock.operators.window_schema import key_schema
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, Combine, PaneTableSpec
 
 if TYPE_CHECKING:
     from penstock.kernels.compile import F64, I64, U8
-    from penstock.operators.window_schema import Aggregate
+    from penstock.operators.window_schema import Aggregate, Grouping
 
 _NONE = np.zeros(0, np.uint8)
 
@@ -43,9 +43,9 @@ class _Need:
 
 
 class AggregatePlan:
-    """The accumulators of one window operator."""
+    """The accumulators of one operator, with or without windows."""
 
-    def __init__(self, config: WindowConfig, input_schema: pa.Schema) -> None:
+    def __init__(self, config: Grouping, input_schema: pa.Schema) -> None:
         """Collect what the aggregates need; two that need the same share it."""
         self._schema = input_schema
         self._aggregates = config.aggregates
@@ -104,7 +104,7 @@ class AggregatePlan:
                     floats[need.column] = float_column(array)
                 values = floats[need.column]
                 bitmap, bit_offset = _bits(array)
-            times = batch.column(TS_COLUMN).to_numpy() if need.combine in ("first", "last") else None
+            times = _times(batch) if need.combine in ("first", "last") else None
             inputs.append(AccumulatorInput(values, bitmap, bit_offset, times))
         return inputs
 
@@ -135,6 +135,14 @@ class AggregatePlan:
         if valid is not None:  # what an accumulator holds that saw nothing need not fit the column's type
             bits = np.where(valid == 1, bits, 0)
         return fixed_to_arrow(bits, valid, field.type)
+
+
+def _times(batch: pa.RecordBatch) -> I64:
+    """Event times; without any, all rows count as of one time, so that the order of arrival decides."""
+    if TS_COLUMN not in batch.schema.names:
+        return np.zeros(batch.num_rows, np.int64)
+    times: I64 = batch.column(TS_COLUMN).to_numpy()
+    return times
 
 
 def _bits(array: pa.Array) -> tuple[U8, int]:

@@ -22,6 +22,8 @@ OPERATORS = {
     "filter_rows": "penstock.operators.functions:FilterRowsOperator",
     "map_batches": "penstock.operators.functions:MapBatchesOperator",
     "window_aggregate": "penstock.operators.window:WindowAggregateOperator",
+    "running_aggregate": "penstock.operators.running:RunningAggregateOperator",
+    "deduplicate": "penstock.operators.deduplicate:DeduplicateOperator",
     "sink": "penstock.operators.sink:SinkOperator",
     "collect": "penstock.operators.collect:CollectOperator",
 }

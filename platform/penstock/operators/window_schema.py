@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.types as pt
@@ -32,6 +32,22 @@ class Aggregate:
     fn: str
     column: str | None
     alias: str
+
+
+class Keyed(Protocol):
+    """What is done by key."""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """Names of the key columns."""
+
+
+class Grouping(Keyed, Protocol):
+    """What is aggregated by key, with or without windows."""
+
+    @property
+    def aggregates(self) -> tuple[Aggregate, ...]:
+        """The output columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +124,15 @@ def validate(config: dict[str, Any], input_schema: pa.Schema) -> None:
                 f"output column {aggregate.alias!r} exists twice", hint="give the aggregate another name (alias)"
             )
         taken.add(aggregate.alias)
-        _validate_aggregate(aggregate, input_schema)
+        validate_aggregate(aggregate, input_schema)
 
 
-def _validate_aggregate(aggregate: Aggregate, schema: pa.Schema) -> None:
+def validate_aggregate(aggregate: Aggregate, schema: pa.Schema) -> None:
+    """Check one aggregate against the columns it reads.
+
+    Raises:
+        GraphError: it cannot be computed.
+    """
     if aggregate.fn not in FUNCTIONS:
         raise GraphError(f"unknown aggregate {aggregate.fn!r}", hint=f"use one of {', '.join(FUNCTIONS)}")
     if aggregate.column is None:
@@ -155,11 +176,11 @@ def output_schema(config: dict[str, Any], input_schema: pa.Schema) -> pa.Schema:
     parsed = parse(config)
     fields = [*key_schema(parsed, input_schema)]
     fields += [pa.field(WINDOW_START, _TIME, nullable=False), pa.field(WINDOW_END, _TIME, nullable=False)]
-    fields += [_output_field(a, input_schema) for a in parsed.aggregates]
+    fields += [output_field(a, input_schema) for a in parsed.aggregates]
     return pa.schema([*fields, pa.field(TS_COLUMN, pa.int64(), nullable=False)])
 
 
-def key_schema(config: WindowConfig, input_schema: pa.Schema) -> pa.Schema:
+def key_schema(config: Keyed, input_schema: pa.Schema) -> pa.Schema:
     """Return the key columns; dictionary columns as their values."""
     fields = [input_schema.field(name) for name in config.key]
     return pa.schema(
@@ -167,7 +188,8 @@ def key_schema(config: WindowConfig, input_schema: pa.Schema) -> pa.Schema:
     )
 
 
-def _output_field(aggregate: Aggregate, schema: pa.Schema) -> pa.Field:
+def output_field(aggregate: Aggregate, schema: pa.Schema) -> pa.Field:
+    """Return the column an aggregate gives."""
     if aggregate.fn == "count" or aggregate.column is None:
         return pa.field(aggregate.alias, pa.int64(), nullable=False)
     field = schema.field(aggregate.column)

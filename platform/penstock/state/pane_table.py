@@ -15,14 +15,14 @@ import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
-from penstock.kernels import aggregate
+from penstock.kernels import aggregate, running
 from penstock.kernels import pages as page_kernels
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.cold import ColdPanes
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable, table_to_rows
 from penstock.state.hot import CHUNK, Fired, HotPanes, canonical, overflow
 from penstock.state.key_index import KeyIndex
-from penstock.state.panes import Rows
+from penstock.state.panes import PaneMemory, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,6 +44,7 @@ _SUMS = {
     ("max", "float64"): aggregate.max_f64,
     ("moments", "float64"): aggregate.moments_f64,
 }
+_NO_VALUES = np.zeros(0, np.int64)
 #: Fewer dead keys than this are never worth a rebuild.
 _DEAD_KEYS = 65_536
 
@@ -70,6 +71,7 @@ class PaneTable:
         self._cold = None if home.cold is None else ColdPanes(self.spec, home.cold)
         self._waiting: list[FrozenSegment] = []
         self._check_dead_at = _DEAD_KEYS
+        self._zeros = np.zeros(0, np.int64)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -79,10 +81,7 @@ class PaneTable:
         Raises:
             PenstockError: an integer sum left 64 bits, or the state left its memory (hashmap backend).
         """
-        slots = self._hot.index.upsert(keys, hashes)
-        cell = self._hot.memory.locate(slots, panes, self._hot.index.count)
-        if self._cold is not None:
-            self._fetch(slots, panes, cell)
+        cell = self._cells_of(keys, hashes, panes)
         cells, floats = self._hot.memory.cells, self._hot.memory.float_cells
         aggregate.add_rows(cells, cell)
         for accumulator, word, values in zip(self.spec.accumulators, self.spec.words, inputs, strict=True):
@@ -91,6 +90,33 @@ class PaneTable:
                 if _add(accumulator, table, word, cell, values):
                     raise overflow(accumulator.name)
         self._settle()
+
+    def run(self, keys: KeyColumns, hashes: I64, inputs: Sequence[AccumulatorInput | None]) -> I64:
+        """As `update` into the one pane of a table without windows; returns the words as of each row: `[word, row]`.
+
+        Raises:
+            PenstockError: as `update`.
+        """
+        cell = self._cells_of(keys, hashes, self._one_pane(len(hashes)))
+        words = np.empty((self.spec.width, len(cell)), np.int64)
+        running.run_rows(self._hot.memory.cells, cell, words[0])
+        for accumulator, word, values in zip(self.spec.accumulators, self.spec.words, inputs, strict=True):
+            if values is not None and _run(accumulator, (self._hot.memory, words), word, cell, values):
+                raise overflow(accumulator.name)
+        self._settle()
+        return words
+
+    def keep(self, keys: KeyColumns, hashes: I64, order: I64, *, last: bool) -> U8:
+        """Return of every row whether it replaces its key's row; the table's one accumulator is the kept row's order.
+
+        Raises:
+            PenstockError: the state left its memory (hashmap backend).
+        """
+        cell = self._cells_of(keys, hashes, self._one_pane(len(hashes)))
+        kept = np.empty(len(cell), np.uint8)
+        running.keep_rows(self._hot.memory.cells, page_kernels.LAST if last else page_kernels.FIRST, cell, order, kept)
+        self._settle()
+        return kept
 
     def panes(self) -> list[int]:
         """Return the starts of all panes that hold rows, ascending."""
@@ -179,6 +205,19 @@ class PaneTable:
         segment = FrozenSegment(self.spec, position, rows)
         self._waiting.append(segment)
         return segment
+
+    def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
+        """Return the cell of every row, made or brought in where it is not in memory."""
+        slots = self._hot.index.upsert(keys, hashes)
+        cell = self._hot.memory.locate(slots, panes, self._hot.index.count)
+        if self._cold is not None:
+            self._fetch(slots, panes, cell)
+        return cell
+
+    def _one_pane(self, rows: int) -> I64:
+        if rows > len(self._zeros):
+            self._zeros = np.zeros(max(rows, 2 * len(self._zeros)), np.int64)
+        return self._zeros[:rows]
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -284,3 +323,20 @@ def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: 
         aggregate.add_valid(cells, word, cell, bitmap, values.bit_offset)
         return 0
     return int(_SUMS[spec.combine, spec.dtype](cells, word, cell, values.values, bitmap, values.bit_offset))
+
+
+def _run(spec: AccumulatorSpec, target: tuple[PaneMemory, I64], word: int, cell: I64, values: AccumulatorInput) -> int:
+    """Add one input and write the accumulator's words as of each row; returns how many additions overflowed."""
+    memory, words = target
+    bitmap, offset = values.bitmap, values.bit_offset
+    if spec.combine in ("first", "last"):
+        column = (values.times, values.values, bitmap)
+        return int(running.run_timed(memory.cells, (spec.op, word), cell, column, offset, words))
+    if values.values is None:
+        at = (running.COUNT_VALID, word)
+        return int(running.run_i64(memory.cells, at, cell, (_NO_VALUES, bitmap), offset, words))
+    if spec.dtype == "int64":
+        return int(running.run_i64(memory.cells, (spec.op, word), cell, (values.values, bitmap), offset, words))
+    kernel = running.run_moments if spec.combine == "moments" else running.run_f64
+    floats = words.view(np.float64)
+    return int(kernel(memory.float_cells, (spec.op, word), cell, (values.values, bitmap), offset, floats))
