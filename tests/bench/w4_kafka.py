@@ -26,9 +26,7 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-from tree_meter import TreeMeter, become_reaper
-
+from penstock.bench.tree_meter import TreeMeter, become_reaper
 from penstock.testing.servers import start_kafka
 
 T0_MS = 1_700_000_000_000

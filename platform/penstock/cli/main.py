@@ -29,6 +29,7 @@ _COMMANDS = {
     "jobmanager": "penstock.cli.processes:jobmanager",
     "taskmanager": "penstock.cli.processes:taskmanager",
     "cluster": "penstock.cli.cluster:commands",
+    "bench": "penstock.cli.bench:bench",
 }
 #: Newer releases of typer carry a click of their own: the class is found through one that is exported.
 _ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")

@@ -15,6 +15,8 @@ from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
 _SAMPLE_SECONDS = 0.05
+#: The whole of /proc is looked through for new members of the tree this often only: it takes milliseconds.
+_SEARCH_SECONDS = 0.25
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -33,6 +35,8 @@ class TreeMeter:
         self.peak_rss_bytes = 0
         #: CPU seconds of each process, its own alone, as last seen: pid -> (what it is, seconds).
         self._processes: dict[int, tuple[str, float]] = {}
+        self._known: list[int] = []
+        self._searched = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tree-meter", daemon=True)
 
@@ -40,9 +44,9 @@ class TreeMeter:
         self._thread.start()
 
     def stop(self) -> None:
-        self._sample()
         self._stopping.set()
         self._thread.join()
+        self._sample()
 
     def cpu_between(self, start: float, end: float) -> float:
         """CPU seconds spent between two wall-clock times (seconds since the epoch)."""
@@ -61,15 +65,28 @@ class TreeMeter:
         return found
 
     def _at(self, when: float) -> float:
-        return self._cpu[max(0, min(len(self._cpu) - 1, bisect.bisect(self._times, when) - 1))]
+        """CPU seconds up to a moment, between two samples in proportion."""
+        after = bisect.bisect(self._times, when)
+        if after == 0 or after == len(self._times):
+            return self._cpu[min(after, len(self._cpu) - 1)]
+        begin, end = self._times[after - 1], self._times[after]
+        low, high = self._cpu[after - 1], self._cpu[after]
+        return low + (high - low) * (when - begin) / (end - begin)
 
     def _run(self) -> None:
         while not self._stopping.wait(_SAMPLE_SECONDS):
             self._sample()
 
     def _sample(self) -> None:
+        now = time.time()
+        if now - self._searched >= _SEARCH_SECONDS:
+            self._known, self._searched = _tree(self._root), now
         cpu, rss = 0.0, 0
-        for pid, (name, fields) in _tree(self._root).items():
+        for pid in self._known:
+            found = _stat(pid)
+            if found is None:
+                continue
+            name, fields = found
             own = sum(int(fields[i]) for i in (11, 12)) / _TICKS
             self._processes[pid] = (_what(pid) or self._processes.get(pid, (name, 0.0))[0], own)
             cpu += sum(int(fields[i]) for i in (11, 12, 13, 14)) / _TICKS
@@ -93,25 +110,25 @@ def _what(pid: int) -> str:
     return next(parts, Path(words[0]).name).replace("penstock.taskmanager.template", "ps-template")
 
 
-def _tree(root: int) -> dict[int, tuple[str, list[str]]]:
-    """Name and `/proc/<pid>/stat` fields (from the state on) of `root` and all its descendants."""
-    stats: dict[int, tuple[str, list[str]]] = {}
+def _stat(pid: int) -> tuple[str, list[str]] | None:
+    """Name and `/proc/<pid>/stat` fields (from the state on); None for a process that has ended."""
+    try:
+        head, _, tail = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    except OSError:
+        return None
+    return head.partition("(")[2], tail.split()
+
+
+def _tree(root: int) -> list[int]:
+    """`root` and all its descendants."""
     children: dict[int, list[int]] = {}
     for folder in Path("/proc").iterdir():
-        name = folder.name
-        if not name.isdigit():
-            continue
-        try:
-            head, _, tail = (folder / "stat").read_text(encoding="utf-8").rpartition(")")
-        except OSError:
-            continue
-        fields = tail.split()
-        stats[int(name)] = (head.partition("(")[2], fields)
-        children.setdefault(int(fields[1]), []).append(int(name))
-    found, todo = {}, [root]
+        found = _stat(int(folder.name)) if folder.name.isdigit() else None
+        if found is not None:
+            children.setdefault(int(found[1][1]), []).append(int(folder.name))
+    tree, todo = [], [root]
     while todo:
         pid = todo.pop()
-        if pid in stats:
-            found[pid] = stats[pid]
+        tree.append(pid)
         todo += children.get(pid, [])
-    return found
+    return tree

@@ -1,0 +1,50 @@
+"""Batches of events: runs the compiled generator and wraps what it wrote as Arrow columns; nothing is copied."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from penstock_connectors.workloads.kernels import TEXT_BYTES, generate, spell
+
+_TIME = pa.timestamp("us", tz="UTC")
+
+
+class EventMaker:
+    """Makes the rows of the splits of one source."""
+
+    def __init__(self, keys: int, splits: int, *, text: bool, nullable: bool) -> None:
+        """`text` spells keys as strings; `nullable` makes key 0 and every tenth amount null."""
+        self._keys = keys
+        self._splits = splits
+        self._text = text
+        self._nullable = nullable
+        self._names = ["user_id", "amount", "ts"]
+        self._schema: pa.Schema | None = None
+
+    def make(self, split: int, position: int, count: int) -> pa.RecordBatch:
+        """Return `count` rows of a split from `position` on."""
+        user, amount, times = (np.empty(count, np.int64) for _ in range(3))
+        generate(position * self._splits + split, self._splits, self._keys, user, amount, times)
+        no_user = user == 0 if self._nullable else None
+        no_amount = amount % 10 == 0 if self._nullable else None
+        columns = [
+            self._spelled(user, no_user) if self._text else pa.array(user, mask=no_user),
+            pa.array(amount, mask=no_amount),
+            pa.array(times).view(_TIME),
+        ]
+        if self._schema is None:
+            fields = zip(self._names, columns, strict=True)
+            self._schema = pa.schema(
+                [pa.field(name, column.type, nullable=self._nullable and name != "ts") for name, column in fields]
+            )
+        return pa.RecordBatch.from_arrays(columns, schema=self._schema)
+
+    def _spelled(self, user: np.ndarray, no_user: np.ndarray | None) -> pa.Array:
+        data = np.empty(TEXT_BYTES * len(user), np.uint8)
+        spell(user, data)
+        ends = np.arange(0, len(data) + 1, TEXT_BYTES, dtype=np.int32)
+        valid = None
+        if no_user is not None:
+            valid = pa.py_buffer(np.packbits(~no_user, bitorder="little"))
+        return pa.Array.from_buffers(pa.string(), len(user), [valid, pa.py_buffer(ends), pa.py_buffer(data)])

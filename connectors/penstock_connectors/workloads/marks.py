@@ -1,0 +1,85 @@
+"""What a benchmark's source and sink leave in a folder: when the first row was made, what was published, and when.
+
+Written by reader and committer (each file by one process, put there whole), read by whoever runs the benchmark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+_FIRST, _SUMS = "first", "sums"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """A folder's content; times are seconds since the epoch."""
+
+    first_record: float
+    last_result: float
+    #: The four sums of everything published.
+    sums: tuple[int, ...]
+    #: Rows published by each writing subtask.
+    rows: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def checksum(self) -> str:
+        """The sums as the workloads write them: `rows:first:second:check`."""
+        return ":".join(str(value) for value in self.sums)
+
+
+class Published(msgspec.Struct, frozen=True, kw_only=True):
+    """What one committable published."""
+
+    subtask: int
+    at_ms: int
+    sums: tuple[int, int, int, int]
+
+
+def first_record(folder: str, subtask: int, now_ms: int) -> None:
+    """Note the moment at which a subtask made its first row; a later life of it changes nothing."""
+    path = Path(folder) / f"{_FIRST}-{subtask}"
+    with contextlib.suppress(FileExistsError):
+        _put(path, str(now_ms).encode())
+
+
+def published(folder: str, committable_id: str, content: Published) -> bool:
+    """Publish one committable's sums under its own name: once more changes nothing. Returns whether it was new."""
+    path = Path(folder) / f"{_SUMS}-{re.sub(r'[^A-Za-z0-9_.-]', '_', committable_id)}"
+    try:
+        _put(path, msgspec.json.encode(content))
+    except FileExistsError:
+        return False
+    return True
+
+
+def read_marks(folder: str | os.PathLike[str]) -> Marks:
+    """Return what was left in the folder; sums of nothing are zeros."""
+    place = Path(folder)
+    starts = [int(path.read_text(encoding="ascii")) for path in place.glob(f"{_FIRST}-*")]
+    found = [msgspec.json.decode(path.read_bytes(), type=Published) for path in place.glob(f"{_SUMS}-*")]
+    rows: dict[int, int] = {}
+    for one in found:
+        rows[one.subtask] = rows.get(one.subtask, 0) + one.sums[0]
+    return Marks(
+        first_record=min(starts, default=0) / 1000,
+        last_result=max((one.at_ms for one in found), default=0) / 1000,
+        sums=tuple(sum(one.sums[i] for one in found) for i in range(4)),
+        rows=rows,
+    )
+
+
+def _put(path: Path, content: bytes) -> None:
+    """Write the file aside and link it to its name, so that no reader sees a part of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_bytes(content)
+    try:
+        os.link(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)

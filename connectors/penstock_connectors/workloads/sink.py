@@ -1,0 +1,167 @@
+"""A sink that keeps a checksum of the rows instead of the rows, exactly once.
+
+What an epoch added is prepared with the checkpoint and published under its permit as one small file, named by its
+committable: after any number of restarts the files' sum is that of every row once. Two forms (`ChecksumSink.form`):
+
+`windows`: columns (key, window end, count, sum), only windows that end by `cut_us` count; the check adds
+((key * 31 + (window end - T0) div `unit_us` * 17 + count) * (sum + 7)) mod 1,000,000,007.
+`rows`: columns (key, a, b, c); the sums are those of a and b, the check adds (key * 31 + c) mod the prime. A timestamp
+counts as milliseconds since T0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from penstock.connector.sink import CommitOutcome, SinkSpec
+from penstock.core.errors import GraphError
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import Committable
+from penstock_connectors.workloads.marks import Published, published
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.connector.sink import FileReader, SinkContext
+    from penstock.core.permits import CommitPermit
+    from penstock_connectors.workloads.checksum import Checksum
+
+Form = Literal["windows", "rows"]
+
+_FACTORY = "penstock_connectors.workloads.sink:ChecksumSinkFactory"
+_EVERY_WINDOW = (1 << 63) - 1
+
+
+class Config(msgspec.Struct, frozen=True, kw_only=True):
+    """What travels in `SinkSpec.config`."""
+
+    folder: str
+    form: Form
+    columns: tuple[str, ...]
+    unit_us: int
+    cut_us: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChecksumSink:
+    """Adds rows to a checksum; `folder` gets what was published (`read_marks` reads it)."""
+
+    folder: str
+    form: Form
+    #: Four column names; see the module.
+    columns: tuple[str, ...]
+    unit_us: int = 10_000_000
+    cut_us: int = _EVERY_WINDOW
+
+    def spec(self, input_schema: pa.Schema) -> SinkSpec:
+        """Return the sink as a value.
+
+        Raises:
+            GraphError: an unknown form, or columns that are not there.
+        """
+        missing = [name for name in self.columns if name not in input_schema.names]
+        if self.form not in ("windows", "rows") or len(self.columns) != 4 or missing:
+            msg = f"ChecksumSink: form {self.form!r} cannot be made of columns {', '.join(self.columns)}"
+            raise GraphError(msg, hint=f"four of {', '.join(input_schema.names)}; form 'windows' or 'rows'")
+        config = Config(
+            folder=self.folder, form=self.form, columns=self.columns, unit_us=self.unit_us, cut_us=self.cut_us
+        )
+        return SinkSpec(
+            factory=_FACTORY,
+            config=msgspec.to_builtins(config),
+            delivery="exactly-once-2pc",
+            schema=schema_to_text(input_schema),
+            preload=["penstock_connectors.workloads.kernels"],
+        )
+
+
+class ChecksumSinkFactory:
+    """Makes writer and committer from the spec."""
+
+    def create_writer(self, spec: SinkSpec, context: SinkContext) -> ChecksumWriter:
+        """Return the writer of one subtask."""
+        from penstock_connectors.workloads.checksum import Checksum
+
+        return ChecksumWriter(Checksum(msgspec.convert(spec.config, Config)), context)
+
+    def create_committer(self, spec: SinkSpec, context: SinkContext) -> ChecksumCommitter:
+        """Return the committer of one subtask."""
+        return ChecksumCommitter(msgspec.convert(spec.config, Config), context)
+
+    def validate(self, spec: SinkSpec, checkpoint_interval_ms: int | None) -> None:
+        """Check the config's form; the folder is the benchmark's own."""
+        del checkpoint_interval_ms
+        msgspec.convert(spec.config, Config)
+
+
+class ChecksumWriter:
+    """Adds up one epoch after another."""
+
+    def __init__(self, checksum: Checksum, context: SinkContext) -> None:
+        self._checksum = checksum
+        self._context = context
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows."""
+        self._checksum.add(batch)
+
+    def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
+        """Hand over what the epoch added; the checkpoint itself makes it durable."""
+        sums = self._checksum.take()
+        if not sums[0]:
+            return ()
+        context = self._context
+        return (
+            Committable(
+                id=f"{context.uid}/{context.run_id}/{context.subtask}/{checkpoint_id}",
+                uid=context.uid,
+                run_id=context.run_id,
+                subtask=context.subtask,
+                checkpoint_id=checkpoint_id,
+                transactional_id=context.transactional_id,
+                marker_group=context.transactional_id,
+                rows=sums[0],
+                created_ms=context.clock.now_ms(),
+                detail={"sums": sums},
+            ),
+        )
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class ChecksumCommitter:
+    """Publishes epochs' sums; any process may, and as often as it likes."""
+
+    def __init__(self, config: Config, context: SinkContext) -> None:
+        self._folder = config.folder
+        self._clock = context.clock
+
+    def commit(
+        self, permit: CommitPermit, committables: tuple[Committable, ...], read: FileReader
+    ) -> tuple[CommitOutcome, ...]:
+        """Publish."""
+        del permit, read  # that there is a permit was what was needed; the sums travel in the committable
+        outcomes = []
+        for committable in committables:
+            content = Published(
+                subtask=committable.subtask, at_ms=self._clock.now_ms(), sums=tuple(committable.detail["sums"])
+            )
+            fresh = published(self._folder, committable.id, content)
+            outcomes.append(
+                CommitOutcome(committable.id, "published" if fresh else "already-published", committable.rows)
+            )
+        return tuple(outcomes)
+
+    def recover(
+        self, permit: CommitPermit, prefixes: tuple[str, ...], committables: tuple[Committable, ...], read: FileReader
+    ) -> tuple[CommitOutcome, ...]:
+        """Publish what is owed; a late writer of the same committable finds its file in place."""
+        del prefixes
+        return self.commit(permit, committables, read)
+
+    def close(self) -> None:
+        """Nothing to free."""

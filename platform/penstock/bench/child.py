@@ -1,0 +1,53 @@
+"""The process a benchmark's job is submitted from: `python -m penstock.bench.child BUILD FOLDER OPTIONS`.
+
+BUILD names a function of (options, folder) that builds a job and executes it; it runs on an embedded cluster. What the
+cluster says of the job at its end is left in FOLDER/outcome.json. Started by `penstock.bench.measure`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from penstock.api.environment import use_executor
+from penstock.bench.measure import JobRun
+from penstock.bench.options import BenchOptions
+from penstock.client.executors import EmbeddedExecutor
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.client.handle import JobHandle
+
+
+def main(build: str, folder: Path, options: BenchOptions) -> None:
+    """Run the job; leave the outcome."""
+    runs: list[JobRun] = []
+
+    def on_poll(handle: JobHandle, job: dict[str, Any]) -> None:
+        if job["state"] == "FINISHED":
+            runs.append(_run_of(handle))
+
+    module, _, function = build.partition(":")
+    with use_executor(EmbeddedExecutor(on_poll=on_poll), options.settings):
+        getattr(importlib.import_module(module), function)(options, folder)
+    (folder / "outcome.json").write_bytes(msgspec.json.encode(runs[-1] if runs else JobRun()))
+
+
+def _run_of(handle: JobHandle) -> JobRun:
+    found = handle.client.checkpoints(handle.job_id)
+    return JobRun(
+        checkpoints=found["counts"]["completed"],
+        checkpoint_bytes=sum(int(entry["checkpointed_size"]) for entry in found["history"]),
+        restarts=int(handle.client.summary(handle.job_id)["restarts"]),
+    )
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1], Path(sys.argv[2]), msgspec.json.decode(sys.argv[3], type=BenchOptions))
+    except PenstockError as error:
+        sys.exit(str(error))

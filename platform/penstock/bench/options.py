@@ -1,0 +1,55 @@
+"""How a benchmark is to be run: what the command line says, as one value that travels to the job's process."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from penstock.core.errors import UsageError
+
+_MAX_EVENTS = 1 << 31
+_MAX_PARALLELISM = 1024
+
+
+class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options of every workload; one leaves out what means nothing to it."""
+
+    #: None: the workload's own size.
+    events: int | None = None
+    parallelism: int = 2
+    #: Milliseconds between checkpoints; None: only the one at the end.
+    checkpoint_interval_ms: int | None = 1000
+    #: Type of the key column.
+    keys: Literal["int", "string"] = "int"
+    #: Key and amount may be null, and some are.
+    nullable: bool = False
+    #: Folder of other engines set up for the same workloads; they then run in the same invocation.
+    peers: str | None = None
+    #: Settings of the job by name.
+    settings: dict[str, str] = {}
+
+    def events_or(self, default: int) -> int:
+        """Return the number of events asked for, else the workload's own."""
+        return default if self.events is None else self.events
+
+    def check(self) -> None:
+        """Refuse sizes that make no sense.
+
+        Raises:
+            UsageError: one of them does.
+        """
+        for name, value, limit in (
+            ("--events", self.events_or(1), _MAX_EVENTS),
+            ("--parallelism", self.parallelism, _MAX_PARALLELISM),
+            ("--checkpoint-interval", self._interval_or(1), 86_400_000),
+        ):
+            if not 1 <= value <= limit:
+                msg = f"{name} must be from 1 to {limit}, not {value}"
+                raise UsageError(msg, hint="leave it out for the default")
+        if self.keys not in ("int", "string"):
+            msg = f"--keys {self.keys!r} is not a type of key"
+            raise UsageError(msg, hint="use int or string")
+
+    def _interval_or(self, default: int) -> int:
+        return default if self.checkpoint_interval_ms is None else self.checkpoint_interval_ms

@@ -1,0 +1,103 @@
+"""The right answers of the workloads in plain NumPy, sharing no code with the engine or its generator.
+
+Event i (0 <= i < N), integers only:
+  a = i * 2654435761 mod 2^32
+  b = ((a + a div 2^15) mod 2^32) * 1540483477 mod 2^32;  c = ((a + a div 2^13) mod 2^32) * 1103515245 mod 2^32
+  key = (b div 16) mod K;  amount = 1 + (c div 2^20) mod 1000;  ts = T0 + i div 100 - (c div 16) mod 5000   [ms]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+T0_MS = 1_700_000_000_000
+MODULUS = 1_000_000_007
+USERS = 100_000
+_M32 = np.uint64((1 << 32) - 1)
+_CHUNK = 1 << 20
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+def events(low: int, high: int, keys: int = USERS) -> tuple[Int64s, Int64s, Int64s]:
+    """Return key, amount and time (ms) of the events `low <= i < high`."""
+    i = np.arange(low, high, dtype=np.uint64)
+    a = (i * np.uint64(2654435761)) & _M32
+    b = (((a + (a >> np.uint64(15))) & _M32) * np.uint64(1540483477)) & _M32
+    c = (((a + (a >> np.uint64(13))) & _M32) * np.uint64(1103515245)) & _M32
+    key = ((b >> np.uint64(4)) % np.uint64(keys)).astype(np.int64)
+    amount = 1 + ((c >> np.uint64(20)) % np.uint64(1000)).astype(np.int64)
+    times = T0_MS + (i // np.uint64(100)).astype(np.int64) - ((c >> np.uint64(4)) % np.uint64(5000)).astype(np.int64)
+    return key, amount, times
+
+
+def chunks(count: int, keys: int = USERS) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+    """Yield all events of a workload, piece by piece."""
+    for low in range(0, count, _CHUNK):
+        yield events(low, min(low + _CHUNK, count), keys)
+
+
+def last_sure_window(count: int, slide_ms: int) -> int:
+    """Return the last window end (ms) that a watermark of 5 s closes before the input ends; 50 ms for split sources."""
+    return (T0_MS + (count - 1) // 100 - 5000 - 50) // slide_ms * slide_ms
+
+
+def windows(count: int, size_ms: int, slide_ms: int, *, nullable: bool = False) -> str:
+    """Checksum of (user, window end, count, sum) over sliding or tumbling windows.
+
+    With `nullable`, the amounts that ten divides and user 0 are null; a null counts as -1 in the checksum, and a sum of
+    nothing is null.
+    """
+    panes = size_ms // slide_ms
+    before = 5000 // slide_ms + 1  # events reach back 5 s before T0
+    rows = (count // 100) // slide_ms + before + 1
+    counts, sums, valid = (np.zeros((rows, USERS), np.int64) for _ in range(3))
+    for key, amount, times in chunks(count):
+        cell = ((times - T0_MS) // slide_ms + before) * USERS + key
+        used = amount % 10 != 0 if nullable else np.ones(len(key), np.bool_)
+        low = cell.min() // USERS * USERS
+        width = cell.max() - low + 1
+        for table, weights in ((counts, None), (sums, np.where(used, amount, 0)), (valid, used)):
+            table.reshape(-1)[low : low + width] += np.bincount(cell - low, weights, width).astype(np.int64)
+    cut = last_sure_window(count, slide_ms)
+    user = np.where((np.arange(USERS) == 0) & nullable, -1, np.arange(USERS))
+    result = [0, 0, 0, 0]
+    for last in range(rows + panes - 1):
+        number = last - before + 1  # (window end - T0) div slide
+        if T0_MS + number * slide_ms > cut:
+            break
+        inside = slice(max(0, last - panes + 1), last + 1)
+        n, total, seen = (table[inside].sum(axis=0) for table in (counts, sums, valid))
+        kept = n > 0
+        total = np.where(seen == 0, -1, total)[kept]
+        check = ((user[kept] * 31 + number * 17 + n[kept]) * (total + 7)) % MODULUS
+        for i, value in enumerate((kept.sum(), n[kept].sum(), total.sum(), check.sum())):
+            result[i] += int(value)
+    return ":".join(map(str, result))
+
+
+def kept_rows(count: int) -> str:
+    """Checksum of w3: users that 4 does not divide, with amount * 908 div 1000; sums of time since T0 and amount."""
+    result = [0, 0, 0, 0]
+    for key, amount, times in chunks(count):
+        kept = key % 4 != 0
+        net = amount[kept] * 908 // 1000
+        _add(result, key[kept], times[kept] - T0_MS, net)
+    return ":".join(map(str, result))
+
+
+def all_rows(count: int) -> str:
+    """Checksum of every event: sums of time since T0 and amount."""
+    result = [0, 0, 0, 0]
+    for key, amount, times in chunks(count):
+        _add(result, key, times - T0_MS, amount)
+    return ":".join(map(str, result))
+
+
+def _add(result: list[int], key: Int64s, times: Int64s, amount: Int64s) -> None:
+    check = (key * 31 + amount) % MODULUS
+    for i, value in enumerate((len(key), times.sum(), amount.sum(), check.sum())):
+        result[i] += int(value)

@@ -1,0 +1,62 @@
+"""w3 and shuffle: rows that are only transformed, and rows that are only sent to the owner of their key."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from penstock.bench import reference
+from penstock.bench.measure import BenchJob, measure_job
+from penstock.bench.sources import environment, events_of
+from penstock.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.bench.options import BenchOptions
+
+_EVENTS = 10_000_000
+
+
+def w3(options: BenchOptions) -> dict[str, Any]:
+    """Keep the users that 4 does not divide, with amount * 908 div 1000."""
+    return _measure("w3", options, reference.kept_rows)
+
+
+def shuffle(options: BenchOptions) -> dict[str, Any]:
+    """Every row to the owner of its key."""
+    return _measure("shuffle", options, reference.all_rows)
+
+
+def build_w3(options: BenchOptions, folder: Path) -> None:
+    """Run the job of w3: three operators in one chain."""
+    import polars as pl
+
+    from penstock_connectors.workloads import ChecksumSink
+
+    env = environment(options, folder)
+    kept = events_of(env, options, folder, options.events_or(_EVENTS)).filter(pl.col("user_id") % 4 != 0)
+    result = kept.select("user_id", (pl.col("amount") * 908 // 1000).alias("net"), "ts")
+    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=("user_id", "ts", "net", "net"))
+    result.sink_to(sink, uid="out")
+    env.execute("bench")
+
+
+def build_shuffle(options: BenchOptions, folder: Path) -> None:
+    """Run the job of shuffle."""
+    from penstock_connectors.workloads import ChecksumSink
+
+    env = environment(options, folder)
+    rows = events_of(env, options, folder, options.events_or(_EVENTS)).key_by("user_id")
+    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=("user_id", "ts", "amount", "amount"))
+    rows.sink_to(sink, uid="out")
+    env.execute("bench")
+
+
+def _measure(name: str, options: BenchOptions, expected: Any) -> dict[str, Any]:
+    if options.nullable or (options.keys != "int" and name == "w3"):
+        raise UsageError(f"{name} has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
+    count = options.events_or(_EVENTS)
+    job = BenchJob(
+        workload=name, build=f"penstock.bench.stateless:build_{name}", checksum=expected(count), events=count
+    )
+    return measure_job(job, options)

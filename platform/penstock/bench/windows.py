@@ -1,0 +1,69 @@
+"""w1 and w1s: rows by user, count and sum of amount in windows of event time, one checksum of all results."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import penstock as ps
+from penstock.bench import reference
+from penstock.bench.measure import BenchJob, measure_job
+from penstock.bench.sources import environment, events_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.api.windows import Window
+    from penstock.bench.options import BenchOptions
+
+_EVENTS = 10_000_000
+_SIZE_MS, _SLIDE_MS = 10_000, 1_000
+
+
+def w1(options: BenchOptions) -> dict[str, Any]:
+    """Tumbling windows of 10 s."""
+    return _measure("w1", options, _SIZE_MS)
+
+
+def w1s(options: BenchOptions) -> dict[str, Any]:
+    """Sliding windows of 10 s, one a second."""
+    return _measure("w1s", options, _SLIDE_MS)
+
+
+def build_w1(options: BenchOptions, folder: Path) -> None:
+    """Run the job of w1."""
+    _execute(options, folder, ps.Tumbling("10s"), _SIZE_MS)
+
+
+def build_w1s(options: BenchOptions, folder: Path) -> None:
+    """Run the job of w1s."""
+    _execute(options, folder, ps.Sliding("10s", "1s"), _SLIDE_MS)
+
+
+def _measure(name: str, options: BenchOptions, slide_ms: int) -> dict[str, Any]:
+    count = options.events_or(_EVENTS)
+    checksum = reference.windows(count, _SIZE_MS, slide_ms, nullable=options.nullable)
+    job = BenchJob(workload=name, build=f"penstock.bench.windows:build_{name}", checksum=checksum, events=count)
+    return measure_job(job, options)
+
+
+def _execute(options: BenchOptions, folder: Path, window: Window, slide_ms: int) -> None:
+    from penstock_connectors.workloads import ChecksumSink
+
+    count = options.events_or(_EVENTS)
+    env = environment(options, folder)
+    sink = ChecksumSink(
+        folder=str(folder / "marks"),
+        form="windows",
+        columns=("user_id", "window_end", "cnt", "sm"),
+        unit_us=slide_ms * 1000,
+        cut_us=reference.last_sure_window(count, slide_ms) * 1000,
+    )
+    (
+        events_of(env, options, folder, count)
+        .key_by("user_id")
+        .window(window)
+        .aggregate(cnt=ps.count(), sm=ps.sum("amount"))
+        .uid("windows")
+        .sink_to(sink, uid="out")
+    )
+    env.execute("bench")

@@ -1,0 +1,73 @@
+"""`penstock bench NAME`: one benchmark, measured from outside, its answer checked before a figure is given."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from penstock.bench.options import BenchOptions
+from penstock.bench.registry import WORKLOADS, workload
+from penstock.cli.options import JsonOption, print_json, say
+from penstock.config.settings import parse_duration_ms
+from penstock.core.errors import UsageError
+
+
+def bench(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Workload; --list shows them.")] = "",
+    *,
+    list_: Annotated[bool, typer.Option("--list", help="List the workloads.")] = False,
+    events: Annotated[int | None, typer.Option(help="Number of events; default: the workload's own.")] = None,
+    parallelism: Annotated[int, typer.Option(help="Subtasks of each vertex.")] = 2,
+    checkpoint_interval: Annotated[str, typer.Option(help="Time between checkpoints.")] = "1s",
+    no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Only the one at the end.")] = False,
+    keys: Annotated[str, typer.Option(help="Type of the key: int or string.")] = "int",
+    nullable: Annotated[bool, typer.Option("--nullable", help="Key and amount may be null, and some are.")] = False,
+    peers: Annotated[str | None, typer.Option(help="Folder of other engines; they run in the same call.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a benchmark on an embedded cluster; a wrong answer gives no figure and exit code 1."""
+    if list_:
+        _list(as_json=json)
+        return
+    if not name:
+        raise UsageError("no workload is named", hint="`penstock bench --list` shows them")
+    run = workload(name)
+    options = BenchOptions(
+        events=events,
+        parallelism=parallelism,
+        checkpoint_interval_ms=None if no_checkpoints else parse_duration_ms(checkpoint_interval, "interval"),
+        keys=keys,  # type: ignore[arg-type]  # checked below
+        nullable=nullable,
+        peers=peers,
+        settings=dict(_setting(text) for text in settings or []),
+    )
+    options.check()
+    figures = run(options)
+    if json:
+        print_json(figures)
+    else:
+        for key, value in figures.items():
+            say(f"{key:<24} {_shown(value)}")
+
+
+def _list(*, as_json: bool) -> None:
+    if as_json:
+        print_json({name: text for name, (_, text) in WORKLOADS.items()})
+        return
+    for name, (_, text) in WORKLOADS.items():
+        say(f"{name:<12} {text}")
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set {text!r} has no value", hint="write --set key=value")
+    return key, value
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int | float) else str(value)

@@ -1,0 +1,39 @@
+"""Each workload on a real cluster, small: its answer is right; nothing is said of its time."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+FIRST = ["workload", "events", "parallelism", "wall_seconds", "cpu_seconds", "events_per_cpu_second"]
+FIRST += ["peak_rss_mb", "checksum"]
+
+
+def bench(*arguments):
+    command = [sys.executable, "-m", "penstock.cli.main", "bench", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=230)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert list(figures)[: len(FIRST)] == FIRST
+    assert int(figures["checksum"].split(":")[0]) > 0, "an empty answer shows nothing"
+    return figures
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("w1", "--events", "1700000"),
+        ("w1s", "--events", "800000", "--keys", "string", "--nullable"),
+        ("w3", "--events", "300001", "--parallelism", "1"),
+        ("shuffle", "--events", "300001", "--parallelism", "4", "--no-checkpoints"),
+    ],
+)
+def test_a_workload_is_right(arguments):
+    figures = bench(*arguments)
+    assert figures["workload"] == arguments[0]
+    assert figures["events"] == int(arguments[2])
+    assert figures["checkpoints"] >= 1

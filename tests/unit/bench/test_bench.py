@@ -1,0 +1,99 @@
+"""The harness: its list, what it refuses, the gate before any figure, and the right answers themselves."""
+
+import json
+import sys
+
+import pytest
+
+from penstock.bench import reference
+from penstock.bench.measure import require_right
+from penstock.bench.options import BenchOptions
+from penstock.bench.registry import WORKLOADS, workload
+from penstock.cli import main
+from penstock.core.errors import PenstockError, UsageError
+
+
+def run(*arguments, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["penstock", "bench", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main.app()
+    return ended.value.code
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_can_be_imported(name):
+    assert callable(workload(name))
+
+
+def test_the_list_names_every_workload(monkeypatch, capsys):
+    assert run("--list", "--json", monkeypatch=monkeypatch) == 0
+    assert list(json.loads(capsys.readouterr().out)) == list(WORKLOADS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "no workload 'nothing'"),
+        ([], "no workload is named"),
+        (["w1", "--events", "0"], "--events must be from 1"),
+        (["w1", "--parallelism", "0"], "--parallelism must be from 1"),
+        (["w1", "--keys", "float"], "--keys 'float'"),
+        (["w1", "--checkpoint-interval", "soon"], "not a duration"),
+        (["w1", "--checkpoint-interval", "0s"], "--checkpoint-interval must be from 1"),
+        (["w1", "--set", "parallelism"], "has no value"),
+        (["w3", "--keys", "string"], "no such variant"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):
+    assert run(*arguments, monkeypatch=monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_wrong_answer_gives_no_figure(monkeypatch, capsys):
+    monkeypatch.setattr(
+        "penstock.bench.stateless.w3", lambda options: require_right("w3", str(options.events), "2:3:4:5")
+    )
+    assert run("w3", "--events", "7", "--json", monkeypatch=monkeypatch) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "the checksum is 7, right is 2:3:4:5" in captured.err
+
+
+def test_the_gate_lets_the_right_answer_pass():
+    require_right("w1", "1:2:3:4", "1:2:3:4")
+    with pytest.raises(PenstockError, match="no figure"):
+        require_right("w1", "1:2:3:4", "1:2:3:5")
+
+
+def test_an_option_that_is_left_out_is_the_workloads_own():
+    assert BenchOptions().events_or(5) == 5
+    assert BenchOptions(events=7).events_or(5) == 7
+    with pytest.raises(UsageError):
+        BenchOptions(parallelism=5000).check()
+
+
+def by_hand(count, size, slide):
+    """w1 row by row."""
+    cells = {}
+    for key, amount, time in zip(*(column.tolist() for column in reference.events(0, count)), strict=True):
+        last = time // slide * slide
+        for start in range(last - size + slide, last + 1, slide):
+            n, total = cells.get((key, start + size), (0, 0))
+            cells[key, start + size] = n + 1, total + amount
+    cut = reference.last_sure_window(count, slide)
+    result = [0, 0, 0, 0]
+    for (key, end), (n, total) in cells.items():
+        if end <= cut:
+            check = ((key * 31 + (end - reference.T0_MS) // slide * 17 + n) * (total + 7)) % 1_000_000_007
+            result = [a + b for a, b in zip(result, (1, n, total, check), strict=True)]
+    return ":".join(map(str, result))
+
+
+@pytest.mark.parametrize(("size", "slide"), [(100, 100), (300, 100)])
+def test_the_reference_is_what_counting_row_by_row_gives(size, slide, monkeypatch):
+    monkeypatch.setattr(reference, "_CHUNK", 7001)
+    count = 560_000
+    assert reference.last_sure_window(count, slide) > reference.T0_MS
+    assert reference.windows(count, size, slide) == by_hand(count, size, slide)
