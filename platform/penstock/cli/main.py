@@ -31,6 +31,8 @@ _COMMANDS = {
     "cluster": "penstock.cli.cluster:commands",
     "bench": "penstock.cli.bench:bench",
 }
+#: What a shell gives a process that ended by Ctrl-C.
+_INTERRUPTED = 130
 #: Newer releases of typer carry a click of their own: the class is found through one that is exported.
 _ClickException: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
@@ -79,7 +81,9 @@ def app() -> NoReturn:
         error.show()
         sys.exit(2)
     except (typer.Abort, KeyboardInterrupt):
-        _fail("interrupted", 130)
+        _fail("interrupted", _INTERRUPTED)
+    if code == _INTERRUPTED:  # typer makes this of Ctrl-C, in silence
+        _fail("interrupted", _INTERRUPTED)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -31,6 +31,15 @@ def test_a_missing_argument_is_a_usage_error(monkeypatch, capsys):
     assert "Missing argument 'job.py'" in capsys.readouterr().err
 
 
+def test_ctrl_c_says_so_and_ends_with_130(monkeypatch, capsys):
+    def interrupted(*_args, **_options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("penstock.cli.jobs.connect", interrupted)
+    assert run("list", monkeypatch=monkeypatch) == 130
+    assert capsys.readouterr().err.count("penstock: interrupted") == 1
+
+
 @pytest.mark.parametrize("modules", ["penstock.cli.processes, penstock.taskmanager.main", "penstock.rest.server"])
 def test_control_processes_load_nothing_of_the_data_path(modules):
     script = f"import penstock.cli.main, {modules}, sys; print(*sys.modules)"
