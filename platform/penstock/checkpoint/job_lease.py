@@ -72,8 +72,8 @@ class JobLease:
             raise LeadershipLostError(msg, hint="acquire comes first")
         return self._record
 
-    def acquire(self, job_id: str) -> LeaseRecord:
-        """Take the lease under a new generation.
+    def acquire(self, job_id: str, *, take_over: bool = True) -> LeaseRecord:
+        """Take the lease under a new generation; `take_over`: also from this holder itself, as its next leader does.
 
         Raises:
             JobIdentityError: another process holds it; names the holder.
@@ -88,7 +88,7 @@ class JobLease:
                     return wanted
                 continue
             held = msgspec.json.decode(data, type=LeaseRecord)
-            self._refuse_held(held)
+            self._refuse_held(held, take_over=take_over)
             wanted = self._next(job_id, held.generation, held.renewals)
             if self._store.put_if_match(KEY, msgspec.json.encode(wanted), etag):
                 self._record = wanted
@@ -140,8 +140,8 @@ class JobLease:
             holder=self._holder, job_id=job_id, generation=generation + 1, expires_ms=expires_ms, renewals=renewals + 1
         )
 
-    def _refuse_held(self, held: LeaseRecord) -> None:
-        if held.released or held.holder.id == self._holder.id:
+    def _refuse_held(self, held: LeaseRecord, *, take_over: bool) -> None:
+        if held.released or (take_over and held.holder.id == self._holder.id):
             return
         if self._clock.now_ms() >= held.expires_ms or _is_gone(held.holder, self._holder):
             return

@@ -181,7 +181,8 @@ class JobStore:
         if not origin.list("lease.json"):
             return
         lease = JobLease(origin, self._holder, self._clock)
-        generation = lease.acquire(source.job_id).generation
+        # our own cluster may be the one that runs the origin: its lease is not ours to take either
+        generation = lease.acquire(source.job_id, take_over=False).generation
         try:
             entries = ManifestLog(origin, generation, self._clock, self._rand).read()
             check_source(entries, source, "", accept_duplicates=self._start.accept_duplicates)
