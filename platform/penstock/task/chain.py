@@ -134,7 +134,8 @@ class Chain:
         return bool(source.poll(self._head_out, backpressured=backpressured))
 
     def emit_watermark(self, watermark: Watermark) -> None:
-        """Emit a watermark behind the source at the head (drain)."""
+        """Emit a watermark behind the source at the head (drain); an idle one becomes active: else nobody listens."""
+        self._head_out.status(WatermarkStatus(idle=False))
         self._head_out.watermark(watermark)
 
     def snapshot(self, barrier: Barrier) -> tuple[OperatorSnapshot, ...]:

@@ -102,7 +102,7 @@ class Deferred:
 
 
 class Source(Operator):
-    """Emits what the test puts into `script`: batches, watermarks; ends when `ended` is set."""
+    """Emits what the test puts into `script`: batches, watermarks, statuses; ends when `ended` is set."""
 
     def __init__(self) -> None:
         self.script: deque[Any] = deque()
@@ -124,8 +124,10 @@ class Source(Operator):
             if isinstance(item, Batch):
                 self.position += item.num_rows
                 out.batch(item)
-            else:
+            elif isinstance(item, Watermark):
                 out.watermark(item)
+            else:
+                out.status(item)
             return True
         if self.ended and not self._finished:
             out.watermark(Watermark(MAX_TIMESTAMP))

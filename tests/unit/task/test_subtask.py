@@ -3,7 +3,7 @@
 import msgspec
 
 from penstock.config.settings import JobSettings
-from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark
+from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark, WatermarkStatus
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.graph.deployment import OperatorRestore
 from penstock.rpc.messages import (
@@ -128,6 +128,17 @@ def test_drain_sends_the_end_of_time_before_the_barrier_and_stop_does_not(world,
         w.finish()
         w.settle()
         assert w.states("source")[-1] == w.states("sink")[-1] == "FINISHED"
+
+
+def test_drain_ends_time_downstream_of_idle_sources_too(world):
+    w = running(world, sources=2)
+    for source in w.sources:
+        source.script.extend([Watermark(10), WatermarkStatus(idle=True)])
+    w.settle()
+    w.trigger(1, "drain")
+    w.settle()
+    assert w.sink.seen[:2] == [("watermark", 10), ("idle", True)]
+    assert w.sink.seen[2:] == [("idle", False), ("watermark", MAX_TIMESTAMP), "finish", ("barrier", 1)]
 
 
 def test_a_full_output_stops_the_source_but_not_its_barriers(world, batch_of):
