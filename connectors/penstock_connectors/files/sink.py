@@ -22,6 +22,7 @@ from penstock.connector.sink import CommitOutcome, SinkSpec
 from penstock.connector.staging import decode_chunk
 from penstock.core import failpoints
 from penstock.core.errors import ConnectorError, GraphError
+from penstock.core.rand import SystemRand
 from penstock.core.schema import schema_to_text
 from penstock_connectors.formats.json_encode import encode_json
 
@@ -34,7 +35,6 @@ FileFormat = Literal["parquet", "jsonl", "arrow"]
 
 _FACTORY = "penstock_connectors.files.sink:FileSinkFactory"
 _FORMATS = ("parquet", "jsonl", "arrow")
-_HIDDEN_NAMES = 1000
 
 
 class _Config(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +109,8 @@ class FileCommitter:
     def __init__(self, config: _Config) -> None:
         self._folder = Path(config.path)
         self._format: FileFormat = config.format
+        #: Names this committer's unfinished files: a late publisher must never link what another one is writing.
+        self._own = SystemRand().token()
 
     def commit(
         self, permit: CommitPermit, committables: tuple[Committable, ...], read: FileReader
@@ -164,25 +166,21 @@ class FileCommitter:
             raise ConnectorError(msg, hint="check space and permissions; the rows stay pending") from error
 
     def _write_hidden(self, name: str, data: bytes) -> Path:
-        """Write a file of a name nobody else has (another publisher of the same part may be at work), and sync it."""
-        for number in range(_HIDDEN_NAMES):
-            hidden = self._folder / f".{name}.{number}"
-            try:
-                out = hidden.open("xb")
-            except FileExistsError:
-                continue
-            with out:
-                out.write(data)
-                out.flush()
-                os.fsync(out.fileno())
-            return hidden
-        msg = f"file sink: {self._folder} holds {_HIDDEN_NAMES} unfinished files of {name}"
-        raise ConnectorError(msg, hint="delete the files that begin with a dot")
+        """Write a file that no other publisher of the same part has, and sync it."""
+        hidden = self._folder / f".{name}.{self._own}"
+        with hidden.open("wb") as out:
+            out.write(data)
+            out.flush()
+            os.fsync(out.fileno())
+        return hidden
 
 
 def part_name(committable: Committable, chunk: int, file_format: str) -> str:
-    """Return the name of a part file; unique for the chunk, and the same whoever publishes it."""
-    uid = re.sub(r"[^A-Za-z0-9_.]", "_", committable.uid)
+    """Return the name of a part file; unique for the chunk, and the same whoever publishes it.
+
+    What a name cannot hold is escaped, not replaced: two sinks into one folder never share a name.
+    """
+    uid = re.sub(r"[^A-Za-z0-9_.-]", lambda found: f"~{ord(found[0]):x}~", committable.uid)
     owner = f"{uid}-{committable.run_id}-{committable.subtask}"
     return f"part-{owner}-{committable.checkpoint_id}-{chunk}.{file_format}"
 

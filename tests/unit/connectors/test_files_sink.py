@@ -1,6 +1,7 @@
 """The file sink: every part once, whoever publishes it how often."""
 
 import json
+import os
 
 import msgspec
 import polars as pl
@@ -15,6 +16,7 @@ from penstock.core.errors import ConnectorError, GraphError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
 from penstock_connectors.files import FileSink
+from penstock_connectors.files.sink import part_name
 
 SCHEMA = pa.schema(
     [
@@ -81,7 +83,7 @@ def test_every_chunk_becomes_one_part_in_order(tmp_path, staged):
         ("7", "published", 1),
     ]
     names = sorted(p.name for p in (tmp_path / "out").iterdir())
-    assert names == [f"part-my_out-run1-0-{end}.parquet" for end in ("6-0", "6-1", "7-0")]
+    assert names == [f"part-my~2f~out-run1-0-{end}.parquet" for end in ("6-0", "6-1", "7-0")]
     assert sorted(pl.read_parquet(tmp_path / "out" / "*.parquet")["user_id"]) == [1, 2, 3]
 
 
@@ -125,21 +127,52 @@ def test_two_publishers_at_once_leave_one_file(tmp_path, staged):
 
 def test_recovery_clears_what_a_killed_publisher_left(tmp_path, staged):
     committable = staged.committable(1, rows(1))
-    (tmp_path / ".part-my_out-run1-0-1-0.parquet.0").write_bytes(b"half")
+    (tmp_path / ".part-my~2f~out-run1-0-1-0.parquet.0").write_bytes(b"half")
     committer_of(FileSink(tmp_path)).recover(PERMIT, (), (committable,), staged.read)
-    assert [p.name for p in tmp_path.iterdir()] == ["part-my_out-run1-0-1-0.parquet"]
+    assert [p.name for p in tmp_path.iterdir()] == ["part-my~2f~out-run1-0-1-0.parquet"]
+
+
+def test_a_late_publisher_never_links_what_the_recovery_is_still_writing(tmp_path, staged, monkeypatch):
+    """Paused before its link, it goes on when the recovery has cleared its file and was killed half through its own."""
+    committable, link = staged.committable(1, rows(1)), os.link
+    late, recovering = (committer_of(FileSink(tmp_path)) for _ in range(2))
+
+    def killed(descriptor):
+        os.ftruncate(descriptor, 4)
+        raise KeyboardInterrupt
+
+    def resumed(source, target):
+        monkeypatch.setattr(os, "link", link)
+        monkeypatch.setattr(os, "fsync", killed)
+        with pytest.raises(KeyboardInterrupt):
+            recovering.recover(PERMIT, (), (committable,), staged.read)
+        link(source, target)
+
+    monkeypatch.setattr(os, "link", resumed)
+    with pytest.raises(ConnectorError, match="cannot be written"):
+        late.commit(PERMIT, (committable,), staged.read)
+    monkeypatch.undo()
+    committer_of(FileSink(tmp_path)).recover(PERMIT, (), (committable,), staged.read)
+    (part,) = tmp_path.iterdir()
+    assert pl.read_parquet(part)["user_id"].to_list() == [1]
+
+
+def test_sinks_whose_uids_are_alike_do_not_share_a_part(staged):
+    one, other = staged.committable(1, rows(1)), msgspec.structs.replace(staged.committable(1, rows(1)), uid="my_out")
+    third = msgspec.structs.replace(one, uid="my-out")
+    assert len({part_name(c, 0, "parquet") for c in (one, other, third)}) == 3
 
 
 def test_json_lines_and_arrow(tmp_path, staged):
     committable = staged.committable(1, rows(1, 2))
     for file_format in ("jsonl", "arrow"):
         committer_of(FileSink(tmp_path, format=file_format)).commit(PERMIT, (committable,), staged.read)
-    lines = (tmp_path / "part-my_out-run1-0-1-0.jsonl").read_text().splitlines()
+    lines = (tmp_path / "part-my~2f~out-run1-0-1-0.jsonl").read_text().splitlines()
     first = json.loads(lines[0])
     assert len(lines) == 2
     assert (first["user_id"], first["name"]) == (1, "n1")
     assert first["window_end"].startswith("1970-01-01T00:00:01")
-    assert pl.read_ipc(tmp_path / "part-my_out-run1-0-1-0.arrow")["user_id"].to_list() == [1, 2]
+    assert pl.read_ipc(tmp_path / "part-my~2f~out-run1-0-1-0.arrow")["user_id"].to_list() == [1, 2]
 
 
 def test_a_folder_that_cannot_be_written_is_refused_before_the_start(tmp_path):
