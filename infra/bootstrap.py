@@ -28,6 +28,7 @@ REPORT_EVERY_S = 10.0
 KERNELS = """
 import penstock.kernels.warm, penstock_connectors.formats.json_table, penstock_connectors.kafka._kernels
 penstock.kernels.warm.warm()
+penstock.kernels.warm.keep()
 """
 # levels of the tests that need no server
 WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy"}

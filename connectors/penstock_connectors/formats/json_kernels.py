@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types
 
+from penstock.connector.compiled import types
 from penstock_connectors.formats.memory import byte, compiled
 
 INTEGER, FLOAT, BOOLEAN, TEXT, TIMESTAMP = range(5)

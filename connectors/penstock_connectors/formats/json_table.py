@@ -10,8 +10,7 @@ timestamps (0: by magnitude).
 
 from __future__ import annotations
 
-from numba import types
-
+from penstock.connector.compiled import types
 from penstock_connectors.formats.json_kernels import (
     _AUTO_FROM,
     _MAX_MICROS,

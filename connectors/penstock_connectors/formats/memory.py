@@ -5,20 +5,21 @@ Used by the kernels of the formats and of the Kafka reader. The caller vouches f
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
-from numba.core import cgutils as _cgutils
-from numba.extending import intrinsic
+
+from penstock.connector import compiled as way
+from penstock.connector.compiled import Deferred, intrinsic, types
 
 _WIDE = ir.IntType(64)
-cgutils: Any = _cgutils
+cgutils: Any = Deferred(lambda: importlib.import_module("numba.core.cgutils"))
 
 
 def compiled(signature: Any, function: Any) -> Any:
     """Compile `function` for one signature now, without the interpreter lock, into the disk cache."""
-    return njit(signature, nogil=True, cache=True, boundscheck=False)(function)
+    return way.compiled((signature,), function, boundscheck=False)
 
 
 def _pointer(builder: Any, address: Any, kind: Any) -> Any:

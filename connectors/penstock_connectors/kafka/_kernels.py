@@ -10,8 +10,8 @@ import ctypes
 from typing import Any
 
 import llvmlite.binding
-from numba import types
 
+from penstock.connector.compiled import types
 from penstock_connectors.formats.memory import byte, compiled, copy, put_byte, put_word, word
 from penstock_connectors.kafka.librdkafka import LIBRARY, MESSAGE_BYTES
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from penstock.kernels.compile import (
     F64,
@@ -25,6 +24,7 @@ from penstock.kernels.compile import (
     U8_IN,
     i8,
     kernel,
+    njit,
     tuple_of,
 )
 

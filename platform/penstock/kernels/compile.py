@@ -1,30 +1,35 @@
 """The one way a kernel is made: explicit signatures, cached on disk, GIL released; and the register of all of them.
 
-Signatures are explicit, so a kernel is compiled (or loaded from the cache) when its module is imported and never again:
-a call with another type is an error instead of a hidden compilation. Arrow memory is read-only, which is another type
-to numba: inputs are declared read-only (writable arrays are accepted there too). Helpers of a kernel stand in the
-kernel's own module, because the cache is keyed by that file alone.
+Signatures are explicit, so a kernel is compiled (or loaded) when its module is imported and never again: a call with
+another type is an error instead of a hidden compilation. Arrow memory is read-only, which is another type to numba:
+inputs are declared read-only (writable arrays are accepted there too). Helpers of a kernel stand in the kernel's own
+module, because numba's cache is keyed by that file alone.
+
+Kernel modules take `types`, `njit` and `intrinsic` from here, not from numba: as long as every kernel is found in a
+bundle (`kernels.bundle`), numba is not even imported, which spares every template a second of CPU time.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
 from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from penstock.kernels import bundle
+from penstock.kernels.deferred import Deferred, resolve
 
 I64: TypeAlias = NDArray[np.int64]
 I32: TypeAlias = NDArray[np.int32]
 U64: TypeAlias = NDArray[np.uint64]
 U8: TypeAlias = NDArray[np.uint8]
 F64: TypeAlias = NDArray[np.float64]
+
+#: `numba.types`.
+types: Any = Deferred(lambda: importlib.import_module("numba").types)
 
 i8, i4, u8, f8, u1 = types.int64, types.int32, types.uint64, types.float64, types.uint8
 #: Inputs.
@@ -33,23 +38,102 @@ I32_IN = types.Array(types.int32, 1, "C", readonly=True)
 F64_IN = types.Array(types.float64, 1, "C", readonly=True)
 U8_IN = types.Array(types.uint8, 1, "C", readonly=True)
 #: Outputs and state.
-I64_OUT = types.int64[::1]
-I32_OUT = types.int32[::1]
-U64_OUT = types.uint64[::1]
-F64_OUT = types.float64[::1]
-U8_OUT = types.uint8[::1]
+I64_OUT = types.Array(types.int64, 1, "C")
+I32_OUT = types.Array(types.int32, 1, "C")
+U64_OUT = types.Array(types.uint64, 1, "C")
+F64_OUT = types.Array(types.float64, 1, "C")
+U8_OUT = types.Array(types.uint8, 1, "C")
 #: Tables of rows.
-I64_ROWS = types.int64[:, ::1]
-F64_ROWS = types.float64[:, ::1]
-I32_ROWS = types.int32[:, ::1]
+I64_ROWS = types.Array(types.int64, 2, "C")
+F64_ROWS = types.Array(types.float64, 2, "C")
+I32_ROWS = types.Array(types.int32, 2, "C")
 I64_ROWS_IN = types.Array(types.int64, 2, "C", readonly=True)
 
-_KERNELS: list[Any] = []
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One compiled function as it was declared."""
+
+    function: Callable[..., Any]
+    signatures: tuple[Any, ...]
+    options: dict[str, Any]
+    #: What callers call: numba's dispatcher, or the function of a bundle.
+    entry: Any
+    #: Whether numba made it in this process.
+    compiled: bool
+
+
+_kernels: dict[int, Kernel] = {}
+_revealing: set[int] = set()
 
 
 def tuple_of(*members: Any) -> Any:
     """Return the type of a tuple argument."""
-    return types.Tuple(members)  # type: ignore[no-untyped-call]
+    return types.Tuple(members)
+
+
+def njit(function: Callable[..., Any]) -> Any:
+    """Decorate a helper of kernels: inlined where it is called, never called from Python."""
+    return Deferred(lambda: _numba().njit(revealed(function)))
+
+
+def intrinsic(function: Callable[..., Any]) -> Any:
+    """Make an intrinsic of numba's: `function(typing context, *types)` returns a signature and a generator of code."""
+    return Deferred(lambda: importlib.import_module("numba.extending").intrinsic(revealed(function)))
+
+
+def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a function to be compiled for `signatures` alone."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        return compiled(signatures, function, error_model="numpy")
+
+    return decorate
+
+
+def compiled(signatures: tuple[Any, ...], function: Callable[..., Any], **options: Any) -> Any:
+    """Return `function` compiled for these signatures: out of a bundle, or by numba with these options."""
+    ready = bundle.function(function)
+    options = {"cache": True, "nogil": True, **options}
+    entry = ready if ready is not None else _compile(function, signatures, options)
+    _kernels[id(entry)] = Kernel(function, signatures, options, entry, compiled=ready is None)
+    return entry
+
+
+def kernels() -> tuple[Kernel, ...]:
+    """Return every kernel of the modules imported so far."""
+    return tuple(_kernels.values())
+
+
+def compiled_count() -> int:
+    """Return the number of compiled signatures; it must not change after `warm()`."""
+    return sum(len(k.entry.signatures) if k.compiled else len(k.signatures) for k in _kernels.values())
+
+
+def revealed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Put the real things in place of what is deferred among the globals of `function`: numba must see them."""
+    names: dict[str, Any] = function.__globals__
+    if id(names) in _revealing:
+        return function
+    _revealing.add(id(names))
+    try:
+        for name, value in list(names.items()):
+            known = _kernels.get(id(value))
+            if isinstance(value, Deferred):
+                names[name] = resolve(value)
+            elif known is not None and not known.compiled:
+                names[name] = _compile(known.function, known.signatures, known.options)
+    finally:
+        _revealing.discard(id(names))
+    return function
+
+
+def _compile(function: Callable[..., Any], signatures: tuple[Any, ...], options: dict[str, Any]) -> Any:
+    return _numba().njit(list(resolve(signatures)), **options)(revealed(function))
+
+
+def _numba() -> Any:
+    return importlib.import_module("numba")
 
 
 def _load8(_: Any, data: Any, at: Any) -> Any:
@@ -61,6 +145,9 @@ def _load4(_: Any, data: Any, at: Any) -> Any:
 
 
 def _unaligned(bits: int) -> Any:
+    from llvmlite import ir
+    from numba.np.arrayobj import make_array
+
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         array = make_array(signature.args[0])(context, builder, arguments[0])  # type: ignore[no-untyped-call]
         start = builder.gep(array.data, [arguments[1]])
@@ -72,24 +159,3 @@ def _unaligned(bits: int) -> Any:
 #: `load8(data, at)`: 8 bytes of a byte array as one little-endian word, aligned or not; `load4`: 4 bytes.
 load8: Any = intrinsic(_load8)
 load4: Any = intrinsic(_load4)
-
-
-def kernel(*signatures: Any) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate a function to be compiled for `signatures` alone."""
-
-    def decorate(function: Callable[..., Any]) -> Any:
-        compiled = njit(list(signatures), cache=True, nogil=True, error_model="numpy")(function)
-        _KERNELS.append(compiled)
-        return compiled
-
-    return decorate
-
-
-def kernels() -> tuple[Any, ...]:
-    """Return every kernel of the modules imported so far."""
-    return tuple(_KERNELS)
-
-
-def compiled_count() -> int:
-    """Return the number of compiled signatures; it must not change after `warm()`."""
-    return sum(len(k.signatures) for k in _KERNELS)

@@ -12,10 +12,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numba import njit
 
 from penstock.kernels.columns import FixedColumn, KeyColumns, key_columns
-from penstock.kernels.compile import I64, I64_IN, U8, U8_IN, U64, U64_OUT, i8, kernel, load4, load8
+from penstock.kernels.compile import I64, I64_IN, U8, U8_IN, U64, U64_OUT, i8, kernel, load4, load8, njit
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
 from penstock.kernels.compile import (
     I32,
@@ -26,6 +25,7 @@ from penstock.kernels.compile import (
     kernel,
     load4,
     load8,
+    njit,
     tuple_of,
 )
 

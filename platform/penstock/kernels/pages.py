@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
 
 from penstock.kernels.compile import (
     F64_ROWS,
@@ -25,8 +24,10 @@ from penstock.kernels.compile import (
     I64_OUT,
     I64_ROWS,
     I64_ROWS_IN,
+    U8_IN,
     i8,
     kernel,
+    njit,
     tuple_of,
 )
 
@@ -205,7 +206,7 @@ def put_cells(cells: I64, cell: I64, source: I64) -> int:
     return len(cell)
 
 
-@kernel(i8(I64_ROWS, I64_IN, I32_IN, types.Array(types.uint8, 1, "C", readonly=True), I64_OUT))
+@kernel(i8(I64_ROWS, I64_IN, I32_IN, U8_IN, I64_OUT))
 def absent_rows(cells: I64, cell: I64, slots: I32, maybe_cold: I64, out: I64) -> int:
     """List the rows whose cell is empty here although the cold store may have it; returns how many."""
     count = 0

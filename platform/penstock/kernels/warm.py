@@ -9,9 +9,10 @@ from __future__ import annotations
 import importlib
 
 from penstock.core.clock import Clock, SystemClock
-from penstock.kernels.compile import compiled_count
+from penstock.kernels import bundle
+from penstock.kernels.compile import compiled_count, kernels
 
-__all__ = ["compiled_count", "warm"]
+__all__ = ["compiled_count", "keep", "warm"]
 
 _MODULES = ("columns", "hashing", "split", "index", "aggregate", "pages", "running", "windows")
 
@@ -23,3 +24,8 @@ def warm(clock: Clock | None = None) -> float:
     for name in _MODULES:
         importlib.import_module(f"penstock.kernels.{name}")
     return (clock.monotonic_ms() - begin) / 1000
+
+
+def keep() -> None:
+    """Keep what numba had to compile or load here, so that the next process needs no numba; see `kernels.bundle`."""
+    bundle.save(kernels())

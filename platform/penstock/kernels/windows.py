@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
-from penstock.kernels.compile import I64, I64_IN, I64_OUT, i8, kernel
+from penstock.kernels.compile import I64, I64_IN, I64_OUT, i8, kernel, njit
 
 #: Rows further than this from the epoch (73 000 years) are refused instead of wrapping around.
 TIME_LIMIT = 1 << 61

@@ -74,6 +74,7 @@ def main(arguments: list[str]) -> None:
     # Forking beside the threads listed in SAFE_THREADS is what we test for; Python 3.12 warns of any thread.
     warnings.filterwarnings("ignore", message=".*fork.*", category=DeprecationWarning)
     error = warm_up() or _import(tuple(arguments[2:]))
+    _keep_kernels(error)
     Template(socket.socket(fileno=descriptor)).serve(error)
 
 
@@ -199,7 +200,14 @@ def _become_template(request: ForkTemplate, descriptor: int) -> None:
     name_process("ps-job-templ")
     gc.unfreeze()
     sys.path[:0] = [path for path in request.import_path if path not in sys.path]
-    Template(socket.socket(fileno=descriptor)).serve(_import(request.preload))
+    error = _import(request.preload)
+    _keep_kernels(error)
+    Template(socket.socket(fileno=descriptor)).serve(error)
+
+
+def _keep_kernels(error: str) -> None:
+    if not error:
+        importlib.import_module("penstock.kernels.warm").keep()
 
 
 def _import(modules: tuple[str, ...]) -> str:

@@ -1,0 +1,107 @@
+"""Kernels that were compiled once are loaded without numba, exactly those, and refuse what numba would refuse."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from penstock.kernels import native
+
+KERNELS = """
+import numpy as np
+from penstock.kernels.compile import I64_IN, I64_OUT, F64_ROWS, i8, kernel, njit, tuple_of
+
+@njit
+def _twice(value):
+    return FACTOR * value
+
+@kernel(i8(I64_IN, tuple_of(I64_OUT, F64_ROWS)))
+def double(values, out):
+    written, rows = out
+    scratch = np.empty(len(values), np.int64)
+    for i in range(len(values)):
+        scratch[i] = _twice(values[i])
+    for i in range(len(values)):
+        written[i] = scratch[i]
+        rows[i, 0] = scratch[i] / 2
+    return len(values)
+
+@kernel(i8(i8))
+def plus_one(value):
+    return value + 1
+"""
+PROBE = """
+import json, sys
+import numpy as np
+import tiny_kernels
+from penstock.kernels import compile, warm
+
+def outcome(*arguments):
+    try:
+        return tiny_kernels.double(*arguments)
+    except TypeError:
+        return "TypeError"
+
+values = np.arange(4)
+values.setflags(write=False)
+out, rows = np.zeros(4, np.int64), np.zeros((4, 2))
+print(json.dumps({
+    "result": outcome(values, (out, rows)),
+    "out": out.tolist(),
+    "rows": rows.tolist(),
+    "one": tiny_kernels.plus_one(41),
+    "floats": outcome(np.arange(4.0), (out, rows)),
+    "strided": outcome(np.arange(8)[::2], (out, rows)),
+    "read_only": outcome(values, (values, rows)),
+    "flat": outcome(values, (out, np.zeros(4))),
+    "too_few": outcome(values, (out,)),
+    "no_arrays": outcome(1, 2),
+    "compiled": sum(k.compiled for k in compile.kernels()),
+    "numba": "numba" in sys.modules,
+    "later": __import__("numba").njit(lambda x: x[::2].copy().sum())(np.arange(5)),
+}, default=int))
+warm.keep()
+"""
+
+
+def run(folder, factor=2):
+    source = KERNELS.replace("FACTOR", str(factor))
+    path = folder / "tiny_kernels.py"
+    if not path.exists() or path.read_text() != source:
+        path.write_text(source)
+    environment = {**os.environ, "PENSTOCK_KERNEL_BUNDLES": str(folder), "PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=110, check=True, env=environment
+    )
+    assert not done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="object code of another form")
+def test_a_second_process_does_without_numba(tmp_path):
+    first, second = run(tmp_path), run(tmp_path)
+    assert (first["compiled"], first["numba"]) == (2, True)
+    assert (second["compiled"], second["numba"]) == (0, False)
+    for answer in (first, second):
+        assert (answer["result"], answer["out"], answer["one"]) == (4, [0, 2, 4, 6], 42)
+        assert answer["later"] == 6, "a user's function may still bring numba in"
+        assert answer["rows"] == [[0.0, 0.0], [1.0, 0.0], [2.0, 0.0], [3.0, 0.0]]
+        refused = ("floats", "strided", "read_only", "flat", "too_few", "no_arrays")
+        assert {name: answer[name] for name in refused} == dict.fromkeys(refused, "TypeError")
+    changed = run(tmp_path, factor=3)
+    assert (changed["out"], changed["compiled"]) == ([0, 3, 6, 9], 2)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="object code of another form")
+def test_a_damaged_file_is_as_good_as_none(tmp_path):
+    run(tmp_path)
+    (bundle,) = tmp_path.glob("*.kernels")
+    bundle.write_bytes(bundle.read_bytes()[:-10])
+    assert run(tmp_path)["compiled"] == 2
+
+
+def test_what_is_no_object_file_is_refused():
+    with pytest.raises(ValueError, match="ELF"):
+        native.symbols(b"\xcf\xfa\xed\xfe" * 20)
