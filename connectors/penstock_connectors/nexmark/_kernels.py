@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
 
+from penstock.connector.compiled import njit, types
 from penstock_connectors.formats.memory import compiled, copy, put_byte
 
 _I = types.int64

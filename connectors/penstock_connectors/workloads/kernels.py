@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit, types
+
+from penstock.connector.compiled import kernel, types
 
 #: Prime modulus of a row's part of the checksum.
 MODULUS = 1_000_000_007
@@ -29,7 +30,7 @@ _LETTER = ord("u")
 
 
 def _compiled(*signature: Any) -> Any:
-    return njit(signature[0](*signature[1:]), nogil=True, cache=True, error_model="numpy")
+    return kernel(signature[0](*signature[1:]))
 
 
 def _generate(first: int, step: int, keys: int, user: Any, amount: Any, times: Any) -> int:

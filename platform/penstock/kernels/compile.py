@@ -72,9 +72,13 @@ def tuple_of(*members: Any) -> Any:
     return types.Tuple(members)
 
 
-def njit(function: Callable[..., Any]) -> Any:
+def njit(function: Callable[..., Any] | None = None, **options: Any) -> Any:
     """Decorate a helper of kernels: inlined where it is called, never called from Python."""
-    return Deferred(lambda: _numba().njit(revealed(function)))
+
+    def decorate(declared: Callable[..., Any]) -> Deferred:
+        return Deferred(lambda: _numba().njit(**options)(revealed(declared)))
+
+    return decorate if function is None else decorate(function)
 
 
 def intrinsic(function: Callable[..., Any]) -> Any:

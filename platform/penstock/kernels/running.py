@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit
-
 from penstock.kernels.compile import (
     F64,
     F64_IN,
@@ -23,6 +21,7 @@ from penstock.kernels.compile import (
     U8_OUT,
     i8,
     kernel,
+    njit,
     tuple_of,
 )
 from penstock.kernels.pages import FIRST, MAX_F, MAX_I, MIN_F, MIN_I, SUM_F, SUM_I

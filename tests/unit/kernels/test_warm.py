@@ -31,7 +31,7 @@ def test_kernels_accept_no_new_types():
     for kernel in kernels():
         try:
             kernel.entry(*["no such type"] * kernel.function.__code__.co_argcount)
-        except TypeError:
+        except (TypeError, ValueError):
             continue
         raise AssertionError(f"{kernel.function.__name__} compiled itself for strings")
     assert compiled_count() == before
