@@ -5,7 +5,7 @@ Paths and field names are Flink's where Flink has them, `/v1/penstock/...` for o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 
 import httpx
 
@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _TIMEOUT_SECONDS = 30.0
+
+
+class SubmitFlags(TypedDict, total=False):
+    """How a job is started; what is left out is as the JobManager has it by default."""
+
+    claim: bool
+    fresh: bool
+    accept_duplicates: bool
+    allow_non_restored_state: bool
 
 
 class RestClient:
@@ -80,24 +89,10 @@ class RestClient:
         return managers
 
     def submit(
-        self,
-        graph: bytes,
-        *,
-        token: str = "",
-        from_uri: str | None = None,
-        claim: bool = True,
-        fresh: bool = False,
-        accept_duplicates: bool = False,
-        allow_non_restored_state: bool = False,
+        self, graph: bytes, *, token: str = "", from_uri: str | None = None, **flags: Unpack[SubmitFlags]
     ) -> str:
         """Submit a job graph (`encode_graph`) and return the job id; the same token gives the same job."""
-        params = {
-            "token": token,
-            "claim": claim,
-            "fresh": fresh,
-            "accept-duplicates": accept_duplicates,
-            "allow-non-restored-state": allow_non_restored_state,
-        }
+        params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in flags.items()}}
         if from_uri:
             params["from"] = from_uri
         answer = self._send("POST", "/v1/penstock/submit", params=params, content=graph)
