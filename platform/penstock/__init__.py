@@ -23,11 +23,13 @@ if TYPE_CHECKING:
     from penstock.api.aggregates import std as std
     from penstock.api.aggregates import sum as sum  # noqa: A004
     from penstock.api.aggregates import var as var
+    from penstock.api.all_windowed_stream import AllWindowedStream as AllWindowedStream
     from penstock.api.data_stream import DataStream as DataStream
     from penstock.api.environment import Environment as Environment
     from penstock.api.keyed_stream import KeyedStream as KeyedStream
     from penstock.api.watermarks import WatermarkStrategy as WatermarkStrategy
     from penstock.api.windowed_stream import WindowedStream as WindowedStream
+    from penstock.api.windows import Session as Session
     from penstock.api.windows import Sliding as Sliding
     from penstock.api.windows import Tumbling as Tumbling
     from penstock.config.settings import RestartStrategy as RestartStrategy
@@ -46,12 +48,13 @@ __version__ = "0.1.0"
 #: Where each name lives.
 _MODULES = {
     "penstock.api.aggregates": ["Aggregate", "count", "first", "last", "max", "mean", "min", "std", "sum", "var"],
+    "penstock.api.all_windowed_stream": ["AllWindowedStream"],
     "penstock.api.data_stream": ["DataStream"],
     "penstock.api.environment": ["Environment"],
     "penstock.api.keyed_stream": ["KeyedStream"],
     "penstock.api.watermarks": ["WatermarkStrategy"],
     "penstock.api.windowed_stream": ["WindowedStream"],
-    "penstock.api.windows": ["Sliding", "Tumbling"],
+    "penstock.api.windows": ["Session", "Sliding", "Tumbling"],
     "penstock.config.settings": ["RestartStrategy"],
     "penstock.core.errors": ["GraphError", "JobFailedError", "PenstockError", "UsageError"],
     "penstock.core.schema": ["Precision", "Schema"],

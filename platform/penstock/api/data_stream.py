@@ -23,10 +23,12 @@ if TYPE_CHECKING:
     import polars as pl
     import pyarrow as pa
 
+    from penstock.api.all_windowed_stream import AllWindowedStream
     from penstock.api.connectors import Sink
     from penstock.api.environment import Environment
     from penstock.api.expressions import ColumnLike, Mode
     from penstock.api.keyed_stream import KeyedStream
+    from penstock.api.windows import Window
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,6 +149,21 @@ class DataStream(OperatorHandle):
 
         flow = Flow(upstreams=(Upstream(node=node, side_output=tag),), schema=schema_from_text(tags[tag]))
         return DataStream(self.environment, flow)
+
+    # --- windows over all keys
+    # -----------------------------------------------------------------------------------------------
+
+    def window_all(self, window: Window) -> AllWindowedStream:
+        """Group all rows, whatever their keys, into windows of event time."""
+        from penstock.api.all_windowed_stream import AllWindowedStream
+        from penstock.api.windows import require_event_time_window
+
+        where = f"window_all({require_event_time_window(window, 'window_all').label})"
+        if not self.flow.has_event_time:
+            msg = f"{where}: the stream has no event time"
+            way = "ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp=...)"
+            raise GraphError(msg, hint=f"give env.from_source(..., watermarks={way})")
+        return AllWindowedStream(self, window)
 
     # --- ends
     # ----------------------------------------------------------------------------------------------------------------

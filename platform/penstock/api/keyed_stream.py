@@ -32,11 +32,11 @@ class KeyedStream(DataStream):
         return self._keys
 
     def window(self, window: Window) -> WindowedStream:
-        """Group the rows of each key into windows of event time."""
+        """Group the rows of each key into windows of event time, or of processing time where the window says so."""
         from penstock.api.windowed_stream import WindowedStream
 
         where = f"window({require_window(window).label})"
-        if not self.flow.has_event_time:
+        if window.time == "event" and not self.flow.has_event_time:
             msg = f"{where}: the stream has no event time"
             way = "ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp=...)"
             raise GraphError(msg, hint=f"give env.from_source(..., watermarks={way})")

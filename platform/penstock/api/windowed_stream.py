@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from penstock.api.aggregation import wanted_aggregates, with_conditions
+from penstock.api.windows import Session
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import WINDOW_COLUMNS, require_unique
+from penstock.operators.columns import with_ts
 from penstock.operators.window_schema import output_schema
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ class WindowedStream:
         if milliseconds < 0:
             msg = f"allowed_lateness({lateness!r}) is negative"
             raise GraphError(msg, hint="use 0 or a duration such as '1m'")
+        if milliseconds and self._kind != "window_aggregate":
+            msg = f"allowed_lateness({lateness!r}): a window of {self._window.label} does not keep what it has emitted"
+            raise GraphError(
+                msg, hint="leave it out, or use ps.Tumbling(size) or ps.Sliding(size, slide) in event time"
+            )
         return WindowedStream(self._stream, self._window, milliseconds * 1000)
 
     def late_to(self, tag: str) -> NoReturn:
@@ -64,8 +71,14 @@ class WindowedStream:
             "aggregates": [value.to_config() for value in wanted],
             "allowed_lateness_us": self._lateness_us,
         }
-        spec = OperatorSpec(
-            uid="", name=f"Window({self._window.label})", kind="window_aggregate", config=config, stateful=True
-        )
-        schema = output_schema(config, stream.flow.schema)
-        return stream.append_operator(spec, schema)
+        name = f"Window({self._window.label})"
+        spec = OperatorSpec(uid="", name=name, kind=self._kind, config=config, stateful=True)
+        rows = stream.flow.schema if self._window.time == "event" else with_ts(stream.flow.schema)
+        return stream.append_operator(spec, output_schema(config, rows))
+
+    @property
+    def _kind(self) -> str:
+        """The operator that serves the window."""
+        if isinstance(self._window, Session):
+            return "session_aggregate"
+        return "window_aggregate" if self._window.time == "event" else "processing_window"

@@ -1,4 +1,7 @@
-"""Window assigners as values: `ps.Tumbling("10s")`, `ps.Sliding("1m", "10s")`; applied by the window operator."""
+"""Window assigners as values: `ps.Tumbling("10s")`, `ps.Sliding("1m", "10s")`, `ps.Session("10s")`.
+
+Applied by the window operators.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,10 @@ class Window(Protocol):
     def label(self) -> str:
         """How the window is called in names and in `explain`."""
 
+    @property
+    def time(self) -> Time:
+        """Whether rows belong to windows by their event time or by the moment they are processed."""
+
     def to_config(self) -> dict[str, Any]:
         """Return the window as it lies in an operator's config, in microseconds."""
 
@@ -36,18 +43,19 @@ class Tumbling:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _require_event_time(self.time)
+        _require_time(self.time)
         validate_window(_us(self.size), None, _us(self.offset))
 
     @property
     def label(self) -> str:
         """How the window is called in names and in `explain`."""
-        return f"tumbling {self.size}"
+        return f"tumbling {self.size}{_time_label(self.time)}"
 
     def to_config(self) -> dict[str, Any]:
         """Return the window as it lies in an operator's config, in microseconds."""
         size = _us(self.size)
-        return {"kind": "tumbling", "size_us": size, "slide_us": size, "offset_us": _us(self.offset)}
+        config = {"kind": "tumbling", "size_us": size, "slide_us": size, "offset_us": _us(self.offset)}
+        return config | _time_config(self.time)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,18 +70,44 @@ class Sliding:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _require_event_time(self.time)
+        _require_time(self.time)
         validate_window(_us(self.size), _us(self.slide), _us(self.offset))
 
     @property
     def label(self) -> str:
         """How the window is called in names and in `explain`."""
-        return f"sliding {self.size} every {self.slide}"
+        return f"sliding {self.size} every {self.slide}{_time_label(self.time)}"
 
     def to_config(self) -> dict[str, Any]:
         """Return the window as it lies in an operator's config, in microseconds."""
         offset = _us(self.offset)
-        return {"kind": "sliding", "size_us": _us(self.size), "slide_us": _us(self.slide), "offset_us": offset}
+        config = {"kind": "sliding", "size_us": _us(self.size), "slide_us": _us(self.slide), "offset_us": offset}
+        return config | _time_config(self.time)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Windows of event time that last as long as a key's rows come at most `gap` after one another."""
+
+    gap: Duration
+    _: KW_ONLY
+    time: Time = "event"
+
+    def __post_init__(self) -> None:
+        """Check the gap."""
+        if self.time != "event":
+            msg = f"sessions over {self.time} time are not supported"
+            raise GraphError(msg, hint="leave time= out, or use ps.Tumbling(size, time='processing')")
+        validate_window(_us(self.gap), None)
+
+    @property
+    def label(self) -> str:
+        """How the window is called in names and in `explain`."""
+        return f"session {self.gap}"
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the window as it lies in an operator's config, in microseconds."""
+        return {"kind": "session", "gap_us": _us(self.gap)}
 
 
 def require_window(window: Any) -> Window:
@@ -82,16 +116,37 @@ def require_window(window: Any) -> Window:
     Raises:
         GraphError: it is something else; names what there is.
     """
-    if isinstance(window, (Tumbling, Sliding)):
+    if isinstance(window, (Tumbling, Sliding, Session)):
         return window
     msg = f"{window!r} is not a window"
-    raise GraphError(msg, hint="there are ps.Tumbling(size) and ps.Sliding(size, slide)")
+    raise GraphError(msg, hint="there are ps.Tumbling(size), ps.Sliding(size, slide) and ps.Session(gap)")
 
 
-def _require_event_time(time: str) -> None:
-    if time != "event":
+def require_event_time_window(window: Any, where: str) -> Window:
+    """Return the window if its bounds are known beforehand: tumbling or sliding in event time.
+
+    Raises:
+        GraphError: it is something else.
+    """
+    checked = require_window(window)
+    if isinstance(checked, Session) or checked.time != "event":
+        msg = f"{where}: a window of {checked.label} is not supported here"
+        raise GraphError(msg, hint="use ps.Tumbling(size) or ps.Sliding(size, slide) in event time")
+    return checked
+
+
+def _require_time(time: str) -> None:
+    if time not in ("event", "processing"):
         msg = f"windows over {time} time are not supported"
-        raise GraphError(msg, hint="windows work in event time: leave time= out and give from_source(watermarks=...)")
+        raise GraphError(msg, hint="use time='event' or time='processing'")
+
+
+def _time_label(time: Time) -> str:
+    return "" if time == "event" else f", {time} time"
+
+
+def _time_config(time: Time) -> dict[str, Any]:
+    return {} if time == "event" else {"time": time}
 
 
 def _us(duration: Duration) -> int:

@@ -44,6 +44,8 @@ _ROWS = tuple_of(I32_IN, I64_IN)
 _TABLES = tuple_of(I64_OUT, I32_ROWS, I64_ROWS, I64_OUT, I64_OUT)
 _VIEWS = tuple_of(I64_ROWS, F64_ROWS)
 _TAKEN = tuple_of(I32_OUT, I64_OUT, I64_ROWS)
+_ENDED = tuple_of(I32_OUT, I64_ROWS, F64_ROWS, I64_OUT)
+_KEPT = tuple_of(I64_OUT, I64_ROWS, F64_ROWS)
 
 
 @njit
@@ -303,3 +305,72 @@ def merge_panes(cells: tuple[I64, I64], pages: I32, ops: I64, slots: I32, out: t
         block += 1
     state[0] = block
     return count
+
+
+@kernel(i8(_VIEWS, I32_ROWS, tuple_of(I64_ROWS_IN, I64_IN), _ENDED, _KEPT, I64_OUT))
+def take_sessions(
+    cells: tuple[I64, I64],
+    pages: I32,
+    rule: tuple[I64, I64],
+    ended: tuple[I32, I64, I64, I64],
+    kept: tuple[I64, I64, I64],
+    state: I64,
+) -> int:
+    """Find each slot's sessions in its panes, the newest pane first, and merge those that have ended.
+
+    A cell belongs to the session found before it when its last time is at most a gap before that session's first.
+    `pages[pane, slot page]`; `rule` = (ops, [gap, sessions whose last time is at most this have ended, word of the
+    first time, word of the last, panes that are going to be dropped]); `ended` = (slots, cells, cells as floats, cells
+    that are gone); `kept` = (newest cell of an open session that takes up those in panes to be dropped, what it is to
+    hold, as floats). `state` = [next slot page, overflowed additions, ended, gone, kept, least last time of an open
+    session]. Goes on while there is room for a slot page in every pane; returns the sessions that ended.
+    """
+    ops, numbers = rule
+    gap, closed_to, first_word, last_word, going = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+    source = cells[0]
+    slots, closed, closed_f, gone = ended
+    open_cell, opened, opened_f = kept
+    panes = len(pages)
+    while state[0] < pages.shape[1] and state[2] + panes * PAGE_ROWS <= len(slots):
+        for r in range(PAGE_ROWS):
+            low = np.int64(0)
+            head, taken, is_closed = np.int64(-1), np.int64(-1), False
+            for p in range(panes - 1, -1, -1):
+                page = np.int64(pages[p, state[0]])
+                if page < 0:
+                    continue
+                row = (page << PAGE_BITS) + r
+                used = source[row, 0] >> 1
+                if used == 0:
+                    continue
+                if head >= 0 and source[row, last_word] + gap >= low:
+                    low = min(low, source[row, first_word])
+                    if not is_closed and p >= going:
+                        continue
+                    if is_closed:
+                        closed[taken, 0] += used
+                        state[1] += _combine((closed, closed_f), taken, cells, row, ops)
+                    else:
+                        if taken < 0:
+                            taken = state[4]
+                            state[4] += 1
+                            open_cell[taken] = head
+                            opened[taken] = source[head]
+                            opened[taken, 0] |= 1
+                        opened[taken, 0] += 2 * used
+                        state[1] += _combine((opened, opened_f), taken, cells, row, ops)
+                else:
+                    head, low, taken = row, source[row, first_word], np.int64(-1)
+                    is_closed = source[row, last_word] <= closed_to
+                    if not is_closed:
+                        state[5] = min(state[5], source[row, last_word])
+                        continue
+                    taken = state[2]
+                    state[2] += 1
+                    slots[taken] = (state[0] << PAGE_BITS) + r
+                    closed[taken] = source[row]
+                    closed[taken, 0] = used
+                gone[state[3]] = row
+                state[3] += 1
+        state[0] += 1
+    return state[2]

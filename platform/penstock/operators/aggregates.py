@@ -82,6 +82,10 @@ class AggregatePlan:
             specs.append(AccumulatorSpec(name, "float64" if floats and not need.counts else "int64", need.combine))
         return tuple(specs)
 
+    def word(self, combine: Combine, column: str) -> int:
+        """Return the place of an accumulator's first word in a cell."""
+        return self._word[_Need(combine, column)]
+
     def inputs(self, batch: pa.RecordBatch) -> list[AccumulatorInput | None]:
         """Return what a batch adds to each accumulator."""
         fixed: dict[str, FixedColumn] = {}

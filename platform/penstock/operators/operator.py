@@ -162,6 +162,17 @@ class SourceOperator(Protocol):
         """Emit no more rows (behind a stopping barrier)."""
 
 
+class TimedOperator(Protocol):
+    """An operator with timers of processing time; the task calls it when the next one is due and output has room."""
+
+    @property
+    def next_timer_ms(self) -> float | None:
+        """When the next timer is due, as `Clock.now_ms` counts; None: there is none."""
+
+    def process_time(self, now_ms: int, out: Collector) -> None:
+        """Processing time has come to `now_ms`; emit what that closes."""
+
+
 class BlockingOperator(Protocol):
     """A tail that asks for back-pressure without blocking a call: a sink whose pending output has reached its limit."""
 

@@ -90,14 +90,18 @@ class WindowAggregateOperator(Operator):
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Fire what the watermark closes, then pass it on."""
-        if watermark.timestamp > self._watermarks.low:
-            before = self._watermarks.low
-            panes = self._table.panes()
-            for start in self._due(panes, before, watermark.timestamp):
-                self._fire(start, panes, out)
-            self._watermarks.advance(watermark.timestamp)
-            self._table.drop_below(self._first_open_start(watermark.timestamp))
+        self._advance(watermark.timestamp, out)
         out.watermark(watermark)
+
+    def _advance(self, watermark: int, out: Collector) -> None:
+        """Fire what ends at `watermark` or before."""
+        before = self._watermarks.low
+        if watermark > before:
+            panes = self._table.panes()
+            for start in self._due(panes, before, watermark):
+                self._fire(start, panes, out)
+            self._watermarks.advance(watermark)
+            self._table.drop_below(self._first_open_start(watermark))
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
         """Freeze the panes; the watermark goes with the hash range it holds for."""

@@ -75,11 +75,12 @@ def parse(config: dict[str, Any]) -> WindowConfig:
     """
     try:
         window = config["window"]
-        tumbling = window["kind"] == "tumbling"
-        if not tumbling and window["kind"] != "sliding":
-            raise GraphError(f"unknown window kind {window['kind']!r}", hint="use tumbling or sliding")
-        size = int(window["size_us"])
-        slide = size if tumbling else int(window["slide_us"])
+        kind = window["kind"]
+        if kind not in ("tumbling", "sliding", "session"):
+            raise GraphError(f"unknown window kind {kind!r}", hint="use tumbling, sliding or session")
+        # a session's rows are kept in panes of the gap: rows of one pane are always of one session
+        size = int(window["gap_us"] if kind == "session" else window["size_us"])
+        slide = int(window["slide_us"]) if kind == "sliding" else size
         aggregates = tuple(Aggregate(a["fn"], a.get("column"), a["alias"]) for a in config["aggregates"])
         key = tuple(config["key"])
     except KeyError as error:
@@ -88,7 +89,7 @@ def parse(config: dict[str, Any]) -> WindowConfig:
             hint="it has key, window and aggregates",
         ) from error
     offset = int(window.get("offset_us", 0))
-    validate_window(size, None if tumbling else slide, offset)
+    validate_window(size, slide if kind == "sliding" else None, offset)
     return WindowConfig(key, size, slide, offset, int(config.get("allowed_lateness_us", 0)), aggregates)
 
 

@@ -47,7 +47,7 @@ def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
         *keys.gather(slots),
         pa.array(rows.panes[order]),
         *values,
-        pa.array(np.zeros(len(slots), np.bool_)),
+        pa.array(words[0] == 0),  # a cell that was emptied on its own, not under a tombstone
         pa.array(np.arange(len(slots))),
     ]
     return pa.Table.from_arrays(columns, schema=spec.segment_schema)

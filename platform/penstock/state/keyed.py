@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
     from penstock.state.pane_table import PaneTable, PaneTableSpec
+    from penstock.state.session_table import SessionTable
 
 
 class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +79,9 @@ class KeyedStateStore(Protocol):
 
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
         """Declare (once, in `open`) a table of accumulators by pane; restored rows are in it when this returns."""
+
+    def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
+        """Declare (once, in `open`) a table of sessions; restored rows are in it when this returns."""
 
     def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenState, ...]:
         """Freeze all declared states: bump the epoch, keep references, copy nothing yet."""

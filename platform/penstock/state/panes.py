@@ -127,6 +127,28 @@ class PaneMemory:
         dirty = cell[(cells[:, 0] & 1).astype(bool)]
         self._meta[np.unique(dirty >> kernels.PAGE_BITS), kernels.DIRTY] = 1
 
+    def rewrite(self, cell: I64, cells: I64) -> None:
+        """Overwrite cells that exist; what a freeze still waits for is copied before."""
+        if len(cell) == 0:
+            return
+        pages = np.unique(cell >> kernels.PAGE_BITS)
+        waiting = pages[self._meta[pages, kernels.FROZEN] > 0]
+        if len(waiting):
+            self._meta[waiting, kernels.FROZEN] *= -1
+            self._copy_listed(waiting)
+        kernels.put_cells(self._cells, cell, cells)
+        self._meta[pages, kernels.DIRTY] = 1
+
+    def find(self, slots: I32, pane: int) -> I64:
+        """Return the cell of every slot in a pane, -1 where there is none."""
+        row = self._pane_rows.get(pane)
+        blocks = slots >> kernels.PAGE_BITS
+        if row is None:
+            return np.full(len(slots), -1, np.int64)
+        known = blocks < self._page_table.shape[1]
+        pages = np.where(known, self._page_table[row, np.where(known, blocks, 0)], -1).astype(np.int64)
+        return np.where(pages < 0, -1, (pages << kernels.PAGE_BITS) + (slots & (kernels.PAGE_ROWS - 1)))
+
     def drop(self, panes: list[int]) -> None:
         """Forget panes; their pages are free at once, or when they were copied for a freeze."""
         for pane in panes:

@@ -7,7 +7,7 @@ the segments they were restored from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.keygroup import ALL_HASHES
@@ -16,6 +16,7 @@ from penstock.state.frozen import FrozenSource, FrozenTable, segment_of
 from penstock.state.pane_table import PaneTable, PaneTableSpec, TableHome
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
+from penstock.state.session_table import SessionTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import EncodedSegment, FrozenState
 
+_Table = TypeVar("_Table", bound=PaneTable)
 #: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
 _COLD_SHARE = 4
 #: Freezes remembered until their checkpoint is known to be complete.
@@ -103,6 +105,15 @@ class KeyedState:
             StateMismatchError: the snapshot's columns are others than the spec's.
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
+        return self._declared(PaneTable, name, spec, self._cold_store)
+
+    def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
+        """Declare a table of sessions, always in memory, and restore it. Raises as `pane_table`."""
+        return self._declared(SessionTable, name, spec, lambda _: None)
+
+    def _declared(
+        self, kind: type[_Table], name: str, spec: PaneTableSpec, cold: Callable[[str], ColdStore | None]
+    ) -> _Table:
         if name in self._tables:
             raise GraphError(
                 f"state {name!r} of {self._request.uid} is declared twice", hint="declare it once, in open"
@@ -115,7 +126,7 @@ class KeyedState:
         log.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
         source = FrozenSource(request.uid, name, spec, log, request.writer)
         request.directory.mkdir(parents=True, exist_ok=True)
-        table = PaneTable(source, TableHome(request.budget, self._cold_store(name), request.directory))
+        table = kind(source, TableHome(request.budget, cold(name), request.directory))
         self._tables[name] = table
         self._restore(table, [e.segment for e in log.entries if e.segment is not None], log.tombstones)
         return table

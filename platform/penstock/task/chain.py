@@ -108,6 +108,11 @@ class Chain:
         self._blocking: tuple[Any, ...] = tuple(
             link.operator for link in self.links if hasattr(type(link.operator), "available")
         )
+        self._timed: tuple[tuple[Any, Collector], ...] = tuple(
+            (link.operator, out)
+            for link, out in zip(self.links, self._collectors, strict=True)
+            if hasattr(type(link.operator), "process_time")
+        )
 
     def open(self, contexts: Iterable[OperatorContext]) -> None:
         """Open all operators, the last one first, so that whoever emits finds its successor open."""
@@ -133,6 +138,20 @@ class Chain:
         source: Any = self._head.operator
         return bool(source.poll(self._head_out, backpressured=backpressured))
 
+    @property
+    def next_timer_ms(self) -> float | None:
+        """When (wall-clock time) the next timer of an operator is due; None: no operator waits for one."""
+        if not self._timed:
+            return None
+        return min((due for o, _ in self._timed if (due := o.next_timer_ms) is not None), default=None)
+
+    def process_time(self, now_ms: int) -> None:
+        """Processing time has come to `now_ms`: let the operators' timers fire."""
+        for operator, out in self._timed:
+            due = operator.next_timer_ms
+            if due is not None and due <= now_ms:
+                operator.process_time(now_ms, out)
+
     def emit_watermark(self, watermark: Watermark) -> None:
         """Emit a watermark behind the source at the head (drain); an idle one becomes active: else nobody listens."""
         self._head_out.status(WatermarkStatus(idle=False))
@@ -146,6 +165,8 @@ class Chain:
                 link.operator.finish(out)
             taken.append(link.operator.snapshot(barrier, out))
         self._finished = self._finished or barrier.kind is BarrierKind.DRAIN
+        if barrier.kind.ends_job:
+            self._timed = ()
         return tuple(taken)
 
     def finish(self) -> None:

@@ -17,8 +17,10 @@ from penstock.operators.registry import create_operator
 from penstock.rpc.messages import WorkerReport
 
 if TYPE_CHECKING:
+    from penstock.core.snapshot import FileRef
     from penstock.network.data_plane import DataPlane
     from penstock.operators.operator import Operator
+    from penstock.task.uploader import Uploader
 
 #: Called with a result or an error, from any thread.
 Done = Callable[[Any, BaseException | None], object]
@@ -50,3 +52,14 @@ class TaskEnvironment:
     state_dir: Path = field(default_factory=lambda: Path("state"))
     open_store: Callable[[str], ObjectStore] = open_store
     create_operator: Callable[[str], Operator] = create_operator
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobServices:
+    """What all subtasks of one job share in a worker."""
+
+    uploader: Uploader
+    #: Verified read of a file of the job.
+    read_file: Callable[[FileRef], bytes]
+    #: Each stateful subtask's share.
+    managed_memory_bytes: int

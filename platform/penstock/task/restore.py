@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: Name of the task's own state: the combined watermark of its input.
 INPUT_WATERMARK = "__input_watermark"
 #: Operators whose state is not keyed.
-_UNKEYED_KINDS = frozenset({"source", "sink"})
+_UNKEYED_KINDS = frozenset({"source", "sink", "window_top"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

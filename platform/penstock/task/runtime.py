@@ -31,12 +31,13 @@ from penstock.rpc.messages import (
     WorkerMetrics,
     WriteSavepoint,
 )
+from penstock.task.environment import JobServices
 from penstock.task.failure import describe
 from penstock.task.recovery import resolve_pending
 from penstock.task.reports import TaskReports
 from penstock.task.restore import keeps_keyed_state
 from penstock.task.savepoint import write_savepoint
-from penstock.task.subtask import JobServices, Subtask
+from penstock.task.subtask import Subtask
 from penstock.task.uploader import Uploader
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ the final checkpoint is published.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.checkpoint.alignment import Abort, Alignment, AlignmentCommand, Block, Snapshot, Unblock
@@ -37,28 +36,15 @@ from penstock.task.step import StepResult
 from penstock.task.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
 
 if TYPE_CHECKING:
-    from penstock.core.snapshot import FileRef
     from penstock.graph.deployment import TaskDeployment
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
-    from penstock.task.environment import TaskEnvironment
-    from penstock.task.uploader import Uploader
+    from penstock.task.environment import JobServices, TaskEnvironment
 
 #: A source with nothing to give is asked again after this long, and each time it has nothing again after twice as long
 #: up to a limit (readers wake it earlier; for idleness time must pass): an idle job costs next to nothing.
 SOURCE_POLL_MS = 10.0
 MAX_SOURCE_POLL_MS = 160.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobServices:
-    """What all subtasks of one job share in a worker."""
-
-    uploader: Uploader
-    #: Verified read of a file of the job.
-    read_file: Callable[[FileRef], bytes]
-    #: Each stateful subtask's share.
-    managed_memory_bytes: int
 
 
 class Subtask:
@@ -174,6 +160,9 @@ class Subtask:
             times.append(self._pipeline.next_deadline_ms)
         if self._gate is None and not self._input_ended and not self._silent:
             times.append(self._next_source_poll_ms)
+        timer = self._chain.next_timer_ms
+        if timer is not None and self._may_take_rows():  # when the output has room again, it wakes the subtask
+            times.append(self._clock.monotonic_ms() + max(0.0, timer - self._clock.now_ms()))
         return min(times)
 
     def _step(self) -> StepResult:
@@ -203,6 +192,10 @@ class Subtask:
                 self._chain.poll(backpressured=True)
                 self._next_source_poll_ms = now + SOURCE_POLL_MS
             return StepResult.BACKPRESSURED
+        timer = self._chain.next_timer_ms
+        if timer is not None and timer <= (wall := self._clock.now_ms()):
+            self.metrics.enter(BUSY)
+            self._chain.process_time(wall)
         if self._gate is None:
             return self._poll_source(now)
         polled = self._gate.poll()

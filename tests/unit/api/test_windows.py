@@ -34,7 +34,9 @@ def test_windows_are_microseconds_inside():
         lambda: ps.Tumbling("0s"),
         lambda: ps.Sliding("10s", "0s"),
         lambda: ps.Tumbling("10s", offset="10s"),
-        lambda: ps.Tumbling("10s", time="processing"),
+        lambda: ps.Tumbling("10s", time="arrival"),
+        lambda: ps.Session("0s"),
+        lambda: ps.Session("10s", time="processing"),
     ],
 )
 def test_windows_that_cannot_be_are_refused(make):
@@ -48,13 +50,41 @@ def test_a_duration_is_a_text_with_a_unit():
 
 def test_only_the_windows_there_are_can_be_used(orders):
     refused(lambda: orders.key_by("user_id").window("10s"), "'10s' is not a window", "ps.Tumbling", "ps.Sliding")
-    with pytest.raises(AttributeError, match=r"no 'Session'.*Sliding.*Tumbling"):
-        ps.Session  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no 'Cumulative'.*Sliding.*Tumbling"):
+        ps.Cumulative  # noqa: B018
 
 
 def test_a_window_needs_event_time(env, source):
     stream = env.from_source(source(), uid="in").key_by("user_id")
     refused(lambda: stream.window(ps.Tumbling("10s")), "no event time", "watermarks=")
+
+
+def test_windows_of_processing_time_need_no_event_time(env, source):
+    stream = env.from_source(source(), uid="in").key_by("user_id").window(ps.Tumbling("10s", time="processing"))
+    node = env.builder.node(stream.aggregate(ps.count()).flow.upstreams[0].node)
+    assert node.operator.kind == "processing_window"
+    assert node.operator.config["window"]["time"] == "processing"
+    refused(lambda: stream.allowed_lateness("1s"), "does not keep what it has emitted")
+
+
+def test_the_best_rows_of_a_window_are_chosen_in_one_subtask_behind_many(env, orders):
+    best = orders.window_all(ps.Tumbling("10s")).max_by("amount")
+    assert best.columns == orders.columns
+    node = env.builder.node(best.flow.upstreams[0].node)
+    assert (node.operator.kind, node.parallelism, node.operator.config["local"]) == ("window_top", 1, False)
+    (edge,) = [e for e in env.builder._edges if e.target == node.id]
+    first = env.builder.node(edge.source)
+    assert (first.operator.kind, first.parallelism, first.operator.config["local"]) == ("window_top", None, True)
+
+
+def test_windows_over_all_keys_that_cannot_be_are_refused(env, orders, source):
+    refused(lambda: orders.window_all(ps.Session("10s")), "session 10s is not supported here")
+    refused(lambda: orders.window_all(ps.Tumbling("10s", time="processing")), "processing time is not supported here")
+    refused(lambda: env.from_source(source(), uid="in").window_all(ps.Tumbling("1s")), "no event time")
+    windowed = orders.window_all(ps.Sliding("10s", "2s"))
+    refused(lambda: windowed.top(3, by="amont"), "unknown column 'amont'")
+    refused(lambda: windowed.top(3, by="product"), "type string is not supported")
+    refused(lambda: windowed.top(0, by="amount"), "keeps no row")
 
 
 def test_window_columns_must_be_free(orders):

@@ -1,0 +1,173 @@
+"""Session windows of event time with aggregates (kind `session_aggregate`).
+
+Rows of a key that come at most `gap` after one another are one session, [first, last + gap). It fires when the
+watermark has reached its last microsecond. A row is late when the session it would be in, alone or with those it
+touches, has ended: it is counted and dropped. Rows may come in any order and join sessions that were two.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch
+from penstock.core.errors import GraphError, PenstockError
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_key_columns
+from penstock.kernels.windows import assign_panes
+from penstock.operators.aggregates import AggregatePlan
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.operators.window_schema import Aggregate, WindowConfig, output_schema, parse
+from penstock.state.session_table import SessionRule
+
+if TYPE_CHECKING:
+    from penstock.core.elements import Barrier, Watermark
+    from penstock.core.permits import CommitPermit
+    from penstock.kernels.compile import I64
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.state.hot import Fired
+    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.session_table import SessionTable
+
+_STATE = "sessions"
+_WATERMARK = "watermark"
+#: First and last time of a session, kept as aggregates behind the user's.
+_BOUNDS = (Aggregate("min", TS_COLUMN, "__first"), Aggregate("max", TS_COLUMN, "__last"))
+
+
+class SessionAggregateOperator(Operator):
+    """Aggregates by key and session."""
+
+    _config: WindowConfig
+    _store: KeyedStateStore
+    _table: SessionTable
+    _watermarks: RangeWatermarks
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare (and so restore) the sessions, and take up the watermark where it was."""
+        if context.keyed_state is None:
+            raise GraphError(f"{context.spec.uid}: a window needs keyed state", hint="key the stream before the window")
+        config, rows = parse(context.spec.config), context.input_schemas[0]
+        self._context = context
+        self._config = config
+        self._schema = output_schema(context.spec.config, rows)
+        bounded = WindowConfig(config.key, config.size, config.slide, 0, 0, (*config.aggregates, *_BOUNDS))
+        self._plan = AggregatePlan(bounded, rows)
+        self._rule = SessionRule(config.size, self._plan.word("min", TS_COLUMN), self._plan.word("max", TS_COLUMN))
+        self._store = context.keyed_state
+        self._table = self._store.session_table(_STATE, self._plan.spec)
+        self._table.least_last = MIN_TIMESTAMP
+        saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
+        self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
+        self._window = np.array([config.size, config.size, config.size, 0], np.int64)
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
+        """Add the rows to their panes; those that may be late are looked at one by one."""
+        data = batch.data
+        times = data.column(TS_COLUMN).to_numpy()
+        late = np.flatnonzero(times <= self._closed_to(data))
+        if len(late) == 0:
+            self._add(data, times)
+            return
+        done = 0
+        for row in late[self._may_touch(data, times, late)].tolist():
+            self._add_between(data, times, late, (done, row))
+            one = data.slice(row, 1)
+            if self._touches(one, times[row : row + 1])[0]:
+                self._add(one, times[row : row + 1])
+            else:
+                self._context.metrics.late_records_dropped += 1
+            done = row + 1
+        self._add_between(data, times, late, (done, len(times)))
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Fire the sessions that the watermark closes, then pass it on."""
+        if watermark.timestamp > self._watermarks.low:
+            closed_to = watermark.timestamp - self._config.size + 1
+            if self._table.least_last <= closed_to:
+                for piece in self._table.take_ended(self._rule, closed_to):
+                    self._emit(piece, out)
+            self._watermarks.advance(watermark.timestamp)
+        out.watermark(watermark)
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
+        """Freeze the sessions; the watermark goes with the hash range it holds for."""
+        items: tuple[Any, ...] = self._watermarks.items()
+        watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
+        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._store.completed(permit.checkpoint_id)
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def _closed_to(self, data: pa.RecordBatch) -> I64 | int:
+        """Return up to which time a row that touches no open session is late; after a rescale that differs by key."""
+        low = self._watermarks.low
+        bound = low if low == MIN_TIMESTAMP else low - self._config.size + 1
+        if not self._watermarks.differ:
+            return bound
+        hashes = hash_key_columns(key_columns(data, self._config.key), data.num_rows)
+        bounds = np.full(data.num_rows, bound, np.int64)
+        for owned, watermark in self._watermarks.ahead():
+            bounds[(hashes >= owned.low) & (hashes <= owned.high)] = watermark - self._config.size + 1
+        return bounds
+
+    def _may_touch(self, data: pa.RecordBatch, times: I64, late: I64) -> np.ndarray:
+        """Return which of the rows that may be late have a session, or another row of this batch, of their key."""
+        rows = data.take(pa.array(late))
+        keys = key_columns(rows, self._config.key)
+        hashes = hash_key_columns(keys, len(late))
+        others = np.delete(hash_key_columns(key_columns(data, self._config.key), len(times)), late)
+        possible = self._table.touching(keys, hashes, times[late], self._rule) | np.isin(hashes, others)
+        if possible.any():  # one that is taken may let another touch its session
+            possible |= np.isin(hashes, hashes[possible])
+        return possible
+
+    def _touches(self, rows: pa.RecordBatch, times: I64) -> np.ndarray:
+        keys = key_columns(rows, self._config.key)
+        return self._table.touching(keys, hash_key_columns(keys, rows.num_rows), times, self._rule)
+
+    def _add_between(self, data: pa.RecordBatch, times: I64, late: I64, span: tuple[int, int]) -> None:
+        """Add the rows of a stretch that are not late; those that are late and touch nothing are counted."""
+        first, stop = span
+        dropped = late[(late >= first) & (late < stop)] - first
+        self._context.metrics.late_records_dropped += len(dropped)
+        data, times = data.slice(first, stop - first), times[first:stop]
+        if len(dropped):
+            kept = np.ones(len(times), np.bool_)
+            kept[dropped] = False
+            data, times = data.filter(pa.array(kept)), times[kept]
+        if len(times):
+            self._add(data, times)
+
+    def _add(self, data: pa.RecordBatch, times: I64) -> None:
+        panes, counts = np.empty(len(times), np.int64), np.zeros(3, np.int64)
+        if assign_panes(times, self._window, MIN_TIMESTAMP, panes, counts):
+            raise PenstockError(
+                f"{self._context.spec.uid}: {int(counts[1])} rows have an event time more than 73,000 years from 1970",
+                hint="event time is microseconds since the epoch; check the unit of the timestamp column",
+            )
+        keys = key_columns(data, self._config.key)
+        self._table.update(keys, hash_key_columns(keys, len(times)), panes, self._plan.inputs(data))
+        self._table.least_last = min(self._table.least_last, int(times.min()))
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    def _emit(self, piece: Fired, out: Collector) -> None:
+        starts = np.ascontiguousarray(piece.cells[:, self._rule.first_word])
+        ends = piece.cells[:, self._rule.last_word] + self._config.size
+        time = self._schema.field("window_start").type
+        columns = [
+            *piece.keys,
+            pa.array(starts).view(time),
+            pa.array(ends).view(time),
+            *self._plan.outputs(piece.cells)[: len(self._config.aggregates)],
+            pa.array(ends - 1),
+        ]
+        out.batch(Batch(pa.RecordBatch.from_arrays(columns, schema=self._schema)))

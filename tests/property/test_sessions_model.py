@@ -1,0 +1,294 @@
+"""Session windows over their state against a plain Python model.
+
+Any order of batches, watermarks, freezes, failed uploads, compactions, restores and rescales gives the model's output.
+"""
+
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from penstock.config.settings import JobSettings
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
+from penstock.core.keygroup import hash_range_of
+from penstock.core.permits import CommitPermit
+from penstock.core.snapshot import FileRef
+from penstock.graph.restore_plan import clip_keyed
+from penstock.kernels.hashing import hash_columns
+from penstock.operators.operator import OperatorMetrics
+from penstock.operators.session import SessionAggregateOperator
+from penstock.state.budget import MemoryBudget
+from penstock.state.segments import read_state
+from penstock.state.store import KeyedStateRequest, open_keyed_state
+
+UID, KEY_GROUPS = "sessions", 64
+KEYS = [None, "", *(f"key-{i}" for i in range(6))]
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("v", pa.int32()),
+        pa.field("x", pa.float64(), nullable=False),
+        pa.field(TS_COLUMN, pa.int64(), nullable=False),
+    ]
+)
+AGGREGATES = [
+    {"fn": "count", "column": None, "alias": "n"},
+    {"fn": "sum", "column": "v", "alias": "total"},
+    {"fn": "max", "column": "x", "alias": "most"},
+    {"fn": "first", "column": "x", "alias": "first"},
+    {"fn": "last", "column": "x", "alias": "last"},
+]
+
+
+class Out:
+    def __init__(self):
+        self.rows, self.watermarks = [], []
+
+    def batch(self, batch):
+        assert batch.num_rows
+        self.rows += batch.data.to_pylist()
+
+    def watermark(self, watermark):
+        self.watermarks.append(watermark.timestamp)
+
+
+class Model:
+    """Sessions as lists of rows in order of arrival; each key has the watermark its subtask had."""
+
+    def __init__(self, gap):
+        self.gap, self.late = gap, 0
+        self.sessions = {key: [] for key in KEYS}
+        self.marks = dict.fromkeys(KEYS, MIN_TIMESTAMP)
+
+    def copy(self):
+        other = Model(self.gap)
+        other.sessions = {k: [list(s) for s in v] for k, v in self.sessions.items()}
+        other.marks = dict(self.marks)
+        return other
+
+    def add(self, row):
+        key, time = row["k"], row[TS_COLUMN]
+        mine = self.sessions[key]
+        touched = [s for s in mine if first(s) - self.gap <= time <= last(s) + self.gap]
+        merged = [r for s in touched for r in s] + [row]
+        if last(merged) + self.gap - 1 <= self.marks[key]:
+            self.late += 1
+            return
+        self.sessions[key] = [s for s in mine if s not in touched] + [merged]
+
+    def advance(self, keys, watermark):
+        fired = []
+        for key in keys:
+            ended = [s for s in self.sessions[key] if last(s) + self.gap - 1 <= watermark]
+            self.sessions[key] = [s for s in self.sessions[key] if s not in ended]
+            self.marks[key] = max(self.marks[key], watermark)
+            fired += [self.result(key, s) for s in ended]
+        return fired
+
+    def result(self, key, rows):
+        values = [r["v"] for r in rows if r["v"] is not None]
+        return {
+            "k": key,
+            "window_start": first(rows),
+            "window_end": last(rows) + self.gap,
+            "n": len(rows),
+            "total": sum(values) if values else None,
+            "most": max(r["x"] for r in rows),
+            "first": {r["x"] for r in rows if r[TS_COLUMN] == first(rows)},
+            "last": {r["x"] for r in rows if r[TS_COLUMN] == last(rows)},
+            TS_COLUMN: last(rows) + self.gap - 1,
+        }
+
+
+def first(rows):
+    return min(r[TS_COLUMN] for r in rows)
+
+
+def last(rows):
+    return max(r[TS_COLUMN] for r in rows)
+
+
+def order(rows):
+    return sorted(rows, key=lambda r: repr([r["k"], r["window_start"]]))
+
+
+class Job:
+    """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
+
+    def __init__(self, folder, gap):
+        self.folder, self.gap = Path(folder), gap
+        self.config = {"key": ["k"], "window": {"kind": "session", "gap_us": gap}, "aggregates": AGGREGATES}
+        self.files, self.frozen, self.subtasks = {}, [], []
+        self.model = Model(gap)
+        self.complete = (None, self.model.copy())
+        self.checkpoint_id = self.attempt = self.late = 0
+        batch = pa.RecordBatch.from_pydict({"k": pa.array(KEYS, pa.string())})
+        self.hash = dict(zip(KEYS, hash_columns(batch, ("k",)).tolist(), strict=True))
+        self.restart(1)
+
+    def restart(self, parallelism):
+        for _, store in self.subtasks:
+            store.close()
+        self.attempt += 1
+        self.frozen, self.late = [], 0
+        saved, model = self.complete
+        self.model = model.copy()
+        self.subtasks = [self.open(hash_range_of(s, parallelism, KEY_GROUPS), s, saved) for s in range(parallelism)]
+
+    def open(self, owned, subtask, saved):
+        keyed, restored = saved or ([], [])
+        store = open_keyed_state(
+            KeyedStateRequest(
+                uid=UID,
+                snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
+                hash_range=owned,
+                settings=JobSettings(),
+                read=lambda file: self.files[file.path],
+                directory=self.folder / f"{self.attempt}-{subtask}",
+                writer=f"run/v/{subtask}/{self.attempt}",
+                budget=MemoryBudget(64 << 20),
+            )
+        )
+        operator = SessionAggregateOperator()
+        operator.open(
+            SimpleNamespace(
+                spec=SimpleNamespace(uid=UID, config=self.config),
+                hash_range=owned,
+                metrics=OperatorMetrics(),
+                input_schemas=(SCHEMA,),
+                keyed_state=store,
+                restored=tuple(restored),
+            )
+        )
+        return operator, store
+
+    def owned(self, subtask):
+        owned = hash_range_of(subtask, len(self.subtasks), KEY_GROUPS)
+        return [key for key in KEYS if self.hash[key] in owned]
+
+    def batch(self, seed, count, around):
+        random = np.random.default_rng(seed)
+        rows = []
+        for _ in range(count):
+            value = None if random.random() < 0.3 else int(random.integers(-50, 50))
+            time = int(around + random.integers(-40, 40) * random.integers(1, 6))
+            key = KEYS[int(random.integers(len(KEYS)))]
+            rows.append({"k": key, "v": value, "x": float(random.integers(-50, 50)), TS_COLUMN: time})
+        for row in rows:
+            self.model.add(row)
+        for s, (operator, _) in enumerate(self.subtasks):
+            mine = [r for r in rows if r["k"] in self.owned(s)]
+            if mine:
+                data = pa.RecordBatch.from_pylist([mine[0], *mine], schema=SCHEMA).slice(1)
+                before = operator._context.metrics.late_records_dropped
+                operator.process_batch(Batch(data), 0, Out())
+                self.late += operator._context.metrics.late_records_dropped - before
+        assert self.late == self.model.late
+
+    def watermark(self, subtask, timestamp):
+        out = Out()
+        self.subtasks[subtask][0].process_watermark(Watermark(timestamp), out)
+        assert out.watermarks == [timestamp]
+        expected = self.model.advance(self.owned(subtask), timestamp)
+        assert len(out.rows) == len(expected)
+        for got, wanted in zip(order(with_micros(out.rows)), order(expected), strict=True):
+            assert got.pop("first") in wanted.pop("first")
+            assert got.pop("last") in wanted.pop("last")
+            assert got == wanted
+
+    def freeze(self):
+        self.checkpoint_id += 1
+        taken = [o.snapshot(Barrier(self.checkpoint_id), Out()) for o, _ in self.subtasks]
+        self.frozen = [*self.frozen[-1:], (self.checkpoint_id, taken, self.model.copy())]
+
+    def copy(self, pages):
+        for _, taken, _ in self.frozen:
+            for snapshot in taken:
+                snapshot.keyed[0].copy_pages(pages)
+
+    def finish(self, outcome):
+        if not self.frozen:
+            return
+        checkpoint_id, taken, model = self.frozen.pop(0)
+        if outcome == "aborted":
+            return
+        keyed = []
+        for snapshot in taken:
+            while not snapshot.keyed[0].copy_pages(1):
+                pass
+            encoded = snapshot.keyed[0].encode()
+            if outcome == "failed":
+                snapshot.keyed[0].failed()
+                continue
+            snapshot.keyed[0].durable({e.position: self.write(e) for e in encoded})
+            keyed.append(snapshot.keyed[0].snapshot())
+        if outcome == "failed":
+            return
+        self.complete = ((keyed, [state for s in taken for state in s.operator]), model)
+        rows = [r for k in keyed for t in read_state(k, lambda f: self.files[f.path]) for r in t.to_pylist()]
+        assert all(r["__rows"] > 0 for r in rows), "what was emptied is shown as a row"
+        for operator, _ in self.subtasks:
+            operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
+
+    def compact(self):
+        for _, store in self.subtasks:
+            job = store.compaction()
+            if job is not None:
+                store.compacted(job, self.write(job.run(lambda f: self.files[f.path])))
+
+    def write(self, encoded):
+        name = f"{self.attempt}/{len(self.files)}"
+        self.files[name] = encoded.data
+        return FileRef(path=name, length=len(encoded.data))
+
+
+def with_micros(rows):
+    kind = pa.timestamp("us", tz="UTC")
+    bounds = ("window_start", "window_end")
+    return [{**r, **{c: int(pa.scalar(r[c], kind).value) for c in bounds}} for r in rows]
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40)),
+        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40)),
+        st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 200)),
+        st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 200)),
+        st.tuples(st.just("freeze")),
+        st.tuples(st.just("copy"), st.integers(1, 3)),
+        st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
+        st.tuples(st.just("compact")),
+        st.tuples(st.just("restart"), st.integers(1, 4)),
+    ),
+    max_size=60,
+)
+
+
+@pytest.mark.parametrize("gap", [7, 30, 100])
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=OPERATIONS)
+def test_output_is_the_models(gap, operations):
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder, gap)
+        now, marks = 0, {}
+        for name, *arguments in operations:
+            if name == "batch":
+                now += 25
+                job.batch(*arguments, now - 150)
+            elif name == "watermark":
+                subtask = arguments[0] % len(job.subtasks)
+                marks[subtask] = max(marks.get(subtask, -400), now - 350 + arguments[1])
+                job.watermark(subtask, marks[subtask])
+            else:
+                marks = {} if name == "restart" else marks
+                getattr(job, name)(*arguments)
+        for subtask in range(len(job.subtasks)):
+            job.watermark(subtask, MAX_TIMESTAMP)
+        for operator, store in job.subtasks:
+            assert operator._table.panes() == [], "a pane outlives its sessions"
+            store.close()
