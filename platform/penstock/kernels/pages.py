@@ -315,7 +315,7 @@ def take_sessions(
     ended: tuple[I32, I64, I64, I64],
     kept: tuple[I64, I64, I64],
     state: I64,
-) -> int:
+) -> Any:
     """Find each slot's sessions in its panes, the newest pane first, and merge those that have ended.
 
     A cell belongs to the session found before it when its last time is at most a gap before that session's first.
