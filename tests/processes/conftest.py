@@ -109,10 +109,14 @@ class Stage:
 
     async def open(self):
         await self.supervisor.prepare()
+        self.register()
+        self.running = asyncio.ensure_future(self.supervisor.run())
+
+    def register(self):
+        """Begin a new stream."""
         self.supervisor.registration()
         registered = Registered(jobmanager_id="jm", generation=1, heartbeat_interval_ms=100, worker_lease_ms=LEASE_MS)
         self.supervisor.handle(registered)
-        self.running = asyncio.ensure_future(self.supervisor.run())
 
     async def close(self):
         await self.supervisor.close()

@@ -75,6 +75,21 @@ async def test_a_slot_is_free_again_only_when_its_worker_is_gone(stage):
     await stage.jobmanager.ready("w3")
 
 
+async def test_a_jobmanager_that_takes_over_gets_the_slots_of_the_workers_it_has_killed(stage):
+    """It asks at once for what it has just freed, and may think better of it."""
+    stage.start("w1")
+    await stage.jobmanager.ready("w1")
+    stage.register()
+    stage.start("w2")
+    stage.supervisor.handle(StopWorker(worker_id="w2"))
+    stage.start("w3")
+    await stage.jobmanager.ready("w3")
+    refused = [report for report in stage.jobmanager.reports if isinstance(report, WorkerStartFailed)]
+    assert [(report.worker_id, report.error) for report in refused] == [
+        ("w2", "it was stopped before its slot was free")
+    ]
+
+
 async def test_a_worker_of_which_the_coordinator_hears_nothing_dies_by_its_lease(stage, gone):
     stage.start("w")
     ready = await stage.jobmanager.ready("w")

@@ -87,6 +87,8 @@ class Supervisor:
         self._logs = WorkerLogs(config.work_dir / "logs")
         self._slots = SlotTable(config.slots)
         self._workers: dict[str, WorkerProcess] = {}
+        #: Workers asked for, by slot, whose killed predecessor still holds it.
+        self._waiting: dict[int, StartWorker] = {}
         self._environments = Environments(config.work_dir, clock, self._worker_exited)
         self._socket_dir = make_socket_dir()
         self._link: Link | None = None
@@ -184,6 +186,7 @@ class Supervisor:
         self._registered = registered
         self._heard_ms = self._sent_at.pop(0, self._clock.monotonic_ms())
         self._log(f"registered at JobManager {registered.jobmanager_id}, generation {registered.generation}")
+        self._waiting.clear()
         for worker_id in set(self._workers) - set(registered.keep_workers):
             self._on_stop_worker(worker_id)
         self._renew(0)
@@ -231,6 +234,9 @@ class Supervisor:
             return
         if self._registered is None:
             return  # a command of a stream that is gone
+        if self._is_being_freed(command.slot) and command.slot not in self._waiting:
+            self._waiting[command.slot] = command
+            return
         try:
             self._slots.allocate(command.slot, command.worker_id, command.job_id)
         except PenstockError as error:
@@ -253,6 +259,11 @@ class Supervisor:
         task = asyncio.get_running_loop().create_task(self._start(worker, command))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _is_being_freed(self, slot: int) -> bool:
+        """Whether its holder was killed and is about to be gone: a JobManager that takes over does not wait for that."""
+        holders = (self._workers.get(holder.worker_id) for holder in self._slots.held if holder.slot == slot)
+        return any(worker is not None and worker.stopping for worker in holders)
 
     async def _start(self, worker: WorkerProcess, command: StartWorker) -> None:
         try:
@@ -278,6 +289,10 @@ class Supervisor:
         worker = self._workers.get(worker_id)
         if worker is not None:
             worker.kill()
+        for slot, command in list(self._waiting.items()):
+            if command.worker_id == worker_id:
+                del self._waiting[slot]
+                self._start_failed(worker_id, "it was stopped before its slot was free")
 
     def _relay(self, worker: WorkerProcess, report: bytes) -> None:
         self._send(FromWorker(taskmanager_id=self._config.taskmanager_id, worker_id=worker.worker_id, report=report))
@@ -308,6 +323,9 @@ class Supervisor:
         self._slots.free(worker.worker_id)
         shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
         self._logs.prune(set(self._workers))
+        waiting = self._waiting.pop(worker.spec.slot, None)
+        if waiting is not None and not self._closing.is_set():
+            self._on_start_worker(waiting)
 
     def _log_text(self, command: FetchLog) -> str:
         if command.worker_id:
