@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 #: Bytes of text read at once; a longer line is read in steps of this up to `_LINE_BYTES`.
 _BLOCK_BYTES = 4 << 20
 _LINE_BYTES = 64 << 20
+_CHANGED = "files must not change while a job reads them; start with --fresh"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +65,12 @@ def open_cursor(path: str, file_format: str, schema: pa.Schema, state: dict[str,
         ConnectorError: it cannot be read, lacks columns, or is shorter than it was.
     """
     try:
+        size, had = Path(path).stat().st_size, int(state["size"])
+        if size < had or (size > had and file_format == "parquet"):
+            msg = f"file source: {path} has {size} bytes now and had {had} when the job began"
+            raise ConnectorError(msg, hint=_CHANGED)
         if file_format == "parquet":
             return ParquetCursor(path, schema, state)
-        size = Path(path).stat().st_size
-        if size < int(state["size"]):
-            msg = f"file source: {path} has {size} bytes now and had {state['size']} when the job began"
-            raise ConnectorError(msg, hint="files must not change while a job reads them; start with --fresh")
         if file_format == "csv":
             return TextCursor(path, state, CsvLines(path, schema).parse, header=True)
         return TextCursor(path, state, JsonLines(schema).parse, header=False)
@@ -116,6 +117,9 @@ class TextCursor:
             want = min(_BLOCK_BYTES, self._size - self._offset - len(block))
             more = self._file.read(want) if want > 0 else b""
             block += more
+            if want > 0 and not more:
+                msg = f"file source: {self._path} is shorter than the {self._size} bytes it had when the job began"
+                raise ConnectorError(msg, hint=_CHANGED)
             if not more or b"\n" in more:
                 return block
             if len(block) > _LINE_BYTES:

@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import os
 
 import msgspec
 import pyarrow as pa
@@ -165,6 +166,27 @@ def test_a_file_that_grew_is_read_to_its_first_size_and_one_that_shrank_is_refus
     assert drain(reader)[0] == ROWS
     reader = open_reader(source)
     (tmp_path / "in").write_text("")
+    with pytest.raises(ConnectorError, match="files must not change"):
+        drain(reader)
+
+
+@pytest.mark.parametrize("left", [0, 1, 5], ids=["nothing", "whole lines", "half a line"])
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path, left):
+    """Neither taken for read to its end nor asked for the missing bytes for ever."""
+    write(tmp_path / "in", "jsonl")
+    reader = open_reader(FileSource(tmp_path / "in", Order))
+    assert reader.poll(1).batches[0].data.num_rows == 1
+    lines = (tmp_path / "in").read_bytes().splitlines(keepends=True)
+    os.truncate(tmp_path / "in", len(lines[0]) + left if left != 1 else len(lines[0] + lines[1]))
+    with pytest.raises(ConnectorError, match="files must not change"):
+        drain(reader)
+    reader.close()
+
+
+def test_a_parquet_file_that_was_replaced_is_refused(tmp_path):
+    write(tmp_path / "in", "parquet")
+    reader = open_reader(FileSource(tmp_path / "in", Order, format="parquet"))
+    (tmp_path / "in").write_bytes((tmp_path / "in").read_bytes() + b"x")
     with pytest.raises(ConnectorError, match="files must not change"):
         drain(reader)
 
