@@ -100,7 +100,7 @@ class Checkpointing:
         #: Savepoint id -> (checkpoint id, log sequence): being copied.
         self._copying: dict[str, tuple[int, int]] = {}
         self._ending: _Ending | None = None
-        #: A stop whose append was under way when the deployment failed: the log decides.
+        #: A stop whose append was under way when the deployment failed, or was not answered: the log decides.
         self._undecided_stop = ""
 
     # --- deployments -----------------------------------------------------------------------------------------------
@@ -154,9 +154,6 @@ class Checkpointing:
         """The deployment is over: nothing that is under way will be complete."""
         commands: list[Command] = []
         if self._coordinator is not None:
-            current = self._coordinator.current
-            if current is not None and current.appending and current.kind.ends_job:
-                self._undecided_stop = current.request_id
             self._next_id = self._coordinator.next_id
             stopped = self._translate(self._coordinator.stop(reason), now_ms)
             commands = [c for c in stopped if isinstance(c, OperationEnded)]
@@ -326,7 +323,10 @@ class Checkpointing:
                 job_id=deployment.ids.job_id, run_id=deployment.ids.run_id, checkpoint_id=pending.checkpoint_id
             )
         )
-        if pending.request_id and pending.request_id != self._undecided_stop:
+        if pending.appending and pending.kind.ends_job:
+            # It may be in the log all the same: the next deployment reads that.
+            self._undecided_stop = pending.request_id
+        elif pending.request_id:
             self._uris.pop(pending.request_id, None)
             commands.append(OperationEnded(pending.request_id, error=reason))
         return commands

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from penstock.checkpoint.manifest import decode_manifest
+from penstock.core.errors import StorageError
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.status import JobStatus
@@ -237,6 +238,36 @@ def test_a_stop_whose_barrier_never_completed_restarts_the_job_and_refuses_the_r
     world.post(ev.StopRequested("req", "memory://sp"))
     world.kill(next(iter(world.workers)))
     world.auto_ack = True
+    world.pass_time(500)
+    assert world.operations["req"].error
+    assert world.master.status.state is JobStatus.RUNNING
+
+
+def test_a_stop_whose_manifest_is_of_unknown_fate_is_answered_by_what_the_log_says(world_of, store):
+    """The PUT took effect and no answer came: the restart finds the last cut, and the request was carried out."""
+    world = world_of().start().pass_time(1500)
+    applied = []
+
+    def lost_answers(operation, key, phase):
+        if operation == "put" and key.startswith("manifests/") and (applied or phase == "after"):
+            applied.append(key)
+            raise StorageError("no answer")
+
+    store.fault = lost_answers
+    world.post(ev.StopRequested("req", "memory://sp"))
+    assert world.master.status.state is JobStatus.RESTARTING
+    assert "req" not in world.operations, "nobody knows yet"
+    store.fault = lambda *_: None
+    world.pass_time(1000)
+    assert world.terminal.state == "FINISHED"
+    assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 2)
+
+
+def test_a_stop_whose_manifest_was_never_written_is_refused_after_the_restart(world_of):
+    world = world_of().start().pass_time(1500)
+    world.append_error = "the store is away"
+    world.post(ev.StopRequested("req", "memory://sp"))
+    world.append_error = None
     world.pass_time(500)
     assert world.operations["req"].error
     assert world.master.status.state is JobStatus.RUNNING
