@@ -159,8 +159,10 @@ class Deployment:
     def slots_granted(self, slots: Iterable[Slot]) -> list[Command]:
         """Start a worker in each."""
         commands: list[Command] = []
+        restart = self.ids.epoch - (self.ids.generation << 16)
         for slot in slots:
-            worker_id = f"{self.ids.job_id[:8]}-g{self.ids.generation}-r{self.ids.epoch & 0xFFFF}-{len(self.workers)}"
+            # Files are named by it: never the same twice.
+            worker_id = f"{self.ids.job_id[:8]}-g{self.ids.generation}-r{restart}-{len(self.workers)}"
             self.workers[worker_id] = Worker(worker_id, slot)
             commands.append(LaunchWorker(worker_id, slot))
         return commands

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from penstock.config.settings import RestartStrategy
+from penstock.graph.execution_graph import PlanIds
 from penstock.jobmanager import failover, status
+from penstock.jobmanager.deployment import Deployment
 from penstock.jobmanager.restart import restart_decider
 from penstock.jobmanager.scheduler import Slot, place
 from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
@@ -154,6 +156,16 @@ def test_every_subtask_has_a_worker_and_each_need_one_slot(graph_of):
     with pytest.raises(ValueError, match="1 workers for 2 slots"):
         place(graph, ["w0"])
     assert Slot("a", 1) < Slot("b", 0)
+
+
+def test_worker_ids_which_name_files_are_never_repeated_however_often_a_job_restarts(graph_of):
+    def ids(restarts):
+        number = (3 << 16) + restarts
+        plan = PlanIds(job_id="a" * 32, run_id="r", generation=3, attempt=number, epoch=number)
+        made = Deployment(graph_of(), plan, "memory://root").slots_granted([Slot("tm", 0), Slot("tm", 1)])
+        return {command.worker_id for command in made}
+
+    assert len(ids(0) | ids(1) | ids(1 << 16) | ids((1 << 16) + 1)) == 8
 
 
 @pytest.mark.parametrize(
