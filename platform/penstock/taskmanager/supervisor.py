@@ -261,7 +261,7 @@ class Supervisor:
         task.add_done_callback(self._tasks.discard)
 
     def _is_being_freed(self, slot: int) -> bool:
-        """Whether its holder was killed and is about to be gone: a JobManager that takes over does not wait for that."""
+        """Whether its holder was killed and is about to be gone: a JobManager that takes over asks before that."""
         holders = (self._workers.get(holder.worker_id) for holder in self._slots.held if holder.slot == slot)
         return any(worker is not None and worker.stopping for worker in holders)
 
