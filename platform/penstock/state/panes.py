@@ -48,11 +48,8 @@ class FrozenRows:
     cursor: int = 0
     left: int = 0
     copied: list[Rows] = field(default_factory=list)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the copies."""
-        return sum(rows.memory_bytes for rows in self.copied)
+    #: Bytes of the copies.
+    memory_bytes: int = 0
 
 
 class PaneMemory:
@@ -218,6 +215,7 @@ class PaneMemory:
         out = self._room(int(kernels.count_dirty(self._cells, pages)))
         kernels.take_dirty(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
         frozen.copied.append(out)
+        frozen.memory_bytes += out.memory_bytes
         self._meta[pages, kernels.FROZEN] = 0
         self._release(pages[self._meta[pages, kernels.ORPHAN] == 1])
         frozen.left -= len(pages)

@@ -214,7 +214,8 @@ class Subtask:
             coming = self._alignment.running is not None or self._expected is not None
             return self._gate is not None and (coming or self._gate.barrier_waiting)
         # Frozen pages count: while a cut holds more than the budget, writing on would only copy more of them.
-        return not (self._pipeline.busy and self._budget.exceeded)
+        held = self._budget.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
+        return held <= self._budget.limit_bytes
 
     def _poll_source(self, now: float) -> StepResult:
         if self._silent or self._input_ended:

@@ -156,11 +156,11 @@ class Source(Operator):
 class Frozen:
     """A frozen state of `Sink`'s log: one segment a freeze, offered until it is durable."""
 
-    def __init__(self, log: dict[int, Any], upto: int, pages: int) -> None:
+    def __init__(self, log: dict[int, Any], upto: int, pages: int, memory_bytes: int) -> None:
         self.log = log
         self.upto = upto
         self.pages = pages
-        self.memory_bytes = 100
+        self.memory_bytes = memory_bytes
 
     def copy_pages(self, limit):
         self.pages -= limit
@@ -203,6 +203,7 @@ class Sink(Operator):
         self.publishing = False
         self.state_size = 0
         self.pages = 1
+        self.frozen_bytes = 100
         self.log: dict[int, Any] = {}
         self.staged: dict[str, StagedOutput] = {}
         self.closed = 0
@@ -228,7 +229,7 @@ class Sink(Operator):
         if self.state_size:
             position = len(self.log) + 1
             self.log[position] = bytes([position]) * self.state_size
-            keyed = (Frozen(self.log, position, self.pages),)
+            keyed = (Frozen(self.log, position, self.pages, self.frozen_bytes),)
         return OperatorSnapshot(keyed=keyed, staged=tuple(self.staged.values()))
 
     def staged_written(self, committable):

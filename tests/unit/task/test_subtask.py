@@ -161,6 +161,19 @@ def test_a_full_output_stops_the_source_but_not_its_barriers(world, batch_of):
     assert len(w.acks("sink")) == 1
 
 
+def test_a_cut_that_holds_more_than_the_managed_memory_holds_up_the_rows_behind_it(world, batch_of):
+    w = running(world)
+    w.sink.state_size, w.sink.frozen_bytes = 10, 257 << 20
+    w.trigger(1)
+    w.sources[0].script.append(batch_of(1))
+    w.settle(background=False)
+    assert w.sink.seen == [("barrier", 1)]
+    assert w.acks("sink") == []
+    w.settle()
+    assert w.sink.seen == [("barrier", 1), 1]
+    assert len(w.acks("sink")) == 1
+
+
 def test_a_sink_at_its_limit_takes_no_rows_but_lets_barriers_through(world, batch_of):
     w = running(world)
     w.sink.available = False
