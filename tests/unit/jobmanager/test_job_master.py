@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.checkpoint.manifest import decode_manifest
-from penstock.core.errors import StorageError
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.status import JobStatus
@@ -171,17 +169,6 @@ def test_an_input_that_ended_before_the_other_sources_had_their_splits_counts(wo
     assert world.terminal == cmd.JobTerminal("FINISHED", "")
 
 
-def test_the_copy_of_a_stop_owes_nothing(world_of):
-    """It is made after all is published; a marker may have expired when somebody starts from it."""
-    world = world_of().start()
-    world.post(ev.StopRequested("req", "memory://sp", drain=False))
-    (copy,) = [decode_manifest(m.manifest) for _, m in world.sent if isinstance(m, msg.WriteSavepoint)]
-    assert copy.barrier == "stop"
-    assert copy.pending == ()
-    assert {part.committables for part in copy.subtasks} == {()}
-    assert world.manifests()[-1].pending  # the log says what was owed at the cut
-
-
 def test_output_owed_by_a_sink_that_no_longer_publishes_is_not_forgotten(world_of, graph_of):
     first = world_of().start()
     first.deaf.add(msg.CheckpointCompleted)
@@ -190,87 +177,6 @@ def test_output_owed_by_a_sink_that_no_longer_publishes_is_not_forgotten(world_o
     world = world_of(graph_of(delivery="at-least-once"), generation=2, run_id="r2", source=source).start()
     assert world.terminal.state == "FAILED"
     assert "no exactly-once sink of that uid" in world.terminal.error
-
-
-def test_stop_with_savepoint_publishes_before_the_copy_and_the_end(world_of):
-    world = world_of().start()
-    world.post(ev.StopRequested("req", "memory://sp", drain=False))
-    assert world.terminal == cmd.JobTerminal("FINISHED", "")
-    names = kinds(world)
-    assert names.index("CheckpointCompleted") < names.index("WriteSavepoint") < names.index("FinishTasks")
-    assert world.savepoints == ["memory://sp"]
-    assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
-    assert world.manifests()[-1].barrier == "stop"
-
-
-def test_a_copy_that_takes_longer_than_a_checkpoint_may_is_waited_for(world_of, graph_of):
-    world = world_of(graph_of(checkpoint_timeout_ms=5_000)).start()
-    world.deaf.add(msg.WriteSavepoint)
-    world.post(ev.StopRequested("req", "memory://sp", drain=False))
-    world.pass_time(60_000)
-    assert kinds(world).count("WriteSavepoint") == 1
-    assert world.terminal is None
-
-
-def test_drain_sends_the_drain_barrier(world_of):
-    world = world_of().start()
-    world.post(ev.StopRequested("req", "memory://sp", drain=True))
-    assert {m.kind for _, m in world.sent if isinstance(m, msg.TriggerCheckpoint)} == {"drain"}
-
-
-def test_a_failure_during_a_stop_leaves_the_job_restarting_and_the_stop_is_carried_out_then(world_of):
-    world = world_of().start()
-    world.deaf.add(msg.WriteSavepoint)
-    world.post(ev.StopRequested("req", "memory://sp"))
-    assert world.terminal is None
-    world.kill(next(iter(world.workers)))
-    assert world.master.status.state is JobStatus.RESTARTING
-    world.deaf.clear()
-    world.pass_time(1000)
-    assert world.terminal.state == "FINISHED"
-    assert world.operations["req"].error == ""
-    assert world.savepoints == ["memory://sp"]
-
-
-def test_a_stop_whose_barrier_never_completed_restarts_the_job_and_refuses_the_request(world_of):
-    world = world_of().start().pass_time(1500)
-    world.auto_ack = False
-    world.post(ev.StopRequested("req", "memory://sp"))
-    world.kill(next(iter(world.workers)))
-    world.auto_ack = True
-    world.pass_time(500)
-    assert world.operations["req"].error
-    assert world.master.status.state is JobStatus.RUNNING
-
-
-def test_a_stop_whose_manifest_is_of_unknown_fate_is_answered_by_what_the_log_says(world_of, store):
-    """The PUT took effect and no answer came: the restart finds the last cut, and the request was carried out."""
-    world = world_of().start().pass_time(1500)
-    applied = []
-
-    def lost_answers(operation, key, phase):
-        if operation == "put" and key.startswith("manifests/") and (applied or phase == "after"):
-            applied.append(key)
-            raise StorageError("no answer")
-
-    store.fault = lost_answers
-    world.post(ev.StopRequested("req", "memory://sp"))
-    assert world.master.status.state is JobStatus.RESTARTING
-    assert "req" not in world.operations, "nobody knows yet"
-    store.fault = lambda *_: None
-    world.pass_time(1000)
-    assert world.terminal.state == "FINISHED"
-    assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 2)
-
-
-def test_a_stop_whose_manifest_was_never_written_is_refused_after_the_restart(world_of):
-    world = world_of().start().pass_time(1500)
-    world.append_error = "the store is away"
-    world.post(ev.StopRequested("req", "memory://sp"))
-    world.append_error = None
-    world.pass_time(500)
-    assert world.operations["req"].error
-    assert world.master.status.state is JobStatus.RUNNING
 
 
 def test_a_savepoint_publishes_nothing_and_its_output_leaves_with_the_next_checkpoint(world_of):
