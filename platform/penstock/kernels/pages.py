@@ -44,6 +44,7 @@ _ROWS = tuple_of(I32_IN, I64_IN)
 _TABLES = tuple_of(I64_OUT, I32_ROWS, I64_ROWS, I64_OUT, I64_OUT)
 _VIEWS = tuple_of(I64_ROWS, F64_ROWS)
 _TAKEN = tuple_of(I32_OUT, I64_OUT, I64_ROWS)
+_GIVEN = tuple_of(I64_ROWS_IN, I64_IN)
 _ENDED = tuple_of(I32_OUT, I64_ROWS, F64_ROWS, I64_OUT)
 _KEPT = tuple_of(I64_OUT, I64_ROWS, F64_ROWS)
 
@@ -307,7 +308,7 @@ def merge_panes(cells: tuple[I64, I64], pages: I32, ops: I64, slots: I32, out: t
     return count
 
 
-@kernel(i8(_VIEWS, I32_ROWS, tuple_of(I64_ROWS_IN, I64_IN), _ENDED, _KEPT, I64_OUT))
+@kernel(i8(_VIEWS, I32_ROWS, _GIVEN, _ENDED, _KEPT, I64_OUT))
 def take_sessions(
     cells: tuple[I64, I64],
     pages: I32,
