@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
@@ -22,6 +23,11 @@ SESSION_MARK = "PENSTOCK_TEST_SESSION"
 SESSION_TOKEN = secrets.token_hex(8)
 # inherited by every process a test starts, however far down and whoever adopts it
 os.environ[SESSION_MARK] = SESSION_TOKEN
+
+# The suite is the same at every run and judges no times; `--hypothesis-profile explore` looks for new examples.
+settings.register_profile("suite", deadline=None, derandomize=True)
+settings.register_profile("explore", deadline=None, print_blob=True)
+settings.load_profile("suite")
 
 LEAK_GRACE_MS = 5_000
 SESSION_SERVERS: list[Server] = []
