@@ -189,6 +189,25 @@ def take_present(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -
     return count
 
 
+@kernel(i8(I64_ROWS, I64_IN, I64_ROWS_IN, _TAKEN))
+def take_rows(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> int:
+    """Copy all cells with rows of these pages to (slots, panes, cells) and mark all clean; returns how many."""
+    slots, panes, taken = out
+    count = 0
+    for p in range(len(pages)):
+        page = pages[p]
+        first = page << PAGE_BITS
+        for r in range(PAGE_ROWS):
+            cells[first + r, 0] &= ~1
+            if cells[first + r, 0] != 0:
+                slots[count] = meta[page, FIRST_SLOT] + r
+                panes[count] = meta[page, PANE]
+                for w in range(cells.shape[1]):
+                    taken[count, w] = cells[first + r, w]
+                count += 1
+    return count
+
+
 @kernel(i8(I64_ROWS_IN, I64_IN, I64_ROWS))
 def words_of(cells: I64, order: I64, out: I64) -> int:
     """Write word w of the cells, in the given order, to `out[w]`; word 0 becomes the number of rows."""

@@ -45,7 +45,7 @@ class _Need:
 class AggregatePlan:
     """The accumulators of one operator, with or without windows."""
 
-    def __init__(self, config: Grouping, input_schema: pa.Schema) -> None:
+    def __init__(self, config: Grouping, input_schema: pa.Schema, *, single_pane: bool = False) -> None:
         """Collect what the aggregates need; two that need the same share it."""
         self._schema = input_schema
         self._aggregates = config.aggregates
@@ -55,7 +55,7 @@ class AggregatePlan:
                 if need not in self._needs:
                     self._needs.append(need)
         keys = key_schema(config, input_schema)
-        self.spec = PaneTableSpec(keys, self._specs(set(keys.names)))
+        self.spec = PaneTableSpec(keys, self._specs(set(keys.names)), single_pane)
         self._word = dict(zip(self._needs, self.spec.words, strict=True))
 
     def _needs_of(self, aggregate: Aggregate) -> list[_Need]:

@@ -50,7 +50,9 @@ class DeduplicateOperator(Operator):
         self._by = self._config.by or (TS_COLUMN if TS_COLUMN in schema.names else None)
         order = AccumulatorSpec(_ORDER, "int64", "max" if self._config.keep == "last" else "min")
         self._store = context.keyed_state
-        self._table = self._store.pane_table(_STATE, PaneTableSpec(key_schema(self._config, schema), (order,)))
+        self._table = self._store.pane_table(
+            _STATE, PaneTableSpec(key_schema(self._config, schema), (order,), single_pane=True)
+        )
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Emit the rows that are kept in place of what was there."""

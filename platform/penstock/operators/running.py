@@ -44,7 +44,7 @@ class RunningAggregateOperator(Operator):
             raise GraphError(f"{context.spec.uid}: a running aggregate needs keyed state", hint="key the stream first")
         self._config = parse_running(context.spec.config)
         self._schema = running_schema(context.spec.config, context.input_schemas[0])
-        self._plan = AggregatePlan(self._config, context.input_schemas[0])
+        self._plan = AggregatePlan(self._config, context.input_schemas[0], single_pane=True)
         self._store = context.keyed_state
         self._table = self._store.pane_table(_STATE, self._plan.spec)
 

@@ -94,6 +94,8 @@ class PaneTableSpec:
 
     key_schema: pa.Schema
     accumulators: tuple[AccumulatorSpec, ...]
+    #: Without windows: one pane, which starts at 0 and never closes.
+    single_pane: bool = False
 
     @cached_property
     def words(self) -> tuple[int, ...]:

@@ -1,7 +1,9 @@
-"""The cold side of a pane table: the store it needs (`ColdStore`), and which keys and panes lie there (`ColdPanes`).
+"""The cold side of a pane table: where its rows lie (`ColdRows`), and which keys and panes may be there (`ColdPanes`).
 
-The hashmap backend has no cold store; `state.rocksdb` is the one of the rocksdb backend. A cold store is a spill area:
-it starts empty, nothing is recovered from it, the checkpoint is the truth. Called by `PaneTable` in the owner's thread.
+The hashmap backend has no cold side. With the rocksdb backend, rows lie in RocksDB (`state.rocksdb`), those of
+tables without windows in a file of their own if their keys are of fixed width (`state.cold_file`). A cold store
+is a spill area: it starts empty, nothing is recovered from it, the checkpoint is the truth. Called by `PaneTable` in
+the owner's thread.
 """
 
 from __future__ import annotations
@@ -49,15 +51,112 @@ class ColdStore(Protocol):
         """Close and remove the files."""
 
 
-class ColdPanes:
-    """What of one table lies in the cold store."""
+class ColdRows(Protocol):
+    """Cold rows of one table: in a `ColdStore` (`StoreRows`) or in files of their own (`cold_file.FileRows`)."""
+
+    @property
+    def panes(self) -> list[int]:
+        """Panes with rows."""
+
+    def rows_of(self, pane: int) -> int:
+        """Return how many rows the pane has, at most."""
+
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
+        """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""
+
+    def put(self, keys: KeyView, rows: Rows) -> None:
+        """Write rows."""
+
+    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
+        """Remove rows."""
+
+    def drop_below(self, pane: int) -> None:
+        """Remove all panes that start before `pane`."""
+
+    def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
+
+    def close(self) -> None:
+        """Close and remove the files."""
+
+
+class StoreRows:
+    """Cold rows in a store of sorted bytes: keys of every type."""
 
     def __init__(self, spec: PaneTableSpec, store: ColdStore) -> None:
-        """Nothing is cold yet."""
+        """Nothing is there yet."""
         self._spec = spec
         self._store = store
         #: pane -> rows written there (a row written twice counts twice).
         self._rows: dict[int, int] = {}
+
+    @property
+    def panes(self) -> list[int]:
+        """Panes with rows."""
+        return list(self._rows)
+
+    def rows_of(self, pane: int) -> int:
+        """Return how many rows the pane has, at most."""
+        return self._rows.get(pane, 0)
+
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
+        """Copy the cells of (slots, panes) to `target`, read in one sorted call."""
+        slots, panes = asked
+        cells, cell = target
+        rows = np.nonzero(np.isin(panes, np.array(self.panes, np.int64)))[0]
+        _, first = np.unique(cell[rows], return_index=True)
+        rows = rows[first]
+        rows = rows[np.lexsort((keys.hashes[slots[rows]], panes[rows]))]
+        values = self._store.get(encode_keys(keys, slots[rows], panes[rows])) if len(rows) else []
+        found = [i for i, value in enumerate(values) if value is not None]
+        if found:
+            data = b"".join(v for v in values if v is not None)
+            words = np.frombuffer(data, np.int64).reshape(len(found), self._spec.width)
+            kernels.put_cells(cells, cell[rows[found]], words)
+
+    def put(self, keys: KeyView, rows: Rows) -> None:
+        """Write rows."""
+        order = np.lexsort((keys.hashes[rows.slots], rows.panes))
+        cells = rows.cells[order]
+        cells[:, 0] &= ~1
+        flat, width = cells.tobytes(), cells.shape[1] * 8
+        values = [flat[i : i + width] for i in range(0, len(flat), width)]
+        self._store.put(encode_keys(keys, rows.slots[order], rows.panes[order]), values)
+        for pane, count in zip(*np.unique(rows.panes, return_counts=True), strict=True):
+            self._rows[int(pane)] = self._rows.get(int(pane), 0) + int(count)
+
+    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
+        """Remove rows."""
+        if self._rows:
+            self._store.delete(encode_keys(keys, slots, panes))
+
+    def drop_below(self, pane: int) -> None:
+        """Remove all panes that start before `pane`."""
+        gone = [p for p in self._rows if p < pane]
+        for p in gone:
+            del self._rows[p]
+        if gone:
+            self._store.delete_range(bound(min(gone)), bound(pane))
+
+    def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
+        high = bound(pane, part.high + 1) if part.high < (1 << 63) - 1 else bound(pane + 1)
+        for keys, values in self._store.scan(bound(pane, part.low), high):
+            cells = np.frombuffer(b"".join(values), np.int64).reshape(len(values), self._spec.width)
+            columns, hashes, namespaces = decode_keys(self._spec.key_schema, keys)
+            yield columns, hashes, namespaces, cells
+
+    def close(self) -> None:
+        """Close and remove the files."""
+        self._store.close()
+
+
+class ColdPanes:
+    """What of one table lies in the cold store, and which slots may have rows there."""
+
+    def __init__(self, rows: ColdRows) -> None:
+        """Nothing is cold yet."""
+        self._rows = rows
         self._maybe = np.zeros(0, np.uint8)
         self._touched = np.zeros(0, np.uint32)
         self._known = 0
@@ -66,11 +165,11 @@ class ColdPanes:
     @property
     def panes(self) -> list[int]:
         """Panes with cold rows."""
-        return list(self._rows)
+        return self._rows.panes
 
     def holds(self, panes: list[int]) -> bool:
         """Whether any of the panes has cold rows."""
-        return any(p in self._rows for p in panes)
+        return not set(panes).isdisjoint(self._rows.panes)
 
     def note_slots(self, slots: I32, count: int) -> None:
         """The slots were touched; new ones (up to `count`) may have rows in the cold store if it holds any."""
@@ -78,7 +177,7 @@ class ColdPanes:
             size = max(count, 2 * len(self._maybe), 4096)
             self._maybe = np.concatenate([self._maybe, np.zeros(size - len(self._maybe), np.uint8)])
             self._touched = np.concatenate([self._touched, np.zeros(size - len(self._touched), np.uint32)])
-        self._maybe[self._known : count] = 1 if self._rows else 0
+        self._maybe[self._known : count] = 1 if self._rows.panes else 0
         self._known = count
         self._tick += 1
         self._touched[slots] = self._tick
@@ -95,49 +194,32 @@ class ColdPanes:
         self._touched = self._touched[kept]
         self._known = len(kept)
 
-    def absent(self, cells: I64, cell: I64, slots: I32) -> I64:
-        """Return the rows whose cell is new here although the cold store may hold it."""
-        if not self._rows:
-            return np.empty(0, np.int64)
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
+        """Bring in the cold rows of (slots, panes) whose cell in `target` = (cells, cell of each) is new."""
+        if not self._rows.panes:
+            return
+        slots, panes = asked
+        cells, cell = target
         out = np.empty(len(slots), np.int64)
-        return out[: kernels.absent_rows(cells, cell, slots, self._maybe, out)]
-
-    def get(self, keys: KeyView, slots: I32, panes: I64) -> tuple[I64, I64]:
-        """Return (places in `slots`, cells) of the cold rows there are, read in one sorted call."""
-        asked = np.nonzero(np.isin(panes, np.array(self.panes, np.int64)))[0]
-        asked = asked[np.lexsort((keys.hashes[slots[asked]], panes[asked]))]
-        values = self._store.get(encode_keys(keys, slots[asked], panes[asked])) if len(asked) else []
-        found = [i for i, value in enumerate(values) if value is not None]
-        data = b"".join(v for v in values if v is not None)
-        return asked[found], np.frombuffer(data, np.int64).reshape(len(found), self._spec.width)
+        rows = out[: kernels.absent_rows(cells, cell, slots, self._maybe, out)]
+        if len(rows):
+            self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]))
 
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows; their changes are already part of a segment."""
-        order = np.lexsort((keys.hashes[rows.slots], rows.panes))
-        cells = rows.cells[order]
-        cells[:, 0] &= ~1
-        flat, width = cells.tobytes(), cells.shape[1] * 8
-        values = [flat[i : i + width] for i in range(0, len(flat), width)]
-        self._store.put(encode_keys(keys, rows.slots[order], rows.panes[order]), values)
-        for pane, count in zip(*np.unique(rows.panes, return_counts=True), strict=True):
-            self._rows[int(pane)] = self._rows.get(int(pane), 0) + int(count)
+        self._rows.put(keys, rows)
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
         """Remove rows that were deleted."""
-        if self._rows:
-            self._store.delete(encode_keys(keys, slots, panes))
+        self._rows.forget(keys, slots, panes)
 
     def drop_below(self, pane: int) -> None:
         """Remove all panes that start before `pane`."""
-        gone = [p for p in self._rows if p < pane]
-        for p in gone:
-            del self._rows[p]
-        if gone:
-            self._store.delete_range(bound(min(gone)), bound(pane))
+        self._rows.drop_below(pane)
 
     def parts(self, panes: list[int], owned: HashRange) -> list[HashRange]:
         """Return hash ranges that hold a bounded number of cold rows of these panes each."""
-        total = sum(self._rows.get(p, 0) for p in panes)
+        total = sum(self._rows.rows_of(p) for p in panes)
         parts = max(1, -(-total // _PART_ROWS))
         step = -(-(owned.high - owned.low + 1) // parts)
         lows = range(owned.low, owned.high + 1, step)
@@ -145,9 +227,6 @@ class ColdPanes:
 
     def scan(self, panes: list[int], part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of the cold rows of these panes within a hash range."""
-        for pane in sorted(p for p in panes if p in self._rows):
-            high = bound(pane, part.high + 1) if part.high < (1 << 63) - 1 else bound(pane + 1)
-            for keys, values in self._store.scan(bound(pane, part.low), high):
-                cells = np.frombuffer(b"".join(values), np.int64).reshape(len(values), self._spec.width)
-                columns, hashes, namespaces = decode_keys(self._spec.key_schema, keys)
-                yield columns, hashes, namespaces, cells
+        cold = self._rows.panes
+        for pane in sorted(p for p in panes if p in cold):
+            yield from self._rows.scan(pane, part)

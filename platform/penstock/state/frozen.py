@@ -16,6 +16,7 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import KeyedStateSnapshot, Segment
 from penstock.kernels import pages as kernels
 from penstock.kernels.columns import KeyColumns, key_columns
+from penstock.kernels.hashing import hash_order
 from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.panes import Rows
 from penstock.state.segments import SegmentWriter
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
     """Return cells as columns of a segment, sorted by hash."""
     hashes = keys.hashes[rows.slots]
-    order = np.argsort(hashes)
+    order = hash_order(hashes)
     slots = rows.slots[order]
     words = np.empty((spec.width, len(order)), np.int64)
     kernels.words_of(rows.cells, order, words)
@@ -114,12 +115,7 @@ class FrozenSegment:
             return None
         if rows.left:
             raise RuntimeError(f"{rows.left} frozen pages are not copied yet: call copy_pages until it returns True")
-        parts = rows.copied
-        merged = Rows(
-            np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)]),
-            np.concatenate([np.empty(0, np.int64), *(p.panes for p in parts)]),
-            np.concatenate([np.empty((0, self._spec.width), np.int64), *(p.cells for p in parts)]),
-        )
+        merged = _merged(rows.copied, self._spec.width)
         writer = SegmentWriter(self._spec.segment_schema, self.position)
         writer.add(rows_to_table(self._spec, rows.keys, merged))
         encoded = writer.finish()
@@ -143,6 +139,16 @@ class FrozenSegment:
             self._spilled.unlink(missing_ok=True)
             self._spilled = None
         return segment_of(about, file, writer)
+
+
+def _merged(parts: list[Rows], width: int) -> Rows:
+    if len(parts) == 1:
+        return parts[0]
+    return Rows(
+        np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)]),
+        np.concatenate([np.empty(0, np.int64), *(p.panes for p in parts)]),
+        np.concatenate([np.empty((0, width), np.int64), *(p.cells for p in parts)]),
+    )
 
 
 def segment_of(encoded: EncodedSegment, file: FileRef, writer: str) -> Segment:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
 from penstock.kernels import aggregate, running
 from penstock.kernels import pages as page_kernels
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import F64, I32, I64, U8
     from penstock.state.budget import MemoryBudget
-    from penstock.state.cold import ColdStore
+    from penstock.state.cold import ColdRows
 
 __all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
@@ -54,7 +54,7 @@ class TableHome:
     """Where a table lives: its budget, its cold store, its folder for spilled files."""
 
     budget: MemoryBudget
-    cold: ColdStore | None
+    cold: ColdRows | None
     directory: Path
 
 
@@ -68,9 +68,11 @@ class PaneTable:
         self._home = home
         self._hot = HotPanes(self.spec)
         source.memory = self._hot.memory
-        self._cold = None if home.cold is None else ColdPanes(self.spec, home.cold)
+        self._cold = None if home.cold is None else ColdPanes(home.cold)
         self._waiting: list[FrozenSegment] = []
         self._check_dead_at = _DEAD_KEYS
+        #: Rows of `run` and `keep` that were clean before, since the last freeze.
+        self._changed = 0
         self._zeros = np.zeros(0, np.int64)
 
     # --- rows -------------------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class PaneTable:
         """
         cell = self._cells_of(keys, hashes, self._one_pane(len(hashes)))
         words = np.empty((self.spec.width, len(cell)), np.int64)
-        running.run_rows(self._hot.memory.cells, cell, words[0])
+        self._changed += int(running.run_rows(self._hot.memory.cells, cell, words[0]))
         for accumulator, word, values in zip(self.spec.accumulators, self.spec.words, inputs, strict=True):
             if values is not None and _run(accumulator, (self._hot.memory, words), word, cell, values):
                 raise overflow(accumulator.name)
@@ -114,7 +116,8 @@ class PaneTable:
         """
         cell = self._cells_of(keys, hashes, self._one_pane(len(hashes)))
         kept = np.empty(len(cell), np.uint8)
-        running.keep_rows(self._hot.memory.cells, page_kernels.LAST if last else page_kernels.FIRST, cell, order, kept)
+        op = page_kernels.LAST if last else page_kernels.FIRST
+        self._changed += int(running.keep_rows(self._hot.memory.cells, op, cell, order, kept))
         self._settle()
         return kept
 
@@ -197,8 +200,12 @@ class PaneTable:
         return self._waiting
 
     def _freeze_dirty(self) -> FrozenSegment | None:
+        whole = self._worth_whole()
+        self._changed = 0
+        if whole:  # nothing that was saved before counts any more
+            self.source.log.add_tombstone(self.source.hash_range, MIN_TIMESTAMP, MAX_TIMESTAMP)
         position = self.source.log.next_position()
-        rows = self._hot.memory.freeze(position, self._hot.index.view())
+        rows = self._hot.memory.freeze(position, self._hot.index.view(), whole=whole)
         if rows is None:
             return None
         self.source.log.append(position)
@@ -218,6 +225,15 @@ class PaneTable:
         if rows > len(self._zeros):
             self._zeros = np.zeros(max(rows, 2 * len(self._zeros)), np.int64)
         return self._zeros[:rows]
+
+    def _worth_whole(self) -> bool:
+        """Whether so many of a running table's rows have changed that all of them are saved, in place of older ones.
+
+        It is less than merging segments later that hold the same keys again and again, and a restore reads it once.
+        """
+        cold = self._cold is not None and bool(self._cold.panes)
+        most = 2 * self._changed >= self._hot.index.count and self._changed > 0
+        return most and bool(self.source.log.entries) and not cold and not self._hot.memory.uncopied
 
     # --- memory -----------------------------------------------------------------------------------------------------
 
@@ -268,14 +284,7 @@ class PaneTable:
         """Bring in the cold rows of cells that are about to be written for the first time."""
         assert self._cold is not None  # noqa: S101 - for the type checker
         self._cold.note_slots(slots, self._hot.index.count)
-        rows = self._cold.absent(self._hot.memory.cells, cell, slots)
-        if len(rows) == 0:
-            return
-        _, first = np.unique(cell[rows], return_index=True)
-        rows = rows[first]
-        found, cells = self._cold.get(self._hot.index.view(), slots[rows], panes[rows])
-        if len(found):
-            page_kernels.put_cells(self._hot.memory.cells, cell[rows[found]], cells)
+        self._cold.fetch(self._hot.index.view(), (slots, panes), (self._hot.memory.cells, cell))
 
     def _evict(self) -> None:
         """Move the keys that were not touched for longest to the cold store.

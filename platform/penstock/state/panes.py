@@ -44,6 +44,8 @@ class FrozenRows:
     number: int
     keys: KeyView
     pages: I64
+    #: All cells with rows, not only the changed ones.
+    whole: bool = False
     #: Pages from here on were not looked at by `copy_frozen`; writes may have had them copied already.
     cursor: int = 0
     left: int = 0
@@ -174,15 +176,25 @@ class PaneMemory:
 
     # --- freezing ---------------------------------------------------------------------------------------------------
 
-    def freeze(self, number: int, keys: KeyView) -> FrozenRows | None:
-        """Mark all changed pages as belonging to freeze `number` (> 0); None when nothing changed."""
+    @property
+    def uncopied(self) -> bool:
+        """Whether pages of an earlier freeze wait to be copied."""
+        return bool(self._frozen)
+
+    def freeze(self, number: int, keys: KeyView, *, whole: bool = False) -> FrozenRows | None:
+        """Mark all changed pages as belonging to freeze `number` (> 0); None when nothing changed.
+
+        `whole`: all pages, changed or not; only when no page is `uncopied`.
+        """
         pages = np.nonzero(self._meta[:, kernels.DIRTY])[0].astype(np.int64)
         if len(pages) == 0:
             return None
+        if whole:
+            pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
         # a page that an earlier freeze still waits for was not written since, or it would have been copied
         self._meta[pages, kernels.FROZEN] = number
         self._meta[pages, kernels.DIRTY] = 0
-        frozen = FrozenRows(number, keys, pages, 0, len(pages))
+        frozen = FrozenRows(number, keys, pages, whole, 0, len(pages))
         self._frozen[number] = frozen
         return frozen
 
@@ -212,8 +224,13 @@ class PaneMemory:
     def _copy(self, frozen: FrozenRows, pages: I64) -> None:
         if len(pages) == 0:
             return
-        out = self._room(int(kernels.count_dirty(self._cells, pages)))
-        kernels.take_dirty(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
+        count, take = (
+            (kernels.count_present, kernels.take_rows) if frozen.whole else (kernels.count_dirty, kernels.take_dirty)
+        )
+        out = self._room(int(count(self._cells, pages)))
+        taken = take(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
+        if taken < len(out.slots):  # of deletions nothing is left to be said
+            out = Rows(out.slots[:taken], out.panes[:taken], out.cells[:taken])
         frozen.copied.append(out)
         frozen.memory_bytes += out.memory_bytes
         self._meta[pages, kernels.FROZEN] = 0

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, TypeVar
 from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
+from penstock.kernels.key_types import is_fixed
+from penstock.state.cold import StoreRows
+from penstock.state.cold_file import FileRows
 from penstock.state.frozen import FrozenSource, FrozenTable, segment_of
+from penstock.state.key_index import plain_key_schema
 from penstock.state.pane_table import PaneTable, PaneTableSpec, TableHome
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
@@ -28,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.state.budget import MemoryBudget
-    from penstock.state.cold import ColdStore
+    from penstock.state.cold import ColdRows, ColdStore
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import EncodedSegment, FrozenState
 
@@ -94,7 +98,7 @@ class KeyedState:
         """Nothing is read before a table is declared."""
         self._request = request
         self._tables: dict[str, PaneTable] = {}
-        self._cold: list[ColdStore] = []
+        self._cold: list[ColdStore | ColdRows] = []
         self._views: dict[int, list[tuple[SegmentLog, LogView]]] = {}
 
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
@@ -105,14 +109,14 @@ class KeyedState:
             StateMismatchError: the snapshot's columns are others than the spec's.
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
-        return self._declared(PaneTable, name, spec, self._cold_store)
+        return self._declared(PaneTable, name, spec, self._cold_rows)
 
     def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
         """Declare a table of sessions, always in memory, and restore it. Raises as `pane_table`."""
-        return self._declared(SessionTable, name, spec, lambda _: None)
+        return self._declared(SessionTable, name, spec, lambda *_: None)
 
     def _declared(
-        self, kind: type[_Table], name: str, spec: PaneTableSpec, cold: Callable[[str], ColdStore | None]
+        self, kind: type[_Table], name: str, spec: PaneTableSpec, cold: Callable[[str, PaneTableSpec], ColdRows | None]
     ) -> _Table:
         if name in self._tables:
             raise GraphError(
@@ -126,7 +130,7 @@ class KeyedState:
         log.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
         source = FrozenSource(request.uid, name, spec, log, request.writer)
         request.directory.mkdir(parents=True, exist_ok=True)
-        table = kind(source, TableHome(request.budget, cold(name), request.directory))
+        table = kind(source, TableHome(request.budget, cold(name, spec), request.directory))
         self._tables[name] = table
         self._restore(table, [e.segment for e in log.entries if e.segment is not None], log.tombstones)
         return table
@@ -181,6 +185,19 @@ class KeyedState:
             store.close()
         self._cold = []
         self._tables = {}
+
+    def _cold_rows(self, name: str, spec: PaneTableSpec) -> ColdRows | None:
+        """Return where a table's rows go when memory runs out: RocksDB, or a file if it has one pane and plain keys."""
+        request = self._request
+        if request.settings.state_backend != "rocksdb":
+            return None
+        if spec.single_pane and all(is_fixed(field.type) for field in plain_key_schema(spec.key_schema)):
+            share = request.settings.managed_memory_bytes // _COLD_SHARE
+            rows = FileRows(spec, request.hash_range, request.directory, share)
+            self._cold.append(rows)
+            return rows
+        store = self._cold_store(name)
+        return None if store is None else StoreRows(spec, store)
 
     def _cold_store(self, name: str) -> ColdStore | None:
         request = self._request

@@ -6,7 +6,7 @@ import pytest
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_columns
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.cold import ColdPanes
+from penstock.state.cold import ColdPanes, StoreRows
 from penstock.state.cold_keys import bound, decode_keys, encode_keys
 from penstock.state.key_index import KeyIndex
 from penstock.state.panes import Rows
@@ -74,7 +74,7 @@ def test_keys_of_every_kind_are_encoded_and_decoded():
 
 def test_closed_panes_are_removed(store):
     spec = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
-    cold = ColdPanes(spec, store)
+    cold = ColdPanes(StoreRows(spec, store))
     batch = pa.record_batch({"k": pa.array([1, 2, 3])})
     index = KeyIndex(batch.schema)
     slots = index.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()

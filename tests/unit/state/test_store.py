@@ -5,8 +5,9 @@ import pytest
 
 from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.keygroup import hash_range_of
+from penstock.kernels.columns import fixed_column, key_columns
 from penstock.kernels.hashing import hash_columns
-from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.budget import MemoryBudget
 from penstock.state.segment_log import SEGMENTS_PER_TIER
 
@@ -114,3 +115,34 @@ def test_a_budget_sums_its_holders():
     assert [budget.should_shrink(h) for h in "abc"] == [True, False, False], "who holds less than its share need not"
     budget.report("b", 0)
     assert (budget.used_bytes, budget.exceeded) == (7, False)
+
+
+def test_a_table_most_of_which_has_changed_is_saved_whole(state):
+    spec = PaneTableSpec(state.spec.key_schema, state.spec.accumulators, single_pane=True)
+
+    def run(table, keys):
+        batch = pa.record_batch({"k": pa.array(keys, pa.int64())})
+        column = fixed_column(pa.array(keys, pa.int64()))
+        given = AccumulatorInput(column.values, column.bitmap, column.bit_offset)
+        table.run(key_columns(batch, ("k",)), hash_columns(batch, ("k",)), [given])
+
+    store = state.open()
+    table = store.pane_table("running", spec)
+    run(table, range(100))
+    assert [s.rows for s in checkpoint(state, store, 1).segments] == [100]
+    run(table, range(10))
+    run(table, range(10))
+    snapshot = checkpoint(state, store, 2)
+    assert ([s.rows for s in snapshot.segments], snapshot.tombstones) == ([100, 10], ())
+    run(table, range(50))
+    (frozen,) = store.freeze(3)
+    run(table, range(90))  # while nothing of it was copied
+    snapshot = state.upload(frozen)
+    assert ([s.rows for s in snapshot.segments], snapshot.tombstones) == ([100], ())
+    expected = {k: (4, 4 * k) if k < 10 else (2, 2 * k) if k < 50 else (1, k) for k in range(100)}
+    assert state.rows(state.open([snapshot]).pane_table("running", spec)) == expected
+    run(table, range(5000))
+    store.freeze(4)
+    run(table, range(4096))  # the second page still waits to be copied: the next freeze can only add to this one
+    (frozen,) = store.freeze(5)
+    assert [s.rows for s in state.upload(frozen).segments] == [5000, 4096]

@@ -1,0 +1,155 @@
+"""Kernels of a cold file: a hash table on disk whose places follow the order of the hashes.
+
+A record is a row of words: [tag (0 = empty, else 1 + 2 * valid bits of the key columns), hash, key columns, cell]. A
+key stands at its home, the place its hash has among all hashes of the table's range, or behind it without a gap. So
+batches that are sorted by hash walk through the file, a range of hashes is a range of places, and a file twice as large
+is filled from front to back. Nothing is ever taken out; a cell of 0 rows is as good as none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernels.compile import I64, I64_IN, I64_OUT, I64_ROWS, I64_ROWS_IN, f8, i8, kernel, njit, tuple_of
+
+#: Records behind the last home, for keys that find theirs taken.
+TAIL = 1024
+TAG, HASH, KEYS = 0, 1, 2
+
+_RANGE = tuple_of(i8, f8)
+_TARGET = tuple_of(I64_ROWS, I64_IN)
+_OUT = tuple_of(I64_ROWS, I64_ROWS)
+
+
+@njit
+def _home(value: Any, low: Any, factor: Any) -> Any:
+    return np.int64(np.float64(np.uint64(value) - np.uint64(low)) * factor)
+
+
+@kernel(i8(i8, _RANGE))
+def cold_home(value: int, owned: tuple[int, float]) -> Any:
+    """Return the first place where a hash may stand."""
+    return _home(value, owned[0], owned[1])
+
+
+@njit
+def _find(table: Any, owned: Any, heads: Any, i: Any, base: Any) -> Any:
+    """Return the place of the key, or -1 - the empty place where it belongs (-1 - len: the table's end was reached).
+
+    `base` is the place in the file of the table's first record.
+    """
+    at = _home(heads[i, HASH], owned[0], owned[1]) - base
+    while at < len(table) and table[at, TAG] != 0:
+        same = table[at, HASH] == heads[i, HASH] and table[at, TAG] == heads[i, TAG]
+        k = KEYS
+        while same and k < heads.shape[1]:
+            same = table[at, k] == heads[i, k]
+            k += 1
+        if same:
+            return at
+        at += 1
+    return -1 - at
+
+
+@kernel(i8(I64_ROWS, _RANGE, I64_ROWS_IN, I64_IN, _TARGET))
+def cold_get(table: I64, owned: tuple[int, float], heads: I64, order: I64, target: tuple[I64, I64]) -> int:
+    """Copy the cells of the keys there are to `target`, (cells, cell of each key), where that is still empty."""
+    cells, cell = target
+    first = heads.shape[1]
+    found = 0
+    for j in range(len(order)):
+        i = order[j]
+        if cells[cell[i], 0] != 0:  # of an earlier row with the same key
+            continue
+        at = _find(table, owned, heads, i, 0)
+        if at >= 0 and table[at, first] != 0:
+            for w in range(cells.shape[1]):
+                cells[cell[i], w] = table[at, first + w]
+            found += 1
+    return found
+
+
+@kernel(i8(I64_ROWS, _RANGE, I64_ROWS_IN, I64_IN, I64_ROWS_IN, I64_OUT))
+def cold_put(table: I64, owned: tuple[int, float], heads: I64, order: I64, cells: I64, state: I64) -> Any:
+    """Write cells, from `order[state[0]]` on; stops at the table's end.
+
+    `state` = [reached, new records, place in the file of the table's first record].
+    """
+    first = heads.shape[1]
+    j = state[0]
+    while j < len(order):
+        i = order[j]
+        at = _find(table, owned, heads, i, state[2])
+        if at < 0:
+            at = -1 - at
+            if at >= len(table):
+                break
+            for k in range(first):
+                table[at, k] = heads[i, k]
+            state[1] += 1
+        table[at, first] = cells[i, 0] & ~1
+        for w in range(1, cells.shape[1]):
+            table[at, first + w] = cells[i, w]
+        j += 1
+    state[0] = j
+    return j
+
+
+@kernel(i8(I64_ROWS, _RANGE, I64_ROWS_IN, i8))
+def cold_forget(table: I64, owned: tuple[int, float], heads: I64, width: int) -> int:
+    """Empty the cells of keys; returns how many there were."""
+    found = 0
+    for i in range(len(heads)):
+        at = _find(table, owned, heads, i, 0)
+        if at >= 0:
+            for w in range(width):
+                table[at, heads.shape[1] + w] = 0
+            found += 1
+    return found
+
+
+@kernel(i8(I64_ROWS, I64_ROWS, _RANGE, i8))
+def cold_move(table: I64, larger: I64, owned: tuple[int, float], first: int) -> int:
+    """Fill an empty, larger table with the records that have rows; returns how many, or -1: its end was reached."""
+    count = 0
+    for i in range(len(table)):
+        if table[i, TAG] == 0 or table[i, first] == 0:
+            continue
+        at = _home(table[i, HASH], owned[0], owned[1])
+        while at < len(larger) and larger[at, TAG] != 0:
+            at += 1
+        if at == len(larger):
+            return -1
+        for w in range(table.shape[1]):
+            larger[at, w] = table[i, w]
+        count += 1
+    return count
+
+
+@kernel(i8(I64_ROWS, _RANGE, i8, i8, _OUT, I64_OUT))
+def cold_scan(table: I64, owned: tuple[int, float], low: int, high: int, out: tuple[I64, I64], state: I64) -> int:
+    """Copy (heads, cells) of records with rows and a hash in [low, high], from `state[0]` on (-1: from the first).
+
+    Returns how many; `state[0]` is where to go on, the table's length when all were seen.
+    """
+    heads, cells = out
+    first = heads.shape[1]
+    at = _home(low, owned[0], owned[1]) if state[0] < 0 else state[0]
+    last = _home(high, owned[0], owned[1])
+    count = 0
+    while at < len(table) and count < len(heads):
+        if table[at, TAG] == 0:
+            if at > last:  # whatever is at home up to `last` stands before this gap
+                at = len(table)
+                break
+        elif low <= table[at, HASH] <= high and table[at, first] != 0:
+            for k in range(first):
+                heads[count, k] = table[at, k]
+            for w in range(cells.shape[1]):
+                cells[count, w] = table[at, first + w]
+            count += 1
+        at += 1
+    state[0] = at
+    return count

@@ -1,0 +1,227 @@
+"""Cold rows of a table with one pane and keys of fixed width: a file of records, mapped into memory.
+
+No library stands between a cell and its place on disk. A spill area like every cold store: it starts empty and is gone
+with the process (the file has no name). The operating system's page cache holds what there is memory for; what is
+mapped counts as resident memory of the process, so it is given back as soon as it may be more than the store's share.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.errors import StorageError
+from penstock.kernels import cold as kernels
+from penstock.kernels.columns import FixedColumn
+from penstock.kernels.hashing import hash_order
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from penstock.core.keygroup import HashRange
+    from penstock.kernels.columns import KeyColumns
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.accumulators import PaneTableSpec
+    from penstock.state.key_index import KeyView
+    from penstock.state.panes import Rows
+
+_FIRST_RECORDS = 8192
+#: Full to this part at most, then it is made twice as large.
+_LOAD = 0.65
+_PIECE = 16_384
+#: Bytes of the file per record written, above which each record is written in its place.
+_SPARSE = 32 << 10
+_STRETCH = 1 << 20
+#: What one access may map: the kernel maps the pages around it as well.
+_AROUND = 64 << 10
+
+
+class _File:
+    """Records in one mapping."""
+
+    def __init__(self, folder: Path, words: int, owned: HashRange, records: int) -> None:
+        self._folder, self._owned = folder, owned
+        self.capacity = records
+        self.count = 0
+        rows = records + kernels.TAIL
+        self.size = rows * words * 8
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it goes with the mapping
+        try:
+            os.posix_fallocate(self._file.fileno(), 0, self.size)
+        except OSError as error:
+            self._file.close()
+            msg = f"{self.size >> 20} MB for state that does not fit in memory cannot be had in {folder}: {error}"
+            raise StorageError(msg, hint="free space on the TaskManager's local disk") from error
+        self._map = mmap.mmap(self._file.fileno(), self.size)
+        self.table = np.frombuffer(self._map, np.int64).reshape(rows, words)
+
+    @property
+    def range(self) -> tuple[int, float]:
+        """Lowest hash, and homes per hash."""
+        return self._owned.low, self.capacity / (self._owned.high - self._owned.low + 1)
+
+    def larger(self, key_words: int, records: int) -> _File:
+        """Return a file with room for `records`, with all that is here."""
+        capacity = self.capacity
+        while capacity * _LOAD < records:
+            capacity *= 2
+        while True:
+            made = _File(self._folder, self.table.shape[1], self._owned, capacity)
+            made.count = int(kernels.cold_move(self.table, made.table, made.range, key_words))
+            if made.count >= 0:
+                self.close()
+                return made
+            made.close()
+            capacity *= 2
+
+    def put(self, heads: I64, order: I64, cells: I64) -> int:
+        """Write cells; returns how many were, fewer than asked if the end of the file was reached.
+
+        Many are written a stretch of the file at a time: reading and writing that costs less than the page faults of
+        records all over it.
+        """
+        state = np.zeros(3, np.int64)
+        if len(order) * _SPARSE < self.size:
+            kernels.cold_put(self.table, self.range, heads, order, cells, state)
+            self.count += int(state[1])
+            return int(state[0])
+        rows, words = self.table.shape
+        limit = _STRETCH // (words * 8)
+        while state[0] < len(order):
+            before, base = int(state[0]), int(kernels.cold_home(heads[order[state[0]], kernels.HASH], self.range))
+            stretch = np.empty((min(limit, rows - base), words), np.int64)
+            os.preadv(self._file.fileno(), [stretch.data], base * words * 8)
+            state[2] = base
+            kernels.cold_put(stretch, self.range, heads, order, cells, state)
+            os.pwrite(self._file.fileno(), stretch.data, base * words * 8)
+            if state[0] == before:
+                if base + len(stretch) == rows:
+                    break
+                limit *= 2
+        self.count += int(state[1])
+        return int(state[0])
+
+    def close(self) -> None:
+        """Give the disk back, once nobody looks at `table` any more."""
+        self._file.close()
+
+    def unmap(self) -> None:
+        """Take the pages out of this process's resident memory; they stay in the page cache or on disk."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+
+class FileRows:
+    """Cold rows of one table (`cold.ColdRows`); its only pane starts at 0."""
+
+    def __init__(self, spec: PaneTableSpec, owned: HashRange, folder: Path, memory_bytes: int) -> None:
+        """Start empty; at most about `memory_bytes` of the file are mapped between two calls."""
+        self._spec, self._owned, self._folder = spec, owned, folder
+        self._key_words = kernels.KEYS + len(spec.key_schema)
+        self._memory_bytes = memory_bytes
+        self._touched = 0
+        self._file: _File | None = None
+
+    @property
+    def panes(self) -> list[int]:
+        """Panes with rows."""
+        return [] if self._file is None else [0]
+
+    def rows_of(self, pane: int) -> int:
+        """Return how many rows the pane has, at most."""
+        return 0 if self._file is None or pane else self._file.count
+
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
+        """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""
+        file = self._file
+        if file is not None:
+            heads = self._heads(keys, asked[0])
+            order = hash_order(heads[:, kernels.HASH])
+            kernels.cold_get(file.table, file.range, heads, order, target)
+            self._used(len(order))
+
+    def put(self, keys: KeyView, rows: Rows) -> None:
+        """Write rows."""
+        heads = self._heads(keys, rows.slots)
+        order = hash_order(heads[:, kernels.HASH])
+        file = self._with_room(len(order))
+        done = file.put(heads, order, rows.cells)
+        while done < len(order):
+            file = self._file = file.larger(self._key_words, int(file.capacity * _LOAD) + 1)
+            order = order[done:]
+            done = file.put(heads, order, rows.cells)
+        self._used(len(order))
+
+    def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:  # noqa: ARG002 - there is one pane
+        """Remove rows."""
+        if self._file is not None:
+            heads = self._heads(keys, slots)
+            kernels.cold_forget(self._file.table, self._file.range, heads, self._spec.width)
+            self._used(len(heads))
+
+    def drop_below(self, pane: int) -> None:
+        """Remove all panes that start before `pane`."""
+        if pane > 0:
+            self.close()
+
+    def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
+        file = self._file
+        inside = part.intersect(self._owned)
+        if file is None or inside is None or pane:
+            return
+        state = np.full(1, -1, np.int64)
+        while state[0] < len(file.table):
+            heads = np.empty((_PIECE, self._key_words), np.int64)
+            cells = np.empty((_PIECE, self._spec.width), np.int64)
+            count = kernels.cold_scan(file.table, file.range, inside.low, inside.high, (heads, cells), state)
+            self._used(count)
+            if count:
+                hashes = np.ascontiguousarray(heads[:count, kernels.HASH])
+                yield self._columns(heads[:count]), hashes, np.zeros(count, np.int64), cells[:count]
+
+    def close(self) -> None:
+        """Give the disk back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _with_room(self, rows: int) -> _File:
+        if self._file is None:
+            records = _FIRST_RECORDS
+            while records * _LOAD < rows:
+                records *= 2
+            self._file = _File(self._folder, self._key_words + self._spec.width, self._owned, records)
+        elif self._file.count + rows > self._file.capacity * _LOAD:
+            self._file = self._file.larger(self._key_words, self._file.count + rows)
+        return self._file
+
+    def _used(self, records: int) -> None:
+        self._touched += records * _AROUND
+        if self._file is not None and min(self._touched, self._file.size) > self._memory_bytes:
+            self._touched = 0
+            self._file.unmap()
+
+    def _heads(self, keys: KeyView, slots: I32) -> I64:
+        """Return [tag, hash, key columns] of slots."""
+        heads = np.empty((len(slots), self._key_words), np.int64)
+        heads[:, kernels.HASH] = keys.hashes[slots]
+        tags = np.ones(len(slots), np.int64)
+        for k, (values, _, valid, nulls) in enumerate(keys.columns):
+            heads[:, kernels.KEYS + k] = values[slots]
+            tags += (valid[slots].astype(np.int64) if nulls else 1) << (k + 1)
+        heads[:, kernels.TAG] = tags
+        return heads
+
+    def _columns(self, heads: I64) -> KeyColumns:
+        columns = []
+        for k in range(len(self._spec.key_schema)):
+            values = np.ascontiguousarray(heads[:, kernels.KEYS + k])
+            valid = ((heads[:, kernels.TAG] >> (k + 1)) & 1).astype(np.uint8)
+            bitmap = np.zeros(0, np.uint8) if valid.all() else np.packbits(valid, bitorder="little")
+            columns.append(FixedColumn(values, bitmap))
+        return tuple(columns)

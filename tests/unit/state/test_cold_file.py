@@ -1,0 +1,153 @@
+"""Cold rows in a file: what comes back, growing, stretches and single places, collisions at the end, giving back."""
+
+import os
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.core.errors import StorageError
+from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_columns, hash_order
+from penstock.state import cold_file as module
+from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.cold_file import FileRows
+from penstock.state.key_index import KeyIndex
+from penstock.state.panes import Rows
+
+KEYS = pa.schema([pa.field("a", pa.int64()), pa.field("b", pa.int32())])
+SPEC = PaneTableSpec(KEYS, (AccumulatorSpec("total", "int64", "sum"),), single_pane=True)
+
+
+class Table:
+    """Keys in memory beside a file of cells."""
+
+    def __init__(self, folder, owned=ALL_HASHES, memory=1 << 20):
+        self.index = KeyIndex(KEYS)
+        self.rows = FileRows(SPEC, owned, folder, memory)
+
+    def slots(self, keys, hashes=None):
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([k[i] for k in keys], f.type) for i, f in enumerate(KEYS)], schema=KEYS
+        )
+        hashes = hash_columns(batch, ("a", "b")) if hashes is None else np.array(hashes, np.int64)
+        return self.index.upsert(key_columns(batch, ("a", "b")), hashes).copy()
+
+    def put(self, slots, totals, rows=1):
+        cells = np.array([(rows << 1 | 1, total) for total in totals], np.int64)
+        self.rows.put(self.index.view(), Rows(slots, np.zeros(len(slots), np.int64), cells))
+
+    def get(self, slots):
+        """Return the totals, None where there is nothing."""
+        cells = np.zeros((len(slots), 2), np.int64)
+        asked = (slots, np.zeros(len(slots), np.int64))
+        self.rows.fetch(self.index.view(), asked, (cells, np.arange(len(slots))))
+        assert not (cells[:, 0] & 1).any(), "what comes back is saved already"
+        return [total if used else None for used, total in cells.tolist()]
+
+    def scan(self, part=ALL_HASHES):
+        found = {}
+        for keys, hashes, panes, cells in self.rows.scan(0, part):
+            assert set(panes.tolist()) == {0}
+            assert all(h in part for h in hashes.tolist())
+            slots = self.index.upsert(keys, hashes)
+            for slot, cell in zip(slots.tolist(), cells.tolist(), strict=True):
+                assert slot not in found
+                found[slot] = cell[1]
+        return found
+
+
+@pytest.fixture
+def table(tmp_path):
+    made = Table(tmp_path)
+    yield made
+    made.rows.close()
+
+
+@pytest.mark.parametrize("sparse", [1, 1 << 40])
+def test_rows_come_back_and_newer_ones_replace_older(table, monkeypatch, sparse):
+    """`sparse` 1: one by one in their places; large: stretch by stretch."""
+    monkeypatch.setattr(module, "_SPARSE", sparse)
+    monkeypatch.setattr(module, "_STRETCH", 4096)
+    keys = [(a if a % 7 else None, b if b % 3 else None) for a in range(150) for b in range(150)]
+    slots = np.unique(table.slots(keys))
+    expected = {}
+    random = np.random.default_rng(1)
+    for step in range(8):
+        chosen = random.permutation(slots)[: 1000 * (step + 1)]
+        table.put(chosen, chosen * 10 + step)
+        expected.update({int(s): int(s) * 10 + step for s in chosen})
+    assert table.get(slots) == [expected.get(int(s)) for s in slots]
+    assert table.scan() == expected
+    assert table.rows.rows_of(0) == len(expected)
+    low, high = HashRange(HASH_MIN, -5), HashRange(-4, HASH_MAX)
+    assert table.scan(low) | table.scan(high) == expected
+    assert table.index.count == slots.max() + 1
+
+
+def test_keys_of_one_hash_are_told_apart(table):
+    slots = table.slots([(None, 1), (1, None), (1, 1)], [5, 5, 5])
+    table.put(slots[:2], [10, 20])
+    assert table.get(slots) == [10, 20, None]
+
+
+@pytest.mark.parametrize("sparse", [1, 1 << 40])
+def test_many_keys_at_the_end_of_the_range_make_the_file_grow(tmp_path, monkeypatch, sparse):
+    monkeypatch.setattr(module, "_SPARSE", sparse)
+    owned = HashRange(0, 1_000_000)
+    table = Table(tmp_path, owned)
+    slots = table.slots([(n, 0) for n in range(3000)], [1_000_000 - n // 100 for n in range(3000)])
+    table.put(slots, slots)
+    assert table.get(slots) == slots.tolist()
+    assert table.rows._file.capacity > module._FIRST_RECORDS
+    table.rows.close()
+
+
+def test_removed_rows_are_gone_until_they_are_written_again(table):
+    slots = table.slots([(n, 0) for n in range(10)])
+    table.put(slots, slots)
+    table.rows.forget(table.index.view(), slots[:3], np.zeros(3, np.int64))
+    assert table.get(slots)[:4] == [None, None, None, 3]
+    assert sorted(table.scan().values()) == list(range(3, 10))
+    table.put(slots[:1], [77])
+    assert table.get(slots)[:2] == [77, None]
+
+
+def test_cells_that_are_in_memory_are_left_alone(table):
+    slots = table.slots([(1, 1), (1, 1)])
+    table.put(slots[:1], [5])
+    cells = np.array([[6, 9]], np.int64)
+    table.rows.fetch(table.index.view(), (slots, np.zeros(2, np.int64)), (cells, np.zeros(2, np.int64)))
+    assert cells.tolist() == [[6, 9]]
+
+
+def test_the_file_has_no_name_and_goes_when_the_pane_does(tmp_path):
+    table = Table(tmp_path, memory=0)  # mapped pages are given back at every access
+    slots = table.slots([(n, 0) for n in range(10)])
+    table.put(slots, slots)
+    assert table.get(slots) == slots.tolist()
+    assert list(tmp_path.iterdir()) == []
+    table.rows.drop_below(0)
+    assert table.rows.panes == [0]
+    table.rows.drop_below(1)
+    assert table.rows.panes == []
+    assert table.get(slots) == [None] * 10
+
+
+def test_a_full_disk_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    table = Table(tmp_path)
+    with pytest.raises(StorageError, match=str(tmp_path)):
+        table.put(table.slots([(1, 1)]), [1])
+
+
+def test_hashes_that_differ_in_low_bits_alone_are_ordered_too():
+    hashes = np.array([3, 1, 2, -1, HASH_MAX, HASH_MIN, 0], np.int64)
+    assert hashes[hash_order(hashes)].tolist() == sorted(hashes.tolist())
+    many = np.random.default_rng(2).integers(HASH_MIN, HASH_MAX, 5000)
+    assert hash_order(many).tolist() == np.argsort(many, kind="stable").tolist()
+    assert hash_order(np.empty(0, np.int64)).tolist() == []
