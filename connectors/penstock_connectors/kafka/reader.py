@@ -230,10 +230,23 @@ class KafkaReader:
             if self._outage_since is None and not alive:
                 self._outage_since = now
         if self._outage_since is not None and now - self._outage_since > OUTAGE_LIMIT_MS:
+            if self._answers():
+                self._outage_since = None
+                return
             raise ConnectorError(
                 f"Kafka at {self._config['bootstrap']} has not answered for {OUTAGE_LIMIT_MS // 1000} s",
                 hint="is the broker running?",
             )
+
+    def _answers(self) -> bool:
+        """Ask the brokers: of a topic where nothing happens the client says nothing when they are back."""
+        from penstock_connectors.kafka.metadata import ClusterMetadata
+
+        try:
+            ClusterMetadata(self._resolved).partitions(self._config["topics"])
+        except ConnectorError:
+            return False
+        return True
 
     def _metrics(self) -> dict[str, float]:
         now = self._context.clock.monotonic_ms()

@@ -173,7 +173,47 @@ def test_errors_that_do_not_pass_are_raised(fetcher, clock):
             reader.poll(10)
 
 
-def test_outage_is_waited_for_but_not_for_ever(fetcher, clock):
+class Cluster:
+    """Answers for its topics, or not."""
+
+    away = True
+
+    def __init__(self, resolved):
+        assert resolved["bootstrap.servers"] == "b:9"
+
+    def partitions(self, topics):
+        if self.away:
+            raise ConnectorError("cannot be reached")
+        return {topic: [0] for topic in topics}
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    monkeypatch.setattr("penstock_connectors.kafka.metadata.ClusterMetadata", Cluster)
+    return Cluster
+
+
+def test_a_quiet_topic_whose_brokers_are_back_is_no_outage(fetcher, clock, cluster, monkeypatch):
+    """There is nothing to read, and the end of the partitions was told before: silence says nothing."""
+    reader = open_reader(clock, split(0))
+    fetcher.will_give(ends={("t", 0): 0})
+    fetcher.will_give(problems=[FetchProblem(-195, "broker down")])
+    reader.poll(10)
+    reader.poll(10)
+    monkeypatch.setattr(cluster, "away", False)
+    clock.advance(reader_module.OUTAGE_LIMIT_MS + 1)
+    reader.poll(10)
+    monkeypatch.setattr(cluster, "away", True)
+    clock.advance(reader_module.OUTAGE_LIMIT_MS + 1)
+    reader.poll(10)
+    fetcher.will_give(problems=[FetchProblem(-195, "broker down")])
+    reader.poll(10)
+    clock.advance(reader_module.OUTAGE_LIMIT_MS + 1)
+    with pytest.raises(ConnectorError, match="has not answered"):
+        reader.poll(10)
+
+
+def test_outage_is_waited_for_but_not_for_ever(fetcher, clock, cluster):
     reader = open_reader(clock, split(0))
     down = [FetchProblem(-187, "all brokers down")]
     fetcher.will_give(problems=down)
