@@ -189,8 +189,21 @@ class WindowAggregateOperator(Operator):
         out.batch(Batch(pa.RecordBatch.from_arrays(columns, schema=self._schema)))
 
     def _fire_again(self, data: pa.RecordBatch, panes: I64, out: Collector) -> None:
-        """Emit windows anew that had fired before this batch added to them."""
-        config, watermark = self._config, self._watermarks.low
+        """Emit windows anew that had fired before this batch added to them; after a rescale that differs by key."""
+        if not self._watermarks.differ:
+            self._fire_fired(data, panes, self._watermarks.low, out)
+            return
+        hashes = hash_key_columns(key_columns(data, self._config.key), data.num_rows)
+        rest = np.ones(len(hashes), np.bool_)
+        for owned, watermark in self._watermarks.ahead():
+            inside = (hashes >= owned.low) & (hashes <= owned.high)
+            rest &= ~inside
+            self._fire_fired(data.filter(pa.array(inside)), panes[inside], watermark, out)
+        self._fire_fired(data.filter(pa.array(rest)), panes[rest], self._watermarks.low, out)
+
+    def _fire_fired(self, data: pa.RecordBatch, panes: I64, watermark: int, out: Collector) -> None:
+        """Emit, for the keys of these rows, the windows with them that `watermark` has fired and not yet closed."""
+        config = self._config
         touched = np.unique(panes).tolist()
         first_open = self._first_open_start(watermark)
         fired = [s for s in self._due(touched, MIN_TIMESTAMP, watermark) if s >= first_open]

@@ -259,6 +259,25 @@ def test_after_scaling_in_each_range_keeps_its_own_lateness(make):
     assert {r["k"] for r in fire(operator, 29).rows()} == set(range(20)) - set(ahead)
 
 
+@pytest.mark.parametrize("window", [tumbling(10), sliding(20, 10)], ids=["tumbling", "sliding"])
+def test_after_scaling_in_late_rows_fire_again_what_their_former_subtask_had_fired(make, window):
+    """And nothing of windows that were over for their key, or that only another key's subtask had fired."""
+    halves = [
+        {"hash_low": HASH_MIN, "hash_high": -1, "watermark": 25},
+        {"hash_low": 0, "hash_high": HASH_MAX, "watermark": 5},
+    ]
+    operator = make(window, restored=(SimpleNamespace(name="watermark", items=halves),), lateness=10)
+    keys = pa.record_batch({"k": pa.array(range(20))})
+    ahead = {k for k, h in enumerate(hash_columns(keys, ("k",)).tolist()) if h < 0}
+    out = Out()
+    feed(operator, [(k, 0, 15) for k in range(20)], out)
+    assert {(r["k"], r[TS_COLUMN]) for r in out.rows()} == {(k, 19) for k in ahead}
+    again = {(r["k"], r[TS_COLUMN]) for r in fire(operator, 29).rows()}
+    ends = (19,) if window["kind"] == "tumbling" else (19, 29)
+    others = {(k, end) for k in set(range(20)) - ahead for end in ends}
+    assert again == others | {(k, 29) for k in ahead if 29 in ends}
+
+
 def test_watermarks_by_range():
     pieces = [
         {"hash_low": 0, "hash_high": 9, "watermark": 5},
