@@ -28,6 +28,8 @@ def bench(*arguments):
     [
         ("w1", "--events", "1700000"),
         ("w1s", "--events", "800000", "--keys", "string", "--nullable"),
+        ("w2", "--events", "1200000", "--parallelism", "1", "--checkpoint-interval", "300ms"),
+        ("w2x", "--events", "700000", "--checkpoint-interval", "500ms"),
         ("w3", "--events", "300001", "--parallelism", "1"),
         ("shuffle", "--events", "300001", "--parallelism", "4", "--no-checkpoints"),
     ],

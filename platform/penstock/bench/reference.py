@@ -85,7 +85,7 @@ def kept_rows(count: int) -> str:
     for key, amount, times in chunks(count):
         kept = key % 4 != 0
         net = amount[kept] * 908 // 1000
-        _add(result, key[kept], times[kept] - T0_MS, net)
+        _add(result, key[kept], times[kept] - T0_MS, net, net)
     return ":".join(map(str, result))
 
 
@@ -93,11 +93,28 @@ def all_rows(count: int) -> str:
     """Checksum of every event: sums of time since T0 and amount."""
     result = [0, 0, 0, 0]
     for key, amount, times in chunks(count):
-        _add(result, key, times - T0_MS, amount)
+        _add(result, key, times - T0_MS, amount, amount)
     return ":".join(map(str, result))
 
 
-def _add(result: list[int], key: Int64s, times: Int64s, amount: Int64s) -> None:
-    check = (key * 31 + amount) % MODULUS
-    for i, value in enumerate((len(key), times.sum(), amount.sum(), check.sum())):
+def running(count: int, keys: int, *, ordered: bool) -> str:
+    """Checksum of w2: (key, count, sum) after every event; the sum of the sums only where events are in order."""
+    counts, sums = np.zeros(keys, np.int64), np.zeros(keys, np.int64)
+    result = [0, 0, 0, 0]
+    for key, amount, _ in chunks(count, keys):
+        order = np.argsort(key, kind="stable")
+        sorted_key, running_sum = key[order], np.cumsum(amount[order])
+        first = np.flatnonzero(np.r_[True, sorted_key[1:] != sorted_key[:-1]])
+        begin = np.repeat(first, np.diff(np.r_[first, len(key)]))
+        n = counts[sorted_key] + np.arange(len(key)) - begin + 1
+        total = sums[sorted_key] + running_sum - running_sum[begin] + amount[order][begin]
+        counts += np.bincount(key, minlength=keys)
+        sums += np.bincount(key, amount, keys).astype(np.int64)
+        _add(result, sorted_key, n, total, n)
+    return ":".join(str(value) if ordered or i != 2 else "*" for i, value in enumerate(result))
+
+
+def _add(result: list[int], key: Int64s, first: Int64s, second: Int64s, third: Int64s) -> None:
+    check = (key * 31 + third) % MODULUS
+    for i, value in enumerate((len(key), first.sum(), second.sum(), check.sum())):
         result[i] += int(value)

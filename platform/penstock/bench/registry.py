@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 WORKLOADS: dict[str, tuple[str, str]] = {
     "w1": ("penstock.bench.windows:w1", "key by user, tumbling window of 10 s: count and sum"),
     "w1s": ("penstock.bench.windows:w1s", "the same with sliding windows of 10 s, one a second"),
+    "w2": ("penstock.bench.running:w2", "key by key, count and sum after every event; RocksDB, a checkpoint every 5 s"),
+    "w2x": ("penstock.bench.running:w2x", "the same with memory for a tenth of the keys"),
     "w3": ("penstock.bench.stateless:w3", "filter and two columns by expressions, no key, no state"),
     "shuffle": ("penstock.bench.stateless:shuffle", "every row to the owner of its key, and nothing else"),
 }

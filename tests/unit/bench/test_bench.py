@@ -42,6 +42,7 @@ def test_the_list_names_every_workload(monkeypatch, capsys):
         (["w1", "--checkpoint-interval", "0s"], "--checkpoint-interval must be from 1"),
         (["w1", "--set", "parallelism"], "has no value"),
         (["w3", "--keys", "string"], "no such variant"),
+        (["w2", "--nullable"], "no such variant"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):
@@ -65,6 +66,10 @@ def test_the_gate_lets_the_right_answer_pass():
     require_right("w1", "1:2:3:4", "1:2:3:4")
     with pytest.raises(PenstockError, match="no figure"):
         require_right("w1", "1:2:3:4", "1:2:3:5")
+    require_right("w2", "1:2:3:4", "1:2:*:4")
+    for wrong in ("1:2:3:5", "1:2:3", "1:2:3:4:5"):
+        with pytest.raises(PenstockError, match="no figure"):
+            require_right("w2", wrong, "1:2:*:4")
 
 
 def test_an_option_that_is_left_out_is_the_workloads_own():

@@ -1,0 +1,67 @@
+"""w2 and w2x: count and sum by key after every event, a million keys, RocksDB backend, a checkpoint every 5 s.
+
+w2x is the same with so little managed memory that about one key in ten is in the hot table.
+
+The sum of the sums as of each event is right in one order of events only: with one split it is compared, with several
+it stands as `*`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import penstock as ps
+from penstock.bench import reference
+from penstock.bench.measure import BenchJob, measure_job
+from penstock.bench.options import BenchOptions
+from penstock.bench.sources import environment, events_of
+from penstock.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_EVENTS = 10_000_000
+_KEYS = 1_000_000
+_INTERVAL_MS = 5_000
+_BACKEND = {"state_backend": "rocksdb"}
+_LITTLE = {"managed_memory_bytes": str(8 << 20)}
+
+
+def w2(options: BenchOptions) -> dict[str, Any]:
+    """All keys in the hot table."""
+    return _measure("w2", options, _BACKEND)
+
+
+def w2x(options: BenchOptions) -> dict[str, Any]:
+    """Most keys on disk."""
+    return _measure("w2x", options, _BACKEND | _LITTLE)
+
+
+def build(options: BenchOptions, folder: Path) -> None:
+    """Run the job of both."""
+    from penstock_connectors.workloads import ChecksumSink
+
+    env = environment(options, folder)
+    running = (
+        events_of(env, options, folder, options.events_or(_EVENTS), _KEYS)
+        .key_by("user_id")
+        .aggregate(n=ps.count(), total=ps.sum("amount"))
+        .uid("running")
+    )
+    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=("user_id", "n", "total", "n"))
+    running.sink_to(sink, uid="out")
+    env.execute("bench")
+
+
+def _measure(name: str, options: BenchOptions, settings: dict[str, str]) -> dict[str, Any]:
+    if options.nullable or options.keys != "int":
+        raise UsageError(f"{name} has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
+    if options.checkpoint_interval_ms == BenchOptions().checkpoint_interval_ms:  # not asked for: the workload's own
+        options = msgspec.structs.replace(options, checkpoint_interval_ms=_INTERVAL_MS)
+    options = msgspec.structs.replace(options, settings=settings | options.settings)
+    count = options.events_or(_EVENTS)
+    checksum = reference.running(count, _KEYS, ordered=options.parallelism == 1)
+    job = BenchJob(workload=name, build="penstock.bench.running:build", checksum=checksum, events=count)
+    return measure_job(job, options)
