@@ -8,15 +8,15 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Self
 
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
     from types import TracebackType
+
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
 
     from penstock.client.handle import JobHandle
 
@@ -29,19 +29,17 @@ class JobProgress:
 
     def __init__(self, *, enabled: bool = True, console: Console | None = None, clock: Clock | None = None) -> None:
         """`enabled` False shows nothing."""
-        self._console = console or Console(highlight=False)
+        self._given = console
         self._clock = clock or SystemClock()
         self._enabled = enabled
         self._live: Live | None = None
+        self._begun = False
         self._last_ms = -1e12
         self._last_source_records = 0.0
         self._notes: list[str] = []
 
     def __enter__(self) -> Self:
-        """Start the display."""
-        if self._enabled and self._console.is_terminal:
-            self._live = Live(console=self._console, refresh_per_second=8, transient=False)
-            self._live.start()
+        """Return self; the display begins with the first thing to show."""
         return self
 
     def __exit__(
@@ -55,6 +53,7 @@ class JobProgress:
         """Show a line of its own: a step done, a worker killed."""
         if not self._enabled:
             return
+        self._begin()
         if self._live is None:
             self._console.print(text, markup=False)
         else:
@@ -73,10 +72,24 @@ class JobProgress:
             return
         rate = self._rate(summary, now_ms)
         self._last_ms = now_ms
+        self._begin()
         if self._live is not None:
             self._live.update(_panel(job, summary, rate))
         else:
             self._console.print(_line(job, summary, rate), markup=False)
+
+    def _begin(self) -> None:
+        """Start the display; what draws it is imported now, when the job is under way."""
+        if self._begun:
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        self._begun = True
+        self._console = self._given or Console(highlight=False)
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, refresh_per_second=8, transient=False)
+            self._live.start()
 
     def _rate(self, summary: dict[str, Any], now_ms: float) -> float:
         records = float(summary["source-records"])
@@ -96,6 +109,8 @@ def _line(job: dict[str, Any], summary: dict[str, Any], rate: float) -> str:
 
 
 def _panel(job: dict[str, Any], summary: dict[str, Any], rate: float) -> Table:
+    from rich.table import Table
+
     table = Table(box=None, show_header=False, title=f"{job['name']} [bold]{job['state']}[/]", title_justify="left")
     table.add_row("records read", f"{summary['source-records']:,.0f}", f"{rate:,.0f}/s")
     table.add_row("rows out", f"{summary['records-out']:,.0f}", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import runpy
 import sys
@@ -11,7 +12,6 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.api.environment import use_executor
 from penstock.cli.options import JsonOption, print_json, say
 from penstock.cli.progress import JobProgress
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
@@ -57,12 +57,17 @@ def run(
         accept_duplicates=accept_duplicates,
         allow_non_restored_state=allow_non_restored_state,
     )
-    with JobProgress(enabled=not json) as progress:
+    with JobProgress(enabled=not json) as progress, contextlib.ExitStack() as stack:
         executor: ClusterExecutor | EmbeddedExecutor
         if cluster is None:
             executor = EmbeddedExecutor(options=options, on_poll=progress.on_poll)
+            stack.callback(executor.close)
+            executor.launch()
         else:
             executor = ClusterExecutor(url=cluster, options=options, on_poll=progress.on_poll, detached=detached)
+        # What follows is imported while the cluster's processes start.
+        from penstock.api.executors import use_executor
+
         with use_executor(executor, overrides) as results:
             _execute(job)
     if not results:

@@ -16,6 +16,7 @@ from penstock.client.handle import JobHandle, located
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import SystemClock
+from penstock.core.errors import PenstockError
 from penstock.core.rand import SystemRand
 from penstock.graph.executor import JobResult
 from penstock.graph.job_graph import JobGraph, encode_graph
@@ -72,17 +73,39 @@ class EmbeddedExecutor:
     environment: dict[str, str] = field(default_factory=dict)
     on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
     on_started: Callable[[LocalCluster, JobHandle], None] | None = None
+    _launched: LocalCluster | None = None
+
+    def launch(self) -> None:
+        """Start the cluster's processes before the job is known: they start while the job file is imported."""
+        if self.taskmanagers == 1 and self._launched is None:
+            cluster = self._cluster(1, None)
+            cluster.launch()
+            self._launched = cluster
+
+    def close(self) -> None:
+        """End a cluster that was launched and got no job."""
+        cluster, self._launched = self._launched, None
+        if cluster is not None:
+            cluster.close()
 
     def submit(self, graph: JobGraph) -> JobHandle:
         """Start a cluster that lives as long as this process, and submit."""
-        cluster = self._cluster(graph)
-        cluster.start()
-        return self._submit_to(cluster, graph)
+        return self._submit_to(self._started(graph), graph)
 
     def execute(self, graph: JobGraph) -> JobResult:
         """Start a cluster, run the job to its end, end the cluster."""
-        with self._cluster(graph) as cluster:
-            return _run(self._submit_to(cluster, graph), self.on_poll)
+        cluster = self._started(graph)
+        try:
+            handle = self._submit_to(cluster, graph)
+
+            def on_poll(job: JobHandle, state: dict[str, Any]) -> None:
+                _check(cluster)
+                if self.on_poll is not None:
+                    self.on_poll(job, state)
+
+            return _run(handle, on_poll)
+        finally:
+            cluster.close()
 
     def _submit_to(self, cluster: LocalCluster, graph: JobGraph) -> JobHandle:
         handle = _submit(cluster.client(), graph, self.options)
@@ -90,18 +113,40 @@ class EmbeddedExecutor:
             self.on_started(cluster, handle)
         return handle
 
-    def _cluster(self, graph: JobGraph) -> LocalCluster:
+    def _started(self, graph: JobGraph) -> LocalCluster:
+        """Return a cluster that takes the job: the one launched before, or a new one."""
         slots = required_slots(graph)
         managers = max(1, min(self.taskmanagers, slots))
-        per_manager = -(-slots // managers)
+        cluster, self._launched = self._launched, None
+        if cluster is None:
+            cluster = self._cluster(managers, -(-slots // managers))
+            cluster.launch()
+        else:
+            cluster.offer(slots)
+        try:
+            cluster.wait_for_jobmanager()
+        except BaseException:
+            cluster.give_up()
+            raise
+        return cluster
+
+    def _cluster(self, managers: int, slots: int | None) -> LocalCluster:
         return LocalCluster(
             LocalClusterConfig(
                 taskmanagers=managers,
-                slots_per_taskmanager=per_manager,
+                slots_per_taskmanager=slots,
                 directory=self.directory,
                 environment=self.environment,
             )
         )
+
+
+def _check(cluster: LocalCluster) -> None:
+    try:
+        cluster.check()
+    except PenstockError:
+        cluster.give_up()
+        raise
 
 
 def default_executor() -> EmbeddedExecutor | ClusterExecutor:

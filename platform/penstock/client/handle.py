@@ -49,8 +49,11 @@ class JobHandle:
         """
         deadline = None if timeout_ms is None else self.clock.monotonic_ms() + timeout_ms
         while True:
-            job = self._job_through_restarts()
-            if job is not None:
+            # The cluster answers when the job has ended, else after a while: nobody waits for a poll at the end.
+            job = self._job_through_restarts(_POLL_MS)
+            if job is None:
+                self.clock.sleep_ms(_POLL_MS)
+            else:
                 if on_poll is not None:
                     on_poll(job)
                 if job["state"] in _TERMINAL:
@@ -58,7 +61,6 @@ class JobHandle:
             if deadline is not None and self.clock.monotonic_ms() > deadline:
                 msg = f"job {self.name} did not end within {timeout_ms:.0f} ms"
                 raise PenstockError(msg, hint="its state is on `penstock show`")
-            self.clock.sleep_ms(_POLL_MS)
 
     def cancel(self) -> None:
         """Cancel; checkpoints are retained."""
@@ -88,10 +90,10 @@ class JobHandle:
         msg = f"savepoint of {self.name} was not complete within {timeout_ms / 1000:.0f} s"
         raise PenstockError(msg, hint="see its checkpoints with `penstock show`")
 
-    def _job_through_restarts(self) -> dict[str, Any] | None:
+    def _job_through_restarts(self, wait_ms: float) -> dict[str, Any] | None:
         """Return the job, or None while a JobManager is being restarted (bounded by the caller's deadline)."""
         try:
-            return self.client.job(self.job_id)
+            return self.client.job_after(self.job_id, wait_ms)
         except PenstockError as error:
             if "no JobManager answers" in error.message or "not found" in error.message.lower():
                 return None

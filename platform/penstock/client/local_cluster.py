@@ -35,7 +35,8 @@ class LocalClusterConfig:
     """Shape of a local cluster."""
 
     taskmanagers: int = 2
-    slots_per_taskmanager: int = 1
+    #: None: said later (`offer`), when the job's graph is known.
+    slots_per_taskmanager: int | None = 1
     #: Folder for logs, HA records and artifacts; None = a temporary one, removed at the end.
     directory: Path | None = None
     rest_port: int = 0
@@ -62,6 +63,9 @@ class LocalCluster:
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
         self.restarts: list[str] = []
+        self._slots = config.slots_per_taskmanager
+        #: Children that have been ready once.
+        self._begun: set[str] = set()
 
     def __enter__(self) -> Self:
         """Start and return self."""
@@ -76,22 +80,62 @@ class LocalCluster:
 
     def start(self) -> None:
         """Start all processes at once and wait until every TaskManager is registered."""
+        self.launch()
         try:
-            self._rpc_address = f"127.0.0.1:{_free_port()}"
-            self._start_jobmanager()
-            for index in range(self._config.taskmanagers):
-                child = self._child(f"taskmanager-{index}", self._taskmanager_arguments(index))
-                child.start()
-                self.taskmanagers.append(child)
-            self._wait_jobmanager()
+            self.wait_for_jobmanager()
             self._wait_registered()
         except BaseException:
-            self._temporary = False  # the error names the logs
-            self.close()
+            self.give_up()
             raise
-        if self._config.restart_dead:
+
+    def launch(self) -> None:
+        """Start all processes and wait for none."""
+        self._rpc_address = f"127.0.0.1:{_free_port()}"
+        self._start_jobmanager()
+        for index in range(self._config.taskmanagers):
+            child = self._child(f"taskmanager-{index}", self._taskmanager_arguments(index))
+            child.listens = self._slots is None
+            child.start()
+            self.taskmanagers.append(child)
+
+    def offer(self, slots: int) -> None:
+        """Say how many slots each TaskManager has, of a cluster that was launched without that knowledge."""
+        self._slots = slots
+        for index, child in enumerate(self.taskmanagers):
+            child.tell(str(slots))
+            child.listens, child.arguments = False, self._taskmanager_arguments(index)
+
+    def wait_for_jobmanager(self) -> None:
+        """Return when jobs can be submitted; from now on dead processes are started again.
+
+        Raises:
+            PenstockError: the JobManager did not start.
+        """
+        assert self.jobmanager is not None  # noqa: S101 - `launch` comes first
+        self.rest_url = json.loads(self.jobmanager.wait_ready())["rest"]
+        # A restarted JobManager must be found under the same addresses.
+        self.jobmanager.arguments = self._jobmanager_arguments(self.rest_url.rpartition(":")[2])
+        if self._config.restart_dead and self._watcher is None:
             self._watcher = threading.Thread(target=self._watch, name="penstock-cluster-watch", daemon=True)
             self._watcher.start()
+
+    def check(self) -> None:
+        """Look whether every TaskManager runs or is being started again.
+
+        Raises:
+            PenstockError: one ended before it was ready for the first time.
+        """
+        for child in self.taskmanagers:
+            if child.was_ready:
+                self._begun.add(child.name)
+            elif not child.alive and child.name not in self._begun:
+                msg = f"{child.name} ended while starting: {child.log_tail()}"
+                raise PenstockError(msg, hint=f"its log is {child.log_file}")
+
+    def give_up(self) -> None:
+        """End every process and keep the logs, which an error names."""
+        self._temporary = False
+        self.close()
 
     def client(self) -> RestClient:
         """Return a new client of this cluster."""
@@ -102,10 +146,11 @@ class LocalCluster:
         self._closing.set()
         if self._watcher is not None and self._watcher is not threading.current_thread():
             self._watcher.join(timeout=5)
-        for child in self.taskmanagers:
+        children = [*self.taskmanagers, *([] if self.jobmanager is None else [self.jobmanager])]
+        for child in children:
+            child.ask_to_end()
+        for child in children:
             child.stop()
-        if self.jobmanager is not None:
-            self.jobmanager.stop()
         if self._temporary:
             shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -116,12 +161,6 @@ class LocalCluster:
         self.jobmanager = self._child("jobmanager", self._jobmanager_arguments(str(self._config.rest_port)))
         self.jobmanager.start()
 
-    def _wait_jobmanager(self) -> None:
-        assert self.jobmanager is not None  # noqa: S101 - `_start_jobmanager` comes first
-        self.rest_url = json.loads(self.jobmanager.wait_ready())["rest"]
-        # A restarted JobManager must be found under the same addresses.
-        self.jobmanager.arguments = self._jobmanager_arguments(self.rest_url.rpartition(":")[2])
-
     def _jobmanager_arguments(self, rest_port: str) -> list[str]:
         ha_root = self._config.ha_root or str(self.directory / "ha")
         rpc_port = self._rpc_address.rpartition(":")[2]
@@ -131,7 +170,7 @@ class LocalCluster:
         return [
             "taskmanager",
             "--jobmanager", self._rpc_address,
-            "--slots", str(self._config.slots_per_taskmanager),
+            "--slots", str(self._slots or 0),
             "--id", f"tm-{index}",
             "--work-dir", str(self.directory / f"tm-{index}"),
         ]  # fmt: skip
@@ -140,12 +179,11 @@ class LocalCluster:
         deadline = self._clock.monotonic_ms() + _REGISTER_TIMEOUT_MS
         with self.client() as client:
             while self._clock.monotonic_ms() < deadline:
-                if len(client.taskmanagers()) >= self._config.taskmanagers:
+                if len(client.taskmanagers()) >= self._config.taskmanagers and all(
+                    c.was_ready for c in self.taskmanagers
+                ):
                     return
-                for child in self.taskmanagers:
-                    if not child.alive:
-                        msg = f"{child.name} ended while starting: {child.log_tail()}"
-                        raise PenstockError(msg, hint=f"its log is {child.log_file}")
+                self.check()
                 self._clock.sleep_ms(_WATCH_MS)
         msg = f"TaskManagers did not register within {_REGISTER_TIMEOUT_MS / 1000:.0f} s"
         raise PenstockError(msg, hint=f"their logs are in {self.directory}")
@@ -155,8 +193,11 @@ class LocalCluster:
             for child in [self.jobmanager, *self.taskmanagers]:
                 if child is None or child.alive or self._closing.is_set():
                     continue
+                if not child.was_ready and child.name not in self._begun:
+                    continue  # a fault that a new start would not mend; `check` tells of it
                 if len(self.restarts) >= _MAX_RESTARTS:
                     return
+                self._begun.add(child.name)
                 self.restarts.append(child.name)
                 child.start()
 

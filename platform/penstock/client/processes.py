@@ -6,6 +6,7 @@ so that the kernel ends them with us, however we end.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -21,20 +22,22 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
 
 _READY_TIMEOUT_MS = 60_000
-_POLL_MS = 20
+_POLL_MS = 5
 _STOP_TIMEOUT_SECONDS = 5.0
 _LOG_TAIL_BYTES = 4000
 
 
 @dataclass(slots=True)
 class ChildProcess:
-    """One `penstock <command>` process, its log and the file in which it says that it is ready."""
+    """One JobManager or TaskManager process, its log and the file in which it says that it is ready."""
 
     name: str
     arguments: list[str]
     directory: Path
     clock: Clock
     environment: dict[str, str] = field(default_factory=dict)
+    #: Whether it will be told something (`tell`) after its start.
+    listens: bool = False
     process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -61,11 +64,23 @@ class ChildProcess:
         """Start the process (again)."""
         self.ready_file.unlink(missing_ok=True)
         environment = {**os.environ, **self.environment, "PENSTOCK_DIE_WITH_PARENT": str(os.getpid())}
-        command = [sys.executable, "-m", "penstock.cli.main", *self.arguments, "--ready-file", str(self.ready_file)]
+        command = [sys.executable, "-m", "penstock.cli.serve", *self.arguments, "--ready-file", str(self.ready_file)]
+        stdin = subprocess.PIPE if self.listens else subprocess.DEVNULL
         with self.log_file.open("ab") as log:
             self.process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=self.directory
+                command, stdin=stdin, stdout=log, stderr=log, env=environment, cwd=self.directory
             )
+
+    def tell(self, text: str) -> None:
+        """Write one line to a child that listens; it is not heard when the child has ended."""
+        if self.process is not None and self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError), self.process.stdin as pipe:
+                pipe.write(f"{text}\n".encode())
+
+    @property
+    def was_ready(self) -> bool:
+        """Whether it has been ready since its (last) start."""
+        return self.ready_file.exists()
 
     def wait_ready(self, timeout_ms: float = _READY_TIMEOUT_MS) -> str:
         """Return what the child wrote when it was ready.
@@ -91,10 +106,18 @@ class ChildProcess:
         data = self.log_file.read_bytes()[-_LOG_TAIL_BYTES:]
         return data.decode(errors="replace").strip().rpartition("\n")[2] or "(empty log)"
 
+    def ask_to_end(self) -> None:
+        """Send SIGTERM; `stop` waits for the end."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+
     def stop(self) -> None:
         """End the process: SIGTERM, then SIGKILL after a grace time."""
         if self.process is None:
             return
+        if self.process.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:

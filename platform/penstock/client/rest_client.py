@@ -5,9 +5,10 @@ Paths and field names are Flink's where Flink has them, `/v1/penstock/...` for o
 
 from __future__ import annotations
 
+import http.client
+import json
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
-
-import httpx
+from urllib.parse import urlencode, urlsplit
 
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _TIMEOUT_SECONDS = 30.0
+_NOT_FOUND = 404
+_OF_THE_USER = (400, 409, 422)
 
 
 class SubmitFlags(TypedDict, total=False):
@@ -32,7 +35,7 @@ class RestClient:
     def __init__(self, url: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
         """`url` like `http://127.0.0.1:8081`; nothing is sent yet."""
         self.url = url.rstrip("/")
-        self._http = httpx.Client(base_url=self.url, timeout=timeout_seconds)
+        self._timeout_seconds = timeout_seconds
 
     def __enter__(self) -> Self:
         """Return self."""
@@ -41,12 +44,10 @@ class RestClient:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close the connections."""
-        self.close()
+        """Nothing is held: every request has a connection of its own."""
 
     def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        """Nothing is held."""
 
     def overview(self) -> dict[str, Any]:
         """Return slots, TaskManagers and job counts (`/overview`)."""
@@ -60,6 +61,10 @@ class RestClient:
     def job(self, job_id: str) -> dict[str, Any]:
         """Return one job with its vertices and their rates."""
         return self._get(f"/v1/jobs/{job_id}")
+
+    def job_after(self, job_id: str, wait_ms: float) -> dict[str, Any]:
+        """Return the job as soon as it has ended, else as it is after `wait_ms`."""
+        return self._get(f"/v1/penstock/jobs/{job_id}/wait", ms=int(wait_ms))
 
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         """Return checkpoint counts, summary, latest and history."""
@@ -95,7 +100,7 @@ class RestClient:
         params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in flags.items()}}
         if from_uri:
             params["from"] = from_uri
-        answer = self._send("POST", "/v1/penstock/submit", params=params, content=graph)
+        answer = self._send("POST", "/v1/penstock/submit", params=params, body=graph)
         return str(answer["jobid"])
 
     def cancel(self, job_id: str) -> None:
@@ -104,13 +109,13 @@ class RestClient:
 
     def stop(self, job_id: str, *, drain: bool = False, target: str | None = None) -> str:
         """Start stop-with-savepoint; return the request id for `savepoint_status`."""
-        answer = self._send("POST", f"/v1/jobs/{job_id}/stop", json={"drain": drain, "targetDirectory": target})
+        answer = self._send("POST", f"/v1/jobs/{job_id}/stop", body={"drain": drain, "targetDirectory": target})
         return str(answer["request-id"])
 
     def savepoint(self, job_id: str, target: str | None = None) -> str:
         """Start a savepoint; return the request id for `savepoint_status`."""
         answer = self._send(
-            "POST", f"/v1/jobs/{job_id}/savepoints", json={"target-directory": target, "cancel-job": False}
+            "POST", f"/v1/jobs/{job_id}/savepoints", body={"target-directory": target, "cancel-job": False}
         )
         return str(answer["request-id"])
 
@@ -126,30 +131,53 @@ class RestClient:
         """Stop the cluster."""
         self._send("DELETE", "/v1/cluster")
 
-    def _get(self, path: str) -> dict[str, Any]:
-        return self._send("GET", path)
+    def _get(self, path: str, **params: Any) -> dict[str, Any]:
+        return self._send("GET", path, params=params)
 
-    def _send(self, method: str, path: str, **content: Any) -> dict[str, Any]:
+    def _send(
+        self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None
+    ) -> dict[str, Any]:
+        """Send a request; `body` as JSON, bytes as they are.
+
+        Raises:
+            PenstockError: nobody answers, or the answer is an error.
+        """
+        query = {
+            name: str(value).lower() if isinstance(value, bool) else value for name, value in (params or {}).items()
+        }
+        content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/octet-stream" if isinstance(body, bytes) else "application/json"}
         try:
-            response = self._http.request(method, path, **content)
-        except httpx.HTTPError as error:
+            status, data = self._request(method, f"{path}?{urlencode(query)}" if query else path, content, headers)
+        except (OSError, http.client.HTTPException) as error:
             msg = f"no JobManager answers at {self.url}: {error}"
             raise PenstockError(msg, hint="start one with `penstock cluster start`, or check the URL") from error
-        if response.is_success:
-            answer: dict[str, Any] = response.json() if response.content else {}
-            return answer
-        raise _error_of(response)
+        if not 200 <= status < 300:
+            raise _error_of(status, data)
+        answer: dict[str, Any] = json.loads(data) if data else {}
+        return answer
+
+    def _request(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
+        place = urlsplit(self.url)
+        kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
+        connection = kind(place.hostname or "", place.port, timeout=self._timeout_seconds)
+        try:
+            connection.request(method, f"{place.path}{path}", body=content, headers={**headers, "Connection": "close"})
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
 
 
-def _error_of(response: httpx.Response) -> PenstockError:
+def _error_of(status: int, data: bytes) -> PenstockError:
     try:
-        body = response.json()
-        texts = body.get("errors") or [str(body)]
+        body = json.loads(data)
+        texts = (body.get("errors") or [str(body)]) if isinstance(body, dict) else [str(body)]
     except ValueError:
-        texts = [response.text[:500]]
+        texts = [data[:500].decode(errors="replace")]
     message = str(texts[0])
-    if response.status_code == httpx.codes.NOT_FOUND:
+    if status == _NOT_FOUND:
         return NotFoundError(message)
-    if response.status_code in (httpx.codes.BAD_REQUEST, httpx.codes.CONFLICT, httpx.codes.UNPROCESSABLE_ENTITY):
+    if status in _OF_THE_USER:
         return UsageError(message)
     return PenstockError(message)

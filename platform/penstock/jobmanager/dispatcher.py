@@ -211,9 +211,10 @@ class Dispatcher:
     async def wait(self, job: str, timeout_ms: int) -> JobSummary:
         """Return when the job is in a terminal state or the time is over (look at `terminal`)."""
         found = self._find(job)
-        if found.driver is not None:
+        if not found.record.ended or found.driver is not None:
+            until = self._closing if found.driver is None else found.driver.ended
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(found.driver.ended.wait(), timeout_ms / 1000)
+                await asyncio.wait_for(until.wait(), timeout_ms / 1000)
         return self.summary(found.record.job_id)
 
     def cluster(self) -> ClusterView:

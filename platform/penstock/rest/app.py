@@ -14,25 +14,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse
 
 import penstock
-from penstock.core.errors import (
-    ConnectorError,
-    JobIdentityError,
-    NotFoundError,
-    PenstockError,
-    StateMismatchError,
-    UsageError,
-)
-from penstock.jobmanager.dispatcher import SubmitOptions
+from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.metrics.prometheus import render, task_samples
-from penstock.rest import flink_json
+from penstock.rest import essential, flink_json
+from penstock.rest.essential import status_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.core.clock import Clock
     from penstock.jobmanager.dispatcher import Dispatcher
-
-_MAX_GRAPH_BYTES = 64 << 20
 
 
 def create_app(dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None]) -> FastAPI:
@@ -42,7 +33,7 @@ def create_app(dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None
     _add_cluster_routes(router, dispatcher, shutdown)
     _add_job_routes(router, dispatcher, clock)
     _add_operation_routes(router, dispatcher)
-    _add_own_routes(router, dispatcher)
+    _add_own_routes(router, dispatcher, clock)
     app.include_router(router, prefix="/v1")
     app.include_router(router, include_in_schema=False)
 
@@ -57,7 +48,7 @@ def create_app(dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None
 
     @app.exception_handler(PenstockError)
     async def on_error(_request: Request, error: PenstockError) -> JSONResponse:
-        return JSONResponse({"errors": [str(error)]}, status_code=_status_of(error))
+        return JSONResponse({"errors": [str(error)]}, status_code=status_of(error))
 
     @app.exception_handler(RequestValidationError)
     async def on_bad_request(_request: Request, error: RequestValidationError) -> JSONResponse:
@@ -65,16 +56,6 @@ def create_app(dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None
         return JSONResponse({"errors": texts}, status_code=400)
 
     return app
-
-
-def _status_of(error: PenstockError) -> int:
-    if isinstance(error, NotFoundError):
-        return 404
-    if isinstance(error, JobIdentityError):
-        return 409
-    if isinstance(error, (UsageError, ConnectorError, StateMismatchError)):
-        return 400
-    return 500
 
 
 def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Callable[[], None]) -> None:
@@ -96,7 +77,7 @@ def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Cal
 
     @router.get("/taskmanagers")
     async def taskmanagers() -> dict[str, Any]:
-        return {"taskmanagers": [flink_json.taskmanager(view) for view in dispatcher.taskmanagers()]}
+        return essential.taskmanagers(dispatcher)
 
     @router.delete("/cluster")
     async def end() -> dict[str, Any]:
@@ -189,27 +170,18 @@ def _add_operation_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
         return flink_json.savepoint_status(dispatcher.operation(request_id))
 
 
-def _add_own_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
+def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
     @router.post("/penstock/submit", status_code=202)
     async def submit(request: Request) -> dict[str, Any]:
-        graph = await request.body()
-        if len(graph) > _MAX_GRAPH_BYTES:
-            msg = f"the job graph has {len(graph):,} bytes, more than {_MAX_GRAPH_BYTES:,}"
-            raise UsageError(msg, hint="pass large data through files or topics, not through the job")
-        query = request.query_params
-        options = SubmitOptions(
-            token=query.get("token", ""),
-            from_uri=query.get("from", ""),
-            fresh=query.get("fresh", "false") == "true",
-            claim=query.get("claim", "true") == "true",
-            accept_duplicates=query.get("accept-duplicates", "false") == "true",
-            allow_non_restored_state=query.get("allow-non-restored-state", "false") == "true",
-        )
-        return {"jobid": await dispatcher.submit(graph, options)}
+        return await essential.submit(dispatcher, await request.body(), request.query_params)
 
     @router.get("/penstock/jobs/{job_id}/summary")
     async def summary(job_id: str) -> dict[str, Any]:
-        return flink_json.progress(dispatcher.detail(job_id))
+        return essential.summary(dispatcher, job_id)
+
+    @router.get("/penstock/jobs/{job_id}/wait")
+    async def wait(job_id: str, ms: int = 0) -> dict[str, Any]:
+        return await essential.wait(dispatcher, job_id, ms, clock)
 
     @router.get("/penstock/jobs/{job_id}/story")
     async def story(job_id: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import uvicorn
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
 from penstock.jobmanager.main import JobManager, run_jobmanager
-from penstock.rest.app import create_app
+from penstock.rest.essential import Door
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,9 +46,20 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, manager.shutdown)
         listener = _listen(config.settings.rest_host, config.settings.rest_port)
-        app = create_app(manager.dispatcher, SystemClock(), manager.shutdown)
+        door = Door(manager.dispatcher, SystemClock(), manager.shutdown)
+        # What is named is not looked for: the search for faster loops and protocols imports a lot.
         server = _RestServer(
-            uvicorn.Config(app, log_level="warning", access_log=False, timeout_graceful_shutdown=_GRACEFUL_SECONDS)
+            uvicorn.Config(
+                door,
+                loop="none",
+                http="h11",
+                ws="none",
+                interface="asgi3",
+                lifespan="off",
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=_GRACEFUL_SECONDS,
+            )
         )
         serving.append((server, asyncio.create_task(server.serve(sockets=[listener]))))
         host, port = listener.getsockname()[:2]

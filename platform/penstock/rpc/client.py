@@ -34,6 +34,8 @@ class ReconnectPolicy:
 
     first_delay_ms: int = 50
     max_delay_ms: int = 500
+    #: Until it was reached for the first time the delay does not grow for so long: both are being started.
+    starting_ms: int = 5_000
     #: Unreachable for this long: `run` raises; None waits for ever.
     give_up_after_ms: int | None = 600_000
 
@@ -83,13 +85,14 @@ class TaskManagerLink:
         """
         delay_ms = float(self._policy.first_delay_ms)
         lost_since = self._clock.monotonic_ms()
+        grows_at = lost_since + self._policy.starting_ms
         while not self._closing.is_set():
             heard, reason = await self._one_stream()
             if self._closing.is_set():
                 return
             now = self._clock.monotonic_ms()
             if heard:
-                delay_ms, lost_since = float(self._policy.first_delay_ms), now
+                delay_ms, lost_since, grows_at = float(self._policy.first_delay_ms), now, now
             give_up = self._policy.give_up_after_ms
             if give_up is not None and now - lost_since > give_up:
                 msg = f"the JobManager at {self.address} cannot be reached: {reason}"
@@ -97,7 +100,8 @@ class TaskManagerLink:
             wait_s = delay_ms * (0.8 + 0.4 * self._rand.fraction()) / 1000
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), wait_s)
-            delay_ms = min(delay_ms * 2, self._policy.max_delay_ms)
+            if now >= grows_at:
+                delay_ms = min(delay_ms * 2, self._policy.max_delay_ms)
 
     async def _one_stream(self) -> tuple[bool, str]:
         """Dial, register and serve one stream; return whether the JobManager answered, and why it ended."""

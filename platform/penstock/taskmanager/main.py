@@ -24,7 +24,8 @@ class TaskManagerConfig:
     #: `host:port` of the JobManager's control port.
     jobmanager_address: str
     taskmanager_id: str
-    slots: int = 1
+    #: None: one line of stdin says it, before the JobManager hears of this TaskManager.
+    slots: int | None = 1
     work_dir: Path = Path(".penstock/taskmanager")
     #: Resident memory at which a worker is killed; None: twice its managed memory + 2 GiB.
     worker_memory_limit_bytes: int | None = None
@@ -49,7 +50,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
     supervisor = Supervisor(
         SupervisorConfig(
             taskmanager_id=config.taskmanager_id,
-            slots=config.slots,
+            slots=config.slots or 0,
             work_dir=work_dir,
             worker_memory_limit_bytes=config.worker_memory_limit_bytes,
         ),
@@ -66,24 +67,37 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
         lambda reason: log_to_stderr(f"connection to the JobManager lost: {reason}"),
     )
     supervisor.connect(link)
-    beating = linking = None
+    preparing = asyncio.ensure_future(supervisor.prepare())
+    beating = asyncio.ensure_future(supervisor.run())
+    serving = asyncio.ensure_future(_serve(config, supervisor, link))
     try:
-        preparing = asyncio.ensure_future(supervisor.prepare())
-        beating = asyncio.ensure_future(supervisor.run())
-        await asyncio.wait((preparing, beating), return_when=asyncio.FIRST_COMPLETED)
-        if not preparing.done():
-            preparing.cancel()
-            return
-        preparing.result()
-        announce(f"{config.taskmanager_id} {os.getpid()}")
-        linking = asyncio.ensure_future(link.run())
-        await asyncio.wait((linking, beating), return_when=asyncio.FIRST_COMPLETED)
-        if linking.done():
-            linking.result()
+        await asyncio.wait((preparing, serving, beating), return_when=asyncio.FIRST_COMPLETED)
+        if preparing.done() and not serving.done():
+            preparing.result()
+            announce(f"{config.taskmanager_id} {os.getpid()}")
+            await asyncio.wait((serving, beating), return_when=asyncio.FIRST_COMPLETED)
+        if serving.done():
+            serving.result()
     finally:
         await supervisor.close()
-        for task in (beating, linking):
-            if task is not None:
-                task.cancel()
-                with contextlib.suppress(asyncio.CancelledError, PenstockError):
-                    await task
+        for task in (preparing, serving, beating):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, PenstockError):
+                await task
+
+
+async def _serve(config: TaskManagerConfig, supervisor: Supervisor, link: TaskManagerLink) -> None:
+    """Serve the JobManager; it may hand out work while the template warms, workers wait for that."""
+    if config.slots is None:
+        slots = await _told_slots()
+        if not slots:
+            return  # the starter has no job for us
+        supervisor.set_slots(slots)
+    await link.run()
+
+
+async def _told_slots() -> int:
+    """Read the number of slots from stdin; 0 when it ends without one."""
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    return int((await reader.readline()).strip() or b"0")

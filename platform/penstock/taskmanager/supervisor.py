@@ -104,6 +104,10 @@ class Supervisor:
         """Warm the base template, so that the first worker is ready as fast as any later one."""
         await self._environments.warm()
 
+    def set_slots(self, slots: int) -> None:
+        """Offer this many slots; only before the registration."""
+        self._slots = SlotTable(slots)
+
     def connect(self, link: Link) -> None:
         """Use this link from now on."""
         self._link = link
@@ -116,7 +120,7 @@ class Supervisor:
             taskmanager_id=self._config.taskmanager_id,
             host=socket.gethostname(),
             pid=os.getpid(),
-            slots=self._config.slots,
+            slots=self._slots.count,
             workers=tuple(self._workers),
         )
 

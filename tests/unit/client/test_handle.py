@@ -14,7 +14,7 @@ class Client:
     def __init__(self, name):
         self.name = name
 
-    def job(self, job_id):
+    def job_after(self, job_id, wait_ms):
         return {"state": "FAILED"}
 
     def exceptions(self, job_id):

@@ -1,0 +1,79 @@
+"""Starts a JobManager or TaskManager from plain arguments: `python -m penstock.cli.serve jobmanager --rest-port 0`.
+
+What `penstock.client.processes` starts: the same as `penstock jobmanager` and `penstock taskmanager`, which call it
+too, without the command line's own imports.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+JOBMANAGER_DEFAULTS = {"ha-root": ".penstock/ha", "host": "127.0.0.1", "rest-port": "8081", "rpc-port": "6123"}
+TASKMANAGER_DEFAULTS = {"jobmanager": "", "slots": "1", "work-dir": ".penstock/tm", "id": ""}
+
+
+def jobmanager(options: dict[str, str]) -> int:
+    """Run a JobManager until it is told to stop; return the exit code."""
+    _die_with_parent()
+    from penstock.config.settings import ClusterSettings
+    from penstock.jobmanager.config import JobManagerConfig
+    from penstock.rest.server import run_jobmanager_process
+
+    given = {**JOBMANAGER_DEFAULTS, **options}
+    settings = ClusterSettings(
+        rest_host=given["host"],
+        rest_port=int(given["rest-port"]),
+        rpc_host=given["host"],
+        rpc_port=int(given["rpc-port"]),
+    )
+    config = JobManagerConfig(ha_uri=given["ha-root"], settings=settings)
+    return run_jobmanager_process(config, lambda text: _announce(given.get("ready-file", ""), text))
+
+
+def taskmanager(options: dict[str, str]) -> int:
+    """Run a TaskManager until it is told to stop; return the exit code. With 0 slots, stdin says their number."""
+    _die_with_parent()
+    from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
+
+    given = {**TASKMANAGER_DEFAULTS, **options}
+    config = TaskManagerConfig(
+        jobmanager_address=given["jobmanager"],
+        taskmanager_id=given["id"] or f"{os.uname().nodename}-{os.getpid()}",
+        slots=int(given["slots"]) or None,
+        work_dir=Path(given["work-dir"]),
+    )
+    return run_taskmanager(config, lambda text: _announce(given.get("ready-file", ""), text))
+
+
+def _announce(ready_file: str, text: str) -> None:
+    if ready_file:
+        path = Path(ready_file)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+
+
+def _die_with_parent() -> None:
+    """End with the starter (Linux), when it asked for that: however it ends, no process is left behind."""
+    parent = os.environ.pop("PENSTOCK_DIE_WITH_PARENT", "")
+    if not parent:
+        return
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != int(parent):
+        sys.exit(0)
+
+
+def main(arguments: list[str]) -> int:
+    """Run what the first argument names with the pairs `--option value` behind it."""
+    names = [name.removeprefix("--") for name in arguments[1::2]]
+    options = dict(zip(names, arguments[2::2], strict=True))
+    return {"jobmanager": jobmanager, "taskmanager": taskmanager}[arguments[0]](options)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
