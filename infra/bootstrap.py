@@ -26,8 +26,13 @@ VERSIONS = ((3, 13), (3, 12), (3, 11))
 REPORT_EVERY_S = 10.0
 # once here, so that the processes of the first cluster do not all do it at once
 KERNELS = """
+import sys
+sys.dont_write_bytecode = False  # a start that has to compile the sources of everything it imports takes twice as long
+import penstock.cli.main, penstock.cli.run, penstock.cli.serve, penstock.rest.app, penstock.rest.server
+import penstock.taskmanager.main, penstock.taskmanager.template
 import penstock.kernels.warm, penstock_connectors.formats.json_table, penstock_connectors.kafka._kernels
-penstock.kernels.warm.warm()
+import penstock_connectors.datagen, penstock_connectors.files, penstock.api.environment
+penstock.taskmanager.template.warm_up()
 penstock.kernels.warm.keep()
 """
 # levels of the tests that need no server

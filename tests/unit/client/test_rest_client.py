@@ -1,0 +1,91 @@
+"""What the REST client sends, and what it makes of answers."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from penstock.client.rest_client import RestClient
+from penstock.core.errors import NotFoundError, PenstockError, UsageError
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Records requests; answers what the test has laid ready."""
+
+    def answer(self):
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.server.seen.append((self.command, self.path, body))
+        status, data = self.server.ready
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    do_GET = do_POST = do_PATCH = do_DELETE = answer
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server():
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        http.seen, http.ready = [], (200, b"{}")
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        try:
+            yield http
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def client(server):
+    with RestClient(f"http://127.0.0.1:{server.server_port}/") as made:
+        yield made
+
+
+def test_a_job_is_submitted_as_bytes_with_its_flags(server, client):
+    server.ready = (202, b'{"jobid": "7"}')
+    assert client.submit(b"\x00graph", token="t/1", from_uri="s3://b/a c", claim=False, accept_duplicates=True) == "7"
+    query = "token=t%2F1&claim=false&accept-duplicates=true&from=s3%3A%2F%2Fb%2Fa+c"
+    assert server.seen == [("POST", f"/v1/penstock/submit?{query}", b"\x00graph")]
+
+
+def test_other_requests(server, client):
+    client.cancel("7")
+    server.ready = (202, b'{"request-id": "r"}')
+    assert client.stop("7", drain=True) == "r"
+    server.ready = (202, b"")
+    client.shutdown()
+    assert [(m, p) for m, p, _ in server.seen] == [
+        ("PATCH", "/v1/jobs/7?mode=cancel"), ("POST", "/v1/jobs/7/stop"), ("DELETE", "/v1/cluster"),
+    ]  # fmt: skip
+    assert json.loads(server.seen[1][2]) == {"drain": True, "targetDirectory": None}
+
+
+@pytest.mark.parametrize(
+    ("status", "data", "kind", "text"),
+    [
+        (404, b'{"errors": ["no job 7"]}', NotFoundError, "no job 7"),
+        (409, b'{"errors": ["taken"]}', UsageError, "taken"),
+        (400, b'{"errors": []}', UsageError, "errors"),
+        (500, b"not JSON", PenstockError, "not JSON"),
+        (502, b"[1]", PenstockError, "1"),
+    ],
+)
+def test_errors(server, client, status, data, kind, text):
+    server.ready = (status, data)
+    with pytest.raises(kind, match=text) as raised:
+        client.overview()
+    assert type(raised.value) is kind
+
+
+def test_nobody_there(server):
+    port = server.server_port
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(PenstockError, match=f"no JobManager answers at http://127.0.0.1:{port}"):
+        RestClient(f"http://127.0.0.1:{port}").jobs()

@@ -1,0 +1,112 @@
+"""What the JobManager answers without FastAPI is what the whole API would have answered."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import pytest
+
+from penstock.config.settings import JobSettings
+from penstock.core.clock import ManualClock
+from penstock.core.errors import JobIdentityError, NotFoundError
+from penstock.jobmanager.views import JobDetail, JobSummary, TaskManagerView
+from penstock.rest.app import create_app
+from penstock.rest.essential import Door
+
+JOB = "1" * 32
+SUMMARY = JobSummary(
+    job_id=JOB, name="t\u00fc", state="RUNNING", run_id="r", start_ms=5, end_ms=-1, last_modified_ms=6, tasks={},
+    restarts=0,
+)  # fmt: skip
+DETAIL = JobDetail(summary=SUMMARY, vertices=(), edges=(), settings=JobSettings(), timestamps={"RUNNING": 5})
+TASKMANAGER = TaskManagerView(
+    taskmanager_id="tm", host="h", pid=3, slots=2, free_slots=1, registered_ms=1, last_heartbeat_ms=2, workers=()
+)
+
+
+class Dispatcher:
+    """One job, and a record of what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def detail(self, job_id):
+        if job_id != JOB:
+            raise NotFoundError(f"no job {job_id!r}", hint="see `penstock list`")
+        return DETAIL
+
+    async def wait(self, job_id, timeout_ms):
+        self.asked.append(("wait", job_id, timeout_ms))
+
+    async def submit(self, graph, options):
+        self.asked.append(("submit", graph, options))
+        if graph == b"taken":
+            raise JobIdentityError("runs already", hint="stop it")
+        return JOB
+
+    def taskmanagers(self):
+        return (TASKMANAGER,)
+
+
+async def ask(application, method, path, query="", body=(b"",)):
+    parts = [{"type": "http.request", "body": p, "more_body": i < len(body) - 1} for i, p in enumerate(body)]
+    sent = []
+
+    async def receive():
+        return parts.pop(0) if parts else {"type": "http.disconnect"}
+
+    async def send(message):
+        sent.append(message)
+
+    scope = {
+        "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": path,
+        "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": query.encode(),
+        "headers": [(b"content-type", b"application/octet-stream")], "client": ("127.0.0.1", 1), "server": ("x", 80),
+    }  # fmt: skip
+    await application(scope, receive, send)
+    return sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent[1:]))
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "query", "body", "status"),
+    [
+        ("GET", f"/v1/penstock/jobs/{JOB}/summary", "", (b"",), 200),
+        ("GET", f"/v1/penstock/jobs/{JOB}/wait", "ms=100", (b"",), 200),
+        ("GET", f"/v1/penstock/jobs/{JOB}/wait", "", (b"",), 200),
+        ("GET", f"/v1/penstock/jobs/{JOB}/wait", "ms=99999999", (b"",), 200),
+        ("GET", "/v1/penstock/jobs/2/summary", "", (b"",), 404),
+        ("GET", "/v1/taskmanagers", "", (b"",), 200),
+        ("POST", "/v1/penstock/submit", "token=t&claim=false&fresh=true&from=s3%3A%2F%2Fb%2Fs+p", (b"gr", b"aph"), 202),
+        ("POST", "/v1/penstock/submit", "", (b"taken",), 409),
+    ],
+)
+async def test_the_door_and_the_whole_api_say_the_same(method, path, query, body, status):
+    answers, asked = [], []
+    for make in (Door, create_app):
+        dispatcher = Dispatcher()
+        answers.append(await ask(make(dispatcher, ManualClock(), None), method, path, query, body))
+        asked.append(dispatcher.asked)
+    assert answers[0] == answers[1]
+    assert asked[0] == asked[1]
+    assert answers[0][0] == status
+
+
+async def test_a_number_that_is_none_is_refused():
+    status, answer = await ask(Door(Dispatcher(), ManualClock(), None), "GET", f"/v1/penstock/jobs/{JOB}/wait", "ms=no")
+    assert status == 400
+    assert "ms" in answer["errors"][0]
+
+
+async def test_anything_else_is_answered_by_the_whole_api():
+    ended = asyncio.Event()
+    door = Door(Dispatcher(), ManualClock(), ended.set)
+    assert (await ask(door, "DELETE", "/v1/cluster"))[0] == 200
+    assert ended.is_set()
+    assert (await ask(door, "GET", "/v1/no/such/path"))[0] == 404
+
+
+def test_a_jobmanager_starts_without_fastapi():
+    script = "import penstock.rest.server, sys; print({'fastapi', 'pydantic'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.strip() == "set()"
