@@ -153,7 +153,13 @@ def _run(scenario: Scenario, events: int, progress: JobProgress) -> dict[str, An
     scenario.prepare()
     killer = Killer(events, progress.note)
 
+    begun = False
+
     def on_poll(handle: JobHandle, job: dict[str, Any]) -> None:
+        nonlocal begun
+        if job["state"] == "RUNNING" and not begun:
+            begun = True
+            scenario.begin()
         progress.on_poll(handle, job)
         killer.on_poll(handle, job)
 
@@ -161,7 +167,6 @@ def _run(scenario: Scenario, events: int, progress: JobProgress) -> dict[str, An
         progress.note(
             f"job {handle.job_id} runs on {cluster.rest_url}: a JobManager, {TASKMANAGERS} TaskManagers, their workers"
         )
-        scenario.begin()
 
     executor = EmbeddedExecutor(
         taskmanagers=TASKMANAGERS, on_poll=on_poll, on_started=on_started, environment=scenario.environment

@@ -120,11 +120,11 @@ def _add_job_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
     @router.get("/jobs/{job_id}/checkpoints")
     async def checkpoints(job_id: str) -> dict[str, Any]:
-        return flink_json.checkpoints(dispatcher.checkpoints(job_id))
+        return essential.checkpoints(dispatcher, job_id)
 
     @router.get("/jobs/{job_id}/exceptions")
     async def exceptions(job_id: str) -> dict[str, Any]:
-        return flink_json.exceptions(dispatcher.exceptions(job_id))
+        return essential.exceptions(dispatcher, job_id)
 
     @router.get("/jobs/{job_id}/accumulators")
     async def accumulators(job_id: str) -> dict[str, Any]:
@@ -190,14 +190,7 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
     @router.get("/penstock/jobs/{job_id}/workers")
     async def workers(job_id: str) -> dict[str, Any]:
-        found = dispatcher.resolve(job_id)
-        held = [
-            {"id": w.worker_id, "pid": w.pid, "taskmanager": t.taskmanager_id, "memory": w.memory_bytes}
-            for t in dispatcher.taskmanagers()
-            for w in t.workers
-            if w.job_id == found
-        ]
-        return {"workers": sorted(held, key=lambda w: str(w["id"]))}
+        return essential.workers(dispatcher, job_id)
 
     @router.get("/penstock/jobs/{job_id}/metrics")
     async def metrics(job_id: str) -> dict[str, Any]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _MAX_GRAPH_BYTES = 64 << 20
 _MAX_WAIT_MS = 30_000
-_JOBS = "/v1/penstock/jobs/"
+_WAIT = "/v1/penstock/jobs/ID/wait"
 
 
 async def submit(dispatcher: Dispatcher, graph: bytes, query: Mapping[str, str]) -> dict[str, Any]:
@@ -55,6 +55,28 @@ async def submit(dispatcher: Dispatcher, graph: bytes, query: Mapping[str, str])
 def summary(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
     """`GET /penstock/jobs/ID/summary`: the figures of a progress display."""
     return flink_json.progress(dispatcher.detail(job_id))
+
+
+def workers(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
+    """`GET /penstock/jobs/ID/workers`: the job's slot workers."""
+    found = dispatcher.resolve(job_id)
+    held = [
+        {"id": w.worker_id, "pid": w.pid, "taskmanager": t.taskmanager_id, "memory": w.memory_bytes}
+        for t in dispatcher.taskmanagers()
+        for w in t.workers
+        if w.job_id == found
+    ]
+    return {"workers": sorted(held, key=lambda w: str(w["id"]))}
+
+
+def checkpoints(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
+    """`GET /jobs/ID/checkpoints`: counts, latest, history."""
+    return flink_json.checkpoints(dispatcher.checkpoints(job_id))
+
+
+def exceptions(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
+    """`GET /jobs/ID/exceptions`: the failures."""
+    return flink_json.exceptions(dispatcher.exceptions(job_id))
 
 
 async def wait(dispatcher: Dispatcher, job_id: str, wait_ms: int, clock: Clock) -> dict[str, Any]:
@@ -82,6 +104,25 @@ def status_of(error: PenstockError) -> int:
 def _too_large(size: int) -> UsageError:
     msg = f"the job graph has {size:,} bytes, more than {_MAX_GRAPH_BYTES:,}"
     return UsageError(msg, hint="pass large data through files or topics, not through the job")
+
+
+#: Views of one job, by path.
+_VIEWS: dict[str, Callable[[Dispatcher, str], dict[str, Any]]] = {
+    "/v1/penstock/jobs/ID/summary": summary,
+    "/v1/penstock/jobs/ID/workers": workers,
+    "/v1/jobs/ID/checkpoints": checkpoints,
+    "/v1/jobs/ID/exceptions": exceptions,
+}
+
+
+def _of_a_job(path: str) -> tuple[Callable[[Dispatcher, str], dict[str, Any]] | None, str]:
+    """Return the view a path asks for (None: to wait) and the job's id; an empty id when the path is another's."""
+    head, jobs, rest = path.partition("/jobs/")
+    job_id, _, what = rest.partition("/")
+    pattern = f"{head}{jobs}ID/{what}"
+    if pattern == _WAIT or pattern in _VIEWS:
+        return _VIEWS.get(pattern), job_id
+    return None, ""
 
 
 class Door:
@@ -112,12 +153,9 @@ class Door:
     @staticmethod
     def _known(scope: dict[str, Any]) -> bool:
         method, path = scope["method"], scope["path"]
-        if method == "POST":
-            return bool(path == "/v1/penstock/submit")
-        last = path.removeprefix(_JOBS).partition("/")[2]
-        return method == "GET" and (
-            path == "/v1/taskmanagers" or (path.startswith(_JOBS) and last in {"summary", "wait"})
-        )
+        if method == "GET":
+            return path == "/v1/taskmanagers" or bool(_of_a_job(path)[1])
+        return bool(method == "POST" and path == "/v1/penstock/submit")
 
     async def _answer(self, scope: dict[str, Any], receive: Receive) -> tuple[int, dict[str, Any]]:
         path, query = scope["path"], dict(parse_qsl(scope["query_string"].decode()))
@@ -125,9 +163,9 @@ class Door:
             return 202, await submit(self._dispatcher, await _body(receive), query)
         if path == "/v1/taskmanagers":
             return 200, taskmanagers(self._dispatcher)
-        job_id, _, what = path.removeprefix(_JOBS).partition("/")
-        if what == "summary":
-            return 200, summary(self._dispatcher, job_id)
+        view, job_id = _of_a_job(path)
+        if view is not None:
+            return 200, view(self._dispatcher, job_id)
         if not query.get("ms", "0").isdigit():
             raise UsageError("query.ms: not a number", hint="give milliseconds")
         return 200, await wait(self._dispatcher, job_id, int(query.get("ms", "0")), self._clock)

@@ -10,7 +10,7 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.errors import JobIdentityError, NotFoundError
-from penstock.jobmanager.views import JobDetail, JobSummary, TaskManagerView
+from penstock.jobmanager.views import CheckpointsView, ExceptionView, JobDetail, JobSummary, TaskManagerView
 from penstock.rest.app import create_app
 from penstock.rest.essential import Door
 
@@ -35,6 +35,15 @@ class Dispatcher:
         if job_id != JOB:
             raise NotFoundError(f"no job {job_id!r}", hint="see `penstock list`")
         return DETAIL
+
+    def resolve(self, job):
+        return self.detail(job).summary.job_id
+
+    def checkpoints(self, job_id):
+        return CheckpointsView(completed=2, failed=0, in_progress=0, restored=1, history=())
+
+    def exceptions(self, job_id):
+        return (ExceptionView(at_ms=7, error="ValueError: no", detail="Traceback"),)
 
     async def wait(self, job_id, timeout_ms):
         self.asked.append(("wait", job_id, timeout_ms))
@@ -77,6 +86,10 @@ async def ask(application, method, path, query="", body=(b"",)):
         ("GET", f"/v1/penstock/jobs/{JOB}/wait", "ms=99999999", (b"",), 200),
         ("GET", "/v1/penstock/jobs/2/summary", "", (b"",), 404),
         ("GET", "/v1/taskmanagers", "", (b"",), 200),
+        ("GET", f"/v1/penstock/jobs/{JOB}/workers", "", (b"",), 200),
+        ("GET", "/v1/penstock/jobs/2/workers", "", (b"",), 404),
+        ("GET", f"/v1/jobs/{JOB}/checkpoints", "", (b"",), 200),
+        ("GET", f"/v1/jobs/{JOB}/exceptions", "", (b"",), 200),
         ("POST", "/v1/penstock/submit", "token=t&claim=false&fresh=true&from=s3%3A%2F%2Fb%2Fs+p", (b"gr", b"aph"), 202),
         ("POST", "/v1/penstock/submit", "", (b"taken",), 409),
     ],
