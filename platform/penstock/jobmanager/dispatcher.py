@@ -109,11 +109,19 @@ class Dispatcher:
 
     async def recover(self) -> None:
         """Start every job of the HA store that has not ended."""
+        found: dict[tuple[str, str], _Job] = {}
         for record in await asyncio.to_thread(read_records, self._parts.ha_store):
             job = _Job(record, decode_graph(record.graph))
             self._jobs[record.job_id] = job
             if not record.ended:
-                self._spawn(self._recover_one(job))
+                identity = (record.name, job.graph.settings.checkpoint_root)
+                if identity in found:
+                    # Its submitter was told that it failed: the record was written and no answer came.
+                    superseded = self._driver(found[identity])
+                    self._on_ended(superseded, "FAILED", f"job {record.job_id} of the same name was taken in later")
+                found[identity] = job
+        for job in found.values():
+            self._spawn(self._recover_one(job))
 
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
         """Persist and start a job (`graph.job_graph.encode_graph`); return its id (32 hex digits).

@@ -214,6 +214,35 @@ async def test_a_job_that_was_taken_starts_although_the_store_failed_at_first(cl
     await running(manager, job_id)
 
 
+async def test_a_submission_that_failed_after_its_record_was_written_does_not_fight_with_the_next(
+    cluster_of, encoded, monkeypatch
+):
+    """Both are recorded as not ended; one identity runs one job, the one whose submission was answered."""
+    old, _ = await cluster_of()
+    write = dispatcher_module.write_record
+
+    def unanswered(*arguments):
+        write(*arguments)
+        monkeypatch.setattr(dispatcher_module, "write_record", write)
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(dispatcher_module, "write_record", unanswered)
+    with pytest.raises(StorageError):
+        await old.dispatcher.submit(encoded())
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    await old.close()
+    new, _ = await cluster_of()
+    await running(new, job_id)
+    assert {job.job_id: job.state for job in new.dispatcher.jobs()}.pop(job_id) == "RUNNING"
+    (other,) = [job for job in new.dispatcher.jobs() if job.job_id != job_id]
+    assert other.state == "FAILED"
+    await old.close()
+    newest, _ = await cluster_of()
+    await running(newest, job_id)
+    assert newest.dispatcher.summary(other.job_id).state == "FAILED"
+
+
 async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded, monkeypatch):
     manager, _ = await cluster_of(taskmanager=False)
     acquired = []
