@@ -34,6 +34,12 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
         """Return what one subtask gets back."""
         return self.restores.get((vertex_id, subtask), ())
 
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of keyed state that the subtask with the most of it has to read."""
+        held = ((s.file.length for r in own for k in r.keyed for s in k.segments) for own in self.restores.values())
+        return max((sum(lengths) for lengths in held), default=0)
+
 
 class _Held(msgspec.Struct):
     """Everything one uid left behind."""

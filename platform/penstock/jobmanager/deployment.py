@@ -27,6 +27,9 @@ from penstock.jobmanager.scheduler import Slot, place
 from penstock.jobmanager.split_assignment import SplitAssigner
 from penstock.rpc.messages import AssignSplits, DeployTasks, ResolvePending
 
+#: A start takes at most this long, and besides as long as it takes to read its state at a very low rate.
+START_TIMEOUT_MS = 600_000
+_LEAST_BYTES_PER_MS = 1_000
 _EXACTLY_ONCE = ("exactly-once", "exactly-once-2pc")
 
 
@@ -73,6 +76,11 @@ class Recovered:
         if self.accepted_duplicates:
             what += ", below output that may have been published (accepted by the user)"
         return f"{what}; {len(self.plan.pending)} committables owed, {len(self.fence)} runs to fence"
+
+    @property
+    def start_timeout_ms(self) -> int:
+        """How long the start may take from here on."""
+        return START_TIMEOUT_MS + (self.restore.read_bytes if self.restore is not None else 0) // _LEAST_BYTES_PER_MS
 
 
 class Deployment:

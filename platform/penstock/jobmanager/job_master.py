@@ -29,7 +29,7 @@ from penstock.jobmanager.commands import (
     SendToWorker,
     WakeAt,
 )
-from penstock.jobmanager.deployment import Deployment
+from penstock.jobmanager.deployment import START_TIMEOUT_MS, Deployment
 from penstock.jobmanager.failover import is_final
 from penstock.jobmanager.job_state import Failure, Step
 from penstock.jobmanager.recover import JobIdentity, end_entry, ended_as, recover
@@ -38,7 +38,6 @@ from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.status import JobStatus, StatusMachine
 from penstock.rpc import messages as msg
 
-_START_TIMEOUT_MS = 600_000
 _LEAVE_TIMEOUT_MS = 10_000
 _END_TAG = "end"
 _EXCEPTIONS = 50
@@ -135,6 +134,7 @@ class JobMaster:
             named = [entry.manifest for entry in event.entries]
             self.checkpointing.sweeper.listed(event.files, named, now_ms)
         self.story.add(now_ms, "recovery", recovered.text)
+        self._deadline_ms = now_ms + recovered.start_timeout_ms
         commands = self.checkpointing.begin(deployment, recovered.plan, now_ms)
         return commands + deployment.log_read(recovered, now_ms)
 
@@ -251,7 +251,7 @@ class JobMaster:
         commands: list[Command] = []
         if self._deadline_ms is not None and now_ms >= self._deadline_ms and self.step is Step.STARTING:
             waiting = self.deployment.waiting_for() if self.deployment is not None else ""
-            text = f"the job did not start within {_START_TIMEOUT_MS // 1000} s; it waits for {waiting}"
+            text = f"the job did not start in time; it waits for {waiting}"
             return self._fail(Failure(now_ms, text), now_ms)
         if self.step is Step.RUNNING and self.deployment is not None:
             commands += self.deployment.tick(now_ms)
@@ -269,7 +269,7 @@ class JobMaster:
             epoch=number,
         )
         self.deployment = Deployment(self.graph, ids, self.graph.settings.checkpoint_root)
-        self.step, self._deadline_ms = Step.STARTING, now_ms + _START_TIMEOUT_MS
+        self.step, self._deadline_ms = Step.STARTING, now_ms + START_TIMEOUT_MS
         self.metrics.clear()
         self.worker_metrics.clear()
         self.story.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
+from tests.unit.jobmanager.conftest import SINK
 
+from penstock.core.keygroup import HASH_MAX, HASH_MIN
+from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.status import JobStatus
@@ -167,6 +171,28 @@ def test_an_input_that_ended_before_the_other_sources_had_their_splits_counts(wo
     assert world.terminal is None
     world.post(world.held_discovery.pop())
     assert world.terminal == cmd.JobTerminal("FINISHED", "")
+
+
+def test_a_start_may_take_as_long_as_its_state_needs_to_be_read(world_of):
+    def state(gigabytes):
+        file = FileRef(path="data/x.pack", length=gigabytes << 30)
+        segment = Segment(
+            file=file, position=1, writer="w", rows=1, hash_min=0, hash_max=0, namespace_min=0, namespace_max=0
+        )
+        keyed = KeyedStateSnapshot(
+            uid="out", state="s", schema="", hash_low=HASH_MIN, hash_high=HASH_MAX, segments=(segment,)
+        )
+        return msgspec.structs.replace(first, subtasks=(SubtaskSnapshot(vertex_id=SINK, subtask=0, keyed=(keyed,)),))
+
+    (first,) = world_of().start().pass_time(1500).manifests()
+    for generation, gigabytes, restarts in ((2, 0, 1), (3, 10, 0)):
+        world = world_of(generation=generation, run_id=f"r{generation}", source=state(gigabytes), note="fresh")
+        world.deaf.add(msg.DeployTasks)
+        world.start().pass_time(600_000)
+        assert world.master.restarts == restarts
+    world.pass_time(24 * 3_600_000)
+    assert world.master.restarts
+    assert "did not start in time; it waits for subtasks to run" in world.master.failures[0].error
 
 
 def test_output_owed_by_a_sink_that_no_longer_publishes_is_not_forgotten(world_of, graph_of):
