@@ -36,7 +36,8 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
     bound_ms: int = 0
     #: A split without rows for this long no longer holds the others up; None = never.
     idle_timeout_ms: int | None = None
-    #: Emit a watermark behind every row that advances it, cutting batches there: for comparisons, slow.
+    #: Emit a watermark behind every row that advances it, cutting batches there: for comparisons, slow. With a buffer
+    #: time-out of 0 only: else a channel sends rows before the watermark that waits in it.
     exact: bool = False
 
     @classmethod
