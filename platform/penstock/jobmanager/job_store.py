@@ -12,7 +12,7 @@ import msgspec
 from penstock.checkpoint.job_lease import JobLease, LeaseHolder
 from penstock.checkpoint.log import LogEntry, ManifestLog
 from penstock.checkpoint.manifest import Manifest, decode_manifest
-from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths, check_source
+from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths, check_source, current_history
 from penstock.checkpoint.stores import join_uri, open_job_store, open_store
 from penstock.checkpoint.sweeper import SWEPT_PREFIXES
 from penstock.core import failpoints
@@ -70,6 +70,7 @@ class JobStore:
             self._source = self._read_source()
         generation = self._lease.acquire(job_id).generation
         try:
+            self._refuse_continued(generation)
             if self._source is not None:
                 # asked again at the start of the job; here so that the submitter is told, and before the claim
                 entries = ManifestLog(self._store, generation, self._clock, self._rand).read()
@@ -166,10 +167,12 @@ class JobStore:
         store = open_store(self._start.from_uri.removesuffix("/manifest.json").rstrip("/"))
         mine = {"job_folder": self._store.uri, "job_id": job_id, "run_id": run_id}
         if store.list(_CLAIM_KEY) and store.read(_CLAIM_KEY) == msgspec.json.encode(mine):
+            self._tell_origin(source, mine)
             return  # this run goes on under a new leader
         if source.job_name != self._graph.name:
             self._check_origin(source)
         if store.put_if_absent(_CLAIM_KEY, msgspec.json.encode(mine)):
+            self._tell_origin(source, mine)
             return
         held = msgspec.json.decode(store.read(_CLAIM_KEY), type=dict[str, str])
         if held.get("job_folder") != self._store.uri:
@@ -188,6 +191,24 @@ class JobStore:
             check_source(entries, source, "", accept_duplicates=self._start.accept_duplicates)
         finally:
             lease.release()
+
+    def _tell_origin(self, source: Manifest, mine: dict[str, str]) -> None:
+        """Leave word in the origin's folder: its lineage goes on here."""
+        origin = open_job_store(self._graph.settings.checkpoint_root, source.job_name)
+        if source.job_name != self._graph.name and origin.list("lease.json"):
+            origin.put(_CLAIM_KEY, msgspec.json.encode({**mine, "sequence": str(source.sequence)}))
+
+    def _refuse_continued(self, generation: int) -> None:
+        """Do not resume what goes on under another name: both would publish what follows the savepoint."""
+        chosen = self._start.fresh or self._start.from_uri or self._start.accept_duplicates
+        if chosen or not self._store.list(_CLAIM_KEY):
+            return
+        heir = msgspec.json.decode(self._store.read(_CLAIM_KEY), type=dict[str, str])
+        entries = current_history(ManifestLog(self._store, generation, self._clock, self._rand).read())
+        newest = max((e.manifest.sequence for e in entries if e.manifest.kind == "checkpoint"), default=0)
+        if 0 < newest <= int(heir["sequence"]):
+            msg = f"job {self._graph.name!r} goes on as {heir['job_folder']} (job {heir['job_id']}), from its savepoint"
+            raise JobIdentityError(msg, hint="--fresh begins a new history, --accept-duplicates resumes it anyway")
 
     def _note_rescale(self, entries: tuple[LogEntry, ...]) -> None:
         newest = next((e.manifest for e in reversed(entries) if e.manifest.kind == "checkpoint"), self._source)

@@ -34,14 +34,16 @@ def store_of(clock, request):
     return make
 
 
+def taken(**changes) -> Manifest:
+    """Return the cut the savepoint is of, or one like it."""
+    values = {"sequence": 2, "job_id": ORIGIN, "job_name": "origin", "run_id": "r1", "generation": 1, "nonce": "n"}
+    return Manifest(**{"kind": "savepoint", "created_ms": 0, "checkpoint_id": 1, **values, **changes})
+
+
 @pytest.fixture
 def savepoint(request):
-    manifest = Manifest(
-        kind="savepoint", sequence=2, job_id=ORIGIN, job_name="origin", run_id="r1", generation=1, nonce="n",
-        created_ms=0, checkpoint_id=1,
-    )  # fmt: skip
     place = f"{request.node.name}-savepoint"
-    open_memory_store(place).put("manifest.json", encode_manifest(manifest))
+    open_memory_store(place).put("manifest.json", encode_manifest(taken()))
     return f"memory://{place}"
 
 
@@ -53,6 +55,27 @@ def test_a_claim_beside_its_origin_in_the_same_cluster_is_refused_and_takes_noth
     origin.renew()
     origin.release()
     assert heir.acquire(HEIR, "r2") > 1
+
+
+def test_an_origin_whose_savepoint_another_name_has_claimed_does_not_go_on(store_of, savepoint):
+    """Both would publish what follows the savepoint."""
+    origin = store_of("origin")
+    origin.seal(ORIGIN, "r1", origin.acquire(ORIGIN, "r1"))
+    cut = origin.append("stop:1", taken(kind="checkpoint", barrier="stop")).manifest
+    copy = encode_manifest(msgspec.structs.replace(cut, kind="savepoint"))
+    open_memory_store(savepoint.removeprefix("memory://")).put("manifest.json", copy)
+    origin.release()
+    store_of("heir", from_uri=savepoint).acquire(HEIR, "r2")
+    again = store_of("origin")
+    with pytest.raises(JobIdentityError, match=r"goes on as .*/heir"):
+        again.acquire(ORIGIN, "r3")
+    for choice in ({"fresh": True}, {"accept_duplicates": True}):
+        chosen = store_of("origin", **choice)
+        generation = chosen.acquire(ORIGIN, "r3")
+        chosen.release()
+    chosen.seal(ORIGIN, "r4", generation)
+    chosen.append("checkpoint:2", taken(kind="checkpoint", run_id="r4", checkpoint_id=2))
+    again.acquire(ORIGIN, "r5")
 
 
 def test_a_fork_beside_its_origin_is_none_of_its_business(store_of, savepoint):
