@@ -66,15 +66,15 @@ def compile_function(
         raise GraphError(msg, hint="pass a function of one row")
     types = _annotations(function, where, needed=kind != "filter_rows" and returns is None)
     # a batch function is given a frame, whatever its rows are
-    input_type = None if kind == "map_batches" else _input_type(types.parameter, row_type, schema, where)
+    given = None if kind == "map_batches" else input_type(types.parameter, row_type, schema, where)
     if kind == "filter_rows":
         output, output_type = schema, row_type
     else:
-        output_type = returns if returns is not None else _result_type(kind, types.result, where)
-        output = _output_schema(output_type, schema, where)
+        output_type = returns if returns is not None else result_type(kind, types.result, where)
+        output = output_schema(output_type, schema, where)
     kept_type = output_type if is_row_type(output_type) else None
     spec = OperatorSpec(
-        uid="", name=where, kind=kind, payload=_pickled((function, input_type, kept_type), where), python=True
+        uid="", name=where, kind=kind, payload=pickled((function, given, kept_type), where), python=True
     )
     return RowFunction(spec, output, kept_type)
 
@@ -103,7 +103,7 @@ def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> _
     return _Types(first, hints.get("return"))
 
 
-def _input_type(annotated: Any, row_type: Any, schema: pa.Schema, where: str) -> Any:
+def input_type(annotated: Any, row_type: Any, schema: pa.Schema, where: str) -> Any:
     """Return what the function is given: the row type it asks for, else the stream's own, else None (a named tuple)."""
     if annotated is row_type or not is_row_type(annotated):
         return row_type
@@ -125,7 +125,8 @@ def _is_frame(annotated: Any) -> bool:
     return isinstance(annotated, type) and annotated.__module__.partition(".")[0] in {"polars", "pyarrow"}
 
 
-def _result_type(kind: FunctionKind, annotated: Any, where: str) -> Any:
+def result_type(kind: FunctionKind, annotated: Any, where: str) -> Any:
+    """Return the row type that a function's return annotation names."""
     if annotated is None or annotated is type(None) or _is_frame(annotated):
         msg = f"{where}: its output type is not known"
         hint = "annotate what it returns with a row type" if kind != "map_batches" else "a frame has no columns yet"
@@ -139,7 +140,8 @@ def _result_type(kind: FunctionKind, annotated: Any, where: str) -> Any:
     return annotated
 
 
-def _output_schema(output_type: Any, schema: pa.Schema, where: str) -> pa.Schema:
+def output_schema(output_type: Any, schema: pa.Schema, where: str) -> pa.Schema:
+    """Return the schema of a row type, with event time when `schema` has it."""
     import pyarrow as pa
 
     if isinstance(output_type, pa.Schema):
@@ -158,7 +160,8 @@ def _output_schema(output_type: Any, schema: pa.Schema, where: str) -> pa.Schema
     return with_ts(rows) if len(schema.names) != len(without_ts(schema).names) else rows
 
 
-def _pickled(value: tuple[Any, ...], where: str) -> bytes:
+def pickled(value: tuple[Any, ...], where: str) -> bytes:
+    """Return what workers unpickle."""
     try:
         payload: bytes = cloudpickle.dumps(value)
     except Exception as error:

@@ -72,6 +72,18 @@ def arrow_schema_of(row_type: Any) -> pa.Schema:
     return pa.schema(fields)
 
 
+def arrow_field_of(name: str, hint: Any, where: str) -> pa.Field:
+    """Return the Arrow field of one annotated value, nullable where `None` is allowed.
+
+    Raises:
+        GraphError: the type has no Arrow type; the message begins with `where`.
+    """
+    import pyarrow as pa
+
+    arrow_type, nullable = _arrow_type(hint, where)
+    return pa.field(name, arrow_type, nullable=nullable)
+
+
 def _arrow_type(hint: Any, where: str) -> tuple[pa.DataType, bool]:
     import pyarrow as pa
 

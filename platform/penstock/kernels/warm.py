@@ -14,7 +14,7 @@ from penstock.kernels.compile import compiled_count, kernels
 
 __all__ = ["compiled_count", "keep", "warm"]
 
-_MODULES = ("columns", "hashing", "split", "index", "aggregate", "pages", "running", "cold", "windows")
+_MODULES = ("columns", "hashing", "split", "index", "aggregate", "pages", "rows", "running", "cold", "windows")
 
 
 def warm(clock: Clock | None = None) -> float:

@@ -21,6 +21,7 @@ OPERATORS = {
     "flat_map": "penstock.operators.functions:FlatMapOperator",
     "filter_rows": "penstock.operators.functions:FilterRowsOperator",
     "map_batches": "penstock.operators.functions:MapBatchesOperator",
+    "process": "penstock.operators.process:KeyedProcessOperator",
     "window_aggregate": "penstock.operators.window:WindowAggregateOperator",
     "processing_window": "penstock.operators.processing:ProcessingWindowOperator",
     "session_aggregate": "penstock.operators.session:SessionAggregateOperator",

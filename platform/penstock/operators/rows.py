@@ -2,14 +2,13 @@
 
 A row of a `ps.Schema` is a named tuple that answers like an instance of the model (attributes, methods,
 `isinstance`), because building a real model for every row would halve the speed of row functions. Called by
-`penstock.operators.functions`.
+`penstock.operators.functions` and `penstock.operators.process`.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-import datetime as dt
 import functools
 import operator
 import typing
@@ -19,6 +18,7 @@ import pyarrow as pa
 import pydantic
 
 from penstock.operators.columns import ColumnError, without_ts
+from penstock.state.row_columns import python_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,11 +30,11 @@ class RowDecoder:
     def __init__(self, schema: pa.Schema, row_type: type | None) -> None:
         """Rows are of `row_type`, or plain named tuples; `__ts` is not part of a row."""
         self.names = without_ts(schema).names
-        self._make = _row_maker(self.names, row_type)
+        self._make = row_maker(self.names, row_type)
 
     def rows(self, batch: pa.RecordBatch) -> Iterator[Any]:
         """Return the batch's rows, lazily, from columns decoded at once."""
-        columns = [_values(batch.column(name)) for name in self.names]
+        columns = [python_values(batch.column(name)) for name in self.names]
         return self._make(columns) if columns else (self._make([]) for _ in range(batch.num_rows))
 
 
@@ -60,19 +60,25 @@ class RowEncoder:
             ColumnError: a row lacks a field, or a value does not fit its column.
         """
         try:
-            values = list(zip(*(self._values(row) for row in rows), strict=True))
+            plain = not any(isinstance(row, dict) for row in rows)
+            values = list(zip(*map(self._attributes if plain else self._values, rows), strict=True))
         except (AttributeError, KeyError) as error:
             msg = f"{self._where}: a returned row has no field {error}"
             raise ColumnError(msg, hint=f"rows must have: {', '.join(self.schema.names)}") from error
         except TypeError as error:
             msg = f"{self._where}: {error}"
             raise ColumnError(msg, hint="return an instance of the declared row type") from error
-        return [self._array(field, column) for field, column in zip(self.schema, values, strict=True)]
+        return [self.array(field, column) for field, column in zip(self.schema, values, strict=True)]
 
     def _values(self, row: Any) -> Any:
         return self._items(row) if isinstance(row, dict) else self._attributes(row)
 
-    def _array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    def array(self, field: pa.Field, values: Sequence[Any]) -> pa.Array:
+        """Return one field's values as an array.
+
+        Raises:
+            ColumnError: a value does not fit.
+        """
         try:
             array = pa.array(values, type=field.type)
         except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -84,16 +90,8 @@ class RowEncoder:
         return array
 
 
-def _values(column: pa.Array) -> list[Any]:
-    """A column as Python values; timestamps by way of numpy, five times faster than element by element."""
-    if pa.types.is_timestamp(column.type) and column.type.tz in ("UTC", None) and column.null_count == 0:
-        naive: list[Any] = column.to_numpy(zero_copy_only=False).astype("datetime64[us]").tolist()
-        return naive if column.type.tz is None else [value.replace(tzinfo=dt.UTC) for value in naive]
-    values: list[Any] = column.to_pylist()
-    return values
-
-
-def _row_maker(names: list[str], row_type: type | None) -> Callable[[list[list[Any]]], Iterator[Any]]:
+def row_maker(names: list[str], row_type: type | None) -> Callable[[list[list[Any]]], Iterator[Any]]:
+    """Return what makes row objects of columns of Python values, lazily."""
     if row_type is None:
         make = named_tuple_of("Row", names)._make
     elif issubclass(row_type, pydantic.BaseModel):

@@ -1,12 +1,13 @@
 """The frozen state of one barrier: what the task copies piece by piece, encodes in the background and names in its ack.
 
-Made by `PaneTable.freeze` in the owner's thread; `encode` alone may run elsewhere, after `copy_pages` has returned
+Made by a table's `freeze` in the owner's thread; `encode` alone may run elsewhere, after `copy_pages` has returned
 True.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from penstock.state.accumulators import PaneTableSpec
     from penstock.state.key_index import KeyView
     from penstock.state.keyed import EncodedSegment
-    from penstock.state.panes import FrozenRows, PaneMemory
+    from penstock.state.panes import FrozenRows
     from penstock.state.segment_log import LogView, SegmentLog
 
 
@@ -80,14 +81,54 @@ def _describe(schema: pa.Schema) -> str:
     return ", ".join(f"{f.name} {f.type}" for f in schema)
 
 
+class StateSpec(Protocol):
+    """What the log of any state knows of its rows."""
+
+    @property
+    def segment_schema(self) -> pa.Schema:
+        """Columns of the state's Parquet files."""
+
+
+class FrozenContent(Protocol):
+    """Rows frozen at one position, as their table keeps them."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held in memory."""
+
+    def table(self) -> pa.Table:
+        """Return the rows as columns of a segment, sorted by hash; any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenPanes:
+    """Cells of a pane table; their pages may still have to be copied."""
+
+    spec: PaneTableSpec
+    rows: FrozenRows
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the copies."""
+        return self.rows.memory_bytes
+
+    def table(self) -> pa.Table:
+        """Return the cells as columns of a segment."""
+        if self.rows.left:
+            left = self.rows.left
+            raise RuntimeError(f"{left} frozen pages are not copied yet: call copy_pages until it returns True")
+        merged = _merged(self.rows.copied, self.spec.width)
+        return rows_to_table(self.spec, self.rows.keys, merged)
+
+
 class FrozenSegment:
     """The rows frozen at one position of the log, until they are durable."""
 
-    def __init__(self, spec: PaneTableSpec, position: int, rows: FrozenRows) -> None:
-        """Hold `rows`; their pages may still have to be copied."""
+    def __init__(self, spec: StateSpec, position: int, rows: FrozenContent) -> None:
+        """Hold `rows`."""
         self.position = position
         self._spec = spec
-        self._rows: FrozenRows | None = rows
+        self._rows: FrozenContent | None = rows
         self._spilled: Path | None = None
         self._about: EncodedSegment | None = None
 
@@ -113,11 +154,8 @@ class FrozenSegment:
                 raise
         if rows is None:
             return None
-        if rows.left:
-            raise RuntimeError(f"{rows.left} frozen pages are not copied yet: call copy_pages until it returns True")
-        merged = _merged(rows.copied, self._spec.width)
         writer = SegmentWriter(self._spec.segment_schema, self.position)
-        writer.add(rows_to_table(self._spec, rows.keys, merged))
+        writer.add(rows.table())
         encoded = writer.finish()
         self._about = _with_data(encoded, b"")
         return encoded
@@ -171,7 +209,7 @@ def _with_data(encoded: EncodedSegment, data: bytes) -> EncodedSegment:
 
 
 class FrozenTable:
-    """A pane table as of one barrier (`keyed.FrozenState`)."""
+    """A table as of one barrier (`keyed.FrozenState`)."""
 
     def __init__(self, source: FrozenSource, view: LogView, segments: tuple[FrozenSegment, ...]) -> None:
         """`segments` are those of the view that were not durable at the barrier."""
@@ -223,17 +261,24 @@ class FrozenTable:
         )
 
 
+class FrozenMemory(Protocol):
+    """The memory of a table: what it froze may have to be copied, piece by piece."""
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Copy up to `limit` pages of the freezes numbered at most `up_to`; True when none is left."""
+
+
 class FrozenSource:
     """What a frozen table needs of its table; `memory` is replaced when the table is rebuilt."""
 
-    def __init__(self, uid: str, state: str, spec: PaneTableSpec, log: SegmentLog, writer: str) -> None:
+    def __init__(self, uid: str, state: str, spec: StateSpec, log: SegmentLog, writer: str) -> None:
         """Name the table, its log and the writer of its segments."""
         self.uid = uid
         self.state = state
         self.spec = spec
         self.log = log
         self.writer = writer
-        self.memory: PaneMemory
+        self.memory: FrozenMemory
 
     @property
     def hash_range(self) -> HashRange:

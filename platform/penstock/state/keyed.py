@@ -13,8 +13,11 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import pyarrow as pa
+
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
     from penstock.state.pane_table import PaneTable, PaneTableSpec
+    from penstock.state.row_state import RowState
     from penstock.state.session_table import SessionTable
 
 
@@ -82,6 +85,12 @@ class KeyedStateStore(Protocol):
 
     def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
         """Declare (once, in `open`) a table of sessions; restored rows are in it when this returns."""
+
+    def row_state(self, key_schema: pa.Schema) -> RowState:
+        """Declare (once, in `open`) the values and timers of a process function."""
+
+    def check_all_declared(self) -> None:
+        """Check that nothing of the snapshot is left undeclared."""
 
     def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenState, ...]:
         """Freeze all declared states: bump the epoch, keep references, copy nothing yet."""

@@ -19,7 +19,7 @@ from penstock.kernels import aggregate, running
 from penstock.kernels import pages as page_kernels
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.cold import ColdPanes
-from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable, table_to_rows
+from penstock.state.frozen import FrozenPanes, FrozenSegment, FrozenSource, FrozenTable, table_to_rows
 from penstock.state.hot import CHUNK, Fired, HotPanes, canonical, overflow
 from penstock.state.key_index import KeyIndex
 from penstock.state.panes import PaneMemory, Rows
@@ -61,10 +61,10 @@ class TableHome:
 class PaneTable:
     """Accumulators by key and pane."""
 
-    def __init__(self, source: FrozenSource, home: TableHome) -> None:
+    def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome) -> None:
         """An empty table; `load` fills it at a restore."""
         self.source = source
-        self.spec = source.spec
+        self.spec = spec
         self._home = home
         self._hot = HotPanes(self.spec)
         source.memory = self._hot.memory
@@ -209,7 +209,7 @@ class PaneTable:
         if rows is None:
             return None
         self.source.log.append(position)
-        segment = FrozenSegment(self.spec, position, rows)
+        segment = FrozenSegment(self.spec, position, FrozenPanes(self.spec, rows))
         self._waiting.append(segment)
         return segment
 

@@ -7,7 +7,7 @@ the segments they were restored from.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.keygroup import ALL_HASHES
@@ -15,9 +15,10 @@ from penstock.core.schema import schema_from_text
 from penstock.kernels.key_types import is_fixed
 from penstock.state.cold import StoreRows
 from penstock.state.cold_file import FileRows
-from penstock.state.frozen import FrozenSource, FrozenTable, segment_of
+from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
 from penstock.state.key_index import plain_key_schema
 from penstock.state.pane_table import PaneTable, PaneTableSpec, TableHome
+from penstock.state.row_state import RowState
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
 from penstock.state.session_table import SessionTable
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import EncodedSegment, FrozenState
 
-_Table = TypeVar("_Table", bound=PaneTable)
 #: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
 _COLD_SHARE = 4
 #: Freezes remembered until their checkpoint is known to be complete.
@@ -59,6 +59,30 @@ class KeyedStateRequest:
     #: `<run>/<vertex>/<subtask>/<attempt>`.
     writer: str
     budget: MemoryBudget
+
+
+class StateTable(Protocol):
+    """What the store asks of each of its states, whatever it holds."""
+
+    @property
+    def source(self) -> FrozenSource:
+        """Names the state, its log and its spec."""
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is."""
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored rows in, newest last."""
+
+    @property
+    def memory_bytes(self) -> int:
+        """Managed bytes held."""
+
+    def close(self) -> None:
+        """Give the memory back."""
+
+
+TableT = TypeVar("TableT", bound=StateTable)
 
 
 class CompactionJob:
@@ -97,7 +121,8 @@ class KeyedState:
     def __init__(self, request: KeyedStateRequest) -> None:
         """Nothing is read before a table is declared."""
         self._request = request
-        self._tables: dict[str, PaneTable] = {}
+        self._tables: dict[str, StateTable] = {}
+        self._rows: RowState | None = None
         self._cold: list[ColdStore | ColdRows] = []
         self._views: dict[int, list[tuple[SegmentLog, LogView]]] = {}
 
@@ -109,31 +134,38 @@ class KeyedState:
             StateMismatchError: the snapshot's columns are others than the spec's.
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
-        return self._declared(PaneTable, name, spec, self._cold_rows)
+        return self._declare(name, spec, lambda source: PaneTable(source, spec, self._home(self._cold_rows(name, spec))))
 
     def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
         """Declare a table of sessions, always in memory, and restore it. Raises as `pane_table`."""
-        return self._declared(SessionTable, name, spec, lambda *_: None)
+        return self._declare(name, spec, lambda source: SessionTable(source, spec, self._home(None)))
 
-    def _declared(
-        self, kind: type[_Table], name: str, spec: PaneTableSpec, cold: Callable[[str, PaneTableSpec], ColdRows | None]
-    ) -> _Table:
-        if name in self._tables:
-            raise GraphError(
-                f"state {name!r} of {self._request.uid} is declared twice", hint="declare it once, in open"
-            )
+    def row_state(self, key_schema: pa.Schema) -> RowState:
+        """Declare the row path's state: values and timers by one set of keys, which are restored when declared.
+
+        Raises:
+            GraphError: declared twice.
+        """
         request = self._request
-        mine = [s for s in request.snapshots if s.uid == request.uid and s.state == name]
-        for snapshot in mine:
-            _check(snapshot, spec)
-        log = SegmentLog(request.hash_range)
-        log.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
-        source = FrozenSource(request.uid, name, spec, log, request.writer)
-        request.directory.mkdir(parents=True, exist_ok=True)
-        table = kind(source, TableHome(request.budget, cold(name, spec), request.directory))
-        self._tables[name] = table
-        self._restore(table, [e.segment for e in log.entries if e.segment is not None], log.tombstones)
-        return table
+        if self._rows is not None:
+            raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
+        self._rows = RowState(key_schema, f"{request.writer}/{request.uid}", request.budget, self._declare)
+        return self._rows
+
+    def check_all_declared(self) -> None:
+        """Check that every state of the snapshot was declared.
+
+        Raises:
+            StateMismatchError: one was not: it would be lost.
+        """
+        request = self._request
+        for snapshot in request.snapshots:
+            if snapshot.uid == request.uid and snapshot.state not in self._tables and snapshot.segments:
+                declared = ", ".join(self._tables)
+                raise StateMismatchError(
+                    f"the snapshot of {request.uid} holds the state {snapshot.state!r}, the job declares {declared}",
+                    hint="declare it again, give the operator a new uid, or start with --fresh",
+                )
 
     def freeze(self, checkpoint_id: int | None = None) -> tuple[FrozenState, ...]:
         """Freeze every table; with an id, `completed` will know what was committed by it."""
@@ -159,7 +191,7 @@ class KeyedState:
             log = table.source.log
             work = log.compaction()
             if work is not None:
-                return CompactionJob(name, log, *work, table.spec.segment_schema)
+                return CompactionJob(name, log, *work, table.source.spec.segment_schema)
         return None
 
     def compacted(self, job: CompactionJobProtocol, file: FileRef | None) -> None:
@@ -175,12 +207,15 @@ class KeyedState:
     @property
     def memory_bytes(self) -> int:
         """Managed bytes held by all tables."""
-        return sum(table.memory_bytes for table in self._tables.values())
+        rows = 0 if self._rows is None else self._rows.index.memory_bytes
+        return rows + sum(table.memory_bytes for table in self._tables.values())
 
     def close(self) -> None:
         """Free memory and local files; idempotent."""
         for table in self._tables.values():
             table.close()
+        if self._rows is not None:
+            self._rows.close()
         for store in self._cold:
             store.close()
         self._cold = []
@@ -199,6 +234,26 @@ class KeyedState:
         store = self._cold_store(name)
         return None if store is None else StoreRows(spec, store)
 
+    def _declare(self, name: str, spec: StateSpec, make: Callable[[FrozenSource], TableT]) -> TableT:
+        """Make a table and restore it."""
+        request = self._request
+        if name in self._tables:
+            raise GraphError(f"state {name!r} of {request.uid} is declared twice", hint="declare it once, in open")
+        mine = [s for s in request.snapshots if s.uid == request.uid and s.state == name]
+        for snapshot in mine:
+            _check(snapshot, spec)
+        log = SegmentLog(request.hash_range)
+        log.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
+        table = make(FrozenSource(request.uid, name, spec, log, request.writer))
+        self._tables[name] = table
+        self._restore(table, [e.segment for e in log.entries if e.segment is not None], log.tombstones)
+        return table
+
+    def _home(self, cold: ColdRows | None) -> TableHome:
+        request = self._request
+        request.directory.mkdir(parents=True, exist_ok=True)
+        return TableHome(request.budget, cold, request.directory)
+
     def _cold_store(self, name: str) -> ColdStore | None:
         request = self._request
         if request.settings.state_backend != "rocksdb":
@@ -209,7 +264,7 @@ class KeyedState:
         self._cold.append(store)
         return store
 
-    def _restore(self, table: PaneTable, segments: list[Segment], tombstones: tuple[Tombstone, ...]) -> None:
+    def _restore(self, table: StateTable, segments: list[Segment], tombstones: tuple[Tombstone, ...]) -> None:
         """Load segments oldest first, so that newer rows overwrite older ones; one file in memory at a time."""
         for segment in segments:
             if clip_of(segment, self._request.hash_range) is None:
@@ -224,12 +279,12 @@ def open_keyed_state(request: KeyedStateRequest) -> KeyedState:
     return KeyedState(request)
 
 
-def _check(snapshot: KeyedStateSnapshot, spec: PaneTableSpec) -> None:
+def _check(snapshot: KeyedStateSnapshot, spec: StateSpec) -> None:
     saved, wanted = schema_from_text(snapshot.schema), spec.segment_schema
     if saved.names != wanted.names or saved.types != wanted.types:
         ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
         theirs = ", ".join(f"{f.name} {f.type}" for f in saved)
         raise StateMismatchError(
             f"state {snapshot.state!r} of {snapshot.uid} was saved with columns ({theirs}), the job keeps ({ours})",
-            hint="keep key columns and aggregates as they were, give the operator a new uid, or start with --fresh",
+            hint="keep keys, aggregates and state types as they were, give the operator a new uid, or start with --fresh",
         )

@@ -1,0 +1,135 @@
+"""`.process(function)` on a keyed stream: states and types read from the class, the function pickled.
+
+The payload is cloudpickle of `(function, input row type or None, {state: row type or None})`; run by
+`penstock.operators.process`.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+import msgspec
+import pyarrow as pa
+
+from penstock.api.row_functions import input_type, is_row_type, output_schema, pickled, result_type
+from penstock.core.errors import GraphError
+from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
+from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.validate import require_name
+from penstock.operators.process_function import KeyedProcessFunction, ValueState
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_STATE_TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, or a row type of these"
+_BASE: Any = KeyedProcessFunction
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process function, checked: the operator's spec, its output, its side outputs (tag -> schema as text)."""
+
+    spec: OperatorSpec
+    schema: Any
+    row_type: Any
+    sides: dict[str, str]
+
+
+def compile_process(
+    function: Any, returns: Any, sides: dict[str, Any], *, schema: pa.Schema, row_type: Any, keys: Sequence[str]
+) -> Process:
+    """Return the operator of a process function on rows of `schema` (whose own row type is `row_type`, if any).
+
+    Raises:
+        GraphError: it is no process function, its output type or the type of a state is not known or has no Arrow
+            type, or it cannot be pickled.
+    """
+    where = f"process({getattr(function, '__name__', type(function).__name__)})"
+    if isinstance(function, type) and issubclass(function, KeyedProcessFunction):
+        raise GraphError(f"{where}: it is a class", hint=f"make one: .process({function.__name__}())")
+    if not isinstance(function, KeyedProcessFunction):
+        raise GraphError(f"{where}: {function!r} is no process function", hint="derive it from ps.KeyedProcessFunction")
+    if type(function).process is _BASE.process:
+        raise GraphError(f"{where}: it has no process method", hint="write def process(self, row, ctx) -> Iterator[Out]")
+    annotated, result = _annotations(type(function).process, where, needed=returns is None)
+    given = input_type(annotated, row_type, schema, where)
+    output_type = returns if returns is not None else result_type("flat_map", result, where)
+    output = output_schema(output_type, schema, where)
+    states = _states(type(function), where)
+    side_schemas = {tag: schema_to_text(_side(tag, side, schema, where)) for tag, side in sides.items()}
+    config = {
+        "key": list(keys),
+        "states": {name: schema_to_text(state) for name, (state, _) in states.items()},
+        "sides": side_schemas,
+    }
+    types = {name: state_type for name, (_, state_type) in states.items()}
+    spec = OperatorSpec(
+        uid="",
+        name=where,
+        kind="process",
+        config=config,
+        payload=pickled((function, given, types), where),
+        python=True,
+        stateful=True,
+    )
+    return Process(spec, output, output_type if is_row_type(output_type) else None, side_schemas)
+
+
+def _annotations(method: Any, where: str, *, needed: bool) -> tuple[Any, Any]:
+    """Return the annotations of the row and of the result."""
+    try:
+        hints = typing.get_type_hints(method)
+    except (NameError, TypeError) as error:
+        if not needed:
+            return None, None
+        msg = f"{where}: its annotations cannot be read: {error}"
+        raise GraphError(msg, hint="give the row type as returns=...") from error
+    names = method.__code__.co_varnames[1:2] if hasattr(method, "__code__") else ()
+    return (hints.get(names[0]) if names else None), hints.get("return")
+
+
+def _side(tag: str, side: Any, schema: pa.Schema, where: str) -> pa.Schema:
+    require_name(tag, f"{where}: side output")
+    return output_schema(side, schema, f"{where}: side output {tag!r}")
+
+
+def _states(function: type, where: str) -> dict[str, tuple[pa.Schema, Any]]:
+    """Return every declared state's value columns, and its row type when it has several."""
+    declared = {
+        name: value
+        for base in reversed(function.__mro__)
+        for name, value in vars(base).items()
+        if isinstance(value, ValueState)
+    }
+    if not declared:
+        return {}
+    try:
+        hints = typing.get_type_hints(function)
+    except (NameError, TypeError) as error:
+        msg = f"{where}: the annotations of its states cannot be read: {error}"
+        raise GraphError(msg, hint="the types of states must be known where the class is written") from error
+    return {name: _state(hints.get(name), f"{where}: state {name!r}", name) for name in declared}
+
+
+def _state(annotated: Any, where: str, name: str) -> tuple[pa.Schema, Any]:
+    require_name(name, "state")
+    args = get_args(annotated)
+    if get_origin(annotated) is not ValueState or not args:
+        msg = f"{where} has no type"
+        raise GraphError(msg, hint=f"annotate it: {name}: ps.ValueState[int] = ps.value_state()")
+    row_type = args[0] if is_row_type(args[0]) else None
+    try:
+        if row_type is None:
+            schema = pa.schema([arrow_field_of("value", args[0], where).with_nullable(False)])
+        else:
+            schema = arrow_schema_of(row_type)
+    except GraphError as error:
+        raise GraphError(f"{where}: {error.message}", hint=f"use {_STATE_TYPES}") from error
+    for field in schema:
+        if pa.types.is_list(field.type):
+            raise GraphError(f"{where}: {field.name} is a list, which a value cannot hold", hint=f"use {_STATE_TYPES}")
+        if field.name.startswith("__"):
+            raise GraphError(f"{where}: names that begin with '__' are reserved", hint="choose another name")
+    return schema, row_type
+
+

@@ -1,0 +1,249 @@
+"""The row path (kind `process`): a Python function by row, with values and timers by key.
+
+A batch is decoded once, the slots of its keys are found at once, the function runs row by row on Python values, and
+what it has changed is written back into columns behind the batch; so a barrier finds nothing left to encode. Timers
+fire in the same way, a piece of them as a batch. Errors of the function name the line in the user's file.
+"""
+
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark
+from penstock.core.errors import GraphError, PenstockError, UsageError
+from penstock.core.schema import arrow_schema_of, schema_from_text
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_key_columns
+from penstock.operators.columns import ts_of, without_ts
+from penstock.operators.functions import UserFunctionError, user_error
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.process_function import Current, KeyedProcessFunction, OpenContext, ProcessContext, Timers
+from penstock.operators.process_output import ProcessOutput
+from penstock.operators.process_values import bind_values
+from penstock.operators.rows import RowDecoder
+from penstock.operators.timer_queue import TimerQueue
+from penstock.state.row_columns import python_values
+
+if TYPE_CHECKING:
+    from penstock.core.elements import Barrier
+    from penstock.core.permits import CommitPermit
+    from penstock.kernels.compile import I32
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.process_values import BoundValue
+    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.row_state import RowState
+    from penstock.state.timers import TimerTable
+
+#: Timers that fire as one batch.
+FIRE_ROWS = 16_384
+#: At the end of input timers may register timers, but not without end.
+_MOST_AT_END = 10_000
+
+
+class KeyedProcessOperator(Operator):
+    """Runs one `KeyedProcessFunction`."""
+
+    _store: KeyedStateStore
+    _state: RowState
+    _values: list[BoundValue]
+    _event_table: TimerTable
+    _processing_table: TimerTable
+
+    def open(self, context: OperatorContext) -> None:
+        """Load the function, declare (and so restore) its states and timers."""
+        spec = context.spec
+        self._where = f"process {spec.uid!r}"
+        self._function: KeyedProcessFunction | None = None
+        if context.keyed_state is None:
+            raise GraphError(f"{self._where} needs keyed state", hint="key the stream before .process(...)")
+        try:
+            function, row_type, types = pickle.loads(spec.payload)
+        except Exception as error:
+            msg = f"{self._where}: the function cannot be loaded: {error}"
+            raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        self._clock = context.clock
+        self._store = context.keyed_state
+        self._bind(context, function, types)
+        self._decoder = RowDecoder(_wanted(context.input_schemas[0], row_type), row_type)
+        sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
+        self._output = ProcessOutput(schema_from_text(spec.output_schema), sides, self._where)
+        self._context.side_rows = self._output.sides
+        try:
+            function.open(OpenContext(context.job_name, context.subtask, context.parallelism))
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        self._function = function
+
+    def _bind(self, context: OperatorContext, function: Any, types: dict[str, Any]) -> None:
+        config = context.spec.config
+        self._key = tuple(config["key"])
+        schema = without_ts(context.input_schemas[0])
+        self._state = self._store.row_state(pa.schema([schema.field(name) for name in self._key]))
+        self._current = Current()
+        schemas = {name: schema_from_text(text) for name, text in config.get("states", {}).items()}
+        self._values = bind_values(
+            function, schemas, types, state=self._state, current=self._current, where=self._where
+        )
+        self._event, self._processing = TimerQueue(), TimerQueue()
+        self._event_table, self._processing_table = self._state.timers("event"), self._state.timers("processing")
+        self._store.check_all_declared()
+        timers = Timers(self._current, self._event, self._processing)
+        self._context = ProcessContext(self._current, timers, context.clock)
+        self._processing_now = MIN_TIMESTAMP
+        self._next_processing = self._processing_table.next_time()
+        self._ended = False
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Call the function for every row."""
+        data = batch.data
+        keys = key_columns(data, self._key)
+        slots = self._state.upsert(keys, hash_key_columns(keys, data.num_rows))
+        local, distinct = self._state.distinct(slots)
+        self._begin(distinct)
+        ts = ts_of(data)
+        times = [None] * data.num_rows if ts is None else ts.to_numpy().tolist()
+        self._run(self._decoder.rows(data), local.tolist(), times)
+        self._end(distinct, out)
+
+    def _run(self, rows: Any, places: list[int], times: list[Any]) -> None:
+        assert self._function is not None  # noqa: S101 - opened
+        process, context, current = self._function.process, self._context, self._current
+        emitted, ends, stamps = self._output.rows, self._output.ends, self._output.times
+        add, count = emitted.extend, 0
+        try:
+            for row, current.at, context.timestamp in zip(rows, places, times, strict=True):
+                found = process(row, context)
+                if found is not None:
+                    add(found)
+                    if len(emitted) != count:
+                        count = len(emitted)
+                        ends.append(count)
+                        stamps.append(context.timestamp)
+        except Exception as error:
+            raise user_error(self._where, error) from error
+
+    # --- timers -----------------------------------------------------------------------------------------------------
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Fire the event-time timers the watermark has reached, then pass it on."""
+        if watermark.timestamp > self._context.watermark:
+            self._context.watermark = watermark.timestamp
+            self._fire(self._event_table, self._event, watermark.timestamp, out)
+        out.watermark(watermark)
+
+    @property
+    def next_timer_ms(self) -> int | None:
+        """Wall-clock milliseconds of the next processing-time timer."""
+        if self._next_processing is None or self._ended:
+            return None
+        return -(-self._next_processing // 1000)
+
+    def fire_timers(self, out: Collector) -> None:
+        """Fire the processing-time timers that are due by the clock (which never goes back here)."""
+        self._processing_now = max(self._processing_now, self._clock.now_ms() * 1000)
+        self._fire(self._processing_table, self._processing, self._processing_now, out)
+
+    def _fire(self, table: TimerTable, queue: TimerQueue, until: int, out: Collector) -> None:
+        context = self._context
+        fired, known = 0, table.size
+        context.time_domain = "event" if table is self._event_table else "processing"
+        while due := table.take_due(until, FIRE_ROWS):
+            slots, times = due
+            local, distinct = self._state.distinct(slots)
+            self._begin(distinct)
+            self._run_timers(queue, times.tolist(), local.tolist())
+            self._end(distinct, out)
+            fired += len(times)
+            if until == MAX_TIMESTAMP and fired > _MOST_AT_END + 1000 * known:
+                msg = f"{self._where}: on_timer goes on registering timers at the end of input"
+                raise PenstockError(msg, hint="do not register another one when ctx.at_end is true")
+        context.time_domain = None
+
+    def _run_timers(self, queue: TimerQueue, times: list[int], places: list[int]) -> None:
+        assert self._function is not None  # noqa: S101 - opened
+        on_timer, context, current = self._function.on_timer, self._context, self._current
+        output = self._output
+        emitted, count = output.rows, 0
+        try:
+            for context.timestamp, current.at in queue.fire(times, places):
+                found = on_timer(context.timestamp, context)
+                if found is not None:
+                    emitted.extend(found)
+                    if len(emitted) != count:
+                        count = len(emitted)
+                        output.ends.append(count)
+                        output.times.append(context.output_time())
+        except Exception as error:
+            raise user_error(self._where, error) from error
+
+    # --- a batch of keys --------------------------------------------------------------------------------------------
+
+    def _begin(self, distinct: I32) -> None:
+        for value in self._values:
+            value.begin(distinct)
+        state = self._state
+
+        def keys() -> list[Any]:
+            columns = [python_values(array) for array in state.keys(distinct)]
+            return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+
+        self._context.keys, self._context.key_loader = None, keys
+
+    def _end(self, distinct: I32, out: Collector) -> None:
+        """Write back what the function has changed, and emit what it has yielded."""
+        for value in self._values:
+            value.write_back()
+        self._change(self._event_table, self._event, distinct)
+        if self._processing.times:
+            self._change(self._processing_table, self._processing, distinct)
+        self._next_processing = self._processing_table.next_time()
+        self._state.settle()
+        self._output.emit(out)
+
+    def _change(self, table: TimerTable, queue: TimerQueue, distinct: I32) -> None:
+        if not queue.times:
+            return
+        try:
+            times = np.array(queue.times, np.int64)
+        except OverflowError as error:
+            msg = f"{self._where}: a timer's time is beyond 64 bits of microseconds"
+            raise UsageError(msg, hint="times are microseconds since the epoch") from error
+        places = np.array(queue.places, np.int64)
+        queue.times.clear()
+        queue.places.clear()
+        deleted = places < 0
+        table.change(distinct[np.where(deleted, ~places, places)], times, deleted)
+
+    # --- the rest ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        """Freeze values and timers."""
+        self._ended = self._ended or barrier.kind.ends_job
+        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id))
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._store.completed(permit.checkpoint_id)
+
+    def finish(self, out: Collector) -> None:
+        """Processing-time timers that are still to come never fire."""
+        self._ended = True
+
+    def close(self) -> None:
+        """Close the function."""
+        function, self._function = getattr(self, "_function", None), None
+        if function is not None:
+            function.close()
+
+
+def _wanted(schema: pa.Schema, row_type: type | None) -> pa.Schema:
+    """Return the columns that a row type has: others need not be decoded."""
+    return schema if row_type is None else pa.schema([schema.field(name) for name in arrow_schema_of(row_type).names])

@@ -1,0 +1,240 @@
+"""What a process function is made of, as its author sees it: the class, its state handles, its context and timers.
+
+`penstock.operators.process` binds them: before a batch every handle gets the batch's keys, before a row the place of
+the row's key; behind the batch what has changed is written back. Nothing here knows of Arrow or of slots.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.errors import GraphError, UsageError
+from penstock.operators.timer_queue import TimerQueue
+
+if TYPE_CHECKING:
+    from penstock.core.clock import Clock
+
+T = TypeVar("T")
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+_MICROSECOND = dt.timedelta(microseconds=1)
+
+
+class Current:
+    """The place of the current key among the keys of the batch."""
+
+    __slots__ = ("at",)
+
+    def __init__(self) -> None:
+        """No key yet."""
+        self.at = -1
+
+
+def _unbound() -> NoReturn:
+    msg = "state belongs to a key: it can only be used in process and on_timer, while the job runs"
+    raise UsageError(msg, hint="prepare what is the same for all keys in open(self, ctx)")
+
+
+class ValueState(Generic[T]):
+    """One value for every key; declared as a class attribute: `seen: ps.ValueState[int] = ps.value_state()`."""
+
+    __slots__ = ("changed", "cleared", "current", "load", "name", "values")
+
+    def __init__(self) -> None:
+        """A declaration; what the operator binds to a batch is a copy of its own."""
+        self.name = ""
+        self.current = Current()
+        self.load: Callable[[], list[Any]] = _unbound
+        #: By place of the key in the batch; None until the first one is asked for.
+        self.values: list[Any] | None = None
+        self.changed = bytearray()
+        self.cleared = False
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def value(self) -> T | None:
+        """Return the current key's value; None when it has none."""
+        try:
+            found: T | None = self.values[self.current.at]  # type: ignore[index] # None is the case of the first call
+        except TypeError:
+            self.values = self.load()
+            found = self.values[self.current.at]
+        return found
+
+    def update(self, value: T | None) -> None:
+        """Set the current key's value; None removes it."""
+        at = self.current.at
+        try:
+            self.values[at] = value  # type: ignore[index]
+        except TypeError:
+            self.values = self.load()
+            self.values[at] = value
+        self.changed[at] = 1
+        if value is None:
+            self.cleared = True
+
+    def clear(self) -> None:
+        """Remove the current key's value."""
+        self.update(None)
+
+
+def value_state(*, ttl: str | float | None = None) -> ValueState[Any]:
+    """Declare a value by key: `count: ps.ValueState[int] = ps.value_state()`.
+
+    The type is the annotation's: int, float, bool, str, bytes, datetime, date, Decimal with its precision, or a row
+    type (NamedTuple, dataclass, `ps.Schema`) of these.
+
+    Raises:
+        GraphError: `ttl` is given.
+    """
+    if ttl is not None:
+        raise GraphError("value_state(ttl=...): state has no time-to-live", hint="clear it with a timer")
+    return ValueState()
+
+
+class Timers:
+    """Timers of the current key; times are microseconds since the epoch, or datetimes (naive ones are UTC)."""
+
+    __slots__ = ("_current", "_event", "_processing")
+
+    def __init__(self, current: Current, event: TimerQueue, processing: TimerQueue) -> None:
+        """Made by the operator."""
+        self._current = current
+        self._event = event
+        self._processing = processing
+
+    def event(self, timestamp: int | dt.datetime) -> None:
+        """Call `on_timer` when the watermark has reached the time; once for a key and time, however often asked."""
+        time = timestamp if type(timestamp) is int else microseconds(timestamp)
+        queue = self._event
+        if time <= queue.horizon:
+            queue.add_now(time, self._current.at)
+        else:
+            queue.times.append(time)
+            queue.places.append(self._current.at)
+
+    def processing(self, timestamp: int | dt.datetime) -> None:
+        """Call `on_timer` when the clock of the machine has reached the time."""
+        time = timestamp if type(timestamp) is int else microseconds(timestamp)
+        queue = self._processing
+        if time <= queue.horizon:
+            queue.add_now(time, self._current.at)
+        else:
+            queue.times.append(time)
+            queue.places.append(self._current.at)
+
+    def delete(self, timestamp: int | dt.datetime, *, processing: bool = False) -> None:
+        """Take back the current key's event-time (or processing-time) timer of that time, if there is one."""
+        time = timestamp if type(timestamp) is int else microseconds(timestamp)
+        queue = self._processing if processing else self._event
+        if time <= queue.horizon:
+            queue.delete_now(time, self._current.at)
+        else:
+            queue.times.append(time)
+            queue.places.append(~self._current.at)
+
+
+def microseconds(timestamp: Any) -> int:
+    """Return a point in time as microseconds since the epoch.
+
+    Raises:
+        UsageError: it is none, or too far away.
+    """
+    if isinstance(timestamp, dt.datetime):
+        aware = timestamp if timestamp.tzinfo is not None else timestamp.replace(tzinfo=dt.UTC)
+        return (aware - _EPOCH) // _MICROSECOND
+    try:
+        time = timestamp.__index__()
+    except (AttributeError, TypeError) as error:
+        msg = f"a timer's time is {timestamp!r}, which is neither microseconds nor a datetime"
+        raise UsageError(msg, hint="for example ctx.timestamp + 10_000_000") from error
+    return int(time)
+
+
+class ProcessContext:
+    """What `process` and `on_timer` know besides the row and the state."""
+
+    __slots__ = ("_current", "clock", "key_loader", "keys", "side_rows", "time_domain", "timers", "timestamp", "watermark")
+
+    def __init__(self, current: Current, timers: Timers, clock: Clock) -> None:
+        """Made by the operator."""
+        self._current = current
+        self.clock = clock
+        self.keys: list[Any] | None = None
+        self.key_loader: Callable[[], list[Any]] = list
+        self.side_rows: dict[str, list[Any]] = {}
+        self.timers = timers
+        #: Event time of the row, or the time of the timer, in microseconds since the epoch; None without event time.
+        self.timestamp: Any = None
+        #: The current watermark in microseconds since the epoch: no row up to it will come, save late ones.
+        self.watermark: int = MIN_TIMESTAMP
+        #: In `on_timer`: "event" or "processing".
+        self.time_domain: str | None = None
+
+    @property
+    def key(self) -> Any:
+        """The current key; a tuple when there are several key columns."""
+        if self.keys is None:
+            self.keys = self.key_loader()
+        return self.keys[self._current.at]
+
+    @property
+    def processing_time(self) -> int:
+        """The machine's clock in microseconds since the epoch."""
+        return self.clock.now_ms() * 1000
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all input has ended, so that every event-time timer fires now."""
+        return self.watermark == MAX_TIMESTAMP
+
+    def side(self, tag: str, row: Any) -> None:
+        """Emit a row to a side output declared in `.process(..., side_outputs={tag: Row})`."""
+        rows = self.side_rows.get(tag)
+        if rows is None:
+            msg = f"there is no side output {tag!r}"
+            raise UsageError(msg, hint=f"declare it: .process(..., side_outputs={{{tag!r}: Row}})")
+        rows.append((self.output_time(), row))
+
+    def output_time(self) -> int:
+        """Return the event time of what is emitted now: the row's or timer's; never late for processing-time timers."""
+        time: int = self.timestamp
+        if self.time_domain != "processing" or self.watermark == MIN_TIMESTAMP:
+            return time
+        return min(self.watermark + 1, MAX_TIMESTAMP)
+
+
+class OpenContext:
+    """What `open` knows: which subtask of how many this is, of which job."""
+
+    __slots__ = ("job_name", "parallelism", "subtask")
+
+    def __init__(self, job_name: str, subtask: int, parallelism: int) -> None:
+        """Made by the operator."""
+        self.job_name = job_name
+        self.subtask = subtask
+        self.parallelism = parallelism
+
+
+class KeyedProcessFunction:
+    """Base of functions that see the rows of each key in order, with state and timers of that key.
+
+    `process` is called for every row, `on_timer` for every timer that is due; both yield (or return) rows. The output
+    type is the return annotation of `process`, such as `Iterator[Out]`.
+    """
+
+    def open(self, ctx: OpenContext) -> None:
+        """Called once in every subtask before the first row."""
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        """Take one row, yield any number."""
+        raise NotImplementedError
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Any:
+        """A timer of the current key is due; yield any number of rows."""
+
+    def close(self) -> None:
+        """Called once at the end, also after a failure."""

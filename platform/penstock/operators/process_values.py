@@ -1,0 +1,122 @@
+"""From a process function's value to columns and back, and the handle of one state bound to its table.
+
+Called by `penstock.operators.process`, once a batch for each state that the function has touched.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.operators.columns import ColumnError
+from penstock.operators.process_function import Current, ValueState
+from penstock.operators.rows import RowEncoder, row_maker
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.kernels.compile import I32
+    from penstock.state.row_state import RowState
+    from penstock.state.row_table import RowTable
+
+
+class ValueCodec:
+    """Values of one declared type: a row type of several columns, or one column."""
+
+    def __init__(self, schema: pa.Schema, row_type: type | None, where: str) -> None:
+        """`row_type` is None for a plain value; `where` begins every error."""
+        self._schema = schema
+        self._where = where
+        self._tuples = row_type is not None and issubclass(row_type, tuple)
+        self._make = None if row_type is None else row_maker(schema.names, row_type)
+        self._encoder = RowEncoder(schema, where)
+
+    def decode(self, columns: list[list[Any]]) -> list[Any]:
+        """Return values of their columns."""
+        return columns[0] if self._make is None else list(self._make(columns))
+
+    def encode(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Return the columns of values, none of which is None.
+
+        Raises:
+            ColumnError: one does not fit its declared type.
+        """
+        if self._make is None:
+            return [self._encoder.array(self._schema.field(0), values)]
+        if not self._tuples:
+            return self._encoder.columns(values)
+        try:
+            columns = list(zip(*values, strict=True))
+        except (TypeError, ValueError) as error:
+            raise self._unfit(str(error)) from error
+        if len(columns) != len(self._schema):
+            raise self._unfit(f"a value has {len(columns)} fields")
+        return [self._encoder.array(field, column) for field, column in zip(self._schema, columns, strict=True)]
+
+    def _unfit(self, text: str) -> ColumnError:
+        return ColumnError(f"{self._where}: {text}", hint=f"a value has: {', '.join(self._schema.names)}")
+
+
+class BoundValue:
+    """A `ValueState` over its table, for the keys of one batch after another."""
+
+    def __init__(self, name: str, current: Current, table: RowTable, codec: ValueCodec) -> None:
+        """Make the handle that the function is given."""
+        self.handle: ValueState[Any] = ValueState()
+        self.handle.name = name
+        self.handle.current = current
+        self.handle.load = self._load
+        self._table = table
+        self._codec = codec
+        self._slots: I32 = np.empty(0, np.int32)
+
+    def begin(self, slots: I32) -> None:
+        """The next calls are for these keys."""
+        self._slots = slots
+        handle = self.handle
+        handle.values, handle.changed, handle.cleared = None, bytearray(len(slots)), False
+
+    def write_back(self) -> None:
+        """Write what has changed."""
+        handle = self.handle
+        if handle.values is None:
+            return
+        changed = np.frombuffer(handle.changed, np.bool_)
+        values = list(itertools.compress(handle.values, handle.changed))
+        slots = self._slots[changed]
+        handle.values = None
+        if handle.cleared:
+            gone = np.fromiter((value is None for value in values), np.bool_, len(values))
+            self._table.clear(slots[gone])
+            slots, values = slots[~gone], [value for value in values if value is not None]
+        if values:
+            self._table.write(slots, self._codec.encode(values))
+
+    def _load(self) -> list[Any]:
+        rows = self._table.rows_of(self._slots)
+        present = np.flatnonzero(rows >= 0)
+        if len(present) == 0:
+            return [None] * len(rows)
+        if len(present) == len(rows):
+            return self._codec.decode(self._table.values(rows))
+        found = self._codec.decode(self._table.values(rows[present]))
+        values: list[Any] = [None] * len(rows)
+        for place, value in zip(present.tolist(), found, strict=True):
+            values[place] = value
+        return values
+
+
+def bind_values(
+    function: Any, config: dict[str, pa.Schema], types: dict[str, Any], *, state: RowState, current: Current, where: str
+) -> list[BoundValue]:
+    """Declare (and so restore) every state of a function and give the function its handles."""
+    bound = []
+    for name, schema in config.items():
+        codec = ValueCodec(schema, types.get(name), f"{where}: state {name!r}")
+        value = BoundValue(name, current, state.value(name, tuple(schema)), codec)
+        setattr(function, name, value.handle)
+        bound.append(value)
+    return bound

@@ -1,0 +1,55 @@
+"""What a state of the row path stores: the key's columns and the value's, and how both look in a segment.
+
+Made by `penstock.operators.process` from what a process function declares; read by the tables, the segment writer and
+restore. A timer is a row without value columns whose namespace is its time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, SEQ
+
+#: States of this name and an ending hold timers.
+TIMERS = "__timers_"
+
+
+@dataclass(frozen=True)
+class RowSpec:
+    """Key columns and value columns of one state."""
+
+    key_schema: pa.Schema
+    #: Value columns as the function declares them; in a segment each may be null (a deleted row has no value).
+    values: tuple[pa.Field, ...] = ()
+
+    @cached_property
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
+        keys = [_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
+        values = [
+            _field(name, f.type, 1001 + i, nullable=True)
+            for i, (name, f) in enumerate(zip(self.value_names, self.values, strict=True))
+        ]
+        head, namespace = _field(KEY_HASH, pa.int64(), 1), _field(NAMESPACE, pa.int64(), 2)
+        return pa.schema([head, *keys, namespace, *values, _field(DELETED, pa.bool_(), 3), _field(SEQ, pa.int64(), 4)])
+
+    @cached_property
+    def value_names(self) -> tuple[str, ...]:
+        """The value columns' names in a segment: a key column's name gets an underscore."""
+        taken = set(self.key_schema.names)
+        names = []
+        for field in self.values:
+            name = field.name
+            while name in taken:
+                name += "_"
+            taken.add(name)
+            names.append(name)
+        return tuple(names)
+
+
+def _field(name: str, data_type: Any, number: int, *, nullable: bool = False) -> pa.Field:
+    return pa.field(name, data_type, nullable, {"id": str(number), "PARQUET:field_id": str(number)})

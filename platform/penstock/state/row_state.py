@@ -1,0 +1,158 @@
+"""`RowState`: all state of one process function; its values and timers share one index of keys.
+
+The operator finds the slots of a batch's keys once (`upsert`, `distinct`), then reads and writes every state by slot.
+When memory is counted (`settle`), keys that have neither a value nor a timer left are dropped. Owned by one thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+import numpy as np
+
+from penstock.core.errors import PenstockError
+from penstock.kernels.columns import key_column
+from penstock.kernels.rows import number_slots
+from penstock.state.key_index import KeyIndex
+from penstock.state.row_spec import TIMERS, RowSpec
+from penstock.state.row_table import RowTable
+from penstock.state.timers import TimerTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.kernels.columns import KeyColumns
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.budget import MemoryBudget
+    from penstock.state.frozen import FrozenSource, StateSpec
+
+#: Fewer keys than this are never looked through for dead ones.
+_DEAD_KEYS = 65_536
+_CHUNK = 65_536
+
+#: Enters a table into the store under a name, and restores it.
+Declare: TypeAlias = Callable[[str, "StateSpec", Callable[["FrozenSource"], Any]], Any]
+
+
+class _SlotTable(Protocol):
+    """What the index of keys asks of the tables that use its slots."""
+
+    @property
+    def hot_bytes(self) -> int: ...
+
+    def mark_used(self, used: np.ndarray) -> None: ...
+
+    def renumber(self, numbers: I32) -> None: ...
+
+
+class RowState:
+    """Keys, values and timers of one operator of one subtask."""
+
+    def __init__(self, key_schema: pa.Schema, holder: str, budget: MemoryBudget, declare: Declare) -> None:
+        """No state is declared yet; `holder` names it to the budget."""
+        self.index = KeyIndex(key_schema)
+        self._holder = holder
+        self._budget = budget
+        self._declare = declare
+        self._tables: list[_SlotTable] = []
+        self._numbers: I32 = np.zeros(0, np.int32)
+        self._check_dead_at = _DEAD_KEYS
+
+    # --- what there is ----------------------------------------------------------------------------------------------
+
+    def value(self, name: str, values: tuple[pa.Field, ...]) -> RowTable:
+        """Declare a value by key; it is restored when this returns."""
+        spec = RowSpec(self.index.schema, values)
+
+        def make(source: FrozenSource) -> RowTable:
+            table = RowTable(source, spec, self)
+            self._tables.append(table)
+            return table
+
+        made: RowTable = self._declare(name, spec, make)
+        return made
+
+    def timers(self, name: str) -> TimerTable:
+        """Declare timers by key; they are restored when this returns."""
+        spec = RowSpec(self.index.schema)
+
+        def make(source: FrozenSource) -> TimerTable:
+            table = TimerTable(source, spec, self)
+            self._tables.append(table)
+            return table
+
+        made: TimerTable = self._declare(TIMERS + name, spec, make)
+        return made
+
+    # --- keys -------------------------------------------------------------------------------------------------------
+
+    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of every row, made where the key is new; the array is reused by the next call."""
+        return self.index.upsert(keys, hashes)
+
+    def distinct(self, slots: I32) -> tuple[I32, I32]:
+        """Return each row's number among the distinct slots, and these slots, in order of first appearance."""
+        if self.index.count > len(self._numbers):
+            self._numbers = np.zeros(max(self.index.count, 2 * len(self._numbers)), np.int32)
+        local, found = np.empty(len(slots), np.int32), np.empty(len(slots), np.int32)
+        count = number_slots(slots, self._numbers, local, found)
+        return local, found[:count]
+
+    def keys(self, slots: I32) -> list[pa.Array]:
+        """Return the key columns of slots."""
+        return self.index.view().gather(slots)
+
+    # --- memory -----------------------------------------------------------------------------------------------------
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of keys, values and timers in memory."""
+        return self.index.memory_bytes + int(self._numbers.nbytes) + sum(table.hot_bytes for table in self._tables)
+
+    def settle(self) -> None:
+        """Count memory after a batch; slots may have new numbers when this returns.
+
+        Raises:
+            PenstockError: the state does not fit the managed memory.
+        """
+        if self.index.count >= self._check_dead_at:
+            self._drop_dead_keys()
+        self._budget.report(self._holder, self.hot_bytes)
+        if self._budget.exceeded:
+            budget = self._budget
+            raise PenstockError(
+                f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
+                f" managed_memory_bytes allows {budget.limit_bytes:,}",
+                hint="raise managed_memory_bytes or the parallelism; values and timers of process functions stay in "
+                "memory with every state_backend",
+            )
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._budget.report(self._holder, 0)
+
+    def _drop_dead_keys(self) -> None:
+        """Number the keys anew without those that no table uses, if they are at least half of all."""
+        count = self.index.count
+        used = np.zeros(count, np.bool_)
+        for table in self._tables:
+            table.mark_used(used)
+        living = int(used.sum())
+        if 2 * living > count:
+            self._check_dead_at = count + max(_DEAD_KEYS, count // 2)
+            return
+        view = self.index.view()
+        kept = np.flatnonzero(used).astype(np.int32)
+        index = KeyIndex(self.index.schema)
+        for first in range(0, living, _CHUNK):
+            piece = kept[first : first + _CHUNK]
+            arrays = view.gather(piece)
+            keys = tuple(key_column(array, name) for array, name in zip(arrays, index.schema.names, strict=True))
+            index.upsert(keys, view.hashes[piece])
+        numbers = np.full(count, -1, np.int32)
+        numbers[kept] = np.arange(living, dtype=np.int32)
+        self.index = index
+        for table in self._tables:
+            table.renumber(numbers)
+        self._check_dead_at = 2 * living + _DEAD_KEYS

@@ -1,0 +1,257 @@
+"""`RowTable`: one value by key, the state behind a `ValueState`.
+
+A log of rows in memory: writing appends, `where` finds the newest row of a slot, nothing is ever overwritten. So a
+freeze keeps references and copies nothing, whatever number of rows is dirty; when the log is full, rows that are
+neither newest nor still to be saved are left behind. Owned by one subtask thread; a frozen part is encoded by any.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.kernels.columns import key_columns
+from penstock.state.accumulators import DELETED, KEY_HASH
+from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.row_columns import column_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.key_index import KeyView
+    from penstock.state.row_columns import ValueColumn
+    from penstock.state.row_spec import RowSpec
+    from penstock.state.row_state import RowState
+
+_FIRST_ROWS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenLog:
+    """The rows appended between two freezes."""
+
+    spec: RowSpec
+    keys: KeyView
+    first: int
+    slots: I32
+    deleted: np.ndarray
+    columns: tuple[ValueColumn, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes the rows hold; shared with the table until it leaves them behind."""
+        return int(self.slots.nbytes + self.deleted.nbytes) + 8 * len(self.columns) * len(self.slots)
+
+    def table(self) -> pa.Table:
+        """Return the newest row of every key as columns of a segment, sorted by hash."""
+        newest = last_by_slot(self.slots)
+        hashes = self.keys.hashes[self.slots[newest]]
+        newest = newest[np.argsort(hashes)]
+        slots = self.slots[newest]
+        rows = (newest + self.first).astype(np.int32)
+        return segment_table(
+            self.spec,
+            self.keys,
+            slots,
+            namespaces=np.zeros(len(slots), np.int64),
+            values=[column.array(rows) for column in self.columns],
+            deleted=self.deleted[newest],
+        )
+
+
+def segment_table(
+    spec: RowSpec, keys: KeyView, slots: I32, *, namespaces: I64, values: Sequence[pa.Array], deleted: np.ndarray
+) -> pa.Table:
+    """Return rows, already sorted by hash, as columns of a segment."""
+    columns = [
+        pa.array(keys.hashes[slots]),
+        *keys.gather(slots),
+        pa.array(namespaces),
+        *values,
+        pa.array(deleted.astype(np.bool_)),
+        pa.array(np.arange(len(slots))),
+    ]
+    return pa.Table.from_arrays(columns, schema=spec.segment_schema)
+
+
+def last_by_slot(slots: I32) -> I64:
+    """Return the place of the last row of every slot, ascending."""
+    if len(slots) == 0:
+        return np.empty(0, np.int64)
+    last = np.full(int(slots.max()) + 1, -1, np.int64)
+    last[slots] = np.arange(len(slots))  # of equal slots the last assignment stays
+    return np.sort(last[last >= 0])
+
+
+class RowTable:
+    """One value by slot of the keys that all states of an operator share."""
+
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState) -> None:
+        """An empty table; `load` fills it at a restore."""
+        self.source = source
+        self.spec = spec
+        self._state = state
+        source.memory = self
+        self._capacity = _FIRST_ROWS
+        self._slots: I32 = np.empty(_FIRST_ROWS, np.int32)
+        self._deleted = np.empty(_FIRST_ROWS, np.bool_)
+        self._columns: tuple[ValueColumn, ...] = tuple(column_of(f.type, _FIRST_ROWS) for f in spec.values)
+        self._end = 0
+        #: Rows from here on are in no segment yet.
+        self._dirty_from = 0
+        self._where: I32 = np.full(_FIRST_ROWS, -1, np.int32)
+        self._waiting: list[FrozenSegment] = []
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def rows_of(self, slots: I32) -> I32:
+        """Return the newest row of every slot, negative where it has no value."""
+        self._fit_slots()
+        return self._where[slots]
+
+    def values(self, rows: I32) -> list[list[Any]]:
+        """Return the value columns of rows as Python sees them."""
+        return [column.values(rows) for column in self._columns]
+
+    def write(self, slots: I32, arrays: Sequence[pa.Array]) -> None:
+        """Set the values of slots, each of which occurs once."""
+        first = self._append(slots, deleted=False)
+        for column, array in zip(self._columns, arrays, strict=True):
+            column.put(first, array)
+        self._where[slots] = np.arange(first, self._end, dtype=np.int32)
+
+    def clear(self, slots: I32) -> None:
+        """Remove the values of slots, each of which occurs once; one without a value stays as it is."""
+        self._fit_slots()
+        slots = slots[self._where[slots] >= 0]
+        if len(slots):
+            first = self._append(slots, deleted=True)
+            for column in self._columns:
+                column.put_nulls(first, len(slots))
+            self._where[slots] = -1
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is."""
+        self._freeze_dirty()
+        return FrozenTable(self.source, self.source.log.view(), tuple(self._undurable()))
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Nothing has to be copied: rows are never overwritten."""
+        del limit, up_to
+        return True
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored rows in, newest last."""
+        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+        slots = self._state.upsert(
+            key_columns(batch, tuple(self.spec.key_schema.names)), batch.column(KEY_HASH).to_numpy()
+        )
+        self._fit_slots()
+        deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
+        self._where[slots[deleted]] = -1
+        kept = np.flatnonzero(~deleted)
+        arrays = [batch.column(name) for name in self.spec.value_names]
+        if len(kept) < len(slots):
+            arrays = [array.take(pa.array(kept)) for array in arrays]
+        if len(kept):
+            self.write(slots[kept], arrays)
+        self._dirty_from = self._end
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows in memory and of those waiting for an upload."""
+        return self.hot_bytes + sum(s.memory_bytes for s in self._undurable())
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the rows in memory."""
+        return int(self._where.nbytes) + 5 * self._end + sum(column.bytes_of(self._end) for column in self._columns)
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._waiting = []
+
+    def _undurable(self) -> list[FrozenSegment]:
+        self._waiting = [s for s in self._waiting if not s.durable]
+        return self._waiting
+
+    def _freeze_dirty(self) -> None:
+        if self._dirty_from == self._end:
+            return
+        position = self.source.log.next_position()
+        self.source.log.append(position)
+        part = slice(self._dirty_from, self._end)
+        columns = tuple(copy.copy(column) for column in self._columns)
+        rows = FrozenLog(
+            self.spec, self._state.index.view(), part.start, self._slots[part], self._deleted[part], columns
+        )
+        self._waiting.append(FrozenSegment(self.source.spec, position, rows))
+        self._dirty_from = self._end
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a value, or a change yet to be saved."""
+        self._fit_slots()
+        used |= self._where[: len(used)] >= 0
+        used[self._slots[self._dirty_from : self._end]] = True
+
+    def renumber(self, numbers: I32) -> None:
+        """The keys were numbered anew: slot s is now `numbers[s]`, those not in use are negative."""
+        kept = self._kept_rows()
+        where = np.full(max(_FIRST_ROWS, 2 * int((numbers >= 0).sum())), -1, np.int32)
+        old = np.flatnonzero(self._where >= 0)
+        places = np.empty(self._end, np.int32)
+        places[kept] = np.arange(len(kept), dtype=np.int32)
+        where[numbers[old]] = places[self._where[old]]
+        self._keep(kept, max(_FIRST_ROWS, 2 * len(kept)))
+        self._slots[: self._end] = numbers[self._slots[: self._end]]
+        self._where = where
+
+    def _fit_slots(self) -> None:
+        count = self._state.index.count
+        if count > len(self._where):
+            wider = np.full(max(count, 2 * len(self._where)), -1, np.int32)
+            wider[: len(self._where)] = self._where
+            self._where = wider
+
+    def _append(self, slots: I32, *, deleted: bool) -> int:
+        self._fit_slots()
+        if self._end + len(slots) > self._capacity:
+            self._leave_old_behind(len(slots))
+        first, self._end = self._end, self._end + len(slots)
+        self._slots[first : self._end] = slots
+        self._deleted[first : self._end] = deleted
+        return first
+
+    def _leave_old_behind(self, room: int) -> None:
+        """Move the rows that still count into new arrays, twice as large as they need."""
+        kept = self._kept_rows()
+        places = np.empty(self._end, np.int32)
+        places[kept] = np.arange(len(kept), dtype=np.int32)
+        live = np.flatnonzero(self._where >= 0)
+        self._where[live] = places[self._where[live]]
+        self._keep(kept, max(2 * (len(kept) + room), _FIRST_ROWS))
+
+    def _kept_rows(self) -> I32:
+        """Return the newest row of each slot, and deletions that are in no segment yet, in order."""
+        kept = np.zeros(self._end, np.bool_)
+        kept[self._where[self._where >= 0]] = True
+        newest = last_by_slot(self._slots[self._dirty_from : self._end]) + self._dirty_from
+        kept[newest[self._deleted[newest]]] = True
+        return np.flatnonzero(kept).astype(np.int32)
+
+    def _keep(self, rows: I32, capacity: int) -> None:
+        slots, deleted = np.empty(capacity, np.int32), np.empty(capacity, np.bool_)
+        slots[: len(rows)], deleted[: len(rows)] = self._slots[rows], self._deleted[rows]
+        self._slots, self._deleted, self._capacity = slots, deleted, capacity
+        self._columns = tuple(column.moved(rows, capacity) for column in self._columns)
+        self._dirty_from = int(np.searchsorted(rows, self._dirty_from))
+        self._end = len(rows)

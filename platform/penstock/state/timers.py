@@ -1,0 +1,320 @@
+"""`TimerTable`: timers by (key, time), each at most once; the state `__timers_<name>`.
+
+Registrations and deletions are only appended to buckets of about a second, and resolved when a bucket comes due:
+sorted by (time, slot), of equal ones the last counts. What was fired is one tombstone per barrier, up to the time that
+was reached. Owned by one subtask thread; a frozen part is encoded by any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.kernels.columns import key_columns
+from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
+from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.row_table import segment_table
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.key_index import KeyView
+    from penstock.state.row_spec import RowSpec
+    from penstock.state.row_state import RowState
+
+#: A bucket holds the times that are equal but for so many bits: 1.05 s of microseconds.
+_BUCKET_BITS = 20
+#: A timer in a bucket is one word: offset in the bucket | slot | deleted.
+_SLOT_BITS = 31
+_SLOT_MASK = (1 << _SLOT_BITS) - 1
+#: Changes since the last freeze are reduced to what still counts when they have grown by this many.
+_MANY = 262_144
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Timers of about a second: resolved ones in order of (time, slot), and what was appended since."""
+
+    ready: I64 = field(default_factory=lambda: np.empty(0, np.int64))
+    added: list[I64] = field(default_factory=list)
+    #: No timer is before this one.
+    least: int = 1 << 63
+
+    def add(self, words: I64) -> None:
+        """Append registrations and deletions."""
+        self.added.append(words)
+        self.least = min(self.least, int(words.min()))
+
+    def keep(self, ready: I64) -> None:
+        """These are left."""
+        self.ready = ready
+        self.least = int(ready[0]) if len(ready) else 1 << 63
+
+    def resolve(self) -> I64:
+        """Return the timers in order of (time, slot), each once."""
+        if self.added:
+            words = np.concatenate([self.ready, *self.added])
+            self.added = []
+            if (words & 1).any():
+                words = words[np.argsort(words >> 1, kind="stable")]
+                last = np.append(words[1:] >> 1 != words[:-1] >> 1, True)
+                self.keep(words[last & (words & 1 == 0)])
+            else:
+                words.sort()
+                self.keep(words[np.append(words[1:] != words[:-1], True)])
+        return self.ready
+
+    @property
+    def words(self) -> int:
+        return len(self.ready) + sum(len(words) for words in self.added)
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """Registrations and deletions in order."""
+
+    slots: I32
+    times: I64
+    deleted: np.ndarray
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the arrays."""
+        return int(self.slots.nbytes + self.times.nbytes + self.deleted.nbytes)
+
+
+def joined(parts: list[Changes]) -> Changes:
+    """Return changes one behind the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return Changes(
+        np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)]),
+        np.concatenate([np.empty(0, np.int64), *(p.times for p in parts)]),
+        np.concatenate([np.empty(0, np.bool_), *(p.deleted for p in parts)]),
+    )
+
+
+def reduced(parts: list[Changes], fired_rows: int, fired: int) -> Changes:
+    """Return the last change of every timer, without what was there before `fired_rows` and fired up to `fired`."""
+    every = joined(parts)
+    open_still = every.times > fired
+    open_still[fired_rows:] = True
+    slots, times, deleted = every.slots[open_still], every.times[open_still], every.deleted[open_still]
+    order = np.lexsort((times, slots))
+    slots, times = slots[order], times[order]
+    last = np.append((slots[1:] != slots[:-1]) | (times[1:] != times[:-1]), True) if len(order) else order
+    chosen = np.sort(order[last]) if len(order) else order
+    kept = np.flatnonzero(open_still)[chosen]
+    return Changes(every.slots[kept], every.times[kept], every.deleted[kept])
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenTimers:
+    """The changes between two freezes."""
+
+    spec: RowSpec
+    keys: KeyView
+    parts: tuple[Changes, ...]
+    fired_rows: int
+    fired: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the changes."""
+        return sum(part.memory_bytes for part in self.parts)
+
+    def table(self) -> pa.Table:
+        """Return the changes that still count as columns of a segment, sorted by hash."""
+        changes = reduced(list(self.parts), self.fired_rows, self.fired)
+        order = np.argsort(self.keys.hashes[changes.slots], kind="stable")
+        return segment_table(
+            self.spec,
+            self.keys,
+            changes.slots[order],
+            namespaces=changes.times[order],
+            values=(),
+            deleted=changes.deleted[order],
+        )
+
+
+class TimerTable:
+    """Timers by slot of the keys that all states of an operator share."""
+
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState) -> None:
+        """No timer; `load` brings in restored ones."""
+        self.source = source
+        self.spec = spec
+        self._state = state
+        source.memory = self
+        self._buckets: dict[int, _Bucket] = {}
+        self._changes: list[Changes] = []
+        self._changed = 0
+        self._reduce_at = _MANY
+        #: Of the changes, so many stood before the last firing, which reached that time.
+        self._fired_rows, self._fired = 0, MIN_TIMESTAMP
+        self._waiting: list[FrozenSegment] = []
+
+    # --- timers -----------------------------------------------------------------------------------------------------
+
+    def change(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
+        """Register timers, or delete them, in order; a timer that exists is not made twice."""
+        self._enter(slots, times, deleted)
+        self._changes.append(Changes(slots, times, deleted))
+        self._changed += len(slots)
+        if self._changed >= self._reduce_at:
+            self._reduce()
+
+    @property
+    def size(self) -> int:
+        """How many timers there are at most."""
+        return sum(bucket.words for bucket in self._buckets.values())
+
+    def next_time(self) -> int | None:
+        """Return a time before which no timer is due; None when there is no timer."""
+        if not self._buckets:
+            return None
+        number = min(self._buckets)
+        return (number << _BUCKET_BITS) + (self._buckets[number].least >> (_SLOT_BITS + 1))
+
+    def take_due(self, until: int, limit: int) -> tuple[I32, I64] | None:
+        """Take the earliest timers up to a time out: (slots, times) in order of (time, slot); None when none is due.
+
+        About `limit` of them; those of one time are taken apart only when they alone are more.
+        """
+        if not self._buckets or min(self._buckets) > until >> _BUCKET_BITS:
+            return None
+        taken: list[tuple[int, I64]] = []
+        room = limit
+        for number in sorted(n for n in self._buckets if n <= until >> _BUCKET_BITS):
+            bucket = self._buckets[number]
+            ready = bucket.resolve()
+            due = len(ready)
+            if number == until >> _BUCKET_BITS:
+                due = int(np.searchsorted(ready, ((until & ((1 << _BUCKET_BITS) - 1)) + 1) << (_SLOT_BITS + 1)))
+            stop = _cut(ready[:due], room)
+            if stop:
+                taken.append((number, ready[:stop]))
+                room -= stop
+            bucket.keep(ready[stop:])
+            if stop == len(ready):
+                del self._buckets[number]
+            if room <= 0 or stop < due:
+                break
+        if not taken:
+            return None
+        self._fired_rows, self._fired = self._changed, until
+        slots = np.concatenate([words >> 1 & _SLOT_MASK for _, words in taken]).astype(np.int32)
+        return slots, np.concatenate([(n << _BUCKET_BITS) + (words >> (_SLOT_BITS + 1)) for n, words in taken])
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the timers as they are; what fired since the last freeze becomes one tombstone."""
+        log = self.source.log
+        if self._fired > MIN_TIMESTAMP:
+            log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._fired)
+        if self._changes:
+            position = log.next_position()
+            log.append(position)
+            rows = FrozenTimers(
+                self.spec, self._state.index.view(), tuple(self._changes), self._fired_rows, self._fired
+            )
+            self._waiting.append(FrozenSegment(self.source.spec, position, rows))
+        self._changes, self._changed, self._reduce_at = [], 0, _MANY
+        self._fired_rows, self._fired = 0, MIN_TIMESTAMP
+        return FrozenTable(self.source, log.view(), tuple(self._undurable()))
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Nothing has to be copied: changes are never overwritten."""
+        del limit, up_to
+        return True
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored timers in, newest last."""
+        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+        slots = self._state.upsert(
+            key_columns(batch, tuple(self.spec.key_schema.names)), batch.column(KEY_HASH).to_numpy()
+        )
+        deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
+        self._enter(slots, batch.column(NAMESPACE).to_numpy(), deleted)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the timers in memory and of those waiting for an upload."""
+        return self.hot_bytes + sum(s.memory_bytes for s in self._undurable())
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the timers in memory."""
+        return 8 * sum(bucket.words for bucket in self._buckets.values()) + 13 * self._changed
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._waiting = []
+
+    def _undurable(self) -> list[FrozenSegment]:
+        self._waiting = [s for s in self._waiting if not s.durable]
+        return self._waiting
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a timer, or a change yet to be saved."""
+        for bucket in self._buckets.values():
+            used[(bucket.resolve() >> 1) & _SLOT_MASK] = True
+        self._reduce()
+        for changes in self._changes:
+            used[changes.slots] = True
+
+    def renumber(self, numbers: I32) -> None:
+        """The keys were numbered anew: slot s is now `numbers[s]`; order is kept, so buckets stay sorted."""
+        for bucket in self._buckets.values():
+            words = bucket.resolve()
+            slots = numbers[(words >> 1) & _SLOT_MASK].astype(np.int64)
+            bucket.keep((words & ~np.int64(_SLOT_MASK << 1)) | (slots << 1))
+        self._changes = [Changes(numbers[c.slots], c.times, c.deleted) for c in self._changes]
+
+    def _enter(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
+        if len(slots) == 0:
+            return
+        numbers = times >> _BUCKET_BITS
+        offsets = times & ((1 << _BUCKET_BITS) - 1)
+        words = (offsets << (_SLOT_BITS + 1)) | (slots.astype(np.int64) << 1) | deleted
+        low = int(numbers.min())
+        if low == int(numbers.max()):
+            self._bucket(low).add(words)
+            return
+        order = np.argsort(numbers, kind="stable")
+        found, first = np.unique(numbers[order], return_index=True)
+        for number, part in zip(found.tolist(), np.split(words[order], first[1:]), strict=True):
+            self._bucket(number).add(part)
+
+    def _bucket(self, number: int) -> _Bucket:
+        bucket = self._buckets.get(number)
+        if bucket is None:
+            bucket = self._buckets[number] = _Bucket()
+        return bucket
+
+    def _reduce(self) -> None:
+        if not self._changes:
+            return
+        before = self._fired_rows
+        kept = reduced(self._changes, before, self._fired)
+        # What is left of the changes before the last firing lies above it, so it may count as made since.
+        self._changes, self._changed, self._fired_rows = [kept], len(kept.slots), 0
+        self._reduce_at = 2 * self._changed + _MANY
+
+
+def _cut(words: I64, room: int) -> int:
+    """Return how many timers to take: all of a time or none, unless the first time alone has more than `room`."""
+    if len(words) <= room:
+        return len(words)
+    if room <= 0:
+        return 0
+    time = words[room] >> (_SLOT_BITS + 1)
+    start = int(np.searchsorted(words, time << (_SLOT_BITS + 1)))
+    return start or room
