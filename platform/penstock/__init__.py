@@ -42,6 +42,11 @@ if TYPE_CHECKING:
     from penstock.graph.executor import JobExecutor as JobExecutor
     from penstock.graph.executor import JobHandle as JobHandle
     from penstock.graph.executor import JobResult as JobResult
+    from penstock.operators.process_function import KeyedProcessFunction as KeyedProcessFunction
+    from penstock.operators.process_function import OpenContext as OpenContext
+    from penstock.operators.process_function import ProcessContext as ProcessContext
+    from penstock.operators.process_function import ValueState as ValueState
+    from penstock.operators.process_function import value_state as value_state
 
 __version__ = "0.1.0"
 
@@ -59,6 +64,13 @@ _MODULES = {
     "penstock.core.errors": ["GraphError", "JobFailedError", "PenstockError", "UsageError"],
     "penstock.core.schema": ["Precision", "Schema"],
     "penstock.graph.executor": ["JobExecutor", "JobHandle", "JobResult"],
+    "penstock.operators.process_function": [
+        "KeyedProcessFunction",
+        "OpenContext",
+        "ProcessContext",
+        "ValueState",
+        "value_state",
+    ],
 }
 _NAMES = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.api.aggregates import Aggregate
     from penstock.api.environment import Environment
     from penstock.api.windowed_stream import WindowedStream
+    from penstock.operators.process_function import KeyedProcessFunction
 
 
 class KeyedStream(DataStream):
@@ -81,6 +82,25 @@ class KeyedStream(DataStream):
         validate_deduplicate(config, self.flow.schema)
         spec = OperatorSpec(uid="", name=f"Deduplicate(keep {keep})", kind="deduplicate", config=config, stateful=True)
         return self.append_operator(spec, self.flow.schema, self.flow.row_type)
+
+    def process(
+        self, function: KeyedProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
+    ) -> DataStream:
+        """Run a function of one's own on the rows of each key, in order, with state and timers of that key.
+
+        The output type is the return annotation of its `process`, such as `Iterator[Out]`, or `returns`; those of side
+        outputs (`ctx.side(tag, row)`, read with `.side_output(tag)`) are given by tag.
+
+        Raises:
+            GraphError: no process function, or a type that is not known.
+        """
+        from penstock.api.process import compile_process
+
+        made = compile_process(function, returns, side_outputs or {}, stream=self)
+        stream = self.append_operator(made.spec, made.schema, made.row_type)
+        if made.sides:
+            self.environment.builder.update(stream.flow.upstreams[0].node, side_outputs=made.sides)
+        return stream
 
     def with_hidden_columns(self, columns: dict[str, Any]) -> KeyedStream:
         """Return the stream with columns that are computed before rows are sent to their keys."""

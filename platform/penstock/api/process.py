@@ -20,7 +20,7 @@ from penstock.graph.validate import require_name
 from penstock.operators.process_function import KeyedProcessFunction, ValueState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from penstock.api.keyed_stream import KeyedStream
 
 _STATE_TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, or a row type of these"
 _BASE: Any = KeyedProcessFunction
@@ -35,30 +35,31 @@ class Process(msgspec.Struct, frozen=True):
     sides: dict[str, str]
 
 
-def compile_process(
-    function: Any, returns: Any, sides: dict[str, Any], *, schema: pa.Schema, row_type: Any, keys: Sequence[str]
-) -> Process:
-    """Return the operator of a process function on rows of `schema` (whose own row type is `row_type`, if any).
+def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, stream: KeyedStream) -> Process:
+    """Return the operator of a process function on the rows of a stream.
 
     Raises:
         GraphError: it is no process function, its output type or the type of a state is not known or has no Arrow
             type, or it cannot be pickled.
     """
+    schema = stream.flow.schema
     where = f"process({getattr(function, '__name__', type(function).__name__)})"
     if isinstance(function, type) and issubclass(function, KeyedProcessFunction):
         raise GraphError(f"{where}: it is a class", hint=f"make one: .process({function.__name__}())")
     if not isinstance(function, KeyedProcessFunction):
         raise GraphError(f"{where}: {function!r} is no process function", hint="derive it from ps.KeyedProcessFunction")
     if type(function).process is _BASE.process:
-        raise GraphError(f"{where}: it has no process method", hint="write def process(self, row, ctx) -> Iterator[Out]")
+        raise GraphError(
+            f"{where}: it has no process method", hint="write def process(self, row, ctx) -> Iterator[Out]"
+        )
     annotated, result = _annotations(type(function).process, where, needed=returns is None)
-    given = input_type(annotated, row_type, schema, where)
+    given = input_type(annotated, stream.flow.row_type, schema, where)
     output_type = returns if returns is not None else result_type("flat_map", result, where)
     output = output_schema(output_type, schema, where)
     states = _states(type(function), where)
     side_schemas = {tag: schema_to_text(_side(tag, side, schema, where)) for tag, side in sides.items()}
     config = {
-        "key": list(keys),
+        "key": list(stream.keys),
         "states": {name: schema_to_text(state) for name, (state, _) in states.items()},
         "sides": side_schemas,
     }
@@ -104,7 +105,7 @@ def _states(function: type, where: str) -> dict[str, tuple[pa.Schema, Any]]:
     if not declared:
         return {}
     try:
-        hints = typing.get_type_hints(function)
+        hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
         msg = f"{where}: the annotations of its states cannot be read: {error}"
         raise GraphError(msg, hint="the types of states must be known where the class is written") from error
@@ -120,7 +121,7 @@ def _state(annotated: Any, where: str, name: str) -> tuple[pa.Schema, Any]:
     row_type = args[0] if is_row_type(args[0]) else None
     try:
         if row_type is None:
-            schema = pa.schema([arrow_field_of("value", args[0], where).with_nullable(False)])
+            schema = pa.schema([arrow_field_of("value", args[0], "its value").with_nullable(False)])
         else:
             schema = arrow_schema_of(row_type)
     except GraphError as error:
@@ -131,5 +132,3 @@ def _state(annotated: Any, where: str, name: str) -> tuple[pa.Schema, Any]:
         if field.name.startswith("__"):
             raise GraphError(f"{where}: names that begin with '__' are reserved", hint="choose another name")
     return schema, row_type
-
-

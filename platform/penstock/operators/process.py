@@ -22,6 +22,7 @@ from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.operators.columns import ts_of, without_ts
 from penstock.operators.functions import UserFunctionError, user_error
+from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.process_function import Current, KeyedProcessFunction, OpenContext, ProcessContext, Timers
 from penstock.operators.process_output import ProcessOutput
@@ -103,7 +104,10 @@ class KeyedProcessOperator(Operator):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Call the function for every row."""
-        data = batch.data
+        with collector_paused():
+            self._process(batch.data, out)
+
+    def _process(self, data: pa.RecordBatch, out: Collector) -> None:
         keys = key_columns(data, self._key)
         slots = self._state.upsert(keys, hash_key_columns(keys, data.num_rows))
         local, distinct = self._state.distinct(slots)
@@ -157,10 +161,11 @@ class KeyedProcessOperator(Operator):
         context.time_domain = "event" if table is self._event_table else "processing"
         while due := table.take_due(until, FIRE_ROWS):
             slots, times = due
-            local, distinct = self._state.distinct(slots)
-            self._begin(distinct)
-            self._run_timers(queue, times.tolist(), local.tolist())
-            self._end(distinct, out)
+            with collector_paused():
+                local, distinct = self._state.distinct(slots)
+                self._begin(distinct)
+                self._run_timers(queue, times.tolist(), local.tolist())
+                self._end(distinct, out)
             fired += len(times)
             if until == MAX_TIMESTAMP and fired > _MOST_AT_END + 1000 * known:
                 msg = f"{self._where}: on_timer goes on registering timers at the end of input"

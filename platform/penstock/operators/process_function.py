@@ -157,7 +157,17 @@ def microseconds(timestamp: Any) -> int:
 class ProcessContext:
     """What `process` and `on_timer` know besides the row and the state."""
 
-    __slots__ = ("_current", "clock", "key_loader", "keys", "side_rows", "time_domain", "timers", "timestamp", "watermark")
+    __slots__ = (
+        "_current",
+        "clock",
+        "key_loader",
+        "keys",
+        "side_rows",
+        "time_domain",
+        "timers",
+        "timestamp",
+        "watermark",
+    )
 
     def __init__(self, current: Current, timers: Timers, clock: Clock) -> None:
         """Made by the operator."""

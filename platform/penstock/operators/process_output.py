@@ -44,8 +44,8 @@ class ProcessOutput:
             return
         times = None
         if self._timed:
-            counts = np.diff(np.array([0, *self.ends], np.int64))
-            times = pa.array(np.repeat(np.array(self.times, np.int64), counts))
+            ends = np.array([0, *self.ends], np.int64)
+            times = pa.array(np.repeat(np.array(self.times, np.int64), ends[1:] - ends[:-1]))
         batch = self._batch(self._encoder, self.rows, times)
         self.rows.clear()
         self.ends.clear()

@@ -93,9 +93,9 @@ class RowEncoder:
 def row_maker(names: list[str], row_type: type | None) -> Callable[[list[list[Any]]], Iterator[Any]]:
     """Return what makes row objects of columns of Python values, lazily."""
     if row_type is None:
-        make = named_tuple_of("Row", names)._make
+        made = named_tuple_of("Row", names)
     elif issubclass(row_type, pydantic.BaseModel):
-        make = _model_row_of(row_type, names)._make
+        made = _model_row_of(row_type, names)
     elif typing.is_typeddict(row_type):
         return lambda columns: (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
     elif dataclasses.is_dataclass(row_type):
@@ -103,7 +103,9 @@ def row_maker(names: list[str], row_type: type | None) -> Callable[[list[list[An
             row_type(**dict(zip(names, values, strict=True))) for values in zip(*columns, strict=True)
         )
     else:
-        make = row_type._make  # type: ignore[attr-defined] # a NamedTuple, as arrow_schema_of has checked
+        made = row_type  # a NamedTuple, as arrow_schema_of has checked
+    # Not `made._make`, which is a Python function around this.
+    make = functools.partial(tuple.__new__, made)
     return lambda columns: map(make, zip(*columns, strict=True))
 
 

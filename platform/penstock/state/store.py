@@ -286,5 +286,5 @@ def _check(snapshot: KeyedStateSnapshot, spec: StateSpec) -> None:
         theirs = ", ".join(f"{f.name} {f.type}" for f in saved)
         raise StateMismatchError(
             f"state {snapshot.state!r} of {snapshot.uid} was saved with columns ({theirs}), the job keeps ({ours})",
-            hint="keep keys, aggregates and state types as they were, give the operator a new uid, or start with --fresh",
+            hint="keep keys, aggregates and state types as they were, give a new uid, or start with --fresh",
         )

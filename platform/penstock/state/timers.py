@@ -103,12 +103,13 @@ def reduced(parts: list[Changes], fired_rows: int, fired: int) -> Changes:
     every = joined(parts)
     open_still = every.times > fired
     open_still[fired_rows:] = True
-    slots, times, deleted = every.slots[open_still], every.times[open_still], every.deleted[open_still]
+    places = np.flatnonzero(open_still)
+    slots, times = every.slots[places], every.times[places]
     order = np.lexsort((times, slots))
     slots, times = slots[order], times[order]
-    last = np.append((slots[1:] != slots[:-1]) | (times[1:] != times[:-1]), True) if len(order) else order
-    chosen = np.sort(order[last]) if len(order) else order
-    kept = np.flatnonzero(open_still)[chosen]
+    last = np.ones(len(order), np.bool_)
+    last[:-1] = (slots[1:] != slots[:-1]) | (times[1:] != times[:-1])
+    kept = np.sort(places[order[last]])
     return Changes(every.slots[kept], every.times[kept], every.deleted[kept])
 
 

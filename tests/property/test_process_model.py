@@ -1,0 +1,386 @@
+"""Keyed process functions over their state against a plain Python model.
+
+Any order of rows, watermarks, ticks of the clock, freezes, failed uploads, compactions, crashes and rescales gives the
+model's rows: per key in the same order, timers each once and in order of time.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock.api.process import compile_process
+from penstock.config.settings import JobSettings
+from penstock.core.clock import ManualClock
+from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
+from penstock.core.keygroup import hash_range_of
+from penstock.core.permits import CommitPermit
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import FileRef
+from penstock.graph.restore_plan import clip_keyed
+from penstock.kernels.hashing import hash_columns
+from penstock.kernels.rows import number_slots, number_slots_plain
+from penstock.operators.process import KeyedProcessOperator
+from penstock.state.budget import MemoryBudget
+from penstock.state.store import KeyedStateRequest, open_keyed_state
+
+KEY_GROUPS = 64
+KEYS = [None, "", *[f"key-{i}" * (i % 4 + 1) for i in range(14)]]
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("what", pa.string(), nullable=False),
+        pa.field("n", pa.int64(), nullable=False),
+        pa.field(TS_COLUMN, pa.int64(), nullable=False),
+    ]
+)
+#: A unit of time in microseconds: several fall into one bucket of timers, and many buckets are used.
+UNIT = 170_000
+WORDS = ["add", "add", "clear", "clear", "event", "event", "forget", "forget", "processing", "unprocess"]
+
+
+class Out(NamedTuple):
+    k: str | None
+    what: str
+    time: int
+    n: int | None
+    text: str | None
+
+
+class Both(NamedTuple):
+    n: int
+    text: str | None
+
+
+class Programmed(ps.KeyedProcessFunction):
+    """Does what its rows say."""
+
+    n: ps.ValueState[int] = ps.value_state()
+    both: ps.ValueState[Both] = ps.value_state()
+
+    def process(self, row, ctx) -> Iterator[Out]:
+        n = row.n * UNIT
+        if row.what == "add":
+            self.n.update((self.n.value() or 0) + row.n)
+            old = self.both.value()
+            if old is None or row.n % 3:
+                self.both.update(Both(row.n, f"{row.n}" if row.n % 2 else None))
+            elif row.n % 9 == 0:
+                self.both.clear()
+        elif row.what == "clear":
+            self.n.clear()
+        elif row.what == "event":
+            ctx.timers.event(n)
+        elif row.what == "forget":
+            ctx.timers.delete(n)
+        elif row.what == "processing":
+            ctx.timers.processing(n)
+        else:
+            ctx.timers.delete(n, processing=True)
+        if row.n % 4 == 0:
+            yield self.row(ctx, row.what, ctx.timestamp)
+
+    def on_timer(self, timestamp, ctx):
+        unit = timestamp // UNIT
+        if unit % 3 == 0:
+            self.n.update((self.n.value() or 0) + 1)
+        if unit % 7 == 0:
+            ctx.timers.event(timestamp + 5 * UNIT)
+            ctx.timers.event(timestamp - 2 * UNIT + 1)
+        if unit % 5 == 0:
+            ctx.timers.delete(timestamp + 2 * UNIT)
+        if unit % 11 == 0:
+            self.n.clear()
+            self.both.clear()
+        yield self.row(ctx, ctx.time_domain, timestamp)
+
+    def row(self, ctx, what, time):
+        both = self.both.value()
+        return Out(ctx.key, what, time, self.n.value(), None if both is None else f"{both.n}/{both.text}")
+
+
+class Model:
+    """The same function over dicts, for one key."""
+
+    def __init__(self):
+        self.n = self.both = None
+        self.event, self.processing = set(), set()
+
+    def copy(self):
+        other = Model()
+        other.n, other.both = self.n, self.both
+        other.event, other.processing = set(self.event), set(self.processing)
+        return other
+
+    def value(self):
+        return self.n, None if self.both is None else "{}/{}".format(*self.both)
+
+    def row(self, what, n, time):
+        if what == "add":
+            self.n = (self.n or 0) + n
+            if self.both is None or n % 3:
+                self.both = (n, f"{n}" if n % 2 else None)
+            elif n % 9 == 0:
+                self.both = None
+        elif what == "clear":
+            self.n = None
+        elif what in ("event", "processing"):
+            (self.event if what == "event" else self.processing).add(n * UNIT)
+        else:
+            (self.event if what == "forget" else self.processing).discard(n * UNIT)
+        return [(what, time, *self.value())] if n % 4 == 0 else []
+
+    def fire(self, domain, until):
+        timers = self.event if domain == "event" else self.processing
+        fired = []
+        while timers and (time := min(timers)) <= until:
+            timers.remove(time)
+            unit = time // UNIT
+            if unit % 3 == 0:
+                self.n = (self.n or 0) + 1
+            if unit % 7 == 0:
+                self.event |= {time + 5 * UNIT, time - 2 * UNIT + 1}
+            if unit % 5 == 0:
+                self.event.discard(time + 2 * UNIT)
+            if unit % 11 == 0:
+                self.n = self.both = None
+            fired.append((domain, time, *self.value()))
+        return fired
+
+
+class Sink:
+    def __init__(self):
+        self.rows = []
+
+    def batch(self, batch):
+        batch.data.validate(full=True)
+        self.rows += batch.data.to_pylist()
+
+    def watermark(self, watermark):
+        pass
+
+
+class Job:
+    """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
+
+    def __init__(self, folder):
+        self.folder = Path(folder)
+        stream = SimpleNamespace(flow=SimpleNamespace(schema=SCHEMA, row_type=None), keys=("k",))
+        made = compile_process(Programmed(), None, {}, stream=stream)
+        self.spec = SimpleNamespace(
+            uid="fn", payload=made.spec.payload, config=made.spec.config, output_schema=schema_to_text(made.schema)
+        )
+        hashes = hash_columns(pa.record_batch({"k": pa.array(KEYS, pa.string())}), ("k",)).tolist()
+        self.hash = dict(zip(KEYS, hashes, strict=True))
+        self.clock = ManualClock(start_ms=0)
+        self.models = {key: Model() for key in KEYS}
+        self.files = {}
+        self.complete = ([], self.copied())
+        self.attempt = self.checkpoint_id = 0
+        self.subtasks = []
+        self.start(1)
+
+    def copied(self):
+        return {key: model.copy() for key, model in self.models.items()}
+
+    def start(self, parallelism):
+        for operator, store in self.subtasks:
+            operator.close()
+            store.close()
+        self.attempt += 1
+        self.frozen = []
+        snapshots, models = self.complete
+        self.models = {key: model.copy() for key, model in models.items()}
+        self.marks = [MIN_TIMESTAMP] * parallelism
+        self.subtasks = [self.open(s, parallelism, snapshots) for s in range(parallelism)]
+
+    def open(self, subtask, parallelism, snapshots):
+        owned = hash_range_of(subtask, parallelism, KEY_GROUPS)
+        store = open_keyed_state(
+            KeyedStateRequest(
+                uid="fn",
+                snapshots=tuple(c for s in snapshots if (c := clip_keyed(s, owned)) is not None),
+                hash_range=owned,
+                settings=JobSettings(),
+                read=self.read,
+                directory=self.folder / f"{self.attempt}-{subtask}",
+                writer=f"run/v/{subtask}/{self.attempt}",
+                budget=MemoryBudget(1 << 30),
+            )
+        )
+        operator = KeyedProcessOperator()
+        operator.open(
+            SimpleNamespace(
+                spec=self.spec,
+                job_name="j",
+                subtask=subtask,
+                parallelism=parallelism,
+                clock=self.clock,
+                input_schemas=(SCHEMA,),
+                keyed_state=store,
+                restored=(),
+            )
+        )
+        return operator, store
+
+    def read(self, file):
+        return self.files[file.path]
+
+    def write(self, encoded):
+        name = str(len(self.files))
+        self.files[name] = encoded.data
+        return FileRef(path=name, length=len(encoded.data))
+
+    def keys_of(self, subtask):
+        owned = hash_range_of(subtask, len(self.subtasks), KEY_GROUPS)
+        return [key for key, h in self.hash.items() if h in owned]
+
+    def compare(self, sink, keys, expected):
+        got = {key: [] for key in keys}
+        for row in sink.rows:
+            got[row.pop("k")].append((row["what"], row["time"], row["n"], row["text"]))
+        assert got == expected
+
+    def batch(self, seed, count, around):
+        random = np.random.default_rng(seed)
+        rows = []
+        for _ in range(count):
+            key, what = KEYS[random.integers(len(KEYS))], WORDS[random.integers(len(WORDS))]
+            rows.append((key, what, int(max(0, around + random.integers(-20, 20))), int(random.integers(1000))))
+        for subtask, (operator, _) in enumerate(self.subtasks):
+            keys = self.keys_of(subtask)
+            mine = [row for row in rows if row[0] in keys]
+            expected = {key: [] for key in keys}
+            for key, what, n, time in mine:
+                expected[key] += self.models[key].row(what, n, time)
+            if mine:
+                # a slice at an odd offset: validity bits do not begin with a byte
+                by_column = zip(*[mine[0], *mine], strict=True)
+                columns = [pa.array(list(c), f.type) for c, f in zip(by_column, SCHEMA, strict=True)]
+                sink = Sink()
+                operator.process_batch(Batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA).slice(1)), 0, sink)
+                self.compare(sink, keys, expected)
+
+    def watermark(self, subtask, unit):
+        subtask %= len(self.subtasks)
+        time = unit * UNIT
+        keys, sink = self.keys_of(subtask), Sink()
+        expected = {key: [] for key in keys}
+        if time > self.marks[subtask]:
+            self.marks[subtask] = time
+            expected = {key: self.models[key].fire("event", time) for key in keys}
+        self.subtasks[subtask][0].process_watermark(Watermark(time), sink)
+        self.compare(sink, keys, expected)
+
+    def tick(self, units):
+        self.clock.advance(units * UNIT / 1000)
+        now = self.clock.now_ms() * 1000
+        for subtask, (operator, _) in enumerate(self.subtasks):
+            keys, sink = self.keys_of(subtask), Sink()
+            pending = [time for key in keys for time in self.models[key].processing]
+            due = operator.next_timer_ms
+            assert (due is None or due <= now // 1000) or all(time > now for time in pending)
+            operator.fire_timers(sink)
+            self.compare(sink, keys, {key: self.models[key].fire("processing", now) for key in keys})
+
+    def freeze(self):
+        self.checkpoint_id += 1
+        taken = [operator.snapshot(Barrier(self.checkpoint_id), Sink()).keyed for operator, _ in self.subtasks]
+        self.frozen.append((self.checkpoint_id, taken, self.copied()))
+        del self.frozen[:-2]  # two at a time; an older one is aborted
+
+    def finish(self, outcome):
+        if not self.frozen:
+            return
+        checkpoint_id, taken, models = self.frozen.pop(0)
+        if outcome == "aborted":
+            return
+        snapshots = []
+        for frozen in (state for states in taken for state in states):
+            assert frozen.copy_pages(1)
+            encoded = frozen.encode()
+            if outcome == "failed":
+                frozen.durable({e.position: self.write(e) for e in encoded[::2]})
+                frozen.failed()
+            else:
+                frozen.durable({e.position: self.write(e) for e in encoded})
+                snapshots.append(frozen.snapshot())
+        if outcome == "done":
+            self.complete = (snapshots, models)
+            for operator, _ in self.subtasks:
+                operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
+
+    def checkpoint(self):
+        while self.frozen:
+            self.finish("done")
+        self.freeze()
+        self.finish("done")
+
+    def compact(self, done):
+        for _, store in self.subtasks:
+            job = store.compaction()
+            if job is not None:
+                encoded = job.run(self.read)
+                store.compacted(job, self.write(encoded) if done else None)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 60), st.integers(0, 150)),
+        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 60), st.integers(0, 150)),
+        st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 200)),
+        st.tuples(st.just("tick"), st.integers(0, 20)),
+        st.tuples(st.just("checkpoint")),
+        st.tuples(st.just("checkpoint")),
+        st.tuples(st.just("freeze")),
+        st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
+        st.tuples(st.just("compact"), st.booleans()),
+        st.tuples(st.just("restart"), st.integers(1, 4)),
+    ),
+    min_size=10,
+    max_size=60,
+)
+
+
+@pytest.fixture(autouse=True)
+def tight(monkeypatch):
+    """Everything that happens at large sizes happens here too."""
+    monkeypatch.setattr("penstock.operators.process.FIRE_ROWS", 5)
+    monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
+    monkeypatch.setattr("penstock.state.row_columns._FIRST_BYTES", 4)
+    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
+    monkeypatch.setattr("penstock.state.timers._MANY", 20)
+    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_the_models_rows(operations):
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder)
+        for name, *arguments in operations:
+            getattr(job, "start" if name == "restart" else name)(*arguments)
+        job.checkpoint()
+        job.start(3)
+        for subtask in range(3):
+            job.watermark(subtask, 1000)
+
+
+@given(st.lists(st.integers(0, 50), min_size=1, max_size=200))
+def test_the_kernel_numbers_slots_as_plain_numpy_does(slots):
+    given_slots = np.array(slots, np.int32)
+    local, distinct = np.empty(len(slots), np.int32), np.empty(len(slots), np.int32)
+    numbers = np.zeros(60, np.int32)
+    count = number_slots(given_slots, numbers, local, distinct)
+    plain_local, plain_distinct = number_slots_plain(given_slots)
+    assert local.tolist() == plain_local.tolist()
+    assert distinct[:count].tolist() == plain_distinct.tolist()
+    assert not numbers.any()
