@@ -288,7 +288,7 @@ class Job:
             pending = [time for key in keys for time in self.models[key].processing]
             due = operator.next_timer_ms
             assert (due is None or due <= now // 1000) or all(time > now for time in pending)
-            operator.fire_timers(sink)
+            operator.process_time(self.clock.now_ms(), sink)
             self.compare(sink, keys, {key: self.models[key].fire("processing", now) for key in keys})
 
     def freeze(self):

@@ -68,7 +68,6 @@ class KeyedProcessOperator(Operator):
         except Exception as error:
             msg = f"{self._where}: the function cannot be loaded: {error}"
             raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
-        self._clock = context.clock
         self._store = context.keyed_state
         self._bind(context, function, types)
         self._decoder = RowDecoder(_wanted(context.input_schemas[0], row_type), row_type)
@@ -144,16 +143,17 @@ class KeyedProcessOperator(Operator):
         out.watermark(watermark)
 
     @property
-    def next_timer_ms(self) -> int | None:
-        """Wall-clock milliseconds of the next processing-time timer."""
+    def next_timer_ms(self) -> float | None:
+        """When the next processing-time timer is due, as `Clock.now_ms` counts."""
         if self._next_processing is None or self._ended:
             return None
         return -(-self._next_processing // 1000)
 
-    def fire_timers(self, out: Collector) -> None:
+    def process_time(self, now_ms: int, out: Collector) -> None:
         """Fire the processing-time timers that are due by the clock (which never goes back here)."""
-        self._processing_now = max(self._processing_now, self._clock.now_ms() * 1000)
+        self._processing_now = max(self._processing_now, now_ms * 1000)
         self._fire(self._processing_table, self._processing, self._processing_now, out)
+        self._next_processing = self._processing_table.next_time()
 
     def _fire(self, table: TimerTable, queue: TimerQueue, until: int, out: Collector) -> None:
         context = self._context

@@ -36,6 +36,7 @@ class FrozenLog:
     """The rows appended between two freezes."""
 
     spec: RowSpec
+    table_of: RowTable
     keys: KeyView
     first: int
     slots: I32
@@ -44,7 +45,9 @@ class FrozenLog:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes the rows hold; shared with the table until it leaves them behind."""
+        """Bytes the rows hold, once their table has left them behind; until then they are the table's."""
+        if self.table_of.holds(self.slots):
+            return 0
         return int(self.slots.nbytes + self.deleted.nbytes) + 8 * len(self.columns) * len(self.slots)
 
     def table(self) -> pa.Table:
@@ -190,10 +193,14 @@ class RowTable:
         part = slice(self._dirty_from, self._end)
         columns = tuple(copy.copy(column) for column in self._columns)
         rows = FrozenLog(
-            self.spec, self._state.index.view(), part.start, self._slots[part], self._deleted[part], columns
+            self.spec, self, self._state.index.view(), part.start, self._slots[part], self._deleted[part], columns
         )
         self._waiting.append(FrozenSegment(self.source.spec, position, rows))
         self._dirty_from = self._end
+
+    def holds(self, rows: I32) -> bool:
+        """Whether frozen rows still lie in the table's own memory."""
+        return rows.base is self._slots
 
     # --- room -------------------------------------------------------------------------------------------------------
 

@@ -176,10 +176,12 @@ class TimerTable:
 
     def next_time(self) -> int | None:
         """Return a time before which no timer is due; None when there is no timer."""
-        if not self._buckets:
-            return None
-        number = min(self._buckets)
-        return (number << _BUCKET_BITS) + (self._buckets[number].least >> (_SLOT_BITS + 1))
+        while self._buckets:
+            number = min(self._buckets)
+            if self._buckets[number].words:
+                return (number << _BUCKET_BITS) + (self._buckets[number].least >> (_SLOT_BITS + 1))
+            del self._buckets[number]
+        return None
 
     def take_due(self, until: int, limit: int) -> tuple[I32, I64] | None:
         """Take the earliest timers up to a time out: (slots, times) in order of (time, slot); None when none is due.
@@ -196,7 +198,7 @@ class TimerTable:
             due = len(ready)
             if number == until >> _BUCKET_BITS:
                 due = int(np.searchsorted(ready, ((until & ((1 << _BUCKET_BITS) - 1)) + 1) << (_SLOT_BITS + 1)))
-            stop = _cut(ready[:due], room)
+            stop = _cut(ready[:due], room, alone=not taken)
             if stop:
                 taken.append((number, ready[:stop]))
                 room -= stop
@@ -310,12 +312,14 @@ class TimerTable:
         self._reduce_at = 2 * self._changed + _MANY
 
 
-def _cut(words: I64, room: int) -> int:
-    """Return how many timers to take: all of a time or none, unless the first time alone has more than `room`."""
+def _cut(words: I64, room: int, *, alone: bool) -> int:
+    """Return how many timers to take: all of a time or none.
+
+    Only a time that alone has more than `room` is taken apart, and then by itself: a key of it has no other timer among
+    those that are taken, whose firing could delete one that is left.
+    """
     if len(words) <= room:
         return len(words)
-    if room <= 0:
-        return 0
     time = words[room] >> (_SLOT_BITS + 1)
     start = int(np.searchsorted(words, time << (_SLOT_BITS + 1)))
-    return start or room
+    return start or (room if alone else 0)

@@ -82,7 +82,7 @@ class Opened:
         self.world.bench.clock.advance(ms)
         due = self.operator.next_timer_ms
         if due is not None and due <= self.world.bench.clock.now_ms():
-            self.operator.fire_timers(self.out)
+            self.operator.process_time(self.world.bench.clock.now_ms(), self.out)
         return self.taken()
 
     def taken(self):
