@@ -134,7 +134,9 @@ class KeyedState:
             StateMismatchError: the snapshot's columns are others than the spec's.
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
-        return self._declare(name, spec, lambda source: PaneTable(source, spec, self._home(self._cold_rows(name, spec))))
+        return self._declare(
+            name, spec, lambda source: PaneTable(source, spec, self._home(self._cold_rows(name, spec)))
+        )
 
     def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
         """Declare a table of sessions, always in memory, and restore it. Raises as `pane_table`."""

@@ -1,0 +1,116 @@
+"""Process functions when a job is built: types from annotations, what is refused."""
+
+import pickle
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pyarrow as pa
+import pytest
+
+import penstock as ps
+from penstock.core.schema import schema_from_text
+
+
+class Total(ps.Schema):
+    user_id: int
+    total: float
+
+
+class Pair(NamedTuple):
+    number: int
+    text: str | None
+
+
+class Fine(ps.KeyedProcessFunction):
+    plain: ps.ValueState[int] = ps.value_state()
+    nullable: ps.ValueState[float | None] = ps.value_state()
+    pair: ps.ValueState[Pair] = ps.value_state()
+
+    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Total]:
+        yield Total(user_id=row.user_id, total=1.0)
+
+
+class NoReturn(ps.KeyedProcessFunction):
+    def process(self, row, ctx):
+        return ()
+
+
+class OneRow(ps.KeyedProcessFunction):
+    def process(self, row, ctx) -> Total:
+        return Total(user_id=1, total=2.0)
+
+
+class ListValue(Fine):
+    many: ps.ValueState[list[int]] = ps.value_state()
+
+
+class Strange(Fine):
+    strange: ps.ValueState[object] = ps.value_state()
+
+
+class NoMethod(ps.KeyedProcessFunction):
+    pass
+
+
+def test_the_operator_has_the_states_and_the_schema(env, orders, sink):
+    made = orders.key_by("user_id").process(Fine(), side_outputs={"odd": Pair}).uid("fn")
+    assert made.columns == ["user_id", "total"]
+    assert made.side_output("odd").columns == ["number", "text"]
+    made.sink_to(sink(), uid="out")
+    made.side_output("odd").sink_to(sink(), uid="odd")
+    (operator,) = [o for v in env.job_graph("j").vertices for o in v.operators if o.kind == "process"]
+    assert operator.stateful
+    assert operator.python
+    assert operator.config["key"] == ["user_id"]
+    states = {name: schema_from_text(text) for name, text in operator.config["states"].items()}
+    assert states == {
+        "plain": pa.schema([pa.field("value", pa.int64(), nullable=False)]),
+        "nullable": pa.schema([pa.field("value", pa.float64(), nullable=False)]),
+        "pair": pa.schema([pa.field("number", pa.int64(), nullable=False), pa.field("text", pa.string())]),
+    }
+    function, _, types = pickle.loads(operator.payload)
+    assert isinstance(function, Fine)
+    assert types == {"plain": None, "nullable": None, "pair": Pair}
+
+
+def test_returns_stands_in_for_the_annotation(orders):
+    assert orders.key_by("user_id").process(NoReturn(), returns=Total).columns == ["user_id", "total"]
+
+
+@pytest.mark.parametrize(
+    ("function", "text"),
+    [
+        (Fine, r"it is a class.*make one: .process\(Fine\(\)\)"),
+        (print, "no process function.*ps.KeyedProcessFunction"),
+        (NoMethod(), "no process method"),
+        (NoReturn(), "output type is not known"),
+        (OneRow(), r"must return several rows.*Iterator\[Row\]"),
+        (ListValue(), "state 'many': value is a list"),
+        (Strange(), "state 'strange': its value: .* has no Arrow type"),
+    ],
+)
+def test_what_is_wrong_is_said_when_the_job_is_built(orders, function, text):
+    with pytest.raises(ps.GraphError, match=text):
+        orders.key_by("user_id").process(function)
+
+
+def test_a_state_without_a_type_is_refused(orders):
+    class Bare(ps.KeyedProcessFunction):
+        bare = ps.value_state()
+
+        def process(self, row, ctx) -> Iterator[Total]:
+            yield from ()
+
+    with pytest.raises(ps.GraphError, match=r"state 'bare' has no type.*bare: ps.ValueState\[int\]"):
+        orders.key_by("user_id").process(Bare())
+
+
+def test_time_to_live_is_refused():
+    with pytest.raises(ps.GraphError, match="no time-to-live"):
+        ps.value_state(ttl="1h")
+
+
+def test_side_outputs_must_be_read_by_somebody(env, orders, sink):
+    orders.key_by("user_id").process(Fine(), side_outputs={"odd": Pair}).uid("fn").sink_to(sink(), uid="out")
+    with pytest.raises(ps.GraphError, match="puts rows aside as 'odd'"):
+        env.job_graph("j")
