@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.job_records import JobRecord, read_records, write_record
+from penstock.checkpoint.job_records import JobRecord, write_record
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
 from penstock.core.clock import Clock
@@ -27,6 +27,7 @@ from penstock.jobmanager.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.job_master import JobMaster
 from penstock.jobmanager.job_store import JobStore, StartFrom, savepoint_uri
 from penstock.jobmanager.operations import Operations
+from penstock.jobmanager.recorded_jobs import recorded_jobs
 from penstock.jobmanager.taskmanagers import TaskManagers
 from penstock.jobmanager.views import (
     CheckpointsView,
@@ -110,11 +111,11 @@ class Dispatcher:
     async def recover(self) -> None:
         """Start every job of the HA store that has not ended."""
         found: dict[tuple[str, str], _Job] = {}
-        for record in await asyncio.to_thread(read_records, self._parts.ha_store):
-            job = _Job(record, decode_graph(record.graph))
+        for record, graph in await asyncio.to_thread(recorded_jobs, self._parts.ha_store):
+            job = _Job(record, graph)
             self._jobs[record.job_id] = job
             if not record.ended:
-                identity = (record.name, job.graph.settings.checkpoint_root)
+                identity = (record.name, graph.settings.checkpoint_root)
                 if identity in found:
                     # Its submitter was told that it failed: the record was written and no answer came.
                     superseded = self._driver(found[identity])

@@ -1,0 +1,27 @@
+"""What a new leader makes of the records it finds."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from tests.unit.jobmanager.conftest import make_graph
+
+from penstock.checkpoint.job_records import JobRecord, write_record
+from penstock.core.errors import StorageError
+from penstock.graph.job_graph import encode_graph
+from penstock.jobmanager.recorded_jobs import recorded_jobs
+
+ODD = JobRecord(job_id="1" * 32, name="old", run_id="r", token="", submitted_ms=1, graph=b"{}", ended="FINISHED")
+
+
+def test_a_job_that_ended_under_another_version_keeps_no_leader_from_starting(store):
+    mine = msgspec.structs.replace(ODD, job_id="2" * 32, submitted_ms=2, graph=encode_graph(make_graph()), ended="")
+    for record in (ODD, mine):
+        write_record(store, record)
+    assert recorded_jobs(store) == ((mine, make_graph()),)
+
+
+def test_a_job_that_runs_and_cannot_be_read_is_named(store):
+    write_record(store, msgspec.structs.replace(ODD, ended=""))
+    with pytest.raises(StorageError, match=r"jobs/1{32}\.json cannot be read.*version"):
+        recorded_jobs(store)
