@@ -108,7 +108,8 @@ class ThreadBackground:
         self._limit = threads
         self._queue: queue.Queue[tuple[Callable[[], Any], Done]] = queue.Queue(_BACKGROUND_QUEUE)
         self._lock = threading.Lock()
-        self._idle = 0
+        #: Pieces that wait or run.
+        self._open = 0
         self._threads = 0
 
     def submit(self, work: Callable[[], Any], done: Done) -> None:
@@ -123,18 +124,15 @@ class ThreadBackground:
             msg = f"{_BACKGROUND_QUEUE} pieces of background work wait in {self._name}"
             raise BackgroundFullError(msg) from error
         with self._lock:
-            start = self._idle < self._queue.qsize() and self._threads < self._limit
+            self._open += 1
+            start = self._threads < min(self._open, self._limit)
             self._threads += start
         if start:
             threading.Thread(target=self._loop, name=self._name, daemon=True).start()
 
     def _loop(self) -> None:
         while True:
-            with self._lock:
-                self._idle += 1
             work, done = self._queue.get()
-            with self._lock:
-                self._idle -= 1
             try:
                 result, failure = work(), None
             except Exception as error:  # noqa: BLE001 - handed to whoever asked for the work
@@ -142,3 +140,5 @@ class ThreadBackground:
             # What `done` raises is a fault of ours and ends the process (threading.excepthook of the worker).
             done(result, failure)
             del work, done, result, failure
+            with self._lock:
+                self._open -= 1

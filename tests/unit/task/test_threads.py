@@ -103,3 +103,25 @@ def test_background_threads_are_bounded(threads):
     for _ in range(6):
         assert finished.acquire(timeout=SECONDS)
     assert len(seen) == threads
+
+
+def test_background_work_does_not_wait_behind_work_that_blocks_while_a_thread_is_allowed(monkeypatch):
+    """Also when it comes just as the only thread has taken the other piece and has not said so yet."""
+    background = ThreadBackground("test", 2)
+    get, taken, go_on, second_ran = background._queue.get, threading.Event(), threading.Event(), threading.Event()
+
+    def slow_get():
+        item = get()
+        taken.set()
+        go_on.wait(10)
+        return item
+
+    monkeypatch.setattr(background._queue, "get", slow_get)
+    found = []
+    ended = threading.Event()
+    background.submit(lambda: second_ran.wait(10), lambda result, _: (found.append(result), ended.set()))
+    assert taken.wait(10)
+    background.submit(second_ran.set, lambda *_: None)
+    go_on.set()
+    assert ended.wait(20)
+    assert found == [True]
