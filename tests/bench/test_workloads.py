@@ -39,3 +39,16 @@ def test_a_workload_is_right(arguments):
     assert figures["workload"] == arguments[0]
     assert figures["events"] == int(arguments[2])
     assert figures["checkpoints"] >= 1
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_delays_are_counted_behind_a_shuffle_and_beside_a_row_function():
+    command = [sys.executable, "-m", "penstock.cli.main", "bench", "latency-rows", "--events", "20000", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=230)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    assert figures["events"] == 20_000
+    assert figures["rows_per_second"] == pytest.approx(figures["most_rows_per_second"] / 2, abs=1)
+    assert 0 <= figures["p50_ms"] <= figures["p99_ms"]

@@ -22,6 +22,11 @@ WORKLOADS: dict[str, tuple[str, str]] = {
     "w2": ("penstock.bench.running:w2", "key by key, count and sum after every event; RocksDB, a checkpoint every 5 s"),
     "w2x": ("penstock.bench.running:w2x", "the same with memory for a tenth of the keys"),
     "w3": ("penstock.bench.stateless:w3", "filter and two columns by expressions, no key, no state"),
+    "latency": (
+        "penstock.bench.latency:latency",
+        "delay of rows behind a shuffle at half of the job's highest rate",
+    ),
+    "latency-rows": ("penstock.bench.latency:latency_rows", "the same with a row function in the same slots"),
     "shuffle": ("penstock.bench.stateless:shuffle", "every row to the owner of its key, and nothing else"),
 }
 
