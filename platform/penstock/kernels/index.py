@@ -1,8 +1,10 @@
-"""Kernels of the key index: open addressing over (hash, slot + 1) pairs, and the key columns that decide equality.
+"""Kernels of the key index: open addressing over the hashes, and the key columns that decide equality.
 
-The table is probed by the LOW bits of the hash (the high ones chose the subtask). Rows are first matched by their
-64-bit hash, then the keys are compared column by column; rows whose slot holds another key of that hash go on probing
-(`probe_next`).
+An entry of the table is one word: the hash's upper half, and the slot + 1 (0: empty). The table is probed by the LOW
+bits of the hash (the high ones chose the subtask) and at most a quarter full: what costs here are cache misses and
+wrongly predicted branches. Rows are first matched by their 64-bit hash, then the keys are compared column by column;
+rows whose slot holds another key of that hash go on probing (`probe_next`). Positions are unsigned: numba would look at
+every signed one for a negative value.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from penstock.kernels.compile import (
     U8,
     U8_IN,
     U8_OUT,
+    U64,
+    U64_OUT,
     i8,
     kernel,
     load4,
@@ -33,9 +37,14 @@ _FIXED_IN = tuple_of(I64_IN, U8_IN)
 _FIXED_STORE = tuple_of(I64_OUT, U8_OUT)
 _BYTES_IN = tuple_of(U8_IN, I64_IN, U8_IN)
 _BYTES_STORE = tuple_of(U8_OUT, I64_OUT, U8_OUT)
-_INDEX = tuple_of(I64_OUT, I64_OUT)
+_INDEX = tuple_of(U64_OUT, I64_OUT)
 _PAIRS = tuple_of(I32_IN, I32_IN)
 _ROWS_SLOTS = tuple_of(I32_IN, I32_OUT)
+_U = np.uint64
+_EMPTY = _U(0)
+_LOW = _U((1 << 32) - 1)
+_HIGH = _U(((1 << 32) - 1) << 32)
+_ONE_TAG = _U(1 << 32)
 
 
 @njit
@@ -43,8 +52,13 @@ def _is_valid(bitmap: Any, bit: Any) -> Any:
     return len(bitmap) == 0 or ((bitmap[bit >> 3] >> (bit & 7)) & 1) == 1
 
 
+@njit
+def _entry(h: Any, slot: Any) -> Any:
+    return (_U(h) & _HIGH) | _U(slot + 1)
+
+
 @kernel(i8(_INDEX, I64_IN, I32_OUT, I32_OUT, I64_OUT))
-def probe(index: tuple[I64, I64], hashes: I64, slots: I32, created_by: I32, state: I64) -> Any:
+def probe(index: tuple[U64, I64], hashes: I64, slots: I32, created_by: I32, state: I64) -> Any:
     """Find or make the slot of every row from `state[0]` on, by hash alone.
 
     Returns the row reached (all, or the table is full).
@@ -53,89 +67,85 @@ def probe(index: tuple[I64, I64], hashes: I64, slots: I32, created_by: I32, stat
     state[3]]` is the row a new slot was made for.
     """
     table, slot_hashes = index
-    mask = len(table) // 2 - 1
+    mask = _U(len(table) - 1)
     count, limit, base = state[1], state[2], state[3]
-    i = state[0]
-    n = len(hashes)
-    while i < n:
+    for i in range(_U(state[0]), _U(len(hashes))):
         h = hashes[i]
-        at = h & mask
+        at = _U(h) & mask
         while True:
-            entry = table[2 * at + 1]
-            if entry == 0:
+            entry = table[at]
+            if entry == _EMPTY:
                 if count == limit:
                     state[0], state[1] = i, count
-                    return i
-                table[2 * at] = h
-                table[2 * at + 1] = count + 1
+                    return np.int64(i)
+                table[at] = _entry(h, count)
                 slot_hashes[count] = h
                 created_by[count - base] = i
                 slots[i] = count
                 count += 1
                 break
-            if table[2 * at] == h:
-                slots[i] = entry - 1
-                break
-            at = (at + 1) & mask
-        i += 1
-    state[0], state[1] = i, count
-    return i
+            if (entry ^ _U(h)) < _ONE_TAG:
+                slot = (entry & _LOW) - _U(1)
+                if slot_hashes[slot] == h:
+                    slots[i] = slot
+                    break
+            at = (at + _U(1)) & mask
+    state[0], state[1] = len(hashes), count
+    return len(hashes)
 
 
 @kernel(i8(_INDEX, I64_IN, _ROWS_SLOTS, I32_OUT, I64_OUT))
-def probe_next(index: tuple[I64, I64], hashes: I64, rows_slots: tuple[I32, I32], created_by: I32, state: I64) -> Any:
+def probe_next(index: tuple[U64, I64], hashes: I64, rows_slots: tuple[I32, I32], created_by: I32, state: I64) -> Any:
     """As `probe` for the listed rows.
 
     Going on behind the slot each of them has (which holds another key of the same hash).
     """
     table, slot_hashes = index
     rows, slots = rows_slots
-    mask = len(table) // 2 - 1
+    mask = _U(len(table) - 1)
     count, limit, base = state[1], state[2], state[3]
     j = state[0]
     while j < len(rows):
         row = rows[j]
         h = hashes[row]
-        at = h & mask
-        while table[2 * at + 1] != slots[row] + 1:
-            at = (at + 1) & mask
-        at = (at + 1) & mask
+        at = _U(h) & mask
+        while table[at] & _LOW != _U(slots[row] + 1):
+            at = (at + _U(1)) & mask
+        at = (at + _U(1)) & mask
         while True:
-            entry = table[2 * at + 1]
-            if entry == 0:
+            entry = table[at]
+            if entry == _EMPTY:
                 if count == limit:
                     state[0], state[1] = j, count
                     return j
-                table[2 * at] = h
-                table[2 * at + 1] = count + 1
+                table[at] = _entry(h, count)
                 slot_hashes[count] = h
                 created_by[count - base] = row
                 slots[row] = count
                 count += 1
                 break
-            if table[2 * at] == h:
-                slots[row] = entry - 1
+            if (entry ^ _U(h)) < _ONE_TAG and slot_hashes[(entry & _LOW) - _U(1)] == h:
+                slots[row] = (entry & _LOW) - _U(1)
                 break
-            at = (at + 1) & mask
+            at = (at + _U(1)) & mask
         j += 1
     state[0], state[1] = j, count
     return j
 
 
-@kernel(i8(I64_OUT, I64_IN, i8))
-def rehash(table: I64, slot_hashes: I64, count: int) -> int:
+@kernel(i8(U64_OUT, I64_IN, i8))
+def rehash(table: U64, slot_hashes: I64, count: int) -> int:
     """Fill an empty table with the first `count` slots.
 
     In slot order (so that equal hashes keep their order of probing).
     """
-    mask = len(table) // 2 - 1
+    mask = _U(len(table) - 1)
     for slot in range(count):
         h = slot_hashes[slot]
-        at = h & mask
-        while table[2 * at + 1] != 0:
-            at = (at + 1) & mask
-        table[2 * at] = h
-        table[2 * at + 1] = slot + 1
+        at = _U(h) & mask
+        while table[at] != _EMPTY:
+            at = (at + _U(1)) & mask
+        table[at] = _entry(h, slot)
     return count
 
 

@@ -27,6 +27,7 @@ from penstock.kernels.key_types import is_fixed
 
 _FIRST_SLOTS = 1024
 _FIRST_BYTES = 16 * _FIRST_SLOTS
+_ENTRIES_A_SLOT = 4
 
 
 @dataclass(slots=True)
@@ -121,7 +122,7 @@ class KeyIndex:
         """`schema` has the key columns alone; dictionary columns count as their values."""
         self.schema = plain_key_schema(schema)
         self.count = 0
-        self._table = np.zeros(2 * 2 * _FIRST_SLOTS, np.int64)
+        self._table = np.zeros(_ENTRIES_A_SLOT * _FIRST_SLOTS, np.uint64)
         self._hashes = np.empty(_FIRST_SLOTS, np.int64)
         self._stores: list[_Store] = [_new_store(field.type) for field in self.schema]
         self._slots = np.empty(0, np.int32)
@@ -203,7 +204,7 @@ class KeyIndex:
             self._hashes = _grown(self._hashes, capacity)
             for store in self._stores:
                 store.grow(capacity)
-            self._table = np.zeros(4 * capacity, np.int64)
+            self._table = np.zeros(_ENTRIES_A_SLOT * capacity, np.uint64)
             kernels.rehash(self._table, self._hashes, self.count)
             state[2] = capacity
         state[3] = self.count
