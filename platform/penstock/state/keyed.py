@@ -70,6 +70,10 @@ class CompactionJob(Protocol):
     """
 
     @property
+    def state(self) -> str:
+        """Name of the state whose log it is of."""
+
+    @property
     def inputs(self) -> tuple[Segment, ...]:
         """The segments that are merged."""
 

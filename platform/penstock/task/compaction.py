@@ -6,6 +6,7 @@ depends on it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -69,4 +70,6 @@ class Compactor:
             self.completed += 1
         else:
             self.failures += 1
+            # It may be the first to read a committed file again, long before a restore has to.
+            logging.getLogger(__name__).warning("state %s could not be compacted: %s", job.state, error)
         store.compacted(job, file)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from penstock.network.input_gate import InputGate
     from penstock.network.output import ResultPartition
     from penstock.task.chain import Chain
+    from penstock.task.compaction import Compactor
 
 BUSY, IDLE, BACK_PRESSURED = "busy", "idle", "backPressured"
 #: A fresh dictionary is published this often.
@@ -22,8 +23,16 @@ PUBLICATION_MS = 1000.0
 class SubtaskMetrics:
     """Owned by one subtask; `latest` may be read from any thread."""
 
-    def __init__(self, clock: Clock, gate: InputGate | None, outputs: Sequence[ResultPartition], chain: Chain) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        gate: InputGate | None,
+        outputs: Sequence[ResultPartition],
+        chain: Chain,
+        compactor: Compactor,
+    ) -> None:
         """Count from now."""
+        self._compactor = compactor
         self._gate = gate
         self._outputs = outputs
         self._chain = chain
@@ -65,6 +74,9 @@ class SubtaskMetrics:
             "numLateRecordsDropped": float(sum(link.metrics.late_records_dropped for link in links)),
             **self._group.read(),
         }
+        if self._compactor.completed or self._compactor.failures:
+            values["numCompactions"] = float(self._compactor.completed)
+            values["numFailedCompactions"] = float(self._compactor.failures)
         for link in links:
             for name, value in link.metrics.extra.items():
                 values[name] = values.get(name, 0.0) + value

@@ -1,14 +1,22 @@
 """Mailbox, uploader and failure texts by themselves."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
 from penstock.checkpoint.memory_store import MemoryStore
-from penstock.core.errors import ConnectorError, StorageError
+from penstock.core.clock import ManualClock
+from penstock.core.errors import ConnectorError, SnapshotDamagedError, StorageError
+from penstock.operators.operator import OperatorMetrics
+from penstock.state.keyed import EncodedSegment
+from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
 from penstock.task.mailbox import Mailbox, MailboxFullError
+from penstock.task.subtask_metrics import SubtaskMetrics
 from penstock.task.uploader import INLINE_STATE_BYTES, PACK_BYTES, PARALLEL_PACKS, Part, Uploader
+
+LINK = SimpleNamespace(records_in=0, records_out=0, metrics=OperatorMetrics())
 
 
 def test_a_mailbox_is_bounded_ordered_and_deaf_once_closed():
@@ -32,6 +40,42 @@ def uploads(world):
     background = world().background
     store = MemoryStore("uploads")
     return store, background, Uploader(store, "run/w", background, itertools.count(1).__next__)
+
+
+class Store:
+    """Offers a job whose run raises, then one that merges."""
+
+    def __init__(self):
+        self.offers, self.results = [self.damaged, self.merged], []
+
+    def damaged(self):
+        raise SnapshotDamagedError("data/x.pack is damaged")
+
+    def merged(self):
+        return EncodedSegment(
+            position=2, data=b"x", rows=1, hash_min=0, hash_max=0, namespace_min=0, namespace_max=0, tier=1
+        )
+
+    def compaction(self):
+        if not self.offers:
+            return None
+        offer = self.offers.pop(0)
+        return SimpleNamespace(state="panes", run=lambda _read: offer())
+
+    def compacted(self, job, file):
+        self.results.append(file)
+
+
+def test_a_compaction_that_fails_is_seen_and_the_next_one_goes_on(uploads, caplog):
+    _, background, uploader = uploads
+    store, compactor = Store(), Compactor(background, uploader, lambda _: b"", lambda mail: mail())
+    metrics = SubtaskMetrics(ManualClock(), None, (), SimpleNamespace(links=(LINK,), last_watermark=0), compactor)
+    for _ in range(2):
+        compactor.start_due((store,))
+        background.run_all()
+    assert [file and file.inline for file in store.results] == [None, b"x"]
+    assert "data/x.pack is damaged" in caplog.text
+    assert (metrics.read()["numCompactions"], metrics.read()["numFailedCompactions"]) == (1, 1)
 
 
 def large(fill, size=INLINE_STATE_BYTES):
