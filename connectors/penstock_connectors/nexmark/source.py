@@ -16,6 +16,7 @@ from penstock.connector.source import PollResult, SourceBatch, SourceSpec, Sourc
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock_connectors.nexmark.events import SCHEMAS, EventMaker, Kind, NexmarkPattern
+from penstock_connectors.workloads.marks import first_record
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -35,6 +36,8 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     events: int | None = None
     #: Events of the whole stream per second of real time; None = as fast as they are taken.
     events_per_second: int | None = None
+    #: Folder that is told when a reader made its first row.
+    marks: str = ""
 
     def rows_of(self, split: int) -> int | None:
         """Rows of one split."""
@@ -61,6 +64,8 @@ class NexmarkSource:
     #: Events per second of real time; None = as fast as they are taken.
     events_per_second: int | None = None
     seed: int = 0
+    #: For benchmarks: a folder that is told when the first row is made.
+    marks: str = ""
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -110,7 +115,9 @@ class NexmarkSource:
             GraphError: see `pattern`.
         """
         pattern = self.pattern()
-        config = _Config(pattern=pattern, events=self.events, events_per_second=self.events_per_second)
+        config = _Config(
+            pattern=pattern, events=self.events, events_per_second=self.events_per_second, marks=self.marks
+        )
         return SourceSpec(
             factory=_FACTORY,
             config=msgspec.to_builtins(config),
@@ -130,7 +137,7 @@ class NexmarkSourceFactory:
 
     def create_reader(self, spec: SourceSpec, context: SourceContext) -> NexmarkReader:
         """Return a reader for one subtask."""
-        return NexmarkReader(msgspec.convert(spec.config, _Config), context.clock)
+        return NexmarkReader(msgspec.convert(spec.config, _Config), context)
 
     def validate(self, spec: SourceSpec) -> None:
         """Check the config's form; there is nothing outside to reach."""
@@ -170,9 +177,11 @@ class _Progress:
 class NexmarkReader:
     """Generates the rows of its splits; position = the next row's number within the split."""
 
-    def __init__(self, config: _Config, clock: Clock) -> None:
+    def __init__(self, config: _Config, context: SourceContext) -> None:
         self._config = config
-        self._clock = clock
+        self._clock: Clock = context.clock
+        self._subtask = context.subtask
+        self._marked = not config.marks
         self._maker = EventMaker(config.pattern)
         self._splits: dict[str, _Progress] = {}
 
@@ -189,6 +198,9 @@ class NexmarkReader:
         active = [(split_id, p) for split_id, p in self._splits.items() if not p.finished]
         if not active:
             return PollResult()
+        if not self._marked:
+            self._marked = True
+            first_record(self._config.marks, self._subtask, self._clock.now_ms())
         now = self._clock.monotonic_ms()
         share = max(1, max_rows // len(active))
         batches, finished, caught_up = [], [], []

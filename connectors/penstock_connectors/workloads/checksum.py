@@ -50,6 +50,9 @@ class Checksum:
             return self._keys_of(column)
         if pa.types.is_timestamp(column.type):
             column = column.view(pa.int64())
+        elif pa.types.is_decimal128(column.type):  # the unscaled number, of which the low half is looked at
+            halves = np.frombuffer(column.buffers()[1], np.int64)[2 * column.offset :]
+            return np.ascontiguousarray(halves[: 2 * len(column) : 2])
         if column.null_count:
             column = pc.fill_null(column, NULL_KEY)
         values: Int64s = column.to_numpy()

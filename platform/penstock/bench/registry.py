@@ -15,6 +15,17 @@ if TYPE_CHECKING:
 
     from penstock.bench.options import BenchOptions
 
+_NEXMARK = {
+    "q0": "bids as they are",
+    "q1": "prices in another currency",
+    "q2": "bids for some auctions",
+    "q5": "the auctions with the most bids, sliding windows",
+    "q7": "the highest bids, tumbling windows",
+    "q11": "bids of each bidder's sessions",
+    "q12": "bids of each bidder, windows of processing time",
+    "q17": "running figures of each auction's day",
+    "q18": "the last bid of each bidder for each auction",
+}
 #: Name: (`module:function`, what it measures).
 WORKLOADS: dict[str, tuple[str, str]] = {
     "w1": ("penstock.bench.windows:w1", "key by user, tumbling window of 10 s: count and sum"),
@@ -28,6 +39,14 @@ WORKLOADS: dict[str, tuple[str, str]] = {
     ),
     "latency-rows": ("penstock.bench.latency:latency_rows", "the same with a row function in the same slots"),
     "shuffle": ("penstock.bench.stateless:shuffle", "every row to the owner of its key, and nothing else"),
+    **{
+        f"nexmark-{query}{variant}": (
+            f"penstock.bench.nexmark:{query}{variant.replace('-', '_')}",
+            f"Nexmark {query}: {text}",
+        )
+        for query, text in _NEXMARK.items()
+        for variant in ("", "-whole")
+    },
 }
 
 

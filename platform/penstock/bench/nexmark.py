@@ -1,0 +1,199 @@
+"""Nexmark's queries over bids, as its V2 suite has them: q0, q1, q2, q5, q7, q11, q12, q17, q18.
+
+Schemas, windows, the watermark's bound of 4 s and 100,000 events per second of event time are V2's; `--events` counts
+events of all kinds, of which 46 in 50 are bids. The source makes the bids alone, and of these the columns the query
+reads, unless the workload's name ends with `-whole`: then every column, as V2's own source does. Answers are computed
+with Polars over the same bids (`nexmark_answers`). Where an output depends on the order in which the source's splits
+arrive (q17 and q18 emit for every row) or on the clock (q12), the figures are gated by what does not; the tests compare
+the final rows with DuckDB.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import penstock as ps
+from penstock.bench import nexmark_answers as answers
+from penstock.bench.measure import BenchJob, figures, require_right, run_child
+from penstock.bench.sources import environment
+from penstock_connectors.nexmark import NexmarkSource
+from penstock_connectors.workloads import ChecksumSink, read_marks
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from penstock.api.data_stream import DataStream
+    from penstock.bench.options import BenchOptions
+
+_EVENTS = 10_000_000
+_RATE = 100_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query:
+    """One query: what it reads, what it does, and what of its rows is checked."""
+
+    columns: tuple[str, ...]
+    run: Callable[[DataStream], DataStream]
+    #: The checksum is over these: a key, two columns that are summed, one that is mixed with the key.
+    shown: tuple[str, str, str, str]
+    #: The right answer from the bids, with the columns of `shown`.
+    answer: Callable[[pl.LazyFrame], pl.LazyFrame]
+    #: Which of the checksum's four numbers are the same in every run; the others depend on arrival or on the clock.
+    firm: tuple[int, ...] = (0, 1, 2, 3)
+
+
+def _q0(bids: DataStream) -> DataStream:
+    return bids.select("auction", "bidder", "price", "dateTime", "extra")
+
+
+def _q1(bids: DataStream) -> DataStream:
+    import polars as pl
+
+    return bids.select("auction", "bidder", pl.col("price") * Decimal("0.908"), "dateTime", "extra")
+
+
+def _q2(bids: DataStream) -> DataStream:
+    import polars as pl
+
+    return bids.filter(pl.col("auction") % 123 == 0).select("auction", "price")
+
+
+def _q5(bids: DataStream) -> DataStream:
+    counts = bids.key_by("auction").window(ps.Sliding("10s", "2s")).aggregate(num=ps.count()).uid("q5-counts")
+    return counts.window_all(ps.Tumbling("2s")).max_by("num").uid("q5-hot")
+
+
+def _q7(bids: DataStream) -> DataStream:
+    return bids.window_all(ps.Tumbling("10s")).max_by("price").uid("q7-highest")
+
+
+def _q11(bids: DataStream) -> DataStream:
+    return bids.key_by("bidder").window(ps.Session("10s")).aggregate(bid_count=ps.count()).uid("q11-sessions")
+
+
+def _q12(bids: DataStream) -> DataStream:
+    import polars as pl
+
+    window = ps.Tumbling("10s", time="processing")
+    counts = bids.key_by("bidder").window(window).aggregate(bid_count=ps.count()).uid("q12-counts")
+    return counts.with_columns(weighted=pl.col("bidder") * pl.col("bid_count"))
+
+
+def _q17(bids: DataStream) -> DataStream:
+    import polars as pl
+
+    price = pl.col("price")
+    by_day = bids.select("auction", "price", day=pl.col("dateTime").dt.date()).key_by("auction", "day")
+    running = by_day.aggregate(
+        total_bids=ps.count(),
+        rank1_bids=ps.count().where(price < 10_000),
+        rank2_bids=ps.count().where((price >= 10_000) & (price < 1_000_000)),
+        rank3_bids=ps.count().where(price >= 1_000_000),
+        min_price=ps.min("price"),
+        max_price=ps.max("price"),
+        avg_price=ps.mean("price"),
+        sum_price=ps.sum("price"),
+    ).uid("q17-by-day")
+    return running.with_columns(avg_price=pl.col("avg_price").cast(pl.Int64))
+
+
+def _q18(bids: DataStream) -> DataStream:
+    return bids.key_by("bidder", "auction").deduplicate(keep="last", by="dateTime").uid("q18-newest")
+
+
+_PLAIN = ("auction", "bidder", "price", "dateTime", "extra")
+_EVERY = ("auction", "bidder", "price", "channel", "url", "dateTime", "extra")
+QUERIES = {
+    "q0": Query(columns=_PLAIN, run=_q0, shown=("bidder", "dateTime", "price", "auction"), answer=answers.q0),
+    "q1": Query(columns=_PLAIN, run=_q1, shown=("bidder", "dateTime", "price", "auction"), answer=answers.q1),
+    "q2": Query(
+        columns=("auction", "price", "dateTime"),
+        run=_q2,
+        shown=("auction", "price", "price", "price"),
+        answer=answers.q2,
+    ),
+    "q5": Query(
+        columns=("auction", "dateTime"), run=_q5, shown=("auction", "window_end", "num", "num"), answer=answers.q5
+    ),
+    "q7": Query(columns=_PLAIN, run=_q7, shown=("bidder", "dateTime", "price", "auction"), answer=answers.q7),
+    "q11": Query(
+        columns=("bidder", "dateTime"),
+        run=_q11,
+        shown=("bidder", "window_start", "window_end", "bid_count"),
+        answer=answers.q11,
+    ),
+    "q12": Query(
+        columns=("bidder", "dateTime"),
+        run=_q12,
+        shown=("bidder", "bid_count", "weighted", "bid_count"),
+        answer=answers.q12,
+        firm=(1, 2),
+    ),
+    "q17": Query(
+        columns=("auction", "price", "dateTime"),
+        run=_q17,
+        shown=("auction", "total_bids", "total_bids", "total_bids"),
+        answer=answers.q17,
+    ),
+    "q18": Query(
+        columns=_EVERY, run=_q18, shown=("bidder", "dateTime", "price", "auction"), answer=answers.q18, firm=()
+    ),
+}
+
+
+def bids_of(env: ps.Environment, source: NexmarkSource) -> DataStream:
+    """Return the stream of bids with V2's watermarks."""
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness("4s", timestamp="dateTime")
+    return env.from_source(source, watermarks=strategy, uid="bids")
+
+
+def measure(name: str, options: BenchOptions, *, whole: bool = False) -> dict[str, Any]:
+    """Run a query once; return its figures.
+
+    Raises:
+        PenstockError: the job failed, or its answer is wrong.
+    """
+    query, count = QUERIES[name], options.events_or(_EVENTS)
+    workload = f"nexmark-{name}{'-whole' if whole else ''}"
+    expected = answers.checksum(query.answer(answers.bids(_source(options, count, query.columns))), query.shown)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        build = f"penstock.bench.nexmark:build_{name}{'_whole' if whole else ''}"
+        meter, run = run_child(build, options, Path(folder))
+        marks = read_marks(Path(folder) / "marks")
+    require_right(workload, *(_firm(text, query.firm) for text in (marks.checksum, expected)))
+    job = BenchJob(workload=workload, build=build, checksum=marks.checksum, events=count)
+    return {**figures(job, options, marks, meter), "checkpoints": run.checkpoints, "restarts": run.restarts}
+
+
+def build(name: str, options: BenchOptions, folder: Path, *, whole: bool = False) -> None:
+    """Run the job of a query."""
+    query, count = QUERIES[name], options.events_or(_EVENTS)
+    env = environment(options, folder)
+    source = _source(options, count, _EVERY if whole else query.columns, marks=str(folder / "marks"))
+    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=query.shown)
+    query.run(bids_of(env, source)).sink_to(sink, uid="out")
+    env.execute("bench")
+
+
+def _source(options: BenchOptions, count: int, columns: tuple[str, ...], marks: str = "") -> NexmarkSource:
+    return NexmarkSource(events=count, columns=columns, splits=options.parallelism, rate=_RATE, marks=marks)
+
+
+def _firm(checksum: str, places: tuple[int, ...]) -> str:
+    numbers = checksum.split(":")
+    return ":".join(numbers[place] for place in places)
+
+
+def __getattr__(name: str) -> Any:
+    """`q5`, `q5_whole`, `build_q5`, `build_q5_whole`: functions of a query by name, as the registry asks for them."""
+    query = name.removeprefix("build_").removesuffix("_whole")
+    if query not in QUERIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return partial(build if name.startswith("build_") else measure, query, whole=name.endswith("_whole"))
