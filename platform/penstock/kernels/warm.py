@@ -14,7 +14,21 @@ from penstock.kernels.compile import compiled_count, kernels
 
 __all__ = ["compiled_count", "keep", "warm"]
 
-_MODULES = ("columns", "hashing", "split", "index", "aggregate", "pages", "rows", "running", "cold", "windows")
+#: One a line: several hands add to it.
+_MODULES = (
+    "columns",
+    "hashing",
+    "split",
+    "index",
+    "integer_keys",
+    "accumulate",
+    "aggregate",
+    "pages",
+    "rows",
+    "running",
+    "cold",
+    "windows",
+)
 
 
 def warm(clock: Clock | None = None) -> float:

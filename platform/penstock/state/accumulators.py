@@ -8,6 +8,7 @@ to three words. Made by `operators.window`, read by `PaneTable`, the segment wri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, TypeAlias
@@ -16,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.kernels import accumulate
 from penstock.kernels import pages as kernels
 from penstock.kernels.compile import F64, I64, U8
 
@@ -34,6 +36,15 @@ _OPS: dict[tuple[str, str], int] = {
     ("first", "float64"): kernels.FIRST,
     ("last", "int64"): kernels.LAST,
     ("last", "float64"): kernels.LAST,
+}
+#: What the one-pass kernel does with a row; the others (moments, first, last) are none of its business.
+_ROW_OPS: dict[tuple[str, str], int] = {
+    ("sum", "int64"): accumulate.SUM_I,
+    ("min", "int64"): accumulate.MIN_I,
+    ("max", "int64"): accumulate.MAX_I,
+    ("sum", "float64"): accumulate.SUM_F,
+    ("min", "float64"): accumulate.MIN_F,
+    ("max", "float64"): accumulate.MAX_F,
 }
 
 
@@ -127,6 +138,25 @@ class PaneTableSpec:
         return cell
 
     @cached_property
+    def in_one_pass(self) -> bool:
+        """Whether the one-pass kernel can add rows to every accumulator."""
+        return all((a.combine, a.dtype) in _ROW_OPS for a in self.accumulators)
+
+    def row_inputs(self, inputs: Sequence[AccumulatorInput | None]) -> I64:
+        """Return a batch's inputs as the one-pass kernel takes them: addresses, valid as long as the inputs live."""
+        rows = []
+        for accumulator, word, given in zip(self.accumulators, self.words, inputs, strict=True):
+            if given is None:
+                continue
+            bitmap = address_of(given.bitmap) if len(given.bitmap) else 0
+            if given.values is None:
+                rows.append((accumulate.COUNT, word, 0, bitmap, given.bit_offset))
+            else:
+                op = _ROW_OPS[accumulator.combine, accumulator.dtype]
+                rows.append((op, word, address_of(given.values), bitmap, given.bit_offset))
+        return np.array(rows, np.int64).reshape(len(rows), accumulate.INPUT_COLUMNS)
+
+    @cached_property
     def value_columns(self) -> tuple[tuple[str, Literal["int64", "float64"]], ...]:
         """Name and type of every word's column, the number of rows first."""
         return ((ROWS, "int64"), *(column for a in self.accumulators for column in a.columns))
@@ -141,6 +171,11 @@ class PaneTableSpec:
         return pa.schema(
             [_field(*fixed[0]), *keys, _field(*fixed[1]), *(_field(*v) for v in values), *(_field(*t) for t in tail)]
         )
+
+
+def address_of(array: I64 | F64 | U8) -> int:
+    """Return where an array's first element lies."""
+    return int(array.__array_interface__["data"][0])
 
 
 def _field(name: str, data_type: pa.DataType, number: int, *, nullable: bool = False) -> pa.Field:

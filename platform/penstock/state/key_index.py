@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.kernels import index as kernels
+from penstock.kernels import integer_keys
 from penstock.kernels.columns import (
     BytesColumn,
     FixedColumn,
@@ -23,6 +24,7 @@ from penstock.kernels.columns import (
     fixed_to_arrow,
 )
 from penstock.kernels.compile import I32, I64, U8
+from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.key_types import is_fixed
 
 _FIRST_SLOTS = 1024
@@ -162,6 +164,19 @@ class KeyIndex:
         self._store_new(keys, state, full=False)
         if not self._hash_decides(keys):
             self._resolve(keys, hashes, slots)
+        return slots
+
+    def slots_of(self, keys: KeyColumns, rows: int) -> I32:
+        """As `upsert`, hashing the keys too: of one integer key in the same pass. The array is reused by the next."""
+        if not self._hash_decides(keys):
+            return self.upsert(keys, hash_key_columns(keys, rows))
+        self._reserve(rows)
+        slots = self._slots[:rows]
+        values = keys[0].values  # type: ignore[union-attr]  # one fixed column, or the hash would not decide
+        state = np.array([0, self.count, len(self._hashes), self.count], np.int64)
+        while integer_keys.probe_integers((self._table, self._hashes), values, slots, self._created, state) < rows:
+            self._store_new(keys, state)
+        self._store_new(keys, state, full=False)
         return slots
 
     def _resolve(self, keys: KeyColumns, hashes: I64, slots: I32) -> None:

@@ -93,6 +93,29 @@ class PaneTable:
                     raise overflow(accumulator.name)
         self._settle()
 
+    @property
+    def adds_in_one_pass(self) -> bool:
+        """Whether `add` can be used now: all accumulators are simple, nothing is frozen or cold."""
+        return self._cold is None and self.spec.in_one_pass and not self._hot.memory.frozen
+
+    def add(
+        self, keys: KeyColumns, times: I64, window: I64, inputs: Sequence[AccumulatorInput | None]
+    ) -> tuple[int, int]:
+        """As `update`, by event times: leaves out rows that are late or of impossible time and returns how many.
+
+        `window` = [length of a pane, offset, first open start, latest possible time].
+
+        Raises:
+            PenstockError: as `update`.
+        """
+        index = self._hot.index
+        slots = index.slots_of(keys, len(times))
+        counts = self._hot.memory.accumulate((slots, times), window, inputs, index.count)
+        if counts.overflowed:
+            raise overflow("a sum of a window")
+        self._settle()
+        return counts.late, counts.wild
+
     def run(self, keys: KeyColumns, hashes: I64, inputs: Sequence[AccumulatorInput | None]) -> I64:
         """As `update` into the one pane of a table without windows; returns the words as of each row: `[word, row]`.
 

@@ -9,15 +9,18 @@ by `copy_frozen` in between; a page of a dropped pane that is still frozen waits
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from penstock.kernels import accumulate as one_pass
 from penstock.kernels import pages as kernels
 from penstock.kernels.compile import F64, I32, I64
 
 if TYPE_CHECKING:
-    from penstock.state.accumulators import PaneTableSpec
+    from collections.abc import Sequence
+
+    from penstock.state.accumulators import AccumulatorInput, PaneTableSpec
     from penstock.state.key_index import KeyView
 
 _FIRST_PAGES = 8
@@ -52,6 +55,15 @@ class FrozenRows:
     copied: list[Rows] = field(default_factory=list)
     #: Bytes of the copies.
     memory_bytes: int = 0
+
+
+class RowCounts(NamedTuple):
+    """What was not added, and what did not fit."""
+
+    late: int
+    #: Rows of an impossible event time.
+    wild: int
+    overflowed: int
 
 
 class PaneMemory:
@@ -115,6 +127,31 @@ class PaneMemory:
         if state[3]:
             self._copy_listed(self._capture[: int(state[3])])
         return cell
+
+    @property
+    def frozen(self) -> bool:
+        """Whether pages wait to be copied for a freeze."""
+        return bool(self._frozen)
+
+    def accumulate(
+        self, rows: tuple[I32, I64], window: I64, inputs: Sequence[AccumulatorInput | None], slot_count: int
+    ) -> RowCounts:
+        """Add rows (slots, event times) in one pass; nothing may be frozen. `window`: see the kernel."""
+        self._fit_slots(slot_count)
+        work = (self.spec.initial, self.spec.row_inputs(inputs))  # addresses: `inputs` must outlive the calls
+        state = np.array([0, 0, self._free_count, 0, 0, one_pass.DONE, 0], np.int64)
+        while True:
+            tables = (self._pane_index, self._page_table, self._meta, self._free)
+            cells = (self._cells, self.float_cells)
+            one_pass.accumulate(rows, window, tables, cells, work, state)
+            self._free_count = int(state[2])
+            if state[5] == one_pass.DONE:
+                return RowCounts(int(state[1]), int(state[3]), int(state[6]))
+            if state[5] == one_pass.NEED_PANES:
+                self._add_pane(int(state[4]))
+            else:
+                self._grow_pages()
+                state[2] = self._free_count
 
     def put(self, slots: I32, panes: I64, cells: I64, slot_count: int) -> None:
         """Overwrite cells with whole rows, in order; pages count as changed only where a row's dirty bit is set."""

@@ -1,0 +1,151 @@
+"""The one pass over windowed rows against a dictionary, and the passes over integer keys against the long way."""
+
+import math
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.kernels.columns import FixedColumn, key_columns
+from penstock.kernels.hashing import hash_columns
+from penstock.kernels.integer_keys import split_integers
+from penstock.kernels.split import split_by_key_group
+from penstock.kernels.windows import TIME_LIMIT
+from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.key_index import KeyIndex
+from penstock.state.panes import PaneMemory
+
+INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
+NONE = np.zeros(0, np.uint8)
+KINDS = [
+    ("sum", "int64"),
+    ("min", "int64"),
+    ("max", "int64"),
+    ("sum", "float64"),
+    ("min", "float64"),
+    ("max", "float64"),
+]
+# small and odd, a real window, and lengths whose division needs a shift
+LENGTHS = st.integers(1, 50) | st.sampled_from([10_000_000, (1 << 26) - 1, 1 << 26, 3_600_000_001, (1 << 40) + 12345])
+
+
+def folded(combine, old, value):
+    """SQL's idea of the aggregate, NaN the greatest of all."""
+    if old is None:
+        return value
+    if combine == "sum":
+        return old + value
+    order = [(math.isnan(v) if isinstance(v, float) else False, v) for v in (old, value)]
+    if order[0][0] == order[1][0] and order[0][0]:
+        return value
+    first_smaller = order[0][0] < order[1][0] or (order[0][0] == order[1][0] and old <= value)
+    return (old if first_smaller else value) if combine == "min" else (value if first_smaller else old)
+
+
+@st.composite
+def batches(draw):
+    length = draw(LENGTHS)
+    offset = draw(st.integers(0, length - 1))
+    far = st.integers(-TIME_LIMIT - 5, -TIME_LIMIT + 5) | st.integers(TIME_LIMIT - 5, TIME_LIMIT + 5) | INT64
+    near = st.integers(-80 * length, 80 * length)
+    rows = draw(st.lists(st.tuples(st.integers(0, 9000), near | near | near | far), min_size=1, max_size=400))
+    close_before = draw(st.just(-(1 << 63) + 1) | st.integers(-80, 80).map(lambda n: n * length + offset))
+    return length, offset, close_before, rows
+
+
+@settings(max_examples=150, deadline=None)
+@given(batches(), st.lists(st.sampled_from(KINDS), max_size=3), st.booleans(), st.integers(0, 5), st.randoms())
+def test_one_pass_adds_what_row_by_row_gives(batch, kinds, nullable, skipped, chance):
+    length, offset, close_before, rows = batch
+    specs = tuple(AccumulatorSpec(f"a{k}", dtype, combine) for k, (combine, dtype) in enumerate(kinds))
+    counts = (AccumulatorSpec("n", "int64", "sum"),) if nullable else ()
+    memory = PaneMemory(PaneTableSpec(pa.schema([("k", pa.int64())]), specs + counts))
+    expected, late, wild = {}, 0, 0
+    for first in range(0, len(rows), 150):
+        piece = rows[first : first + 150]
+        valid = [not nullable or chance.random() < 0.7 for _ in piece]
+        bitmap = np.packbits([False] * skipped + valid, bitorder="little") if nullable else NONE
+        columns = [
+            np.array([chance.randrange(-1000, 1000) for _ in piece], np.int64)
+            if dtype == "int64"
+            else np.array([chance.choice([float("nan"), 0.5, -2.0, 3.25]) for _ in piece])
+            for _, dtype in kinds
+        ]
+        inputs = [AccumulatorInput(values, bitmap, skipped) for values in columns]
+        inputs += [AccumulatorInput(None, bitmap, skipped)] * len(counts)
+        given_rows = (np.array([s for s, _ in piece], np.int32), np.array([t for _, t in piece], np.int64))
+        window = np.array([length, offset, close_before, TIME_LIMIT - 1], np.int64)
+        done = memory.accumulate(given_rows, window, inputs, 9001)
+        late, wild = late + done.late, wild + done.wild
+        assert done.overflowed == 0
+        for i, (slot, t) in enumerate(piece):
+            if abs(t) >= TIME_LIMIT or t < close_before:
+                continue
+            cell = expected.setdefault((slot, t - (t - offset) % length), [0, *[None] * len(kinds), 0])
+            cell[0] += 1
+            if valid[i]:
+                cell[-1] += 1
+                for k, (combine, _) in enumerate(kinds):
+                    cell[1 + k] = folded(combine, cell[1 + k], columns[k][i].item())
+    assert wild == sum(abs(t) >= TIME_LIMIT for _, t in rows)
+    assert late == sum(abs(t) < TIME_LIMIT and t < close_before for _, t in rows)
+    found = memory.present()
+    keys = list(zip(found.slots.tolist(), found.panes.tolist(), strict=True))
+    assert sorted(keys) == sorted(expected)
+    for key, cell in zip(keys, found.cells, strict=True):
+        want = expected[key]
+        assert cell[0] == 2 * want[0] + 1
+        for k, (_, dtype) in enumerate(kinds):
+            if want[1 + k] is not None:
+                np.testing.assert_equal(cell[1 + k : 2 + k].view(dtype)[0].item(), want[1 + k])
+        if nullable:
+            assert cell[-1] == want[-1]
+
+
+def test_one_pass_sees_a_sum_that_does_not_fit():
+    memory = PaneMemory(PaneTableSpec(pa.schema([("k", pa.int64())]), (AccumulatorSpec("s", "int64", "sum"),)))
+    rows = np.zeros(2, np.int32), np.zeros(2, np.int64)
+    inputs = [AccumulatorInput(np.full(2, 1 << 62, np.int64), NONE)]
+    window = np.array([10, 0, -100, TIME_LIMIT - 1], np.int64)
+    assert memory.accumulate(rows, window, inputs, 1).overflowed == 1
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(-50, 50) | INT64, max_size=300), st.integers(1, 4))
+def test_integer_keys_get_the_slots_their_hashes_get(keys, pieces):
+    schema = pa.schema([("k", pa.int64())])
+    short, long = KeyIndex(schema), KeyIndex(schema)
+    step = max(1, len(keys) // pieces)
+    for first in range(0, len(keys), step):
+        batch = pa.record_batch([pa.array(keys[first : first + step], pa.int64())], schema=schema)
+        columns = key_columns(batch, ("k",))
+        expected = long.upsert(columns, hash_columns(batch, ("k",))).tolist()
+        assert short.slots_of(columns, batch.num_rows).tolist() == expected
+    assert short.hashes.tolist() == long.hashes.tolist()
+    assert short.view().gather(np.arange(short.count, dtype=np.int32)) == long.view().gather(
+        np.arange(long.count, dtype=np.int32)
+    )
+
+
+def test_integer_keys_grow_the_index_and_mix_with_the_long_way():
+    index = KeyIndex(pa.schema([("k", pa.int64())]))
+    values = np.arange(5000, dtype=np.int64) * 7
+    assert index.slots_of((FixedColumn(values),), 5000).tolist() == list(range(5000))
+    batch = pa.record_batch({"k": pa.array([None, 7, 0])})
+    columns = key_columns(batch, ("k",))
+    assert index.slots_of(columns, 3).tolist() == [5000, 1, 0], "a null key takes the long way"
+    assert index.slots_of((FixedColumn(values[:3]),), 3).tolist() == [0, 1, 2], "and so does every row behind it"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(INT64, max_size=200), st.integers(1, 300), st.data())
+def test_integer_keys_are_split_as_their_hashes_are(keys, key_groups, data):
+    parallelism = data.draw(st.integers(1, key_groups))
+    values = np.array(keys, np.int64)
+    order, offsets = np.empty(len(keys), np.int32), np.zeros(parallelism + 1, np.int64)
+    split_integers(values, key_groups, parallelism, order, offsets)
+    hashes = hash_columns(pa.record_batch({"k": pa.array(values)}), ("k",))
+    expected = split_by_key_group(hashes, key_groups, parallelism)
+    assert order.tolist() == expected[0].tolist()
+    assert offsets.tolist() == expected[1].tolist()
