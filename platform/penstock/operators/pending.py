@@ -31,6 +31,8 @@ class PendingOutput:
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._bytes = 0
+        #: Bytes of rows that are in memory alone.
+        self.held_bytes = 0
 
     def __len__(self) -> int:
         """Number of epochs that are owed."""
@@ -44,6 +46,7 @@ class PendingOutput:
     def stage(self, committable: Committable, chunks: tuple[Callable[[], bytes], ...]) -> None:
         """Add an epoch whose rows are still in memory and are to be written with the checkpoint."""
         self._add(_Entry(committable, chunks, written=False))
+        self.held_bytes += committable.size_bytes
 
     def prepared(self, committables: Iterable[Committable]) -> None:
         """Add output that is durable already (an open, flushed transaction)."""
@@ -54,6 +57,7 @@ class PendingOutput:
         """The staged files exist; later snapshots name them. Unknown ids (published since) are ignored."""
         entry = self._entries.get(committable.id)
         if entry is not None:
+            self.held_bytes -= 0 if entry.written else entry.committable.size_bytes
             self._bytes += committable.size_bytes - entry.committable.size_bytes
             entry.committable, entry.chunks, entry.written = committable, (), True
 

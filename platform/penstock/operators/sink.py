@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 #: Upper bound of one staged chunk, which is published in one transaction.
 CHUNK_BYTES = 64 << 20
+#: Rows kept in memory until they are written with a checkpoint, well below what a worker is killed for.
+HELD_BYTES = 1 << 30
 
 
 class SinkOverflowError(PenstockError):
@@ -119,6 +121,8 @@ class SinkOperator(Operator):
     def available(self) -> bool:
         """Whether rows may be fed; False once the pending output has reached its limit. Barriers always pass."""
         settings = self._context.settings
+        if settings.checkpoint_interval_ms and self._pending.held_bytes + self._buffer.size_bytes >= HELD_BYTES:
+            return False
         return (
             self._pending.size_bytes + self._buffer.size_bytes < settings.sink_pending_max_bytes
             and len(self._pending) < settings.sink_pending_max_epochs
@@ -136,7 +140,7 @@ class SinkOperator(Operator):
             return
         self._buffer.add(rows)
         settings = self._context.settings
-        if settings.checkpoint_interval_ms is None and self._buffer.size_bytes > settings.sink_pending_max_bytes:
+        if settings.checkpoint_interval_ms is None and self._buffer.size_bytes >= settings.sink_pending_max_bytes:
             msg = f"{self._where}: {self._buffer.size_bytes} bytes wait for a checkpoint, and the job takes none"
             raise SinkOverflowError(msg, hint="set checkpoint_interval, or raise sink_pending_max_bytes")
 

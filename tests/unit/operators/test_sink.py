@@ -17,6 +17,7 @@ from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef
 from penstock.graph.job_graph import OperatorSpec
+from penstock.operators import sink as sink_module
 from penstock.operators.columns import ColumnError, with_ts
 from penstock.operators.sink import SinkOperator, SinkOverflowError
 
@@ -249,8 +250,27 @@ def test_bytes_of_the_running_epoch_count_too(bench, outside):
     assert operator.available
 
 
+def test_rows_in_memory_are_bounded_below_what_a_worker_is_killed_for(bench, outside, monkeypatch):
+    """Until they are written with a checkpoint they are nowhere else; written ones count as pending only."""
+    monkeypatch.setattr(sink_module, "HELD_BYTES", 20)
+    operator = opened(bench)
+    feed(operator, 1, 2, 3)
+    assert not operator.available
+    (staged,) = operator.snapshot(Barrier(1), None).staged
+    assert not operator.available, "not written yet"
+    upload(bench, operator, staged)
+    assert operator.available
+    feed(operator, 4)
+    assert operator.available
+    feed(operator, 5, 6)
+    assert not operator.available
+    alone = opened(bench, settings=JobSettings())
+    feed(alone, 1, 2, 3)
+    assert alone.available, "without checkpoints nothing would ever let it go on"
+
+
 def test_a_job_without_checkpoints_cannot_wait_for_ever(bench, outside):
-    operator = opened(bench, settings=JobSettings(sink_pending_max_bytes=20))
+    operator = opened(bench, settings=JobSettings(sink_pending_max_bytes=24))
     feed(operator, 1, 2)
     with pytest.raises(SinkOverflowError, match="set checkpoint_interval"):
         feed(operator, 3)
