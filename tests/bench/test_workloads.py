@@ -31,6 +31,7 @@ def bench(*arguments):
         ("w2", "--events", "1200000", "--parallelism", "1", "--checkpoint-interval", "300ms"),
         ("w2x", "--events", "700000", "--checkpoint-interval", "500ms"),
         ("w3", "--events", "300001", "--parallelism", "1"),
+        ("w5", "--events", "1700000", "--checkpoint-interval", "500ms"),
         ("shuffle", "--events", "300001", "--parallelism", "4", "--no-checkpoints"),
     ],
 )

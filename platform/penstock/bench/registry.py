@@ -33,6 +33,7 @@ WORKLOADS: dict[str, tuple[str, str]] = {
     "w2": ("penstock.bench.running:w2", "key by key, count and sum after every event; RocksDB, a checkpoint every 5 s"),
     "w2x": ("penstock.bench.running:w2x", "the same with memory for a tenth of the keys"),
     "w3": ("penstock.bench.stateless:w3", "filter and two columns by expressions, no key, no state"),
+    "w5": ("penstock.bench.process:w5", "w1 by hand: a Python function by row with value state and a timer"),
     "latency": (
         "penstock.bench.latency:latency",
         "delay of rows behind a shuffle at half of the job's highest rate",

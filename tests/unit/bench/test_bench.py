@@ -43,6 +43,7 @@ def test_the_list_names_every_workload(monkeypatch, capsys):
         (["w1", "--set", "parallelism"], "has no value"),
         (["w3", "--keys", "string"], "no such variant"),
         (["w2", "--nullable"], "no such variant"),
+        (["w5", "--nullable"], "no such variant"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):

@@ -1,0 +1,110 @@
+"""w5: the windows of w1 by hand, in a Python function by row with value state and a timer for each key and window.
+
+Rows are out of order by 5 s, and sources ahead of each other, so a key has rows of several windows at a time: it has
+a state for each of four, in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import penstock as ps
+from penstock.bench import reference
+from penstock.bench.measure import BenchJob, measure_job
+from penstock.bench.sources import environment, events_of
+from penstock.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from penstock.bench.options import BenchOptions
+
+_EVENTS = 5_000_000
+_SIZE_MS = 10_000
+_SIZE_US = _SIZE_MS * 1000
+
+
+class Event(ps.Schema):
+    """What the function reads of an event."""
+
+    user_id: int
+    amount: int
+
+
+class Total(NamedTuple):
+    """A user's window."""
+
+    user_id: int
+    window_end: int
+    cnt: int
+    sm: int
+
+
+class Running(NamedTuple):
+    """Count and sum of a window so far."""
+
+    cnt: int
+    sm: int
+
+
+class Windows(ps.KeyedProcessFunction):
+    """Counts and adds up by hand what a tumbling window of 10 s does by itself."""
+
+    first: ps.ValueState[Running] = ps.value_state()
+    second: ps.ValueState[Running] = ps.value_state()
+    third: ps.ValueState[Running] = ps.value_state()
+    fourth: ps.ValueState[Running] = ps.value_state()
+
+    def open(self, ctx: ps.OpenContext) -> None:
+        """Put the states into a ring."""
+        del ctx
+        self.ring = (self.first, self.second, self.third, self.fourth)
+
+    def process(self, row: Event, ctx: ps.ProcessContext) -> Iterator[Total] | None:
+        """Add the row to its window; the first one sets the timer."""
+        window = ctx.timestamp // _SIZE_US
+        state = self.ring[window % 4]
+        running = state.value()
+        if running is None:
+            state.update(Running(1, row.amount))
+            ctx.timers.event((window + 1) * _SIZE_US - 1)
+        else:
+            state.update(Running(running.cnt + 1, running.sm + row.amount))
+        return None
+
+    def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Total]:
+        """Emit the window and forget it."""
+        state = self.ring[timestamp // _SIZE_US % 4]
+        running = state.value()
+        if running is not None:
+            yield Total(ctx.key, timestamp + 1, running.cnt, running.sm)
+            state.clear()
+
+
+def w5(options: BenchOptions) -> dict[str, Any]:
+    """Measure it."""
+    if options.nullable or options.keys != "int":
+        raise UsageError("w5 has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
+    count = options.events_or(_EVENTS)
+    checksum = reference.windows(count, _SIZE_MS, _SIZE_MS)
+    job = BenchJob(workload="w5", build="penstock.bench.process:build", checksum=checksum, events=count)
+    return measure_job(job, options)
+
+
+def build(options: BenchOptions, folder: Path) -> None:
+    """Run the job."""
+    from penstock_connectors.workloads import ChecksumSink
+
+    count = options.events_or(_EVENTS)
+    env = environment(options, folder)
+    sink = ChecksumSink(
+        folder=str(folder / "marks"),
+        form="windows",
+        columns=("user_id", "window_end", "cnt", "sm"),
+        unit_us=_SIZE_US,
+        cut_us=reference.last_sure_window(count, _SIZE_MS) * 1000,
+    )
+    windows = events_of(env, options, folder, count).key_by("user_id").process(Windows(), returns=Total).uid("windows")
+    windows.sink_to(sink, uid="out")
+    env.execute("bench")
