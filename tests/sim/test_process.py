@@ -1,0 +1,84 @@
+"""Process functions under faults, stops and rescales: windows by hand come out once each, as windows do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+from tests.sim.faults import Swarm
+from tests.sim.workload import Phase, Plan
+from tests.sim.world import World
+
+import penstock as ps
+
+
+class Total(NamedTuple):
+    user_id: int
+    window_start: int
+    window_end: int
+    n: int
+    total: int
+
+
+class ByHand(ps.KeyedProcessFunction):
+    """Counts and sums of the windows a user has open, as text, with a timer at the end of each."""
+
+    open_windows: ps.ValueState[str] = ps.value_state()
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def process(self, row, ctx) -> Iterator[Total]:
+        start = ctx.timestamp // self.size * self.size
+        windows = self.windows()
+        n, total = windows.get(start, (0, 0))
+        windows[start] = n + 1, total + row.amount
+        self.keep(windows)
+        ctx.timers.event(start + self.size - 1)
+        return ()
+
+    def on_timer(self, timestamp, ctx):
+        windows = self.windows()
+        start = timestamp + 1 - self.size
+        n, total = windows.pop(start)
+        self.keep(windows)
+        yield Total(ctx.key, start, timestamp + 1, n, total)
+
+    def windows(self):
+        text = self.open_windows.value()
+        parts = [tuple(map(int, part.split(","))) for part in text.split(";")] if text else []
+        return {start: (n, total) for start, n, total in parts}
+
+    def keep(self, windows):
+        text = ";".join(f"{start},{n},{total}" for start, (n, total) in windows.items())
+        self.open_windows.update(text or None)
+
+
+class ProcessPlan(Plan):
+    """Tumbling windows by a process function; the same rows are expected of it."""
+
+    def totals(self, orders: ps.DataStream) -> ps.DataStream:
+        return orders.key_by("user_id").process(ByHand(self.size_ms * 1000), returns=Total).uid("totals")
+
+
+def run(seed: int, phases: list[Phase], swarm: Swarm):
+    plan = ProcessPlan.drawn(random.Random(f"plan {seed}"))
+    plan.phases, plan.input_ms, plan.inline_bytes, plan.slide_ms = phases, 1500.0, 0, plan.size_ms
+    plan.settings["checkpoint_tolerated_failures"] = 100
+    return World(seed, plan, swarm).execute()
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_killed_workers_lose_no_timer_and_fire_none_twice(seed):
+    swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=300.0)
+    result = run(seed, [Phase(2)], swarm)
+    assert result.counts["worker-killed"] > 0
+    assert result.counts["checkpoint-completed"] > 1
+
+
+def test_a_rescale_takes_values_and_timers_along():
+    phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
+    result = run(3, phases, Swarm.quiet(random.Random(3)))
+    assert result.counts["rescaled"] == 3
