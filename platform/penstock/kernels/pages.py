@@ -44,6 +44,8 @@ _ROWS = tuple_of(I32_IN, I64_IN)
 _TABLES = tuple_of(I64_OUT, I32_ROWS, I64_ROWS, I64_OUT, I64_OUT)
 _VIEWS = tuple_of(I64_ROWS, F64_ROWS)
 _TAKEN = tuple_of(I32_OUT, I64_OUT, I64_ROWS)
+_UNORDERED = tuple_of(I64_IN, I32_IN, I64_ROWS_IN)
+_ORDERED = tuple_of(I64_OUT, I32_OUT, I64_ROWS)
 _GIVEN = tuple_of(I64_ROWS_IN, I64_IN)
 _ENDED = tuple_of(I32_OUT, I64_ROWS, F64_ROWS, I64_OUT)
 _KEPT = tuple_of(I64_OUT, I64_ROWS, F64_ROWS)
@@ -208,15 +210,28 @@ def take_rows(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> i
     return count
 
 
-@kernel(i8(I64_ROWS_IN, I64_IN, I64_ROWS))
-def words_of(cells: I64, order: I64, out: I64) -> int:
-    """Write word w of the cells, in the given order, to `out[w]`; word 0 becomes the number of rows."""
+@kernel(i8(I64_IN, i8, _UNORDERED, _ORDERED))
+def arrange(order: I64, mask: int, rows: tuple[I64, I32, I64], out: tuple[I64, I32, I64]) -> int:
+    """Write (hashes, slots, words) of (hashes, slots, cells) in the order of `order[i] & mask`.
+
+    Word w of the cells goes to `words[w]`; word 0 becomes the number of rows. Returns how often a hash is less than the
+    one before it.
+    """
+    hashes, slots, cells = rows
+    hashes_out, slots_out, words = out
+    descents = 0
+    last = np.int64(-(1 << 63))
     for i in range(len(order)):
-        row = order[i]
-        out[0, i] = cells[row, 0] >> 1
+        row = order[i] & mask
+        value = hashes[row]
+        descents += value < last
+        last = value
+        hashes_out[i] = value
+        slots_out[i] = slots[row]
+        words[0, i] = cells[row, 0] >> 1
         for w in range(1, cells.shape[1]):
-            out[w, i] = cells[row, w]
-    return len(order)
+            words[w, i] = cells[row, w]
+    return descents
 
 
 @kernel(i8(I64_ROWS, I64_IN, I64_ROWS_IN))

@@ -17,7 +17,7 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import KeyedStateSnapshot, Segment
 from penstock.kernels import pages as kernels
 from penstock.kernels.columns import KeyColumns, key_columns
-from penstock.kernels.hashing import hash_order
+from penstock.kernels.hashing import packed_order
 from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.panes import Rows
 from penstock.state.segments import SegmentWriter
@@ -38,19 +38,22 @@ if TYPE_CHECKING:
 
 def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
     """Return cells as columns of a segment, sorted by hash."""
-    hashes = keys.hashes[rows.slots]
-    order = hash_order(hashes)
-    slots = rows.slots[order]
-    words = np.empty((spec.width, len(order)), np.int64)
-    kernels.words_of(rows.cells, order, words)
+    hashes, count = keys.hashes[rows.slots], len(rows.slots)
+    words = np.empty((spec.width, count), np.int64)
+    out = (np.empty(count, np.int64), np.empty(count, np.int32), words)
+    order, mask = packed_order(hashes)
+    if kernels.arrange(order, mask, (hashes, rows.slots, rows.cells), out):
+        order, mask = np.argsort(hashes, kind="stable"), -1
+        kernels.arrange(order, mask, (hashes, rows.slots, rows.cells), out)
+    panes = np.zeros(count, np.int64) if spec.single_pane else rows.panes[order & mask]
     values = [pa.array(w.view(np.dtype(dtype))) for w, (_, dtype) in zip(words, spec.value_columns, strict=True)]
     columns = [
-        pa.array(hashes[order]),
-        *keys.gather(slots),
-        pa.array(rows.panes[order]),
+        pa.array(out[0]),
+        *keys.gather(out[1]),
+        pa.array(panes),
         *values,
         pa.array(words[0] == 0),  # a cell that was emptied on its own, not under a tombstone
-        pa.array(np.arange(len(slots))),
+        pa.array(np.arange(count)),
     ]
     return pa.Table.from_arrays(columns, schema=spec.segment_schema)
 

@@ -148,7 +148,7 @@ class Uploader:
     def _verify(self, key: str, data: bytes) -> None:
         """Read the object back: what the manifest will name is what we hold."""
         for start in range(0, len(data), _READ_BACK_BYTES):
-            expected = memoryview(data)[start : start + _READ_BACK_BYTES]
+            expected = data[start : start + _READ_BACK_BYTES]  # of a memoryview each byte would be compared by itself
             try:
                 found = self._store.read(key, start, len(expected))
             except FileNotFoundError:
