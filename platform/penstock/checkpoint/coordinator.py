@@ -123,7 +123,7 @@ class CheckpointCoordinator:
         self.current: PendingCheckpoint | None = None
         self.consecutive_failures = 0
         self._requests: list[tuple[BarrierKind, str]] = []
-        self._ended: set[ExecutionId] = set(ended)
+        self._ended: set[ExecutionId] = set(ended) & self._executions
         self._running = False
         #: A cut after which nothing follows is in the log.
         self._closed = False
@@ -134,7 +134,7 @@ class CheckpointCoordinator:
     @property
     def all_inputs_ended(self) -> bool:
         """Whether every subtask waits for the final checkpoint."""
-        return self._ended >= self._executions
+        return len(self._ended) == len(self._executions)
 
     def start(self, now_ms: int, *, resumed: bool = False) -> list[CoordinatorCommand]:
         """All subtasks run and the sources have their splits; `resumed`: readers wait for output since a failure."""

@@ -30,6 +30,7 @@ from penstock.rpc.messages import AssignSplits, DeployTasks, ResolvePending
 #: A start takes at most this long, and besides as long as it takes to read its state at a very low rate.
 START_TIMEOUT_MS = 600_000
 _LEAST_BYTES_PER_MS = 1_000
+_ENDED = ("FINISHED", "CANCELED", "FAILED")
 _EXACTLY_ONCE = ("exactly-once", "exactly-once-2pc")
 
 
@@ -106,13 +107,20 @@ class Deployment:
         #: Output that is still owed after the resolution.
         self.pending: tuple[Committable, ...] = ()
         self.deployed = False
+        # Asked at every event: kept, not counted.
+        self._needed = required_slots(graph)
+        self._held: dict[str, list[Execution]] = {}
+        self._ready = 0
+        self._running = 0
+        #: Subtasks that have not ended.
+        self.open = len(self.executions)
 
     # --- what the caller asks --------------------------------------------------------------------------------------
 
     @property
     def needed(self) -> int:
         """Slots the job needs."""
-        return required_slots(self.graph)
+        return self._needed
 
     @property
     def finishing(self) -> bool:
@@ -122,12 +130,12 @@ class Deployment:
     @property
     def ready(self) -> bool:
         """Whether all workers have reported."""
-        return len(self.workers) == self.needed and all(w.endpoint for w in self.workers.values())
+        return len(self.workers) == self._ready == self.needed
 
     @property
     def running(self) -> bool:
         """Whether all subtasks run."""
-        return self.deployed and all(e.state == "RUNNING" for e in self.executions.values())
+        return self.deployed and self._running == len(self.executions)
 
     @property
     def assigned(self) -> bool:
@@ -187,8 +195,18 @@ class Deployment:
     def worker_ready(self, worker_id: str, endpoint: str, pid: int) -> list[Command]:
         """A worker can take tasks."""
         worker = self.workers[worker_id]
+        self._ready += bool(endpoint) - bool(worker.endpoint)
         worker.endpoint, worker.pid = endpoint, pid
         return self._advance()
+
+    def worker_lost(self, worker_id: str, end_state: str = "") -> None:
+        """A worker is gone; `end_state`: its subtasks count as ended so."""
+        worker = self.workers.pop(worker_id)
+        self._ready -= bool(worker.endpoint)
+        for execution in self._held.get(worker_id, ()) if end_state else ():
+            self.open -= execution.state not in _ENDED
+            self._running -= execution.state == "RUNNING"
+            execution.state = end_state
 
     def pending_resolved(self, published: Iterable[str]) -> list[Command]:
         """Everything owed is published."""
@@ -201,8 +219,10 @@ class Deployment:
         """A subtask reported; when the last one runs, the sources get their splits."""
         execution = self.executions[vertex_id, subtask]
         was_running = self.running
+        self._running += (state == "RUNNING") - (execution.state == "RUNNING")
+        self.open += (state not in _ENDED) - (execution.state not in _ENDED)
         execution.state = state
-        if state in ("FINISHED", "CANCELED", "FAILED"):
+        if state in _ENDED:
             execution.end_ms = now_ms
         elif execution.start_ms < 0:
             execution.start_ms = now_ms
@@ -280,6 +300,7 @@ class Deployment:
             where = (task.execution.vertex_id, task.execution.subtask)
             execution = self.executions[where]
             execution.worker_id, execution.state = placement[where], "SCHEDULED"
+            self._held.setdefault(execution.worker_id, []).append(execution)
             tasks.setdefault(placement[where], []).append(encode_deployment(task))
         self.deployed = True
         return [

@@ -202,13 +202,10 @@ class JobMaster:
         deployment = self.deployment
         if deployment is None or worker_id not in deployment.workers:
             return []
-        deployment.workers.pop(worker_id)
         if self.step in (Step.FINISHING, Step.CANCELLING):
-            state = "FINISHED" if self.step is Step.FINISHING else "CANCELED"
-            for execution in deployment.executions.values():
-                if execution.worker_id == worker_id:
-                    execution.state = state
+            deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
             return []
+        deployment.worker_lost(worker_id)
         text = f"worker {worker_id} was lost: {reason}"
         return self._fail(Failure(now_ms, text, detail, "", worker_id), now_ms, final=is_final(reason))
 
@@ -292,9 +289,7 @@ class JobMaster:
                 assert restored is not None  # noqa: S101 - finishing means that a last cut exists
                 commands += self._apply(self.checkpointing.resume_ending(restored, now_ms), now_ms)
         if self.step in (Step.FINISHING, Step.CANCELLING):
-            open_tasks = deployment is not None and deployment.deployed and any(
-                e.state not in ("FINISHED", "CANCELED", "FAILED") for e in deployment.executions.values()
-            )  # fmt: skip
+            open_tasks = deployment is not None and deployment.deployed and deployment.open > 0
             if not open_tasks or now_ms >= (self._deadline_ms or 0):
                 end = JobStatus.FINISHED if self.step is Step.FINISHING else JobStatus.CANCELED
                 commands += self._close(end, now_ms)

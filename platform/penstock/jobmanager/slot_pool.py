@@ -6,6 +6,7 @@ taken from the TaskManagers with the most free ones, so that a job spreads.
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass, field
 
 from penstock.jobmanager.scheduler import Slot
@@ -30,6 +31,7 @@ class Refuse:
 @dataclass(slots=True)
 class _Offer:
     host: str
+    #: Descending: the lowest is taken next.
     free: list[int]
     total: int
     held: dict[int, str] = field(default_factory=dict)
@@ -50,16 +52,13 @@ class SlotPool:
         self._timeout_ms = timeout_ms
         self._offers: dict[str, _Offer] = {}
         self._requests: list[_Request] = []
+        #: Slots that no job holds.
+        self.free = 0
 
     @property
     def total(self) -> int:
         """All slots."""
         return sum(offer.total for offer in self._offers.values())
-
-    @property
-    def free(self) -> int:
-        """Slots that no job holds."""
-        return sum(len(offer.free) for offer in self._offers.values())
 
     def free_of(self, taskmanager_id: str) -> int:
         """Return the free slots of one TaskManager."""
@@ -67,12 +66,15 @@ class SlotPool:
 
     def add(self, taskmanager_id: str, host: str, slots: int) -> list[Grant | Refuse]:
         """A TaskManager has registered."""
-        self._offers[taskmanager_id] = _Offer(host, list(range(slots)), slots)
+        self.remove(taskmanager_id)
+        self._offers[taskmanager_id] = _Offer(host, list(reversed(range(slots))), slots)
+        self.free += slots
         return self._serve()
 
     def remove(self, taskmanager_id: str) -> list[Grant | Refuse]:
         """A TaskManager is dead: its slots are gone, whoever held them."""
-        self._offers.pop(taskmanager_id, None)
+        offer = self._offers.pop(taskmanager_id, None)
+        self.free -= len(offer.free) if offer is not None else 0
         return []
 
     def request(self, job_id: str, count: int, now_ms: int) -> list[Grant | Refuse]:
@@ -83,16 +85,21 @@ class SlotPool:
 
     def release(self, job_id: str, slots: tuple[Slot, ...] | None = None) -> list[Grant | Refuse]:
         """A job gives slots back (None: all of them, and its request)."""
+        given: dict[str, list[int]] = {}
         if slots is None:
             self._requests = [r for r in self._requests if r.job_id != job_id]
-        for taskmanager_id, offer in self._offers.items():
-            for index, holder in list(offer.held.items()):
-                if holder == job_id and (slots is None or any(
-                    s.taskmanager_id == taskmanager_id and s.index == index for s in slots
-                )):  # fmt: skip
-                    del offer.held[index]
-                    offer.free.append(index)
-            offer.free.sort()
+            given = {name: list(offer.held) for name, offer in self._offers.items() if offer.held}
+        for slot in slots or ():
+            given.setdefault(slot.taskmanager_id, []).append(slot.index)
+        for name, indexes in given.items():
+            offer = self._offers.get(name)
+            back = [i for i in indexes if offer.held.get(i) == job_id] if offer is not None else []
+            if offer is None or not back:
+                continue
+            for index in back:
+                del offer.held[index]
+            offer.free = sorted({*offer.free, *back}, reverse=True)
+            self.free += len(back)
         return self._serve()
 
     def tick(self, now_ms: int) -> list[Grant | Refuse]:
@@ -108,11 +115,20 @@ class SlotPool:
         granted: list[Grant | Refuse] = []
         while self._requests and self._requests[0].count <= self.free:
             request = self._requests.pop(0)
-            granted.append(Grant(request.job_id, tuple(self._take(request.job_id) for _ in range(request.count))))
+            granted.append(Grant(request.job_id, self._take(request.job_id, request.count)))
         return granted
 
-    def _take(self, job_id: str) -> Slot:
-        taskmanager_id, offer = max(self._offers.items(), key=lambda item: (len(item[1].free), item[0]))
-        index = offer.free.pop(0)
-        offer.held[index] = job_id
-        return Slot(taskmanager_id, index, offer.host)
+    def _take(self, job_id: str, count: int) -> tuple[Slot, ...]:
+        """Take slots, one after another from whoever has the most free ones."""
+        most = [(-len(offer.free), name) for name, offer in self._offers.items() if offer.free]
+        heapq.heapify(most)
+        taken = []
+        for _ in range(count):
+            negative, name = most[0]
+            offer = self._offers[name]
+            index = offer.free.pop()
+            offer.held[index] = job_id
+            taken.append(Slot(name, index, offer.host))
+            heapq.heapreplace(most, (negative + 1, name))
+        self.free -= count
+        return tuple(taken)

@@ -6,6 +6,7 @@ present parallelism; splits discovered later go to whoever has fewest.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable
 from typing import Any
 
@@ -60,8 +61,11 @@ class SplitAssigner:
     def _add(self, splits: Iterable[Split]) -> None:
         # Finished ones last: they cost nothing, so they must not decide who gets the live ones.
         fresh = {s["id"]: s for s in splits if s["id"] not in self._owner}
+        fewest = [(len(owned), subtask) for subtask, owned in enumerate(self._owned)]
+        heapq.heapify(fewest)
         for split in sorted(fresh.values(), key=lambda s: (bool(s.get("finished")), _order(s["id"]))):
-            subtask = min(range(len(self._owned)), key=lambda i: (len(self._owned[i]), i))
+            owned, subtask = fewest[0]
+            heapq.heapreplace(fewest, (owned + 1, subtask))
             self._owned[subtask].append(split["id"])
             self._owner[split["id"]] = subtask
             self._unsent[subtask].append(split)

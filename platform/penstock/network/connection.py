@@ -98,6 +98,8 @@ class WorkerNetwork:
         self._listener = Listener(worker_id, listen)
         self._table = ChannelTable(worker_id, clock, self, kernels)
         self._peers: dict[str, _PeerState] = {}
+        #: Peers without a socket that is up: only these are looked at in every turn.
+        self._waiting: set[str] = set()
         self._links: set[_Link] = set()
         self._commands: deque[Callable[[], None]] = deque()
         self._dirty: deque[Session] = deque()
@@ -213,8 +215,7 @@ class WorkerNetwork:
     def _timeout(self) -> float:
         if self._commands or self._dirty:
             return 0.0
-        waiting = any(state.link is None or state.link.connecting for state in self._peers.values())
-        return _RETRY_MS / 1000 if waiting else _IDLE_SECONDS
+        return _RETRY_MS / 1000 if self._waiting else _IDLE_SECONDS
 
     def _serve(self, link: _Link, mask: int) -> None:
         try:
@@ -294,6 +295,7 @@ class WorkerNetwork:
             deadline = self._clock.monotonic_ms() + (CONNECT_DEADLINE_MS if dials else ACCEPT_DEADLINE_MS)
             session = Session(peer.worker_id, self._session_changed)
             state = self._peers[peer.worker_id] = _PeerState(session, peer.endpoint, deadline)
+            self._waiting.add(peer.worker_id)
         return state.session
 
     def _detach(self, keys: list[ChannelKey]) -> None:
@@ -301,8 +303,10 @@ class WorkerNetwork:
             state.session.detach(keys)
 
     def _connect_due(self) -> None:
-        for worker_id, state in list(self._peers.items()):
+        for worker_id in list(self._waiting):
+            state = self._peers[worker_id]
             if state.link is not None and not state.link.connecting:
+                self._waiting.discard(worker_id)
                 continue
             now = self._clock.monotonic_ms()
             if now >= state.deadline_ms:
@@ -379,6 +383,7 @@ class WorkerNetwork:
 
     def _lose_peer(self, worker_id: str, reason: str, *, report: bool = True) -> None:
         state = self._peers.pop(worker_id)
+        self._waiting.discard(worker_id)
         if state.link is not None:
             self._drop_link(state.link)
         if state.session.fail(reason) and report and self._on_lost is not None:

@@ -70,6 +70,9 @@ class ResultPartition:
         self.records_out = 0
         self.bytes_out = 0
         self._row_bytes = fixed_row_bytes(self.schema) if self.schema is not None else None
+        #: Not later than the earliest deadline of a channel: asked at every step, however many channels there are.
+        self._next_deadline_ms: float | None = None
+        self._timeout_ms = settings.buffer_timeout_ms
 
     def batch(self, batch: Batch) -> None:
         """Send rows to the channels they belong to.
@@ -85,7 +88,7 @@ class ResultPartition:
         row_bytes = size / data.num_rows
         self.records_out += data.num_rows
         self.bytes_out += int(size)
-        now = self._clock.monotonic_ms()
+        now = self._waits_from_now()
         for channel, rows in self._splitter.split(data):
             self.channels[channel].add_rows(rows, max(1, int(rows.num_rows * row_bytes)), now)
 
@@ -109,20 +112,24 @@ class ResultPartition:
 
     def flush(self) -> None:
         """Send everything that waits, whatever its deadline."""
+        self._next_deadline_ms = None
         for channel in self.channels:
             channel.flush()
 
     def flush_due(self, now_ms: float) -> None:
         """Send what has waited for the buffer time-out."""
+        earliest: float | None = None
         for channel in self.channels:
             if channel.deadline_ms is not None and channel.deadline_ms <= now_ms:
                 channel.flush()
+            if channel.deadline_ms is not None and (earliest is None or channel.deadline_ms < earliest):
+                earliest = channel.deadline_ms
+        self._next_deadline_ms = earliest
 
     @property
     def next_deadline_ms(self) -> float | None:
-        """When `flush_due` has something to do; None: nothing waits."""
-        deadlines = [channel.deadline_ms for channel in self.channels if channel.deadline_ms is not None]
-        return min(deadlines) if deadlines else None
+        """When `flush_due` may have something to do; None: nothing waits."""
+        return self._next_deadline_ms
 
     @property
     def available(self) -> bool:
@@ -140,9 +147,16 @@ class ResultPartition:
             channel.close()
 
     def _event(self, event: Watermark | WatermarkStatus) -> None:
-        now = self._clock.monotonic_ms()
+        now = self._waits_from_now()
         for channel in self.channels:
             channel.add_event(event, now)
+
+    def _waits_from_now(self) -> float:
+        """Return the time; what is put in at it waits no longer than the buffer time-out."""
+        now = self._clock.monotonic_ms()
+        if self._next_deadline_ms is None:
+            self._next_deadline_ms = now + self._timeout_ms
+        return now
 
     def _conforming(self, data: pa.RecordBatch) -> pa.RecordBatch:
         """Return `data` under the edge's schema: the receiver knows no other, and would read garbage."""

@@ -31,6 +31,7 @@ class SlotTable:
         """All slots are free."""
         self.count = count
         self._holders: dict[int, SlotHolder] = {}
+        self._by_worker: dict[str, SlotHolder] = {}
 
     def allocate(self, slot: int, worker_id: str, job_id: str) -> SlotHolder:
         """Give `slot` to `worker_id`; asking again for the same worker is fine.
@@ -50,19 +51,19 @@ class SlotTable:
         if other is not None and other.slot != slot:
             msg = f"worker {worker_id} already holds slot {other.slot}"
             raise SlotError(msg, hint="a worker has one slot")
-        self._holders[slot] = holder
+        self._holders[slot] = self._by_worker[worker_id] = holder
         return holder
 
     def free(self, worker_id: str) -> SlotHolder | None:
         """Free the slot of a worker whose process is gone; None when it held none."""
-        holder = self.of_worker(worker_id)
+        holder = self._by_worker.pop(worker_id, None)
         if holder is not None:
             del self._holders[holder.slot]
         return holder
 
     def of_worker(self, worker_id: str) -> SlotHolder | None:
         """Return the slot a worker holds."""
-        return next((h for h in self._holders.values() if h.worker_id == worker_id), None)
+        return self._by_worker.get(worker_id)
 
     @property
     def held(self) -> tuple[SlotHolder, ...]:

@@ -49,6 +49,8 @@ from penstock.taskmanager.template_messages import WorkerSpec
 from penstock.taskmanager.worker_process import WorkerProcess
 
 _MB = 1 << 20
+#: Old logs are looked for at every so many ends of workers: the folder is read as a whole.
+_PRUNE_EVERY = 20
 #: Heartbeats sent and not yet acknowledged that are remembered.
 _MAX_OPEN_HEARTBEATS = 100
 #: Memory beside the managed one that a worker may hold before it is killed: libraries, user code, batches on their way.
@@ -94,6 +96,7 @@ class Supervisor:
         self._link: Link | None = None
         self._registered: Registered | None = None
         self._sequence = 0
+        self._ended = 0
         self._sent_at: dict[int, float] = {}
         self._heard_ms = clock.monotonic_ms()
         self._beat_soon = asyncio.Event()
@@ -326,7 +329,9 @@ class Supervisor:
         self._workers.pop(worker.worker_id, None)
         self._slots.free(worker.worker_id)
         shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
-        self._logs.prune(set(self._workers))
+        self._ended += 1
+        if self._ended % _PRUNE_EVERY == 0:
+            self._logs.prune(set(self._workers))
         waiting = self._waiting.pop(worker.spec.slot, None)
         if waiting is not None and not self._closing.is_set():
             self._on_start_worker(waiting)
