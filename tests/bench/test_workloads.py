@@ -42,14 +42,41 @@ def test_a_workload_is_right(arguments):
     assert figures["checkpoints"] >= 1
 
 
+def others(*arguments):
+    """Benchmarks with figures of their own."""
+    command = [sys.executable, "-m", "penstock.cli.main", "bench", *arguments, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=230)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_planning_is_measured_at_any_size():
+    figures = others("planning", "--events", "40")
+    assert figures["forward_40_sent_mb"] < figures["keyed_40_sent_mb"]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_the_memory_of_workers():
+    figures = others("workers", "--parallelism", "2")
+    assert figures["workers"] == 2
+    assert 0 < figures["uss_mb"] < figures["pss_mb"] < figures["rss_mb"]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_a_small_job_has_a_first_result_before_it_ends():
+    figures = others("startup", "--events", "1000")
+    assert 0 < figures["first_result_seconds"] < figures["end_seconds"]
+
+
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_delays_are_counted_behind_a_shuffle_and_beside_a_row_function():
-    command = [sys.executable, "-m", "penstock.cli.main", "bench", "latency-rows", "--events", "20000", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=230)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    figures = others("latency-rows", "--events", "20000")
     assert figures["events"] == 20_000
     assert figures["rows_per_second"] == pytest.approx(figures["most_rows_per_second"] / 2, abs=1)
     assert 0 <= figures["p50_ms"] <= figures["p99_ms"]

@@ -34,6 +34,15 @@ WORKLOADS: dict[str, tuple[str, str]] = {
     "w2x": ("penstock.bench.running:w2x", "the same with memory for a tenth of the keys"),
     "w3": ("penstock.bench.stateless:w3", "filter and two columns by expressions, no key, no state"),
     "w5": ("penstock.bench.process:w5", "w1 by hand: a Python function by row with value state and a timer"),
+    "startup": (
+        "penstock.bench.startup:startup",
+        "`penstock run` of a small job: to its first result, to its end",
+    ),
+    "workers": ("penstock.bench.workers:workers", "memory of --parallelism slot workers that run one keyed job"),
+    "planning": (
+        "penstock.bench.planning:planning",
+        "the JobManager plans and deploys 250, 500, 1000 subtasks",
+    ),
     "latency": (
         "penstock.bench.latency:latency",
         "delay of rows behind a shuffle at half of the job's highest rate",

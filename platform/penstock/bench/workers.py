@@ -1,0 +1,99 @@
+"""workers: the memory of slot workers that run one keyed job, after a few seconds of light work.
+
+A page that processes share counts whole in RSS, in equal parts in PSS, and not at all in USS: what ending one worker
+would free. Workers are forked from a template, so most of their pages are shared until they are written to.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import penstock as ps
+from penstock.api.environment import use_executor
+from penstock.client.executors import EmbeddedExecutor
+from penstock.core.clock import SystemClock
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.bench.options import BenchOptions
+    from penstock.client.handle import JobHandle
+
+_SETTLE_MS, _ROWS_PER_WORKER = 5_000.0, 1_000.0
+_LONG = 1 << 40
+
+
+def workers(options: BenchOptions) -> dict[str, Any]:
+    """Run a job with `--parallelism` workers for a few seconds; look at their memory.
+
+    Raises:
+        PenstockError: the job ended before it was looked at.
+    """
+    watch = _Watch()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        executor = EmbeddedExecutor(on_poll=watch.on_poll)
+        with use_executor(executor, options.settings):
+            _job(options, Path(folder))
+    if not watch.memory:
+        raise PenstockError("the job ended before its workers were looked at")
+    figures: dict[str, Any] = {
+        "workload": "workers",
+        "parallelism": options.parallelism,
+        "workers": len(watch.memory),
+        "running_after_seconds": round(watch.running_ms / 1000, 2),
+    }
+    for name in ("rss", "pss", "uss"):
+        values = [found[name] for found in watch.memory]
+        figures |= {
+            f"{name}_mb": round(statistics.median(values), 1),
+            f"{name}_mb_largest": round(max(values), 1),
+            f"{name}_mb_all": round(sum(values), 1),
+        }
+    return {**figures, "load": round(os.getloadavg()[0], 1)}
+
+
+class _Watch:
+    """Looks at the workers once the job has run for a while, then ends it."""
+
+    def __init__(self) -> None:
+        self.memory: list[dict[str, float]] = []
+        self.running_ms = 0.0
+        self._clock = SystemClock()
+        self._first_ms = self._clock.monotonic_ms()
+        self._since_ms: float | None = None
+
+    def on_poll(self, handle: JobHandle, job: dict[str, Any]) -> None:
+        now = self._clock.monotonic_ms()
+        if job["state"] != "RUNNING" or self.memory:
+            return
+        if self._since_ms is None:
+            self._since_ms, self.running_ms = now, now - self._first_ms
+        if now - self._since_ms >= _SETTLE_MS:
+            self.memory = [memory_of(int(worker["pid"])) for worker in handle.client.workers(handle.job_id)]
+            handle.cancel()
+
+
+def memory_of(pid: int) -> dict[str, float]:
+    """Return a process's memory in MB: `rss`, `pss`, `uss` (Linux)."""
+    sizes: dict[str, float] = {}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
+        name, _, rest = line.partition(":")
+        sizes[name] = int(rest.split()[0]) / 1000 * 1.024
+    return {"rss": sizes["Rss"], "pss": sizes["Pss"], "uss": sizes["Private_Clean"] + sizes["Private_Dirty"]}
+
+
+def _job(options: BenchOptions, folder: Path) -> None:
+    from penstock_connectors.workloads.paced import DelaySink, PacedSource
+
+    env = ps.Environment(
+        parallelism=options.parallelism, checkpoint_interval="1s", checkpoint_root=folder / "checkpoints"
+    )
+    source = PacedSource(
+        rows=_LONG * options.parallelism, splits=options.parallelism, rate=_ROWS_PER_WORKER * options.parallelism
+    )
+    rows = env.from_source(source, uid="rows")
+    rows.key_by("user_id").sink_to(DelaySink(folder=str(folder / "delays")), uid="out")
+    env.execute("bench")
