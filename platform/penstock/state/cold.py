@@ -61,6 +61,9 @@ class ColdRows(Protocol):
     def rows_of(self, pane: int) -> int:
         """Return how many rows the pane has, at most."""
 
+    def for_changes(self) -> ColdRows | None:
+        """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
+
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
         """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""
 
@@ -98,6 +101,9 @@ class StoreRows:
     def rows_of(self, pane: int) -> int:
         """Return how many rows the pane has, at most."""
         return self._rows.get(pane, 0)
+
+    def for_changes(self) -> None:
+        """They are encoded at once instead."""
 
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
         """Copy the cells of (slots, panes) to `target`, read in one sorted call."""
@@ -205,8 +211,12 @@ class ColdPanes:
         if len(rows):
             self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]))
 
+    def for_changes(self) -> ColdRows | None:
+        """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
+        return self._rows.for_changes()
+
     def put(self, keys: KeyView, rows: Rows) -> None:
-        """Write rows; their changes are already part of a segment."""
+        """Write rows; their changes are already part of a segment, or of the place for changes."""
         self._rows.put(keys, rows)
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
@@ -219,14 +229,18 @@ class ColdPanes:
 
     def parts(self, panes: list[int], owned: HashRange) -> list[HashRange]:
         """Return hash ranges that hold a bounded number of cold rows of these panes each."""
-        total = sum(self._rows.rows_of(p) for p in panes)
-        parts = max(1, -(-total // _PART_ROWS))
-        step = -(-(owned.high - owned.low + 1) // parts)
-        lows = range(owned.low, owned.high + 1, step)
-        return [HashRange(low, min(low + step - 1, owned.high)) for low in lows]
+        return parts_of(sum(self._rows.rows_of(p) for p in panes), owned)
 
     def scan(self, panes: list[int], part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of the cold rows of these panes within a hash range."""
         cold = self._rows.panes
         for pane in sorted(p for p in panes if p in cold):
             yield from self._rows.scan(pane, part)
+
+
+def parts_of(rows: int, owned: HashRange) -> list[HashRange]:
+    """Return hash ranges that hold a bounded number of rows each."""
+    parts = max(1, -(-rows // _PART_ROWS))
+    step = -(-(owned.high - owned.low + 1) // parts)
+    lows = range(owned.low, owned.high + 1, step)
+    return [HashRange(low, min(low + step - 1, owned.high)) for low in lows]

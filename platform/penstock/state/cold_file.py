@@ -10,6 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
+import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +23,6 @@ from penstock.kernels.hashing import hash_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
@@ -42,7 +43,7 @@ _AROUND = 64 << 10
 
 
 class _File:
-    """Records in one mapping."""
+    """Records in one mapping; the disk is given back when nobody looks at `table` any more."""
 
     def __init__(self, folder: Path, words: int, owned: HashRange, records: int) -> None:
         self._folder, self._owned = folder, owned
@@ -50,14 +51,16 @@ class _File:
         self.count = 0
         rows = records + kernels.TAIL
         self.size = rows * words * 8
-        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - it goes with the mapping
+        self._fd, name = tempfile.mkstemp(dir=folder)
+        self.close = weakref.finalize(self, os.close, self._fd)
+        Path(name).unlink()
         try:
-            os.posix_fallocate(self._file.fileno(), 0, self.size)
+            os.posix_fallocate(self._fd, 0, self.size)
         except OSError as error:
-            self._file.close()
+            self.close()
             msg = f"{self.size >> 20} MB for state that does not fit in memory cannot be had in {folder}: {error}"
             raise StorageError(msg, hint="free space on the TaskManager's local disk") from error
-        self._map = mmap.mmap(self._file.fileno(), self.size)
+        self._map = mmap.mmap(self._fd, self.size)
         self.table = np.frombuffer(self._map, np.int64).reshape(rows, words)
 
     @property
@@ -95,20 +98,16 @@ class _File:
         while state[0] < len(order):
             before, base = int(state[0]), int(kernels.cold_home(heads[order[state[0]], kernels.HASH], self.range))
             stretch = np.empty((min(limit, rows - base), words), np.int64)
-            os.preadv(self._file.fileno(), [stretch.data], base * words * 8)
+            os.preadv(self._fd, [stretch.data], base * words * 8)
             state[2] = base
             kernels.cold_put(stretch, self.range, heads, order, cells, state)
-            os.pwrite(self._file.fileno(), stretch.data, base * words * 8)
+            os.pwrite(self._fd, stretch.data, base * words * 8)
             if state[0] == before:
                 if base + len(stretch) == rows:
                     break
                 limit *= 2
         self.count += int(state[1])
         return int(state[0])
-
-    def close(self) -> None:
-        """Give the disk back, once nobody looks at `table` any more."""
-        self._file.close()
 
     def unmap(self) -> None:
         """Take the pages out of this process's resident memory; they stay in the page cache or on disk."""
@@ -134,6 +133,10 @@ class FileRows:
     def rows_of(self, pane: int) -> int:
         """Return how many rows the pane has, at most."""
         return 0 if self._file is None or pane else self._file.count
+
+    def for_changes(self) -> FileRows:
+        """Return an empty file for the changed rows that leave memory before the next barrier."""
+        return FileRows(self._spec, self._owned, self._folder, self._memory_bytes)
 
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
         """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""

@@ -20,6 +20,7 @@ from penstock.kernels import pages as page_kernels
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.cold import ColdPanes
 from penstock.state.frozen import FrozenPanes, FrozenSegment, FrozenSource, FrozenTable, table_to_rows
+from penstock.state.frozen_cold import FrozenCold
 from penstock.state.hot import CHUNK, Fired, HotPanes, canonical, overflow
 from penstock.state.key_index import KeyIndex
 from penstock.state.panes import PaneMemory, Rows
@@ -70,6 +71,8 @@ class PaneTable:
         source.memory = self._hot.memory
         self._cold = None if home.cold is None else ColdPanes(home.cold)
         self._waiting: list[FrozenSegment] = []
+        #: Changed rows that left memory since the last freeze.
+        self._evicted: ColdRows | None = None
         self._check_dead_at = _DEAD_KEYS
         #: Rows of `run` and `keep` that were clean before, since the last freeze.
         self._changed = 0
@@ -189,6 +192,7 @@ class PaneTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the table as it is."""
+        self._freeze_evicted()
         self._freeze_dirty()
         return FrozenTable(self.source, self.source.log.view(), tuple(self._undurable()))
 
@@ -213,6 +217,7 @@ class PaneTable:
         """Give the memory back."""
         self._home.budget.report(self._holder, 0)
         self._waiting = []
+        self._evicted = None
 
     @property
     def _holder(self) -> str:
@@ -235,6 +240,15 @@ class PaneTable:
         segment = FrozenSegment(self.spec, position, FrozenPanes(self.spec, rows))
         self._waiting.append(segment)
         return segment
+
+    def _freeze_evicted(self) -> None:
+        """Close the place of the changed rows that left memory: it becomes a segment, older than what is in memory."""
+        if self._evicted is not None and self._evicted.panes:
+            position = self.source.log.next_position()
+            self.source.log.append(position)
+            content = FrozenCold(self.spec, self._evicted, self.source.hash_range)
+            self._waiting.append(FrozenSegment(self.spec, position, content))
+            self._evicted = None
 
     def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
         """Return the cell of every row, made or brought in where it is not in memory."""
@@ -315,15 +329,19 @@ class PaneTable:
         Changed rows are saved for the next barrier first.
         """
         assert self._cold is not None  # noqa: S101
-        segment = self._freeze_dirty()
+        if self._evicted is None:
+            self._evicted = self._cold.for_changes()
+        segment = self._freeze_dirty() if self._evicted is None else None
         self._hot.memory.copy_all_frozen()
         if segment is not None:
             segment.spill(self._home.directory / f"{self.source.state}-{segment.position}.parquet")
-        keep = self._cold.recent(self._hot.index.count)
+        keep, keys = self._cold.recent(self._hot.index.count), self._hot.index.view()
         rows = self._hot.memory.present()
         out = ~keep[rows.slots]
-        evicted = Rows(rows.slots[out], rows.panes[out], rows.cells[out])
-        self._cold.put(self._hot.index.view(), evicted)
+        if self._evicted is not None:
+            changed = out & ((rows.cells[:, 0] & 1) == 1)
+            self._evicted.put(keys, Rows(rows.slots[changed], rows.panes[changed], rows.cells[changed]))
+        self._cold.put(keys, Rows(rows.slots[out], rows.panes[out], rows.cells[out]))
         self._rebuild(keep)
         self._report()
 

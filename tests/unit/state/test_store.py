@@ -117,15 +117,42 @@ def test_a_budget_sums_its_holders():
     assert (budget.used_bytes, budget.exceeded) == (7, False)
 
 
+def single_pane(state):
+    return PaneTableSpec(state.spec.key_schema, state.spec.accumulators, single_pane=True)
+
+
+def run(table, keys):
+    """Add each key to its own sum."""
+    batch = pa.record_batch({"k": pa.array(keys, pa.int64())})
+    column = fixed_column(pa.array(keys, pa.int64()))
+    given = AccumulatorInput(column.values, column.bitmap, column.bit_offset)
+    table.run(key_columns(batch, ("k",)), hash_columns(batch, ("k",)), [given])
+
+
+def test_changes_that_leave_memory_are_one_segment_a_barrier(state):
+    spec = single_pane(state)
+    store = state.open(backend="rocksdb", memory=100_000)
+    table = store.pane_table("running", spec)
+    for first in (0, 2000, 4000, 0, 4000, 0):
+        run(table, range(first, first + 2000))
+    (frozen,) = store.freeze(1)
+    run(table, range(6000))  # none of it belongs before the barrier
+    snapshot = state.upload(frozen)
+    store.completed(1)
+    apart, inside = snapshot.segments if len(snapshot.segments) == 2 else (*snapshot.segments, None)
+    assert apart.rows <= 6000
+    assert inside is None or inside.position > apart.position
+    again = state.open([snapshot], backend="rocksdb", memory=100_000).pane_table("running", spec)
+    times = {k: 3 if k < 2000 else 1 if k < 4000 else 2 for k in range(6000)}
+    assert state.rows(again) == {k: (n, n * k) for k, n in times.items()}
+    assert not list(state.directory.rglob("*.parquet")), "nothing was encoded on the way"
+    later = checkpoint(state, store, 2)
+    last = state.open([later]).pane_table("running", spec)
+    assert state.rows(last) == {k: (n + 1, (n + 1) * k) for k, n in times.items()}
+
+
 def test_a_table_most_of_which_has_changed_is_saved_whole(state):
-    spec = PaneTableSpec(state.spec.key_schema, state.spec.accumulators, single_pane=True)
-
-    def run(table, keys):
-        batch = pa.record_batch({"k": pa.array(keys, pa.int64())})
-        column = fixed_column(pa.array(keys, pa.int64()))
-        given = AccumulatorInput(column.values, column.bitmap, column.bit_offset)
-        table.run(key_columns(batch, ("k",)), hash_columns(batch, ("k",)), [given])
-
+    spec = single_pane(state)
     store = state.open()
     table = store.pane_table("running", spec)
     run(table, range(100))
