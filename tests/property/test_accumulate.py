@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.kernels.columns import FixedColumn, key_columns
 from penstock.kernels.hashing import hash_columns
 from penstock.kernels.integer_keys import split_integers
-from penstock.kernels.split import split_by_key_group
+from penstock.kernels.split import split_by_key_group, take_rows
 from penstock.kernels.windows import TIME_LIMIT
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.key_index import KeyIndex
@@ -149,3 +149,16 @@ def test_integer_keys_are_split_as_their_hashes_are(keys, key_groups, data):
     expected = split_by_key_group(hashes, key_groups, parallelism)
     assert order.tolist() == expected[0].tolist()
     assert offsets.tolist() == expected[1].tolist()
+
+
+@given(
+    st.lists(st.tuples(INT64, st.none() | INT64, st.floats(), st.text(max_size=3), st.booleans()), max_size=40),
+    st.data(),
+)
+def test_rows_in_another_order(rows, data):
+    kinds = [pa.int64(), pa.timestamp("us"), pa.float64(), pa.string(), pa.bool_()]
+    arrays = [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(kinds)]
+    batch = pa.RecordBatch.from_arrays(arrays, names=list("abcde"))
+    batch = batch.slice(data.draw(st.integers(0, len(rows))))
+    order = np.array(data.draw(st.permutations(range(batch.num_rows))), np.int32)
+    assert take_rows(batch, order).equals(batch.take(pa.array(order)))

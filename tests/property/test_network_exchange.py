@@ -34,8 +34,7 @@ def take_split(batch, owners, parallelism):
 
 #: Odd numbers to subtask 1, even ones to subtask 0.
 KERNELS = SplitKernels(
-    lambda batch, columns: batch.column(columns[0]).to_numpy() % 2,
-    lambda hashes, groups, parallelism: (np.asarray(hashes), parallelism),
+    lambda batch, columns, groups, parallelism: (batch.column(columns[0]).to_numpy() % 2, parallelism),
     take_split,
 )
 

@@ -207,14 +207,16 @@ class DataStream(OperatorHandle):
         upstreams = tuple(msgspec.structs.replace(u, partitioner=partitioner) for u in self.flow.upstreams)
         return msgspec.structs.replace(self.flow, upstreams=upstreams)
 
-    def append_node(self, node: StreamNode) -> int:
-        text = schema_to_text(self.flow.schema)
+    def append_node(self, node: StreamNode, edge: pa.Schema | None = None) -> int:
+        text = schema_to_text(self.flow.schema if edge is None else edge)
         return self.environment.builder.add(node, [(upstream, text) for upstream in self.flow.upstreams])
 
-    def append_operator(self, spec: OperatorSpec, schema: pa.Schema, row_type: Any = None) -> DataStream:
-        """Add an operator behind this stream and return its output."""
+    def append_operator(
+        self, spec: OperatorSpec, schema: pa.Schema, row_type: Any = None, edge: pa.Schema | None = None
+    ) -> DataStream:
+        """Add an operator behind this stream and return its output; `edge`: the only columns it is to be sent."""
         spec = msgspec.structs.replace(spec, output_schema=schema_to_text(schema))
-        node = self.append_node(StreamNode(id=0, operator=spec, where=call_site()))
+        node = self.append_node(StreamNode(id=0, operator=spec, where=call_site()), edge)
         return DataStream(
             self.environment, Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type), node
         )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+import pyarrow as pa
+
 from penstock.api.aggregation import wanted_aggregates, with_conditions
 from penstock.api.windows import Session
 from penstock.config.settings import parse_duration_ms
+from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import WINDOW_COLUMNS, require_unique
@@ -14,6 +17,8 @@ from penstock.operators.columns import with_ts
 from penstock.operators.window_schema import output_schema
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.api.aggregates import Aggregate
     from penstock.api.data_stream import DataStream
     from penstock.api.keyed_stream import KeyedStream
@@ -74,7 +79,14 @@ class WindowedStream:
         name = f"Window({self._window.label})"
         spec = OperatorSpec(uid="", name=name, kind=self._kind, config=config, stateful=True)
         rows = stream.flow.schema if self._window.time == "event" else with_ts(stream.flow.schema)
-        return stream.append_operator(spec, output_schema(config, rows))
+        return stream.append_operator(spec, output_schema(config, rows), edge=self._edge(stream, wanted))
+
+    def _edge(self, stream: KeyedStream, wanted: Sequence[Aggregate]) -> pa.Schema | None:
+        """Return the columns the operator looks at: no other need travel to it."""
+        if self._kind != "window_aggregate":
+            return None
+        used = {*stream.keys, *(value.column for value in wanted), TS_COLUMN}
+        return pa.schema([field for field in stream.flow.schema if field.name in used])
 
     @property
     def _kind(self) -> str:

@@ -1,20 +1,45 @@
 """Splitting a batch by key group.
 
-One compiled pass from hashes to an order, one Arrow take, then slices without a copy.
+One compiled pass from keys to an order, one copy in that order, then slices without a copy.
 
-Called by the partitioner of keyed edges, and by restores that cut in-flight rows anew.
+Columns of 8 bytes without nulls are put in order by a compiled loop, the others by Arrow. Called by the partitioner of
+keyed edges, and by restores that cut in-flight rows anew.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.kernels.compile import I32, I32_OUT, I64, I64_IN, I64_OUT, i8, kernel
+from penstock.kernels.columns import FixedColumn, key_columns
+from penstock.kernels.compile import I32, I32_IN, I32_OUT, I64, I64_IN, I64_OUT, i8, intrinsic, kernel, types
+from penstock.kernels.hashing import hash_key_columns
+from penstock.kernels.integer_keys import split_integers
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+def _word_at(_typing: Any, _address: Any) -> Any:
+    """Return the 64-bit word at an address."""
+    from llvmlite import ir
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+_word: Any = intrinsic(_word_at)
+
+
+@kernel(i8(i8, I32_IN, I64_OUT))
+def take_words(source: int, order: I32, out: I64) -> int:
+    """Write the words at address `source`, in the given order, to `out`."""
+    for i in range(np.uint64(0), np.uint64(len(order))):
+        out[i] = _word(source + 8 * np.int64(order[i]))
+    return len(order)
 
 
 @kernel(i8(I64_IN, i8, i8, I32_OUT, I64_OUT))
@@ -48,20 +73,55 @@ def split_by_key_group(hashes: I64, key_groups: int, parallelism: int) -> tuple[
     return order, offsets
 
 
+def order_by_owner(
+    batch: pa.RecordBatch, columns: tuple[str, ...], key_groups: int, parallelism: int
+) -> tuple[I32, I64]:
+    """As `split_by_key_group`, from the key columns themselves.
+
+    Raises:
+        GraphError: a column's type cannot be a key.
+    """
+    keys = key_columns(batch, columns)
+    rows = int(batch.num_rows)
+    if len(keys) == 1 and isinstance(keys[0], FixedColumn) and not keys[0].nullable:
+        order = np.empty(rows, np.int32)
+        offsets = np.zeros(parallelism + 1, np.int64)
+        split_integers(keys[0].values, key_groups, parallelism, order, offsets)
+        return order, offsets
+    return split_by_key_group(hash_key_columns(keys, rows), key_groups, parallelism)
+
+
+def take_rows(batch: pa.RecordBatch, order: I32) -> pa.RecordBatch:
+    """Return a copy of the batch with its rows in the given order, which holds each row once."""
+    import pyarrow as pa
+
+    rows = len(order)
+    columns: list[Any] = []
+    indices = None
+    for column in batch.columns:
+        kind = column.type
+        if pa.types.is_primitive(kind) and kind.bit_width == 64 and not column.null_count:
+            out = np.empty(rows, np.int64)
+            take_words(column.buffers()[1].address + 8 * column.offset, order, out)
+            columns.append(pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(out)], 0))
+        else:
+            indices = pa.array(order) if indices is None else indices
+            columns.append(column.take(indices))
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
 def take_split(batch: pa.RecordBatch, order: I32, offsets: I64) -> list[pa.RecordBatch | None]:
     """Return one batch a subtask, None where it has no row.
 
     Slices of one reordered copy (of the batch itself if one owns all).
     """
-    import pyarrow as pa
-
     bounds = offsets.tolist()
     owners = [s for s in range(len(bounds) - 1) if bounds[s + 1] > bounds[s]]
     parts: list[pa.RecordBatch | None] = [None] * (len(bounds) - 1)
     if len(owners) == 1:
         parts[owners[0]] = batch
     elif owners:
-        taken = batch.take(pa.array(order))
+        taken = take_rows(batch, order)
         for s in owners:
             parts[s] = taken.slice(bounds[s], bounds[s + 1] - bounds[s])
     return parts

@@ -163,6 +163,10 @@ class ResultPartition:
         schema = self.schema
         if schema is None or data.schema.equals(schema):
             return data
+        if len(data.schema) > len(schema) and set(schema.names) <= set(data.schema.names):
+            data = data.select(schema.names)  # the receiver asked for no more than these
+            if data.schema.equals(schema):
+                return data
         if data.schema.names == schema.names and data.schema.types == schema.types:
             return pa.RecordBatch.from_arrays(data.columns, schema=schema)  # only nullability or metadata differ
         raise GraphError(

@@ -31,10 +31,8 @@ class Splitter(Protocol):
 class SplitKernels:
     """The compiled functions of the keyed split (a test may pass twins in numpy)."""
 
-    #: (batch, columns) -> int64 hashes.
-    hash_columns: Callable[[Any, tuple[str, ...]], Any]
-    #: (hashes, key groups, parallelism) -> (row order, offset of each subtask in it).
-    split_by_key_group: Callable[[Any, int, int], tuple[Any, Any]]
+    #: (batch, key columns, key groups, parallelism) -> (row order, offset of each subtask in it).
+    order_by_owner: Callable[[Any, tuple[str, ...], int, int], tuple[Any, Any]]
     #: (batch, order, offsets) -> one batch or None a subtask.
     take_split: Callable[[Any, Any, Any], Sequence[Any]]
 
@@ -91,8 +89,7 @@ class KeyGroupSplitter:
             RuntimeError: rows were lost or doubled by the split.
         """
         kernels = self._kernels
-        hashes = kernels.hash_columns(batch, self._columns)
-        order, offsets = kernels.split_by_key_group(hashes, self._key_groups, self._channels)
+        order, offsets = kernels.order_by_owner(batch, self._columns, self._key_groups, self._channels)
         parts = kernels.take_split(batch, order, offsets)
         slices = [(channel, part) for channel, part in enumerate(parts) if part is not None and part.num_rows]
         rows = sum(part.num_rows for _, part in slices)
@@ -125,7 +122,6 @@ def splitter_for(
 
 def compiled_kernels() -> SplitKernels:
     """Return the compiled split."""
-    from penstock.kernels.hashing import hash_columns  # numba is loaded only where keys are split
-    from penstock.kernels.split import split_by_key_group, take_split
+    from penstock.kernels.split import order_by_owner, take_split  # kernels are loaded only where keys are split
 
-    return SplitKernels(hash_columns, split_by_key_group, take_split)
+    return SplitKernels(order_by_owner, take_split)

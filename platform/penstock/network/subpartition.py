@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: More pending watermarks and status changes than this are flushed: bounded, and no longer worth saving.
 _MAX_PENDING_EVENTS = 4
+#: Rows of this part of a buffer leave at once: waiting for more would only add a copy that puts them together.
+_WORTH_A_MESSAGE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Subpartition:
     # --- producer -----------------------------------------------------------------------------------------------------
 
     def add_rows(self, rows: pa.RecordBatch, size: int, now_ms: float) -> None:
-        """Take rows of about `size` bytes; they leave when the buffer is full, at the deadline, or with a barrier."""
+        """Take rows of about `size` bytes; they leave when worth a message, at the deadline, or with a barrier."""
         self._check()
         limit = self._limits.buffer_size_bytes
         if self._rows_bytes + size > limit or (self._pending and not self._only_watermark_pending()):
@@ -107,7 +109,7 @@ class Subpartition:
         self._rows.append(rows)
         self._rows_bytes += size
         self._due(now_ms)
-        if self._rows_bytes >= limit or self._limits.buffer_timeout_ms == 0:
+        if self._rows_bytes * _WORTH_A_MESSAGE >= limit or self._limits.buffer_timeout_ms == 0:
             self.flush()
 
     def add_event(self, event: Watermark | WatermarkStatus, now_ms: float) -> None:

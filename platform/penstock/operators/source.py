@@ -56,6 +56,7 @@ class SourceOperator(Operator):
         self._where = f"source {context.spec.uid!r}"
         self._policy = bad_record_policy(spec)
         self._schema = schema_from_text(spec.schema)
+        self._out_schema = with_ts(self._schema)
         self._strategy = strategy_from_builtins(context.spec.config.get("watermarks"))
         self._times = TimestampColumn(self._strategy, self._schema) if self._strategy.has_event_time else None
         self._watermarks = SplitWatermarks(self._strategy.idle_timeout_ms, _restored_floor(context.restored))
@@ -153,7 +154,7 @@ class SourceOperator(Operator):
             if data.num_rows == 0:
                 return False
         self._set_idle(out, idle=False)
-        data = pa.RecordBatch.from_arrays([*data.columns, pa.array(times)], schema=with_ts(self._schema))
+        data = pa.RecordBatch.from_arrays([*data.columns, pa.array(times)], schema=self._out_schema)
         if self._strategy.exact:
             self._emit_exact(data, times, (source.split_ids, index), out)
             return True

@@ -41,7 +41,8 @@ def hash_columns(batch, columns):
     return (keys * np.uint64(0x9E3779B97F4A7C15)).astype(np.int64)
 
 
-def split_by_key_group(hashes, key_groups, parallelism):
+def order_by_owner(batch, columns, key_groups, parallelism):
+    hashes = hash_columns(batch, columns)
     groups = [(((int(h) >> 32) + (1 << 31)) * key_groups) >> 32 for h in hashes]
     owners = np.array([g * parallelism // key_groups for g in groups], dtype=np.int64)
     order = np.argsort(owners, kind="stable").astype(np.int32)
@@ -54,7 +55,7 @@ def take_split(batch, order, offsets):
     return [part if part.num_rows else None for part in parts]
 
 
-TWINS = SplitKernels(hash_columns, split_by_key_group, take_split)
+TWINS = SplitKernels(order_by_owner, take_split)
 
 
 class Job:
@@ -155,6 +156,7 @@ def net():
         SCHEMA=SCHEMA,
         SMALL=SMALL,
         TWINS=TWINS,
+        twin_hash=hash_columns,
         Job=Job,
         Memory=Memory,
         rows=make_rows,

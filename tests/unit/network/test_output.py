@@ -103,3 +103,13 @@ def test_closed_channels_hold_nothing(net):
     output.close()
     assert output.queued_bytes == 0
     assert take(output.channels[0]) == []
+
+
+def test_columns_the_receiver_did_not_ask_for_stay(net):
+    output, _ = partition(net, Broadcast(), 1)
+    rows = net.rows(3)
+    wide = rows.append_column("more", rows.column("k")).select(["more", "k", "v"])
+    output.batch(Batch(wide))
+    output.flush()
+    (batch,) = take(output.channels[0])
+    assert batch.data.equals(rows)
