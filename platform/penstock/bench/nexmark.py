@@ -126,7 +126,7 @@ QUERIES = {
     "q11": Query(
         columns=("bidder", "dateTime"),
         run=_q11,
-        shown=("bidder", "window_start", "window_end", "bid_count"),
+        shown=("bidder", "window_start", "bid_count", "window_end"),
         answer=answers.q11,
     ),
     "q12": Query(

@@ -10,7 +10,7 @@ its output schemas.
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import polars as pl
@@ -117,6 +117,10 @@ class ProjectOperator(Operator):
         text = context.spec.output_schema
         self._schema = schema_from_text(text) if text else output_schema_of(self._mode, self._expressions, input_schema)
         rows = without_ts(input_schema)
+        #: Output columns that are input columns as they are: Polars would convert strings there and back.
+        self._passed = {} if self._mode == "filter" else _passed_columns(self._expressions)
+        if self._passed:
+            self._expressions = tuple(e for e in self._expressions if _passed_name(e) is None)
         self._roots = _root_columns(self._expressions, rows)
         self._computed = _computed_names(self._expressions, rows)
 
@@ -130,13 +134,15 @@ class ProjectOperator(Operator):
         return keep(batch, mask.to_arrow())
 
     def _compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        computed = self._frame(batch).with_columns(self._expressions).select(self._computed).rechunk().to_arrow()
+        computed: Any = None
+        if self._computed:
+            computed = self._frame(batch).with_columns(self._expressions).select(self._computed).rechunk().to_arrow()
         columns = []
         for field in without_ts(self._schema):
             if field.name in self._computed:
                 source = _one_chunk(computed.column(field.name))
             else:
-                source = batch.column(field.name)
+                source = batch.column(self._passed.get(field.name, field.name))
             columns.append(conform_array(source, field, self._where))
         return assemble(columns, without_ts(self._schema), ts_of(batch))
 
@@ -145,6 +151,18 @@ class ProjectOperator(Operator):
             # literals only: a column of the right height for them to be broadcast to
             return pl.DataFrame({"": pl.zeros(batch.num_rows, pl.Int8, eager=True)})
         return pl.DataFrame(pl.from_arrow(batch.select(self._roots)))
+
+
+def _passed_columns(expressions: Sequence[pl.Expr]) -> dict[str, str]:
+    """Columns that are only taken, also under another name: output name to input name."""
+    return {e.meta.output_name(): name for e in expressions if (name := _passed_name(e)) is not None}
+
+
+def _passed_name(expression: pl.Expr) -> str | None:
+    """Return the one input column the expression is, None when it computes something or means several columns."""
+    if expression.meta.has_multiple_outputs() or not expression.meta.undo_aliases().meta.is_column():
+        return None
+    return expression.meta.root_names()[0]
 
 
 def _root_columns(expressions: Sequence[pl.Expr], rows: pa.Schema) -> list[str]:

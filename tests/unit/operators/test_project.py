@@ -113,3 +113,15 @@ def test_a_value_that_does_not_fit_the_declared_type_is_named(bench, out):
     operator.open(bench.context(spec, SCHEMA))
     with pytest.raises(ColumnError, match="select 'p': column 's' must not be null, but 1 of 1 rows are"):
         operator.process_batch(rows((2, None, 20)), 0, out)
+
+
+def test_columns_that_are_only_taken_do_not_pass_through_polars(bench, out):
+    data = rows((1, "a", 5), (2, "b", 6))
+    run(bench, out, "select", pl.col("s").alias("text"), pl.col("a"), (pl.col("a") + 1).alias("more"), batch=data)
+    (batch,) = out.elements
+    assert batch.data.to_pylist() == [
+        {"text": "a", "a": 1, "more": 2, "__ts": 5},
+        {"text": "b", "a": 2, "more": 3, "__ts": 6},
+    ]
+    addresses = [array.buffers()[2].address for array in (batch.data.column("text"), data.data.column("s"))]
+    assert addresses[0] == addresses[1]
