@@ -23,6 +23,7 @@ from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import PenstockError
 from penstock.core.schema import schema_from_text
 from penstock.operators.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
+from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator
 from penstock.operators.rows import RowDecoder, RowEncoder
 
@@ -85,11 +86,14 @@ class MapOperator(_FunctionOperator):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         function = self._function
-        try:
-            rows = [function(row) for row in self._decoder.rows(batch.data)]
-        except Exception as error:
-            raise user_error(self._where, error) from error
-        out.batch(Batch(assemble(self._encoder.columns(rows), self._schema, ts_of(batch.data))))
+        with collector_paused():
+            try:
+                rows = [function(row) for row in self._decoder.rows(batch.data)]
+            except Exception as error:
+                raise user_error(self._where, error) from error
+            columns = self._encoder.columns(rows)
+            del rows
+        out.batch(Batch(assemble(columns, self._schema, ts_of(batch.data))))
 
 
 class FlatMapOperator(_FunctionOperator):
@@ -97,17 +101,21 @@ class FlatMapOperator(_FunctionOperator):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         function = self._function
-        try:
-            parts = [tuple(function(row)) for row in self._decoder.rows(batch.data)]
-        except Exception as error:
-            raise user_error(self._where, error) from error
-        rows = list(itertools.chain.from_iterable(parts))
-        if not rows:
+        with collector_paused():
+            try:
+                parts = [tuple(function(row)) for row in self._decoder.rows(batch.data)]
+            except Exception as error:
+                raise user_error(self._where, error) from error
+            rows = list(itertools.chain.from_iterable(parts))
+            columns = self._encoder.columns(rows) if rows else []
+            counts = [len(part) for part in parts]
+            del parts, rows
+        if not columns:
             return
         ts = ts_of(batch.data)
         if ts is not None:
-            ts = pa.array(np.repeat(ts.to_numpy(), [len(part) for part in parts]))
-        out.batch(Batch(assemble(self._encoder.columns(rows), self._schema, ts)))
+            ts = pa.array(np.repeat(ts.to_numpy(), counts))
+        out.batch(Batch(assemble(columns, self._schema, ts)))
 
 
 class FilterRowsOperator(_FunctionOperator):
@@ -116,9 +124,10 @@ class FilterRowsOperator(_FunctionOperator):
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         function = self._function
         try:
-            mask = np.fromiter(
-                (bool(function(row)) for row in self._decoder.rows(batch.data)), np.bool_, batch.num_rows
-            )
+            with collector_paused():
+                mask = np.fromiter(
+                    (bool(function(row)) for row in self._decoder.rows(batch.data)), np.bool_, batch.num_rows
+                )
         except Exception as error:
             raise user_error(self._where, error) from error
         kept = int(mask.sum())

@@ -68,7 +68,6 @@ class BoundValue:
         self.handle: ValueState[Any] = ValueState()
         self.handle.name = name
         self.handle.current = current
-        self.handle.load = self._load
         self._table = table
         self._codec = codec
         self._slots: I32 = np.empty(0, np.int32)
@@ -77,7 +76,7 @@ class BoundValue:
         """The next calls are for these keys."""
         self._slots = slots
         handle = self.handle
-        handle.values, handle.changed, handle.cleared = None, bytearray(len(slots)), False
+        handle.load, handle.values, handle.changed, handle.cleared = self._load, None, bytearray(len(slots)), False
 
     def write_back(self) -> None:
         """Write what has changed."""

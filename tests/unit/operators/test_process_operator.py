@@ -240,7 +240,15 @@ def test_state_that_does_not_fit_is_refused_and_a_new_state_begins_empty(world):
     assert op.restored(Wider()).watermark(9) == [(1, "event@9", 1, 9)]
 
 
-def test_state_outside_of_a_row_is_an_error():
+class Eager(Counting):
+    def open(self, ctx):
+        assert (ctx.job_name, ctx.subtask, ctx.parallelism) == ("orders", 1, 2)
+        self.count.update(1)
+
+
+def test_state_outside_of_a_row_is_an_error(world):
+    with pytest.raises(UserFunctionError, match="state belongs to a key"):
+        world.open(Eager())
     with pytest.raises(UsageError, match="state belongs to a key"):
         Counting().count.value()
 
