@@ -265,7 +265,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("compact"), st.booleans()),
         st.tuples(st.just("restart"), st.integers(1, 4)),
     ),
-    max_size=50,
+    min_size=12,
+    max_size=60,
 )
 MODELS = {
     "running": Running,
