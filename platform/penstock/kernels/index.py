@@ -45,6 +45,7 @@ _EMPTY = _U(0)
 _LOW = _U((1 << 32) - 1)
 _HIGH = _U(((1 << 32) - 1) << 32)
 _ONE_TAG = _U(1 << 32)
+_BLOCK = 256
 
 
 @njit
@@ -55,6 +56,27 @@ def _is_valid(bitmap: Any, bit: Any) -> Any:
 @njit
 def _entry(h: Any, slot: Any) -> Any:
     return (_U(h) & _HIGH) | _U(slot + 1)
+
+
+@njit
+def _look_up(index: Any, hashes: Any, slots: Any, left: Any, begin: Any) -> Any:
+    """Find the rows of one block that stand in the first place they can have; returns how many are left.
+
+    Without a branch that depends on what is read: the processor waits for many places of the table at once.
+    """
+    table, slot_hashes = index
+    mask = _U(len(table) - 1)
+    rows = min(_U(_BLOCK), _U(len(hashes)) - begin)
+    entries = np.empty(_BLOCK, np.uint64)
+    for j in range(_U(0), rows):
+        entries[j] = table[_U(hashes[begin + j]) & mask]
+    count = _U(0)
+    for j in range(_U(0), rows):
+        slot = (entries[j] & _LOW) - _U(entries[j] != _EMPTY)
+        slots[begin + j] = slot
+        left[count] = j
+        count += _U((slot_hashes[slot] != hashes[begin + j]) | (entries[j] == _EMPTY))
+    return count
 
 
 @kernel(i8(_INDEX, I64_IN, I32_OUT, I32_OUT, I64_OUT))
@@ -69,27 +91,32 @@ def probe(index: tuple[U64, I64], hashes: I64, slots: I32, created_by: I32, stat
     table, slot_hashes = index
     mask = _U(len(table) - 1)
     count, limit, base = state[1], state[2], state[3]
-    for i in range(_U(state[0]), _U(len(hashes))):
-        h = hashes[i]
-        at = _U(h) & mask
-        while True:
-            entry = table[at]
-            if entry == _EMPTY:
-                if count == limit:
-                    state[0], state[1] = i, count
-                    return np.int64(i)
-                table[at] = _entry(h, count)
-                slot_hashes[count] = h
-                created_by[count - base] = i
-                slots[i] = count
-                count += 1
-                break
-            if (entry ^ _U(h)) < _ONE_TAG:
-                slot = (entry & _LOW) - _U(1)
-                if slot_hashes[slot] == h:
-                    slots[i] = slot
+    left = np.empty(_BLOCK, np.int32)
+    begin = _U(state[0])
+    while begin < _U(len(hashes)):
+        for k in range(_U(0), _look_up(index, hashes, slots, left, begin)):
+            i = begin + _U(left[k])
+            h = hashes[i]
+            at = _U(h) & mask
+            while True:
+                entry = table[at]
+                if entry == _EMPTY:
+                    if count == limit:
+                        state[0], state[1] = i, count
+                        return np.int64(i)
+                    table[at] = _entry(h, count)
+                    slot_hashes[count] = h
+                    created_by[count - base] = i
+                    slots[i] = count
+                    count += 1
                     break
-            at = (at + _U(1)) & mask
+                if (entry ^ _U(h)) < _ONE_TAG:
+                    slot = (entry & _LOW) - _U(1)
+                    if slot_hashes[slot] == h:
+                        slots[i] = slot
+                        break
+                at = (at + _U(1)) & mask
+        begin += _U(_BLOCK)
     state[0], state[1] = len(hashes), count
     return len(hashes)
 

@@ -33,6 +33,7 @@ _EMPTY = _U(0)
 _LOW = _U((1 << 32) - 1)
 _HIGH = _U(((1 << 32) - 1) << 32)
 _ONE_TAG = _U(1 << 32)
+_BLOCK = 256
 
 
 @njit
@@ -45,33 +46,62 @@ def _hash(value: Any) -> Any:
     return h ^ (h >> _U(32))
 
 
+@njit
+def _look_up(index: Any, values: Any, slots: Any, block: Any, begin: Any) -> Any:
+    """Find the keys of one block that stand in the first place they can have; returns how many rows are left.
+
+    Without a branch that depends on what is read: the processor waits for many places of the table at once.
+    """
+    table, slot_hashes = index
+    hashes, left = block
+    mask = _U(len(table) - 1)
+    rows = min(_U(len(hashes)), _U(len(values)) - begin)
+    for j in range(_U(0), rows):
+        hashes[j] = _hash(values[begin + j])
+    entries = np.empty(_BLOCK, np.uint64)
+    for j in range(_U(0), rows):
+        entries[j] = table[hashes[j] & mask]
+    count = _U(0)
+    for j in range(_U(0), rows):
+        slot = (entries[j] & _LOW) - _U(entries[j] != _EMPTY)
+        slots[begin + j] = slot
+        left[count] = j
+        count += _U((slot_hashes[slot] != np.int64(hashes[j])) | (entries[j] == _EMPTY))
+    return count
+
+
 @kernel(i8(tuple_of(U64_OUT, I64_OUT), I64_IN, I32_OUT, I32_OUT, I64_OUT))
 def probe_integers(index: tuple[U64, I64], values: I64, slots: I32, created_by: I32, state: I64) -> Any:
     """As `index.probe`, by the keys themselves."""
     table, slot_hashes = index
     mask = _U(len(table) - 1)
     count, limit, base = state[1], state[2], state[3]
-    for i in range(_U(state[0]), _U(len(values))):
-        h = _hash(values[i])
-        at = h & mask
-        while True:
-            entry = table[at]
-            if entry == _EMPTY:
-                if count == limit:
-                    state[0], state[1] = i, count
-                    return np.int64(i)
-                table[at] = (h & _HIGH) | _U(count + 1)
-                slot_hashes[count] = np.int64(h)
-                created_by[count - base] = i
-                slots[i] = count
-                count += 1
-                break
-            if (entry ^ h) < _ONE_TAG:
-                slot = (entry & _LOW) - _U(1)
-                if slot_hashes[slot] == np.int64(h):
-                    slots[i] = slot
+    block = (np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.int32))
+    begin = _U(state[0])
+    while begin < _U(len(values)):
+        for k in range(_U(0), _look_up(index, values, slots, block, begin)):
+            h = block[0][_U(block[1][k])]
+            i = begin + _U(block[1][k])
+            at = h & mask
+            while True:
+                entry = table[at]
+                if entry == _EMPTY:
+                    if count == limit:
+                        state[0], state[1] = i, count
+                        return np.int64(i)
+                    table[at] = (h & _HIGH) | _U(count + 1)
+                    slot_hashes[count] = np.int64(h)
+                    created_by[count - base] = i
+                    slots[i] = count
+                    count += 1
                     break
-            at = (at + _U(1)) & mask
+                if (entry ^ h) < _ONE_TAG:
+                    slot = (entry & _LOW) - _U(1)
+                    if slot_hashes[slot] == np.int64(h):
+                        slots[i] = slot
+                        break
+                at = (at + _U(1)) & mask
+        begin += _U(_BLOCK)
     state[0], state[1] = len(values), count
     return len(values)
 
