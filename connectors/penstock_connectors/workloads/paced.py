@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.connector.source import SourceContext
     from penstock.core.snapshot import Committable
 
-#: Rows are made when this many milliseconds' worth of them are due, as a consumer gets them from a broker.
+#: Rows are made when this many milliseconds' worth of them are due (or one), as a consumer gets them from a broker.
 TICK_MS = 2.0
 #: Resolution and length of the histogram; delays beyond it count as the last bin.
 BIN_US, BINS = 100, 100_000
@@ -132,7 +132,8 @@ class PacedReader:
         self._clock = context.clock
         self._positions: dict[str, int] = {}
         self._begun: dict[str, float] = {}
-        self._ticker = _Ticker(context.wake) if self._per_ms and context.wake is not None else None
+        tick_ms = max(TICK_MS, 1 / self._per_ms) if self._per_ms else 0.0
+        self._ticker = _Ticker(context.wake, tick_ms) if tick_ms and context.wake is not None else None
 
     def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
         """Continue from the splits' positions, as if no time had passed since."""
@@ -183,14 +184,15 @@ class PacedReader:
 class _Ticker:
     """Wakes a subtask again and again, as the arrival of messages would."""
 
-    def __init__(self, wake: Callable[[], None]) -> None:
+    def __init__(self, wake: Callable[[], None], tick_ms: float) -> None:
         self._wake = wake
+        self._tick_seconds = tick_ms / 1000
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ps-ticker", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._closing.wait(TICK_MS / 1000):
+        while not self._closing.wait(self._tick_seconds):
             self._wake()
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from penstock.bench.options import BenchOptions
     from penstock.client.handle import JobHandle
 
-_SETTLE_MS, _ROWS_PER_WORKER = 5_000.0, 1_000.0
+_SETTLE_MS, _LIMIT_MS, _ROWS_PER_WORKER = 5_000.0, 240_000.0, 10.0
 _LONG = 1 << 40
 
 
@@ -30,7 +30,7 @@ def workers(options: BenchOptions) -> dict[str, Any]:
     """Run a job with `--parallelism` workers for a few seconds; look at their memory.
 
     Raises:
-        PenstockError: the job ended before it was looked at.
+        PenstockError: the job did not run for long enough.
     """
     watch = _Watch()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
@@ -38,7 +38,7 @@ def workers(options: BenchOptions) -> dict[str, Any]:
         with use_executor(executor, options.settings):
             _job(options, Path(folder))
     if not watch.memory:
-        raise PenstockError("the job ended before its workers were looked at")
+        raise PenstockError("the job did not run long enough for its workers to be looked at")
     figures: dict[str, Any] = {
         "workload": "workers",
         "parallelism": options.parallelism,
@@ -67,13 +67,21 @@ class _Watch:
 
     def on_poll(self, handle: JobHandle, job: dict[str, Any]) -> None:
         now = self._clock.monotonic_ms()
+        if now - self._first_ms > _LIMIT_MS:
+            handle.cancel()
+        if job["state"] != "RUNNING":
+            self._since_ms = None
         if job["state"] != "RUNNING" or self.memory:
             return
         if self._since_ms is None:
             self._since_ms, self.running_ms = now, now - self._first_ms
         if now - self._since_ms >= _SETTLE_MS:
-            self.memory = [memory_of(int(worker["pid"])) for worker in handle.client.workers(handle.job_id)]
-            handle.cancel()
+            try:
+                self.memory = [memory_of(int(worker["pid"])) for worker in handle.client.workers(handle.job_id)]
+            except (FileNotFoundError, ProcessLookupError):
+                self._since_ms = None  # one has just been lost: once more, when all run again
+            else:
+                handle.cancel()
 
 
 def memory_of(pid: int) -> dict[str, float]:
@@ -89,7 +97,7 @@ def _job(options: BenchOptions, folder: Path) -> None:
     from penstock_connectors.workloads.paced import DelaySink, PacedSource
 
     env = ps.Environment(
-        parallelism=options.parallelism, checkpoint_interval="1s", checkpoint_root=folder / "checkpoints"
+        parallelism=options.parallelism, checkpoint_interval="10s", checkpoint_root=folder / "checkpoints"
     )
     source = PacedSource(
         rows=_LONG * options.parallelism, splits=options.parallelism, rate=_ROWS_PER_WORKER * options.parallelism
