@@ -9,7 +9,7 @@ from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, Waterm
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.deployment import ChannelId, OutputChannelSpec, OutputSpec
-from penstock.graph.job_graph import KeyGroup, Rebalance
+from penstock.graph.job_graph import Broadcast, KeyGroup, Rebalance
 from penstock.network.output import OutputOptions, ResultPartition
 
 
