@@ -8,10 +8,13 @@ from typing import NamedTuple
 
 import pytest
 from tests.sim.faults import Swarm
+from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
 import penstock as ps
+from penstock.state.row_table import RowTable
+from penstock.state.timers import TimerTable
 
 
 class Total(NamedTuple):
@@ -82,3 +85,10 @@ def test_a_rescale_takes_values_and_timers_along():
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
     result = run(3, phases, Swarm.quiet(random.Random(3)))
     assert result.counts["rescaled"] == 3
+
+
+@pytest.mark.parametrize("table", [RowTable, TimerTable])
+def test_state_that_is_lost_on_restore_is_caught(table, monkeypatch):
+    monkeypatch.setattr(table, "load", lambda self, rows: None)
+    with pytest.raises(SimulationError):
+        run(3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)))
