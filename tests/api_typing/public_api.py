@@ -95,6 +95,35 @@ totals = (
     .disable_chaining()
 )
 assert_type(totals, ps.DataStream)
+
+
+class Seen(ps.KeyedProcessFunction):
+    count: ps.ValueState[int] = ps.value_state()
+    newest: ps.ValueState[datetime] = ps.value_state()
+
+    def open(self, ctx: ps.OpenContext) -> None:
+        self.subtask = ctx.subtask
+
+    def process(self, row: Order, ctx: ps.ProcessContext) -> Iterator[Total]:
+        assert_type(self.count.value(), int | None)
+        self.count.update((self.count.value() or 0) + 1)
+        self.newest.update(row.ts)
+        ctx.timers.event(row.ts)
+        ctx.timers.processing(ctx.processing_time + 1_000_000)
+        ctx.timers.delete(ctx.watermark, processing=True)
+        ctx.side("few", row)
+        yield Total(user_id=row.user_id, total=1.0)
+
+    def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Total]:
+        self.count.clear()
+        self.count.update("one")  # type: ignore[arg-type]
+        yield Total(user_id=ctx.key, total=0.0)
+
+
+seen = keyed.process(Seen(), side_outputs={"few": Order}).uid("seen")
+assert_type(seen, ps.DataStream)
+keyed.process(Seen, returns=Total)  # type: ignore[arg-type]
+
 totals.side_output("dead-letter").sink_to(FileSink("letters"), uid="letters")
 totals.sink_to(FileSink("out"), uid="out").name("files").set_parallelism(1)
 
