@@ -29,6 +29,15 @@ def test_window_aggregate_runs_for_every_kind_of_key():
     assert len(lines) > 1
 
 
+@pytest.mark.parametrize("memory", [64, 0.5])
+def test_running_aggregate_is_right_in_memory_and_on_disk(memory):
+    arguments = ("--rows", 60_000, "--keys", 20_000, "--batch", 4_000, "--every", 20_000, "--memory", memory)
+    result = json.loads(bench("running_aggregate.py", *arguments))
+    assert result["right"]
+    assert result["barriers"] == 3
+    assert (result["held_mb"] == 0) == (memory < 1)
+
+
 @pytest.mark.servers
 @pytest.mark.processes
 @pytest.mark.timeout(240)
