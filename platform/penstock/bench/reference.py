@@ -22,6 +22,12 @@ _CHUNK = 1 << 20
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
+def agrees(found: str, right: str) -> bool:
+    """Whether a checksum is right; a part of the right one that is `*` may be anything."""
+    parts = list(zip(found.split(":"), right.split(":"), strict=False))
+    return found.count(":") == right.count(":") and all(wanted in ("*", part) for part, wanted in parts)
+
+
 def events(low: int, high: int, keys: int = USERS) -> tuple[Int64s, Int64s, Int64s]:
     """Return key, amount and time (ms) of the events `low <= i < high`."""
     i = np.arange(low, high, dtype=np.uint64)
