@@ -12,7 +12,22 @@ from typing import Any
 
 import numpy as np
 
-from penstock.kernels.compile import I64, I64_IN, I64_OUT, I64_ROWS, I64_ROWS_IN, f8, i8, kernel, njit, tuple_of
+from penstock.kernels.compile import (
+    I32,
+    I32_IN,
+    I64,
+    I64_IN,
+    I64_OUT,
+    I64_ROWS,
+    I64_ROWS_IN,
+    U8,
+    U8_IN,
+    f8,
+    i8,
+    kernel,
+    njit,
+    tuple_of,
+)
 
 #: Records behind the last home, for keys that find theirs taken.
 TAIL = 1024
@@ -152,4 +167,15 @@ def cold_scan(table: I64, owned: tuple[int, float], low: int, high: int, out: tu
             count += 1
         at += 1
     state[0] = at
+    return count
+
+
+@kernel(i8(I64_ROWS, I64_IN, I32_IN, U8_IN, I64_OUT))
+def absent_rows(cells: I64, cell: I64, slots: I32, maybe_cold: U8, out: I64) -> int:
+    """List the rows whose cell is empty here although the cold store may have it; returns how many."""
+    count = 0
+    for i in range(len(cell)):
+        if maybe_cold[slots[i]] and cells[cell[i], 0] == 0:
+            out[count] = i
+            count += 1
     return count

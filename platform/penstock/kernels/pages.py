@@ -24,7 +24,6 @@ from penstock.kernels.compile import (
     I64_OUT,
     I64_ROWS,
     I64_ROWS_IN,
-    U8_IN,
     i8,
     kernel,
     njit,
@@ -241,17 +240,6 @@ def put_cells(cells: I64, cell: I64, source: I64) -> int:
         for w in range(cells.shape[1]):
             cells[cell[i], w] = source[i, w]
     return len(cell)
-
-
-@kernel(i8(I64_ROWS, I64_IN, I32_IN, U8_IN, I64_OUT))
-def absent_rows(cells: I64, cell: I64, slots: I32, maybe_cold: I64, out: I64) -> int:
-    """List the rows whose cell is empty here although the cold store may have it; returns how many."""
-    count = 0
-    for i in range(len(cell)):
-        if maybe_cold[slots[i]] and cells[cell[i], 0] == 0:
-            out[count] = i
-            count += 1
-    return count
 
 
 @njit

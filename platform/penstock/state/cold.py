@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from penstock.core.keygroup import HashRange
+from penstock.kernels import cold as cold_kernels
 from penstock.kernels import pages as kernels
 from penstock.state.cold_keys import bound, decode_keys, encode_keys
 
@@ -207,7 +208,7 @@ class ColdPanes:
         slots, panes = asked
         cells, cell = target
         out = np.empty(len(slots), np.int64)
-        rows = out[: kernels.absent_rows(cells, cell, slots, self._maybe, out)]
+        rows = out[: cold_kernels.absent_rows(cells, cell, slots, self._maybe, out)]
         if len(rows):
             self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]))
 
