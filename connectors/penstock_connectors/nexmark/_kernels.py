@@ -41,6 +41,18 @@ def _draw(number: Any, salt: Any) -> Any:
 
 
 @njit(inline="always")
+def _epoch(number: Any) -> Any:
+    """The epoch of an event; unsigned, because the compiler then divides by one multiplication."""
+    return np.int64(np.uint64(number) // np.uint64(EPOCH))
+
+
+@njit(inline="always")
+def _hot(last: Any) -> Any:
+    """The first of the last batch of auctions or people."""
+    return np.int64(np.uint64(last) // np.uint64(HOT_BATCH) * np.uint64(HOT_BATCH))
+
+
+@njit(inline="always")
 def _low(bits: Any, bound: Any) -> Any:
     """An evenly drawn integer below `bound` from the low half of `bits`."""
     return np.int64(((bits & np.uint64(0xFFFFFFFF)) * np.uint64(bound)) >> np.uint64(32))
@@ -73,20 +85,19 @@ def _numbers(start: int, place: Any, out: Any) -> int:
 def _times(numbers: Any, start_us: int, rate: int, out: Any) -> int:
     """Write event times in microseconds, whole milliseconds as in Nexmark's schema."""
     for i in range(len(out)):
-        out[i] = start_us + numbers[i] * 1000 // rate * 1000
+        out[i] = start_us + np.int64(np.uint64(numbers[i] * 1000) // np.uint64(rate)) * 1000
     return len(out)
 
 
 def _auction_ids(numbers: Any, salt: int, hot: int, in_flight: int, out: Any) -> int:
     """Write the auctions that bids are for: with probability 1 - 1/`hot` the hot one, else one in flight."""
     for i in range(len(out)):
-        last = numbers[i] // EPOCH * AUCTIONS + AUCTIONS - 1
+        last = _epoch(numbers[i]) * AUCTIONS + AUCTIONS - 1
         bits = _draw(numbers[i], salt)
-        if _low(bits, hot) > 0:
-            out[i] = last // HOT_BATCH * HOT_BATCH + FIRST_ID
-        else:
-            least = max(last - in_flight, 0)
-            out[i] = least + _high(bits, last - least + 1 + LEAD) + FIRST_ID
+        least = max(last - in_flight, 0)
+        cold = least + _high(bits, last - least + 1 + LEAD)
+        # both are computed: a branch that goes either way half the time costs more
+        out[i] = (_hot(last) if _low(bits, hot) > 0 else cold) + FIRST_ID
     return len(out)
 
 
@@ -94,20 +105,18 @@ def _person_ids(numbers: Any, salt: int, hot: Any, active: int, out: Any) -> int
     """Write bidders or sellers; `hot` = [ratio, place of the hot one within its batch of people]."""
     ratio, place = hot[0], hot[1]
     for i in range(len(out)):
-        last = numbers[i] // EPOCH
+        last = _epoch(numbers[i])
         bits = _draw(numbers[i], salt)
-        if _low(bits, ratio) > 0:
-            out[i] = last // HOT_BATCH * HOT_BATCH + place + FIRST_ID
-        else:
-            near = min(last + 1, active)
-            out[i] = last + 1 - near + _high(bits, near + LEAD) + FIRST_ID
+        near = min(last + 1, active)
+        cold = last + 1 - near + _high(bits, near + LEAD)
+        out[i] = (_hot(last) + place if _low(bits, ratio) > 0 else cold) + FIRST_ID
     return len(out)
 
 
 def _own_ids(numbers: Any, first: int, share: int, out: Any) -> int:
     """Write the ids of new persons or auctions: they are counted."""
     for i in range(len(out)):
-        epoch = numbers[i] // EPOCH
+        epoch = _epoch(numbers[i])
         out[i] = epoch * share + numbers[i] - epoch * EPOCH - first + FIRST_ID
     return len(out)
 

@@ -81,11 +81,10 @@ class WindowedStream:
         rows = stream.flow.schema if self._window.time == "event" else with_ts(stream.flow.schema)
         return stream.append_operator(spec, output_schema(config, rows), edge=self._edge(stream, wanted))
 
-    def _edge(self, stream: KeyedStream, wanted: Sequence[Aggregate]) -> pa.Schema | None:
+    def _edge(self, stream: KeyedStream, wanted: Sequence[Aggregate]) -> pa.Schema:
         """Return the columns the operator looks at: no other need travel to it."""
-        if self._kind != "window_aggregate":
-            return None
-        used = {*stream.keys, *(value.column for value in wanted), TS_COLUMN}
+        time = {TS_COLUMN} if self._window.time == "event" else set()
+        used = {*stream.keys, *(value.column for value in wanted), *time}
         return pa.schema([field for field in stream.flow.schema if field.name in used])
 
     @property

@@ -40,7 +40,7 @@ class ProcessingWindowOperator(WindowAggregateOperator):
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Add the rows to the windows of this moment."""
         now = self._advance_clock(out)
-        columns = batch.data.columns[: len(self._rows) - 1]
+        columns = [batch.data.column(name) for name in self._rows.names[:-1]]
         times = pa.array(np.full(batch.num_rows, now, np.int64))
         super().process_batch(Batch(pa.RecordBatch.from_arrays([*columns, times], schema=self._rows)), input_index, out)
         if self._next_ms is None:

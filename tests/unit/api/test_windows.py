@@ -3,6 +3,7 @@
 import pytest
 
 import penstock as ps
+from penstock.core.schema import schema_from_text
 
 
 def refused(call, *words):
@@ -64,6 +65,8 @@ def test_windows_of_processing_time_need_no_event_time(env, source):
     node = env.builder.node(stream.aggregate(ps.count()).flow.upstreams[0].node)
     assert node.operator.kind == "processing_window"
     assert node.operator.config["window"]["time"] == "processing"
+    (edge,) = [e for e in env.builder._edges if e.target == node.id]
+    assert schema_from_text(edge.schema).names == ["user_id"], "only what the window looks at travels to it"
     refused(lambda: stream.allowed_lateness("1s"), "does not keep what it has emitted")
 
 
