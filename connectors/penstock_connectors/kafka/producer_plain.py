@@ -108,10 +108,19 @@ class PlainProducer:
             return call(self._open())
         except KafkaException as error:
             raise _error(what, error) from error
-        except SystemError as error:  # a callback's exception surfaces like this; the cause is the truth
-            if isinstance(error.__cause__, KafkaException):
-                raise _error(what, error.__cause__) from error
-            raise
+        except SystemError as error:  # how the extension tells of a fatal error that it met while it ran callbacks
+            cause = error.__cause__ if isinstance(error.__cause__, KafkaException) else self._fatal_error()
+            if cause is None:
+                raise
+            raise _error(what, cause) from error
+
+    def _fatal_error(self) -> KafkaException | None:
+        """Ask the client again: a fatal error is the answer to every further call."""
+        try:
+            self._open().begin_transaction()
+        except KafkaException as error:
+            return error if error.args[0].fatal() else None
+        return None
 
     def _on_delivery(self, error: KafkaError | None, _message: Any) -> None:
         if error is not None:
