@@ -1,4 +1,4 @@
-"""The generator as a source: `NexmarkSource` for users, its enumerator and reader for the runtime.
+"""The generator as a source: `NexmarkSource` for users, its factory and rows for the runtime.
 
 A split's position is the number of its next row. Splits are generated evenly so that their event times advance
 together; a rate limit counts from the row at which a reader started, with the injected clock.
@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
+from penstock.connector.source import SourceSpec
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
+from penstock_connectors.generated import RowReader, SplitEnumerator
 from penstock_connectors.nexmark.events import SCHEMAS, EventMaker, Kind, NexmarkPattern
 from penstock_connectors.workloads.marks import first_record
 
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.connector.source import SourceContext
-    from penstock.core.clock import Clock
 
 _FACTORY = "penstock_connectors.nexmark.source:NexmarkSourceFactory"
 _PRELOAD = "penstock_connectors.nexmark.source"
@@ -38,10 +38,6 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     events_per_second: int | None = None
     #: Folder that is told when a reader made its first row.
     marks: str = ""
-
-    def rows_of(self, split: int) -> int | None:
-        """Rows of one split."""
-        return None if self.events is None else self.pattern.rows(self.events, split)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,115 +126,42 @@ class NexmarkSource:
 class NexmarkSourceFactory:
     """Makes enumerator and reader from the spec."""
 
-    def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> NexmarkEnumerator:
+    def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> SplitEnumerator:
         """Return the enumerator; the splits are the same in every run."""
         del first_run
-        return NexmarkEnumerator(msgspec.convert(spec.config, _Config))
+        return SplitEnumerator("nexmark", msgspec.convert(spec.config, _Config).pattern.splits)
 
-    def create_reader(self, spec: SourceSpec, context: SourceContext) -> NexmarkReader:
+    def create_reader(self, spec: SourceSpec, context: SourceContext) -> RowReader:
         """Return a reader for one subtask."""
-        return NexmarkReader(msgspec.convert(spec.config, _Config), context)
+        config = msgspec.convert(spec.config, _Config)
+
+        def mark() -> None:
+            first_record(config.marks, context.subtask, context.clock.now_ms())
+
+        return RowReader(_Events(config), context.clock, mark if config.marks else None)
 
     def validate(self, spec: SourceSpec) -> None:
         """Check the config's form; there is nothing outside to reach."""
         msgspec.convert(spec.config, _Config)
 
 
-class NexmarkEnumerator:
-    """Lists the generator's splits: `nexmark-0` and so on."""
+class _Events:
+    """The rows of the stream (`generated.Rows`)."""
 
     def __init__(self, config: _Config) -> None:
         self._config = config
-
-    def discover(self, known: frozenset[str]) -> tuple[SourceSplit, ...]:
-        """Return the splits not in `known`."""
-        ids = [(f"nexmark-{index}", index) for index in range(self._config.pattern.splits)]
-        return tuple(
-            SourceSplit(id=split_id, state={"index": index, "position": 0})
-            for split_id, index in ids
-            if split_id not in known
-        )
-
-    def close(self) -> None:
-        """Nothing to free."""
-
-
-@dataclass(slots=True)
-class _Progress:
-    index: int
-    position: int
-    end: int | None
-    #: Where and when this reader began, for the rate limit.
-    began_at: int
-    began_ms: float
-    finished: bool = False
-
-
-class NexmarkReader:
-    """Generates the rows of its splits; position = the next row's number within the split."""
-
-    def __init__(self, config: _Config, context: SourceContext) -> None:
-        self._config = config
-        self._clock: Clock = context.clock
-        self._subtask = context.subtask
-        self._marked = not config.marks
         self._maker = EventMaker(config.pattern)
-        self._splits: dict[str, _Progress] = {}
 
-    def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
-        """Start from the splits' positions."""
-        now = self._clock.monotonic_ms()
-        for split in splits:
-            position, index = int(split.state["position"]), int(split.state["index"])
-            end = self._config.rows_of(index)
-            self._splits[split.id] = _Progress(index, position, end, position, now, finished=split.finished)
+    def end(self, split: int) -> int | None:
+        """Rows of one split."""
+        events = self._config.events
+        return None if events is None else self._config.pattern.rows(events, split)
 
-    def poll(self, max_rows: int) -> PollResult:
-        """Generate up to `max_rows` rows, an even share of each split."""
-        active = [(split_id, p) for split_id, p in self._splits.items() if not p.finished]
-        if not active:
-            return PollResult()
-        if not self._marked:
-            self._marked = True
-            first_record(self._config.marks, self._subtask, self._clock.now_ms())
-        now = self._clock.monotonic_ms()
-        share = max(1, max_rows // len(active))
-        batches, finished, caught_up = [], [], []
-        for split_id, progress in active:
-            count = min(share, self._allowed(progress, now))
-            if progress.end is not None:
-                count = min(count, progress.end - progress.position)
-            if count > 0:
-                data = self._maker.batch(progress.index, progress.position, count)
-                batches.append(SourceBatch(data, (split_id,)))
-                progress.position += count
-            if progress.end is not None and progress.position >= progress.end:
-                progress.finished = True
-                finished.append(split_id)
-            elif count <= 0:
-                caught_up.append(split_id)
-        return PollResult(tuple(batches), tuple(finished), tuple(caught_up))
+    def make(self, split: int, position: int, count: int) -> pa.RecordBatch:
+        """Rows of one split."""
+        return self._maker.batch(split, position, count)
 
-    def _allowed(self, progress: _Progress, now: float) -> int:
-        """Rows the rate limit lets through by now."""
-        if self._config.events_per_second is None:
-            return 1 << 62
-        due = int((now - progress.began_ms) / 1000 * self._config.events_per_second)
-        return progress.began_at + self._config.pattern.rows(due, 0) - progress.position
-
-    def snapshot(self) -> tuple[SourceSplit, ...]:
-        """Return every split with its position."""
-        return tuple(
-            SourceSplit(
-                id=split_id,
-                state={"index": progress.index, "position": progress.position},
-                finished=progress.finished,
-            )
-            for split_id, progress in self._splits.items()
-        )
-
-    def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
-        """Nothing outside wants to know."""
-
-    def close(self) -> None:
-        """Nothing to free."""
+    def due(self, elapsed_ms: float) -> int | None:
+        """Rows of one split that the rate of the whole stream lets through."""
+        rate = self._config.events_per_second
+        return None if rate is None else self._config.pattern.rows(int(elapsed_ms / 1000 * rate), 0)

@@ -1,4 +1,4 @@
-"""Events by formula as a source: `WorkloadSource` for the benchmarks, its enumerator and reader for the runtime.
+"""Events by formula as a source: `WorkloadSource` for the benchmarks, its factory and reader for the runtime.
 
 Split s of n holds the events s, s + n, s + 2n ...; of several splits the reader continues the one that is furthest
 behind, so their event times advance together. A position is the number of rows of a split that were made.
@@ -14,6 +14,7 @@ import msgspec
 from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
+from penstock_connectors.generated import SplitEnumerator
 from penstock_connectors.workloads import marks
 
 if TYPE_CHECKING:
@@ -106,10 +107,10 @@ class WorkloadSource:
 class WorkloadSourceFactory:
     """Makes enumerator and reader from the spec."""
 
-    def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> WorkloadEnumerator:
+    def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> SplitEnumerator:
         """Return the enumerator; the splits are the same in every run."""
         del first_run
-        return WorkloadEnumerator(msgspec.convert(spec.config, _Config))
+        return SplitEnumerator("events", msgspec.convert(spec.config, _Config).splits)
 
     def create_reader(self, spec: SourceSpec, context: SourceContext) -> WorkloadReader:
         """Return a reader for one subtask."""
@@ -118,25 +119,6 @@ class WorkloadSourceFactory:
     def validate(self, spec: SourceSpec) -> None:
         """Check the config's form; there is nothing outside to reach."""
         msgspec.convert(spec.config, _Config)
-
-
-class WorkloadEnumerator:
-    """Lists the splits: `events-0` and so on."""
-
-    def __init__(self, config: _Config) -> None:
-        self._config = config
-
-    def discover(self, known: frozenset[str]) -> tuple[SourceSplit, ...]:
-        """Return the splits not in `known`."""
-        splits = [(f"events-{index}", index) for index in range(self._config.splits)]
-        return tuple(
-            SourceSplit(id=split_id, state={"index": index, "position": 0})
-            for split_id, index in splits
-            if split_id not in known
-        )
-
-    def close(self) -> None:
-        """Nothing to free."""
 
 
 @dataclass(slots=True)

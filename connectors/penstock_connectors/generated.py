@@ -1,0 +1,121 @@
+"""Splits whose rows are made by number: their enumerator, and a reader that makes an even share of each at a rate.
+
+Used by the generators: `datagen`, `nexmark`, and `workloads` (the enumerator; its reader makes one split a poll).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from penstock.connector.source import PollResult, SourceBatch, SourceSplit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import pyarrow as pa
+
+    from penstock.core.clock import Clock
+
+
+class Rows(Protocol):
+    """The rows of a generator."""
+
+    def end(self, split: int) -> int | None:
+        """Return how many rows a split has; None = without end."""
+
+    def make(self, split: int, position: int, count: int) -> pa.RecordBatch:
+        """Return `count` rows of a split, from row `position` on."""
+
+    def due(self, elapsed_ms: float) -> int | None:
+        """Return how many rows of a split the rate lets through in that time; None = as many as are taken."""
+
+
+class SplitEnumerator:
+    """Lists the splits: `<name>-0` and so on."""
+
+    def __init__(self, name: str, splits: int) -> None:
+        """The same in every run."""
+        self._name = name
+        self._splits = splits
+
+    def discover(self, known: frozenset[str]) -> tuple[SourceSplit, ...]:
+        """Return the splits not in `known`."""
+        ids = [(f"{self._name}-{index}", index) for index in range(self._splits)]
+        return tuple(
+            SourceSplit(id=split_id, state={"index": index, "position": 0})
+            for split_id, index in ids
+            if split_id not in known
+        )
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+@dataclass(slots=True)
+class _Progress:
+    index: int
+    position: int
+    end: int | None
+    #: Where and when this reader began, for the rate limit.
+    began_at: int
+    began_ms: float
+    finished: bool = False
+
+
+class RowReader:
+    """Generates the rows of its splits; position = the next row's number within the split."""
+
+    def __init__(self, rows: Rows, clock: Clock, first_poll: Callable[[], None] | None = None) -> None:
+        """`first_poll` is called once, before the first row is made."""
+        self._rows = rows
+        self._clock = clock
+        self._first_poll = first_poll
+        self._splits: dict[str, _Progress] = {}
+
+    def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
+        """Start from the splits' positions."""
+        now = self._clock.monotonic_ms()
+        for split in splits:
+            position, index = int(split.state["position"]), int(split.state["index"])
+            end = self._rows.end(index)
+            self._splits[split.id] = _Progress(index, position, end, position, now, finished=split.finished)
+
+    def poll(self, max_rows: int) -> PollResult:
+        """Generate up to `max_rows` rows, an even share of each split."""
+        active = [(split_id, p) for split_id, p in self._splits.items() if not p.finished]
+        if not active:
+            return PollResult()
+        if self._first_poll is not None:
+            self._first_poll()
+            self._first_poll = None
+        now = self._clock.monotonic_ms()
+        share = max(1, max_rows // len(active))
+        batches, finished, caught_up = [], [], []
+        for split_id, progress in active:
+            due = self._rows.due(now - progress.began_ms)
+            count = share if due is None else min(share, progress.began_at + due - progress.position)
+            if progress.end is not None:
+                count = min(count, progress.end - progress.position)
+            if count > 0:
+                batches.append(SourceBatch(self._rows.make(progress.index, progress.position, count), (split_id,)))
+                progress.position += count
+            if progress.end is not None and progress.position >= progress.end:
+                progress.finished = True
+                finished.append(split_id)
+            elif count <= 0:
+                caught_up.append(split_id)
+        return PollResult(tuple(batches), tuple(finished), tuple(caught_up))
+
+    def snapshot(self) -> tuple[SourceSplit, ...]:
+        """Return every split with its position."""
+        return tuple(
+            SourceSplit(id=split_id, state={"index": p.index, "position": p.position}, finished=p.finished)
+            for split_id, p in self._splits.items()
+        )
+
+    def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
+        """Nothing outside wants to know."""
+
+    def close(self) -> None:
+        """Nothing to free."""
