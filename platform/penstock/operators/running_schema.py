@@ -15,7 +15,7 @@ from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
 from penstock.kernels.key_types import is_key_type
 from penstock.operators.columns import TS_FIELD
-from penstock.operators.window_schema import Aggregate, field_of, key_schema, output_field, validate_aggregate
+from penstock.operators.window_schema import Aggregate, field_of, key_schema, output_field, validate_aggregates
 
 KEEP = ("first", "last")
 
@@ -72,14 +72,7 @@ def running_schema(config: dict[str, Any], input_schema: pa.Schema) -> pa.Schema
     _validate_key(parsed.key, input_schema, "a running aggregate")
     if not parsed.aggregates:
         raise GraphError("a running aggregate without aggregates has no output", hint="name one, such as ps.count()")
-    taken = {*parsed.key, TS_COLUMN}
-    for aggregate in parsed.aggregates:
-        if aggregate.alias in taken:
-            raise GraphError(
-                f"output column {aggregate.alias!r} exists twice", hint="give the aggregate another name (alias)"
-            )
-        taken.add(aggregate.alias)
-        validate_aggregate(aggregate, input_schema)
+    validate_aggregates(parsed.aggregates, {*parsed.key, TS_COLUMN}, input_schema)
     fields = [*key_schema(parsed, input_schema), *(output_field(a, input_schema) for a in parsed.aggregates)]
     return pa.schema([*fields, TS_FIELD] if TS_COLUMN in input_schema.names else fields)
 

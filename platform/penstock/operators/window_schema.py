@@ -8,6 +8,7 @@ Called by the API when the graph is built, and by `operators.window` when it ope
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,14 +119,23 @@ def validate(config: dict[str, Any], input_schema: pa.Schema) -> None:
             )
         if not is_key_type(kind):
             raise GraphError(f"column {name!r} of type {kind} cannot be a key", hint="key by plain values")
-    taken = {*parsed.key, *_RESERVED}
-    for aggregate in parsed.aggregates:
+    validate_aggregates(parsed.aggregates, {*parsed.key, *_RESERVED}, input_schema)
+
+
+def validate_aggregates(aggregates: Iterable[Aggregate], reserved: set[str], schema: pa.Schema) -> None:
+    """Check aggregates whose output columns must differ from each other and from the reserved ones.
+
+    Raises:
+        GraphError: a column would exist twice, or an aggregate cannot be computed.
+    """
+    taken = set(reserved)
+    for aggregate in aggregates:
         if aggregate.alias in taken:
             raise GraphError(
                 f"output column {aggregate.alias!r} exists twice", hint="give the aggregate another name (alias)"
             )
         taken.add(aggregate.alias)
-        validate_aggregate(aggregate, input_schema)
+        validate_aggregate(aggregate, schema)
 
 
 def validate_aggregate(aggregate: Aggregate, schema: pa.Schema) -> None:
