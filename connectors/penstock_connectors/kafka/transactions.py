@@ -1,7 +1,8 @@
 """Transactions and markers of other, perhaps dead, processes: list, describe, fence, end them; read committed offsets.
 
 What librdkafka cannot do, over kafka-python's protocol layer and one connection; used by the committers. Two of its
-names are not public: `_manager` (send a request to a node) and `_find_coordinator_ids`.
+names are not public: `_manager` (send a request to a node) and `_find_coordinator_ids`. Its way to take another kind
+of socket is `proxy_url`, whose scheme names the class.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import functools
 import logging
 import re
+import socket
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +25,7 @@ with warnings.catch_warnings():
     # while it is loaded it uses a function of the standard library that Python 3.11 deprecates
     warnings.simplefilter("ignore", DeprecationWarning)
     from kafka import KafkaAdminClient, errors
+    from kafka.net import KafkaNetSocket
     from kafka.protocol.consumer import OffsetFetchRequest
     from kafka.protocol.metadata import CoordinatorType
     from kafka.protocol.producer.transaction import EndTxnRequest, InitProducerIdRequest
@@ -66,6 +69,20 @@ class OpenTransaction:
     producer_epoch: int
 
 
+class ClosingSocket(KafkaNetSocket):  # type: ignore[misc]  # the library has no types
+    """A direct connection that closes its socket when it cannot be made; the library leaves that to the collector."""
+
+    SCHEMES = ("direct",)
+
+    async def sock_connect(self, net: Any, sock: socket.socket, sockaddr: Any, timeout_at: float | None = None) -> Any:
+        """Connect `sock`."""
+        try:
+            return await super().sock_connect(net, sock, sockaddr, timeout_at=timeout_at)
+        except BaseException:
+            sock.close()
+            raise
+
+
 class NotEndableError(Exception):
     """The coordinator does not (or no longer) have it open; whether it was committed only the marker knows."""
 
@@ -87,6 +104,7 @@ class TransactionAdmin:
         try:
             limits = {
                 "bootstrap_timeout_ms": LOOKUP_TIMEOUT_MS,
+                "proxy_url": "direct://",
                 "max_in_flight_requests_per_connection": 2 * _IN_FLIGHT,
             }
             self._admin.__init__(**options, **limits)
