@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import string
 import subprocess
 import sys
 import textwrap
@@ -9,6 +11,7 @@ import textwrap
 import msgspec
 import pyarrow as pa
 import pytest
+from msgspec.structs import replace
 
 from penstock.connector.sink import SinkContext
 from penstock.connector.staging import encode_chunk
@@ -16,8 +19,9 @@ from penstock.core.clock import ManualClock, SystemClock
 from penstock.core.errors import ConnectorError, UndecidedOutputError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
+from penstock.jobmanager.failover import is_final
 from penstock_connectors.kafka.committer import StagedCommitter
-from penstock_connectors.kafka.producer import open_producer
+from penstock_connectors.kafka.producer import RecordTooLargeError, open_producer
 from penstock_connectors.kafka.sink import KafkaSink, KafkaSinkFactory
 
 pytestmark = pytest.mark.servers
@@ -260,6 +264,26 @@ def test_publishing_to_a_missing_topic_names_the_output(kafka):
     with pytest.raises(ConnectorError, match=r"publishing 10 records of checkpoint 1 to .*nosuch.*Unknown topic"):
         committer.commit(permit(1), (stage.committable(1, (0, 10)),), read)
     committer.close()
+
+
+def test_a_row_larger_than_the_topic_takes_is_no_case_for_another_attempt(kafka, implementation):
+    topic = kafka.topic("narrow", **{"max.message.bytes": 2000})
+    noise = "".join(random.Random(7).choices(string.ascii_letters, k=8000))  # so that it cannot be compressed
+    large = pa.record_batch([pa.array([1]), pa.array([noise])], schema=SCHEMA)
+    for delivery in ("exactly-once", "exactly-once-2pc", "at-least-once"):
+        stage = SinkStage(kafka, KafkaSink(kafka.bootstrap, topic, delivery=delivery))
+        writer = KafkaSinkFactory().create_writer(stage.spec, stage.context())
+        owed = replace(stage.committable(1), files=(FileRef(inline=encode_chunk(SCHEMA, [large])),), rows=1)
+        with pytest.raises(RecordTooLargeError, match=r"narrow.*size too large.*max\.message\.bytes") as caught:  # noqa: PT012 - the first call that can tell
+            if writer is None:
+                stage.committer().commit(permit(1), (owed,), read)
+            else:
+                writer.write(large)
+                writer.prepare_commit(1)
+        assert is_final(f"{type(caught.value).__name__}: {caught.value}")
+        for part in (writer, *stage.opened):
+            if part is not None:
+                part.close()
 
 
 def test_writers_without_transactions(open_sink, implementation):

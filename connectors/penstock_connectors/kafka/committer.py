@@ -16,14 +16,13 @@ from typing import Any
 from penstock.connector.sink import CommitOutcome, FileReader, Resolution
 from penstock.connector.staging import decode_chunk
 from penstock.core.clock import Clock
-from penstock.core.errors import ConnectorError
 from penstock.core.failpoints import hit
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.markers import check_age, checkpoint_of, marker_of
 from penstock_connectors.kafka.metadata import ClusterMetadata
 from penstock_connectors.kafka.payloads import encode
-from penstock_connectors.kafka.producer import MessageProducer, ProducerError, open_producer
+from penstock_connectors.kafka.producer import MessageProducer, ProducerError, RecordTooLargeError, open_producer
 from penstock_connectors.kafka.properties import resolve
 from penstock_connectors.kafka.transactions import TransactionAdmin
 
@@ -156,11 +155,12 @@ class StagedCommitter:
                 if lane.producer is not None:
                     lane.producer.close()
                     lane.producer = None
-                if error.fenced or attempt == ATTEMPTS or "Unknown topic" in error.message:
-                    raise ConnectorError(
+                hopeless = error.fenced or isinstance(error, RecordTooLargeError) or "Unknown topic" in error.message
+                if hopeless or attempt == ATTEMPTS:
+                    raise error.at(
                         f"publishing {item.rows} records of checkpoint {item.checkpoint_id} to {topic!r} "
-                        f"(sink {item.uid!r} subtask {item.subtask}, {item.transactional_id}): {error.message}",
-                        hint=error.hint or "the output stays pending and is published after the restart",
+                        f"(sink {item.uid!r} subtask {item.subtask}, {item.transactional_id})",
+                        "the output stays pending and is published after the restart",
                     ) from error
                 self._clock.sleep_ms(100 * attempt)
             else:

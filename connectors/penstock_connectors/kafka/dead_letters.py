@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 
 from penstock_connectors.formats.json_encode import encode_json
-from penstock_connectors.kafka.producer import open_producer
+from penstock_connectors.kafka.producer import ProducerError, open_producer
 
 FLUSH_TIMEOUT_MS = 30_000
 
@@ -35,10 +35,13 @@ class DeadLetterWriter:
         """Wait for the acknowledgement of what was written since the last call; free when there was nothing.
 
         Raises:
-            ProducerError: a letter was not delivered.
+            ConnectorError: a letter was not delivered.
         """
         if self._pending:
-            self._producer.flush(FLUSH_TIMEOUT_MS)
+            try:
+                self._producer.flush(FLUSH_TIMEOUT_MS)
+            except ProducerError as error:
+                raise error.at(f"dead letters to {self._topic!r}") from error
             self._pending = False
 
     def close(self) -> None:

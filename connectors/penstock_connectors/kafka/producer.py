@@ -25,6 +25,8 @@ WRITE_PROPERTIES: Mapping[str, str] = {
     "partitioner": "murmur2_random",
     "queue.buffering.max.messages": "1000000",
     "queue.buffering.max.kbytes": "131072",
+    # the topic's limit is the one that counts
+    "message.max.bytes": "100000000",
     "batch.num.messages": "100000",
     # a transaction right behind another one meets a coordinator that still finishes that one: ask again soon
     "retry.backoff.ms": "10",
@@ -41,6 +43,26 @@ class ProducerError(ConnectorError):
         hint = "a newer attempt of the same sink subtask has taken over" if fenced else ""
         super().__init__(message, hint=hint)
         self.fatal, self.fenced, self.retriable = fatal or fenced, fenced, retriable
+
+    def at(self, place: str, hint: str = "") -> ConnectorError:
+        """Return the same for the user, with what was being done."""
+        return ConnectorError(f"{place}: {self.message}", hint=self.hint or hint)
+
+
+class RecordTooLargeError(ProducerError):
+    """A message is larger than its topic takes; no restart makes it smaller (the JobManager knows this name)."""
+
+    def __init__(self, message: str) -> None:
+        """`message` names topic or place."""
+        super().__init__(message)
+        self.hint = (
+            "raise the topic's max.message.bytes and run the job again: it goes on from its last checkpoint, nothing "
+            "is lost. Or make its rows smaller"
+        )
+
+    def at(self, place: str, hint: str = "") -> RecordTooLargeError:  # noqa: ARG002 - its own says more
+        """Return the same with what was being done."""
+        return RecordTooLargeError(f"{place}: {self.message}")
 
 
 class MessageProducer(Protocol):

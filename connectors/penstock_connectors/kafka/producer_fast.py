@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock_connectors.kafka import librdkafka as lib
-from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError
+from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError, RecordTooLargeError
 
 _PAUSE_MS = 50
 #: Fenced as the client calls it, and the broker's INVALID_PRODUCER_EPOCH and PRODUCER_FENCED.
@@ -33,8 +33,7 @@ class FastProducer:
         self._client = lib.new_client(lib.PRODUCER, properties, lib.EVENT_DELIVERY)
         self._events = lib.queue_get_main(self._client)
         self._topics: dict[str, int] = {}
-        self._failed = 0
-        self._reason = ""
+        self._failed, self._code = 0, 0
 
     def init_transactions(self, timeout_ms: int) -> None:
         """Take the transactional id."""
@@ -67,7 +66,7 @@ class FastProducer:
             if (codes != lib.ERR_QUEUE_FULL).any():
                 code = int(codes[codes != lib.ERR_QUEUE_FULL][0])
                 self._check_fatal()
-                raise ProducerError(f"Kafka producer, topic {topic}: {lib.error_text(code)}")
+                raise _refusal(f"Kafka producer, topic {topic}", code)
             if time.monotonic() > deadline:
                 raise ProducerError(
                     f"Kafka producer, topic {topic}: its queue was full for {SEND_TIMEOUT_MS // 1000} s"
@@ -126,7 +125,7 @@ class FastProducer:
                 )
         failed, self._failed = self._failed, 0
         self._check_fatal()
-        raise ProducerError(f"Kafka producer: {failed} messages were not delivered: {self._reason}")
+        raise _refusal(f"Kafka producer: {failed} messages were not delivered", self._code)
 
     def close(self) -> None:
         """Free it; nothing is committed or aborted."""
@@ -155,7 +154,8 @@ class FastProducer:
             if lib.event_type(event) == lib.EVENT_DELIVERY:
                 while message := lib.event_message_next(event):
                     self._failed += 1
-                    self._reason = lib.error_text(_message_error(message))
+                    code = _message_error(message)
+                    self._code = lib.ERR_TOO_LARGE if self._code == lib.ERR_TOO_LARGE else code
             lib.event_destroy(event)
 
     def _check_fatal(self) -> None:
@@ -175,6 +175,11 @@ class FastProducer:
         lib.error_destroy(error)
         fenced = fatal and _is_fenced(code, text)
         raise ProducerError(f"Kafka producer, {what}: {text}", fatal=fatal, fenced=fenced, retriable=retriable)
+
+
+def _refusal(what: str, code: int) -> ProducerError:
+    kind = RecordTooLargeError if code == lib.ERR_TOO_LARGE else ProducerError
+    return kind(f"{what}: {lib.error_text(code)}")
 
 
 def _is_fenced(code: int, text: str) -> bool:

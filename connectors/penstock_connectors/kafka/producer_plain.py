@@ -14,7 +14,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from penstock.core.errors import ConnectorError
-from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError
+from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError, RecordTooLargeError
 
 _SHARED = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.", "log_level", "socket.")
 
@@ -25,7 +25,7 @@ class PlainProducer:
     def __init__(self, properties: Mapping[str, str]) -> None:
         """Start the client."""
         self._properties = properties
-        self._failures: list[str] = []
+        self._failures: list[KafkaError] = []
         self._fatal: ProducerError | None = None
         silent = logging.getLogger("penstock.kafka.client")
         silent.disabled = True  # what matters also comes as an exception or a callback
@@ -88,9 +88,10 @@ class PlainProducer:
         if self._fatal is not None:
             raise self._fatal
         if self._failures:
-            failed, reason = len(self._failures), self._failures[-1]
-            self._failures.clear()
-            raise ProducerError(f"Kafka producer: {failed} messages were not delivered: {reason}")
+            failures, self._failures = self._failures, []
+            worst = next((error for error in failures if _is_too_large(error)), failures[-1])
+            kind = RecordTooLargeError if _is_too_large(worst) else ProducerError
+            raise kind(f"Kafka producer: {len(failures)} messages were not delivered: {worst.str()}")
         if left:
             raise ProducerError(f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s")
 
@@ -124,7 +125,7 @@ class PlainProducer:
 
     def _on_delivery(self, error: KafkaError | None, _message: Any) -> None:
         if error is not None:
-            self._failures.append(error.str())
+            self._failures.append(error)
 
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
@@ -132,8 +133,14 @@ class PlainProducer:
             self._fatal = ProducerError(f"Kafka producer: {error.str()}", fatal=True, fenced=fenced)
 
 
+def _is_too_large(error: KafkaError) -> bool:
+    return error.code() == KafkaError.MSG_SIZE_TOO_LARGE
+
+
 def _error(what: str, error: KafkaException) -> ProducerError:
     cause = error.args[0]
+    if _is_too_large(cause):
+        return RecordTooLargeError(f"Kafka producer, {what}: {cause.str()}")
     fenced = cause.code() == KafkaError._FENCED or (cause.fatal() and "fenced" in cause.str().lower())  # noqa: SLF001
     return ProducerError(
         f"Kafka producer, {what}: {cause.str()}", fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable()

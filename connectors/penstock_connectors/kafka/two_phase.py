@@ -116,9 +116,7 @@ class TransactionWriter:
             current.producer.mark(self._stem, self._config["topic"], marker_of(checkpoint_id, 0), CALL_TIMEOUT_MS)
         except ProducerError as error:
             current.producer.close()
-            raise ConnectorError(
-                f"transaction {name} of checkpoint {checkpoint_id}: {error.message}", hint=error.hint
-            ) from error
+            raise error.at(f"transaction {name} of checkpoint {checkpoint_id} to {self._config['topic']!r}") from error
         now = self._connect().describe(name)
         if now is None or now.state.value != _ONGOING or (now.producer_id, now.producer_epoch) != _identity(current):
             current.producer.close()

@@ -38,10 +38,13 @@ class PlainWriter:
         """Wait until everything written is acknowledged (at least once only).
 
         Raises:
-            ProducerError: something was not delivered.
+            ConnectorError: something was not delivered.
         """
         if self._flush:
-            self._producer.flush(FLUSH_TIMEOUT_MS)
+            try:
+                self._producer.flush(FLUSH_TIMEOUT_MS)
+            except ProducerError as error:
+                raise error.at(f"topic {self._config['topic']!r}") from error
         return ()
 
     def close(self) -> None:

@@ -15,6 +15,7 @@ FINAL_ERRORS = (
     "LostTransactionError",
     "UndecidedOutputError",
     "SinkOverflowError",
+    "RecordTooLargeError",
 )
 
 
