@@ -5,7 +5,7 @@ import re
 import pytest
 from tests.cluster.harness import Scene
 from tests.cluster.job_file import Job
-from tests.cluster.orders import Orders, create_topics, produce_values, read_messages
+from tests.cluster.orders import Orders, create_topics, limit_messages, produce_values, read_messages
 from tests.cluster.stage import cli
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(150)]
@@ -73,6 +73,18 @@ def test_a_malformed_record_fails_the_job_with_its_place(stage):
 def test_a_record_of_another_schema_fails_the_job_with_its_place(stage):
     job = job_of(stage, [*ONE_WINDOW, b'{"user_id":1,"amount":"many","ts":1700000000000}'])
     refused(stage, job, job.source, "10", "amount", code=1)
+
+
+def test_a_result_larger_than_its_topic_takes_ends_the_job_and_comes_once_it_is_taken(stage):
+    job = job_of(stage, ONE_WINDOW, environment="")  # the default restarts the job after a failure, but not after this
+    limit_messages(stage.bootstrap, job.sink, 40)
+    refused(stage, job, job.sink, "too large", r"raise the topic's max\.message\.bytes", code=1)
+    assert read_messages(stage.bootstrap, job.sink) == []
+    limit_messages(stage.bootstrap, job.sink, 4_000)
+    said = cli("run", job.write(stage.folder), "--json", cwd=stage.folder, environment=stage.environment)
+    assert said.code == 0, said.err
+    (row,) = read_messages(stage.bootstrap, job.sink)
+    assert b'"n":10' in row.value().replace(b" ", b"")
 
 
 def test_malformed_records_can_be_skipped(stage):
