@@ -1,8 +1,7 @@
 """What the HA store holds: who leads, and the record of every job, so that a new leader can recover them all.
 
 Used by the dispatcher in a store thread. Records are written by compare-and-set and carry the leader's generation: a
-superseded
-leader cannot overwrite what its successor wrote.
+superseded leader cannot overwrite what its successor wrote.
 """
 
 from __future__ import annotations
@@ -119,6 +118,11 @@ def read_records(store: ObjectStore) -> tuple[JobRecord, ...]:
             msg = f"job record {store.uri}/{key} is damaged: {error}"
             raise StorageError(msg, hint="move it away to start without that job") from error
     return tuple(sorted(found, key=lambda record: (record.submitted_ms, record.job_id)))
+
+
+def delete_record(store: ObjectStore, job_id: str) -> None:
+    """Forget a job that has ended."""
+    store.delete(_job_key(job_id))
 
 
 def _job_key(job_id: str) -> str:

@@ -27,7 +27,7 @@ from penstock.jobmanager.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.job_master import JobMaster
 from penstock.jobmanager.job_store import JobStore, StartFrom, savepoint_uri
 from penstock.jobmanager.operations import Operations
-from penstock.jobmanager.recorded_jobs import recorded_jobs
+from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs
 from penstock.jobmanager.taskmanagers import TaskManagers
 from penstock.jobmanager.views import (
     CheckpointsView,
@@ -340,6 +340,8 @@ class Dispatcher:
         ended = [j for j in self._jobs.values() if j.record.ended]
         for old in sorted(ended, key=lambda j: j.record.ended_ms)[:-_KEPT_ENDED]:
             old.driver = None
+        for job_id in await asyncio.to_thread(forget_oldest, self._parts.ha_store, [j.record for j in ended]):
+            self._jobs.pop(job_id, None)
 
     def _refuse_running(self, graph: JobGraph) -> None:
         for job in self._jobs.values():

@@ -1,13 +1,18 @@
-"""The jobs a new leader finds in its HA store: their records with their graphs; blocking, called by the dispatcher."""
+"""The jobs a leader finds in its HA store, and those it forgets; blocking, called by the dispatcher."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
-from penstock.checkpoint.job_records import JobRecord, read_records
+from penstock.checkpoint.job_records import JobRecord, delete_record, read_records
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph
+
+#: Ended jobs that are remembered. The token of a forgotten one starts a new job.
+REMEMBERED = 1000
 
 
 def recorded_jobs(store: ObjectStore) -> tuple[tuple[JobRecord, JobGraph], ...]:
@@ -17,7 +22,11 @@ def recorded_jobs(store: ObjectStore) -> tuple[tuple[JobRecord, JobGraph], ...]:
         StorageError: a record is damaged, or the graph of a job that has not ended cannot be read; names it.
     """
     found = []
-    for record in read_records(store):
+    records = read_records(store)
+    forgotten = forget_oldest(store, records)
+    for record in records:
+        if record.job_id in forgotten:
+            continue
         try:
             found.append((record, decode_graph(record.graph)))
         except msgspec.MsgspecError as error:
@@ -26,3 +35,12 @@ def recorded_jobs(store: ObjectStore) -> tuple[tuple[JobRecord, JobGraph], ...]:
             msg = f"the graph in {store.uri}/jobs/{record.job_id}.json cannot be read: {error}"
             raise StorageError(msg, hint="is it of another version? move it away to start without that job") from error
     return tuple(found)
+
+
+def forget_oldest(store: ObjectStore, records: Iterable[JobRecord]) -> set[str]:
+    """Delete the records of all ended jobs but the last `REMEMBERED` to end; return the ids of the deleted."""
+    ended = sorted((record for record in records if record.ended), key=lambda record: record.ended_ms)
+    forgotten = {record.job_id for record in ended[:-REMEMBERED]}
+    for job_id in forgotten:
+        delete_record(store, job_id)
+    return forgotten

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.conftest import make_graph
 
-from penstock.checkpoint.job_records import JobRecord, write_record
+from penstock.checkpoint.job_records import JobRecord, read_records, write_record
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager.recorded_jobs import recorded_jobs
@@ -19,6 +19,18 @@ def test_a_job_that_ended_under_another_version_keeps_no_leader_from_starting(st
     for record in (ODD, mine):
         write_record(store, record)
     assert recorded_jobs(store) == ((mine, make_graph()),)
+
+
+def test_jobs_that_ended_long_ago_are_forgotten(store, monkeypatch):
+    monkeypatch.setattr("penstock.jobmanager.recorded_jobs.REMEMBERED", 2)
+    graph = encode_graph(make_graph())
+    for n, ended_ms in enumerate((50, 20, 40, 30, -1)):
+        state = "FINISHED" if ended_ms > 0 else ""
+        record = msgspec.structs.replace(ODD, job_id=str(n) * 32, graph=graph, ended=state, ended_ms=ended_ms)
+        write_record(store, record)
+    kept = ["0" * 32, "2" * 32, "4" * 32]
+    assert [record.job_id for record, _ in recorded_jobs(store)] == kept
+    assert [record.job_id for record in read_records(store)] == kept
 
 
 def test_a_job_that_runs_and_cannot_be_read_is_named(store):
