@@ -46,6 +46,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     barrier: str = ""
     #: Savepoint: where its self-contained copy lies; seal/end: a reason.
     note: str = ""
+    #: Savepoint: the folder of the job it was taken of.
+    origin: str = ""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -13,6 +13,7 @@ from penstock.checkpoint.job_lease import JobLease, LeaseHolder
 from penstock.checkpoint.log import LogEntry, ManifestLog
 from penstock.checkpoint.manifest import Manifest, decode_manifest
 from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths, check_source, current_history
+from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri, open_job_store, open_store
 from penstock.checkpoint.sweeper import SWEPT_PREFIXES
 from penstock.core import failpoints
@@ -169,7 +170,7 @@ class JobStore:
         if store.list(_CLAIM_KEY) and store.read(_CLAIM_KEY) == msgspec.json.encode(mine):
             self._tell_origin(source, mine)
             return  # this run goes on under a new leader
-        if source.job_name != self._graph.name:
+        if self._origin(source).uri != self._store.uri:
             self._check_origin(source)
         if store.put_if_absent(_CLAIM_KEY, msgspec.json.encode(mine)):
             self._tell_origin(source, mine)
@@ -179,8 +180,11 @@ class JobStore:
             msg = f"savepoint {self._start.from_uri} was claimed by {held.get('job_folder')} (job {held.get('job_id')})"
             raise JobIdentityError(msg, hint="fork it with --no-claim, or start from a savepoint of that job")
 
+    def _origin(self, source: Manifest) -> ObjectStore:
+        return open_store(source.origin or join_uri(self._graph.settings.checkpoint_root, source.job_name))
+
     def _check_origin(self, source: Manifest) -> None:
-        origin = open_job_store(self._graph.settings.checkpoint_root, source.job_name)
+        origin = self._origin(source)
         if not origin.list("lease.json"):
             return
         lease = JobLease(origin, self._holder, self._clock)
@@ -194,8 +198,8 @@ class JobStore:
 
     def _tell_origin(self, source: Manifest, mine: dict[str, str]) -> None:
         """Leave word in the origin's folder: its lineage goes on here."""
-        origin = open_job_store(self._graph.settings.checkpoint_root, source.job_name)
-        if source.job_name != self._graph.name and origin.list("lease.json"):
+        origin = self._origin(source)
+        if origin.uri != self._store.uri and origin.list("lease.json"):
             origin.put(_CLAIM_KEY, msgspec.json.encode({**mine, "sequence": str(source.sequence)}))
 
     def _refuse_continued(self, generation: int) -> None:

@@ -55,6 +55,7 @@ def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectS
         subtasks=subtasks,
         pending=tuple(writer.output(output) for output in manifest.pending),
         note=command.uri,
+        origin=source.uri,
     )
     return writer.manifest(copied)
 

@@ -27,7 +27,7 @@ def clock():
 def store_of(clock, request):
     root = f"memory://{request.node.name}"
 
-    def make(name: str, **start: str | bool) -> JobStore:
+    def make(name: str, root: str = root, **start: str | bool) -> JobStore:
         graph = msgspec.structs.replace(make_graph(checkpoint_root=root), name=name)
         return JobStore(graph, StartFrom(**start), HOLDER, clock, SeededRand(1))
 
@@ -55,6 +55,22 @@ def test_a_claim_beside_its_origin_in_the_same_cluster_is_refused_and_takes_noth
     origin.renew()
     origin.release()
     assert heir.acquire(HEIR, "r2") > 1
+
+
+def test_a_claim_under_another_root_sees_its_origin_too(store_of, savepoint, request):
+    origin = store_of("origin")
+    origin.seal(ORIGIN, "r1", origin.acquire(ORIGIN, "r1"))
+    cut = origin.append("checkpoint:1", taken(kind="checkpoint")).manifest
+    copy = encode_manifest(msgspec.structs.replace(cut, kind="savepoint", origin=origin.uri))
+    open_memory_store(savepoint.removeprefix("memory://")).put("manifest.json", copy)
+    heir = store_of("origin", root=f"memory://{request.node.name}-elsewhere", from_uri=savepoint)
+    with pytest.raises(JobIdentityError, match="is run by"):
+        heir.acquire(HEIR, "r2")
+    origin.renew()
+    origin.release()
+    heir.acquire(HEIR, "r2")
+    with pytest.raises(JobIdentityError, match=r"goes on as .*elsewhere/origin"):
+        store_of("origin").acquire(ORIGIN, "r3")
 
 
 def test_an_origin_whose_savepoint_another_name_has_claimed_does_not_go_on(store_of, savepoint):
