@@ -129,7 +129,7 @@ class Stage:
     def probe(self, worker_id, run):
         """Let the worker run one of the probe's functions."""
         message = DeployTasks(job_id="job", generation=1, tasks=(encode_deployment(deployment(run)),))
-        self.supervisor.handle(ToWorker(worker_id=worker_id, command=encode(message)))
+        self.supervisor.handle(ToWorker(worker_ids=(worker_id,), command=encode(message)))
 
 
 def deployment(run: str) -> TaskDeployment:

@@ -132,7 +132,9 @@ class Leader:
         store = self.store
         match command:
             case cmd.SendToWorker(worker_id, message):
-                self._send(worker_id, message)
+                self._send(self._where.get(worker_id, ""), (worker_id,), message)
+            case cmd.SendToWorkers(manager, worker_ids, message):
+                self._send(manager, worker_ids, message)
             case cmd.ReadLog(list_files):
                 self._call("read log", partial(store.read, list_files=list_files), self._log_read)
             case cmd.AppendManifest(tag, manifest):
@@ -302,12 +304,12 @@ class Leader:
         manager = session.manager
         session.down.send("stop worker", lambda: manager.stop(session, worker_id), owner=manager.owner)
 
-    def _send(self, worker_id: str, message: msg.WorkerCommand) -> None:
-        session = self.sessions.get(self._where.get(worker_id, ""))
+    def _send(self, name: str, worker_ids: tuple[str, ...], message: msg.WorkerCommand) -> None:
+        session = self.sessions.get(name)
         if isinstance(message, msg.CheckpointAborted):
             self._count_abort(message.checkpoint_id)
         if session is None:
             return
         data, manager = msg.encode(message), session.manager
         label = type(message).__name__
-        session.down.send(label, lambda: manager.relay_down(session, worker_id, data), owner=manager.owner)
+        session.down.send(label, lambda: manager.relay_down(session, worker_ids, data), owner=manager.owner)

@@ -234,14 +234,15 @@ class TaskManager:
             worker.kill()
         self._send_exit(worker_id, "it was killed by SIGKILL")
 
-    def relay_down(self, session: Session, worker_id: str, command: bytes) -> None:
-        """A command for a worker."""
+    def relay_down(self, session: Session, worker_ids: tuple[str, ...], command: bytes) -> None:
+        """A command for some workers."""
         if self.session is not session:
             return
-        if worker_id in self._starting:
-            self._starting[worker_id].append(command)
-        elif worker_id in self.workers:
-            self.workers[worker_id].take(command)
+        for worker_id in worker_ids:
+            if worker_id in self._starting:
+                self._starting[worker_id].append(command)
+            elif worker_id in self.workers:
+                self.workers[worker_id].take(command)
 
     def relay_up(self, worker_id: str, report: bytes) -> None:
         """A worker's report, if anybody is there to hear it."""

@@ -2,7 +2,8 @@
 
 The job's master runs alone, in one thread, without a process or a socket: from its start until every subtask is
 running and has its splits. Two shapes of two vertices: `forward`, with one channel a subtask, and `keyed`, with a
-channel from each to each, whose number is the square of the parallelism.
+channel from each to each, whose number is the square of the parallelism. What is sent is counted as it goes to the
+TaskManagers, of 16 slots each.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from penstock.connector.source import SourceSpec
 from penstock.core.clock import ManualClock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.core.rand import SeededRand
-from penstock.graph.deployment import TaskDeployment, decode_deployment
+from penstock.graph.deployment import TaskDeployment, decode_deployment, needs_peers
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup, OperatorSpec
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from penstock.graph.job_graph import Partitioner
 
 #: Subtasks of the whole job (two vertices).
-SIZES = (250, 500, 1000)
+SIZES = (250, 500, 1000, 2000)
 _JOB, _RUN = "a" * 32, "r" * 16
 
 
@@ -99,6 +100,8 @@ class _World:
         )  # fmt: skip
         self.master = JobMaster(graph, identity, SeededRand(0), 0)
         self.sent_bytes = self.assigned = 0
+        #: Workers that know where the others are.
+        self._told: set[str] = set()
         #: Time spent as the workers, which is not the master's.
         self.workers_ms = 0.0
         self._events: deque[ev.Event] = deque([ev.Start()])
@@ -123,6 +126,9 @@ class _World:
             case cmd.DiscoverSplits(uid, epoch):
                 splits = tuple({"id": f"s-{i}"} for i in range(self.graph.vertices[0].parallelism))
                 post(ev.SplitsDiscovered(uid, epoch, splits))
+            case cmd.SendToWorkers(_, worker_ids, msg.DeployPeers() as message):
+                self.sent_bytes += len(message.table)
+                self._told.update(worker_ids)
             case cmd.SendToWorker(worker_id, msg.DeployTasks() as message):
                 began = self._clock.monotonic_ms()
                 self.sent_bytes += sum(map(len, message.tasks))
@@ -132,6 +138,8 @@ class _World:
                 self.assigned += 1
 
     def _run(self, worker_id: str, tasks: list[TaskDeployment]) -> None:
+        if worker_id not in self._told and any(map(needs_peers, tasks)):
+            raise PenstockError(f"worker {worker_id} was not told where the others are")
         for state in ("INITIALIZING", "RUNNING"):
             for task in tasks:
                 where = task.execution

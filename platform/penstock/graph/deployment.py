@@ -1,9 +1,13 @@
 """What one slot worker is told of one subtask: its chain, its channels, its range of key hashes, what to restore.
 
-Made by `penstock.graph.execution_graph` in the JobManager; decoded in the worker by `penstock.task`.
+Made by `penstock.graph.execution_graph` in the JobManager; decoded in the worker by `penstock.task`. The channels of an
+edge from all subtasks to all are not listed but follow from a `PeerTable`, one for the whole deployment: lists of them
+would grow with the square of the parallelism.
 """
 
 from __future__ import annotations
+
+import zlib
 
 import msgspec
 
@@ -41,12 +45,22 @@ class InputChannelSpec(msgspec.Struct, frozen=True):
     endpoint: str
 
 
+class AllOf(msgspec.Struct, frozen=True):
+    """The channels of a job edge, by rule: one with each subtask of the vertex at its other end, in their order."""
+
+    edge: int
+    vertex_id: str
+    epoch: int
+
+
 class InputSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One input of the head operator: the channels of one job edge."""
 
     input_index: int
     schema: str
-    channels: tuple[InputChannelSpec, ...]
+    channels: tuple[InputChannelSpec, ...] = ()
+    #: In place of `channels` until `with_channels`.
+    all_of: AllOf | None = None
 
 
 class OutputChannelSpec(msgspec.Struct, frozen=True):
@@ -62,7 +76,9 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     partitioner: Partitioner
     schema: str
-    channels: tuple[OutputChannelSpec, ...]
+    channels: tuple[OutputChannelSpec, ...] = ()
+    #: In place of `channels` until `with_channels`.
+    all_of: AllOf | None = None
     side_output: str | None = None
 
 
@@ -104,3 +120,61 @@ def encode_deployment(deployment: TaskDeployment) -> bytes:
 def decode_deployment(data: bytes) -> TaskDeployment:
     """Inverse of `encode_deployment`."""
     return msgspec.msgpack.decode(data, type=TaskDeployment)
+
+
+class PeerTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the subtasks of a deployment run, as far as edges from all to all need it."""
+
+    epoch: int
+    #: (worker id, network endpoint).
+    workers: tuple[tuple[str, str], ...]
+    #: Vertex id -> index in `workers` of each of its subtasks.
+    places: dict[str, tuple[int, ...]]
+
+
+def encode_peers(table: PeerTable) -> bytes:
+    """Return the table in its wire form; ids and endpoints have most of their text in common."""
+    return zlib.compress(msgspec.msgpack.encode(table), 1)
+
+
+def decode_peers(data: bytes) -> PeerTable:
+    """Inverse of `encode_peers`."""
+    return msgspec.msgpack.decode(zlib.decompress(data), type=PeerTable)
+
+
+def needs_peers(task: TaskDeployment) -> bool:
+    """Whether some of its channels follow from a table of peers."""
+    return any(spec.all_of for spec in task.inputs) or any(spec.all_of for spec in task.outputs)
+
+
+def with_channels(task: TaskDeployment, peers: PeerTable | None) -> TaskDeployment:
+    """Return the deployment with the channels its edges stand for.
+
+    Raises:
+        ValueError: the table is that of another deployment, or there is none.
+    """
+    if not needs_peers(task):
+        return task
+    me, replace = task.execution.subtask, msgspec.structs.replace
+
+    def ends(rule: AllOf) -> list[tuple[int, str, str]]:
+        if peers is None or peers.epoch != rule.epoch:
+            msg = f"subtask {task.execution} came without the table of peers of its deployment {rule.epoch}"
+            raise ValueError(msg)
+        return [(other, *peers.workers[place]) for other, place in enumerate(peers.places[rule.vertex_id])]
+
+    def entering(rule: AllOf) -> tuple[InputChannelSpec, ...]:
+        return tuple(
+            InputChannelSpec(ChannelId(rule.edge, other, me, rule.epoch), worker, endpoint)
+            for other, worker, endpoint in ends(rule)
+        )
+
+    def leaving(rule: AllOf) -> tuple[OutputChannelSpec, ...]:
+        return tuple(
+            OutputChannelSpec(ChannelId(rule.edge, me, other, rule.epoch), worker, endpoint)
+            for other, worker, endpoint in ends(rule)
+        )
+
+    inputs = (s if s.all_of is None else replace(s, channels=entering(s.all_of), all_of=None) for s in task.inputs)
+    outputs = (s if s.all_of is None else replace(s, channels=leaving(s.all_of), all_of=None) for s in task.outputs)
+    return replace(task, inputs=tuple(inputs), outputs=tuple(outputs))

@@ -12,12 +12,14 @@ import msgspec
 
 from penstock.core.keygroup import ALL_HASHES, HashRange, hash_range_of
 from penstock.graph.deployment import (
+    AllOf,
     ChannelId,
     ExecutionId,
     InputChannelSpec,
     InputSpec,
     OutputChannelSpec,
     OutputSpec,
+    PeerTable,
     TaskDeployment,
 )
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex
@@ -40,7 +42,7 @@ class PlanIds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Planner:
-    """Lookups made once per plan, so that set-up is linear in subtasks and channels."""
+    """Lookups made once per plan, so that set-up is linear in subtasks, however many channels they have."""
 
     def __init__(self, graph: JobGraph, ids: PlanIds, placement: Placement, endpoints: Mapping[str, str]) -> None:
         self.graph = graph
@@ -62,24 +64,20 @@ class _Planner:
         return worker, self.endpoints[worker]
 
     def input(self, index: int, edge: JobEdge, subtask: int) -> InputSpec:
-        """Return the channels of one edge that end at `subtask`."""
-        sources = [subtask] if isinstance(edge.partitioner, Forward) else range(self.vertices[edge.source].parallelism)
-        channels = tuple(
-            InputChannelSpec(ChannelId(index, source, subtask, self.ids.epoch), *self.where(edge.source, source))
-            for source in sources
-        )
-        return InputSpec(input_index=edge.input_index, schema=edge.schema, channels=channels)
+        """Return what of one edge ends at `subtask`."""
+        spec = InputSpec(input_index=edge.input_index, schema=edge.schema)
+        if not isinstance(edge.partitioner, Forward):
+            return msgspec.structs.replace(spec, all_of=AllOf(index, edge.source, self.ids.epoch))
+        channel = ChannelId(index, subtask, subtask, self.ids.epoch)
+        return msgspec.structs.replace(spec, channels=(InputChannelSpec(channel, *self.where(edge.source, subtask)),))
 
     def output(self, index: int, edge: JobEdge, subtask: int) -> OutputSpec:
-        """Return the channels of one edge that begin at `subtask`."""
-        targets = [subtask] if isinstance(edge.partitioner, Forward) else range(self.vertices[edge.target].parallelism)
-        channels = tuple(
-            OutputChannelSpec(ChannelId(index, subtask, target, self.ids.epoch), *self.where(edge.target, target))
-            for target in targets
-        )
-        return OutputSpec(
-            partitioner=edge.partitioner, schema=edge.schema, channels=channels, side_output=edge.side_output
-        )
+        """Return what of one edge begins at `subtask`."""
+        spec = OutputSpec(partitioner=edge.partitioner, schema=edge.schema, side_output=edge.side_output)
+        if not isinstance(edge.partitioner, Forward):
+            return msgspec.structs.replace(spec, all_of=AllOf(index, edge.target, self.ids.epoch))
+        channel = ChannelId(index, subtask, subtask, self.ids.epoch)
+        return msgspec.structs.replace(spec, channels=(OutputChannelSpec(channel, *self.where(edge.target, subtask)),))
 
 
 def plan(
@@ -105,6 +103,25 @@ def plan(
         if only is None or vertex.id in only
         for subtask in range(vertex.parallelism)
     ]
+
+
+def peers_of(graph: JobGraph, epoch: int, placement: Placement, endpoints: Mapping[str, str]) -> PeerTable | None:
+    """Return where the subtasks run whose edges are from all to all; None without such edges.
+
+    Raises:
+        KeyError: a subtask without a worker, or a worker without an endpoint (a fault of the scheduler).
+    """
+    wide = [edge for edge in graph.edges if not isinstance(edge.partitioner, Forward)]
+    if not wide:
+        return None
+    numbers: dict[str, int] = {}
+    places = {
+        vertex.id: tuple(numbers.setdefault(placement[vertex.id, i], len(numbers)) for i in range(vertex.parallelism))
+        for vertex in graph.vertices
+        if any(vertex.id in (edge.source, edge.target) for edge in wide)
+    }
+    workers = tuple((worker_id, endpoints[worker_id]) for worker_id in numbers)
+    return PeerTable(epoch=epoch, workers=workers, places=places)
 
 
 def hashes_of(vertex: JobVertex, subtask: int, key_groups: int) -> HashRange:

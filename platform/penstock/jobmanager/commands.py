@@ -55,6 +55,15 @@ class SendToWorker:
 
 
 @dataclass(frozen=True, slots=True)
+class SendToWorkers:
+    """Relay one command to several workers of a TaskManager."""
+
+    taskmanager_id: str
+    worker_ids: tuple[str, ...]
+    command: WorkerCommand
+
+
+@dataclass(frozen=True, slots=True)
 class AppendManifest:
     """Append to the log; answered by `ManifestAppended` or `ManifestFailed` of the same tag."""
 
@@ -117,6 +126,7 @@ Command = (
     | LaunchWorker
     | KillWorker
     | SendToWorker
+    | SendToWorkers
     | AppendManifest
     | DeleteEntries
     | DiscoverSplits

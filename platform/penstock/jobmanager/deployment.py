@@ -17,15 +17,22 @@ from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.connector.sink import SinkSpec
 from penstock.connector.source import SourceSpec
 from penstock.core.snapshot import Committable
-from penstock.graph.deployment import ExecutionId, encode_deployment
-from penstock.graph.execution_graph import PlanIds, plan
+from penstock.graph.deployment import ExecutionId, encode_deployment, encode_peers
+from penstock.graph.execution_graph import Placement, PlanIds, peers_of, plan
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.regions import required_slots
 from penstock.graph.restore_plan import RestorePlan
-from penstock.jobmanager.commands import Command, DiscoverSplits, LaunchWorker, RequestSlots, SendToWorker
+from penstock.jobmanager.commands import (
+    Command,
+    DiscoverSplits,
+    LaunchWorker,
+    RequestSlots,
+    SendToWorker,
+    SendToWorkers,
+)
 from penstock.jobmanager.scheduler import Slot, place
 from penstock.jobmanager.split_assignment import SplitAssigner
-from penstock.rpc.messages import AssignSplits, DeployTasks, ResolvePending
+from penstock.rpc.messages import AssignSplits, DeployPeers, DeployTasks, ResolvePending
 
 #: A start takes at most this long, and besides as long as it takes to read its state at a very low rate.
 START_TIMEOUT_MS = 600_000
@@ -303,13 +310,24 @@ class Deployment:
             self._held.setdefault(execution.worker_id, []).append(execution)
             tasks.setdefault(placement[where], []).append(encode_deployment(task))
         self.deployed = True
-        return [
+        return self._tell_peers(placement, endpoints) + [
             SendToWorker(
                 worker_id,
                 DeployTasks(job_id=self.ids.job_id, generation=self.ids.generation, tasks=tuple(encoded)),
             )
             for worker_id, encoded in tasks.items()
         ]
+
+    def _tell_peers(self, placement: Placement, endpoints: dict[str, str]) -> list[Command]:
+        """Tell all workers where the others are: the same for all, so a TaskManager is sent it once."""
+        table = peers_of(self.graph, self.ids.epoch, placement, endpoints)
+        if table is None:
+            return []
+        message = DeployPeers(job_id=self.ids.job_id, table=encode_peers(table))
+        workers: dict[str, list[str]] = {}
+        for worker in self.workers.values():
+            workers.setdefault(worker.slot.taskmanager_id, []).append(worker.worker_id)
+        return [SendToWorkers(manager, tuple(worker_ids), message) for manager, worker_ids in workers.items()]
 
     def _sources(self) -> list[tuple[str, OperatorSpec]]:
         return [(vertex.id, vertex.operators[0]) for vertex in self.graph.vertices if vertex.is_source]

@@ -134,7 +134,9 @@ class JobDriver:
         managers, job_id = self._parts.taskmanagers, self.record.job_id
         match command:
             case cmd.SendToWorker(worker_id, message):
-                managers.send(worker_id, self._where.get(worker_id, ""), message)
+                managers.send(self._where.get(worker_id, ""), (worker_id,), message)
+            case cmd.SendToWorkers(taskmanager_id, worker_ids, message):
+                managers.send(taskmanager_id, worker_ids, message)
             case cmd.ReadLog(list_files):
                 self._spawn(self._read_log(list_files=list_files))
             case cmd.AppendManifest():

@@ -118,11 +118,11 @@ class TaskManagers:
             return
         manager.session.send(msg.StopWorker(worker_id=worker_id))
 
-    def send(self, worker_id: str, taskmanager_id: str, command: msg.WorkerCommand) -> None:
+    def send(self, taskmanager_id: str, worker_ids: tuple[str, ...], command: msg.WorkerCommand) -> None:
         """Relay; dropped when the TaskManager is gone (the job hears of that separately)."""
         manager = self._managers.get(taskmanager_id)
         if manager is not None:
-            manager.session.send(msg.ToWorker(worker_id=worker_id, command=msg.encode(command)))
+            manager.session.send(msg.ToWorker(worker_ids=worker_ids, command=msg.encode(command)))
 
     # --- sessions --------------------------------------------------------------------------------------------------
 

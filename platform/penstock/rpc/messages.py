@@ -25,14 +25,19 @@ class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
 
 class DeployTasks(_Message, frozen=True, kw_only=True):
-    """Start these subtasks (`graph.deployment.encode_deployment`), all of one region in this worker.
-
-    Channels first, then open.
-    """
+    """Start these subtasks (`graph.deployment.encode_deployment`), all of one region in this worker: channels first."""
 
     job_id: str
     generation: int
     tasks: tuple[bytes, ...]
+
+
+class DeployPeers(_Message, frozen=True, kw_only=True):
+    """Where the other subtasks run, for the `DeployTasks` that follows; the same for all workers of a TaskManager."""
+
+    job_id: str
+    #: `graph.deployment.encode_peers` bytes.
+    table: bytes
 
 
 class CancelTasks(_Message, frozen=True, kw_only=True):
@@ -122,6 +127,7 @@ class LeaseRenewed(_Message, frozen=True, kw_only=True):
 
 WorkerCommand = (
     DeployTasks
+    | DeployPeers
     | CancelTasks
     | TriggerCheckpoint
     | CheckpointCompleted
@@ -137,10 +143,7 @@ WorkerCommand = (
 
 
 class TaskState(_Message, frozen=True, kw_only=True):
-    """A subtask changed state: DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED.
-
-    `input_ended` when its data ended.
-    """
+    """A subtask changed state: DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED."""
 
     job_id: str
     vertex_id: str
@@ -343,9 +346,9 @@ class StopWorker(_Message, frozen=True, kw_only=True):
 
 
 class ToWorker(_Message, frozen=True, kw_only=True):
-    """Relay `command` (an encoded `WorkerCommand`) to a worker."""
+    """Relay `command` (an encoded `WorkerCommand`) to a worker, or to several."""
 
-    worker_id: str
+    worker_ids: tuple[str, ...]
     command: bytes
 
 
@@ -364,10 +367,10 @@ class Shutdown(_Message, frozen=True, kw_only=True):
 TaskManagerCommand = Registered | HeartbeatAck | StartWorker | StopWorker | ToWorker | FetchLog | Shutdown
 
 _encoder = msgspec.msgpack.Encoder()
-_worker_commands: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(WorkerCommand)
-_worker_reports: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(WorkerReport)
-_taskmanager_commands: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(TaskManagerCommand)
-_taskmanager_reports: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(TaskManagerReport)
+_worker_commands: msgspec.msgpack.Decoder[WorkerCommand] = msgspec.msgpack.Decoder(WorkerCommand)
+_worker_reports: msgspec.msgpack.Decoder[WorkerReport] = msgspec.msgpack.Decoder(WorkerReport)
+_taskmanager_commands: msgspec.msgpack.Decoder[TaskManagerCommand] = msgspec.msgpack.Decoder(TaskManagerCommand)
+_taskmanager_reports: msgspec.msgpack.Decoder[TaskManagerReport] = msgspec.msgpack.Decoder(TaskManagerReport)
 
 
 def encode(message: WorkerCommand | WorkerReport | TaskManagerCommand | TaskManagerReport) -> bytes:
@@ -377,23 +380,19 @@ def encode(message: WorkerCommand | WorkerReport | TaskManagerCommand | TaskMana
 
 def decode_worker_command(data: bytes) -> WorkerCommand:
     """Decode what a worker receives."""
-    command: WorkerCommand = _worker_commands.decode(data)
-    return command
+    return _worker_commands.decode(data)
 
 
 def decode_worker_report(data: bytes) -> WorkerReport:
     """Decode what a worker sent."""
-    report: WorkerReport = _worker_reports.decode(data)
-    return report
+    return _worker_reports.decode(data)
 
 
 def decode_taskmanager_command(data: bytes) -> TaskManagerCommand:
     """Decode what a TaskManager receives."""
-    command: TaskManagerCommand = _taskmanager_commands.decode(data)
-    return command
+    return _taskmanager_commands.decode(data)
 
 
 def decode_taskmanager_report(data: bytes) -> TaskManagerReport:
     """Decode what a TaskManager sent."""
-    report: TaskManagerReport = _taskmanager_reports.decode(data)
-    return report
+    return _taskmanager_reports.decode(data)

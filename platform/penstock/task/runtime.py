@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.checkpoint.stores import join_uri, read_file
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
-from penstock.graph.deployment import TaskDeployment, decode_deployment
+from penstock.graph.deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
 from penstock.rpc.messages import (
     AssignSplits,
     CancelTasks,
     CheckpointAborted,
     CheckpointCompleted,
+    DeployPeers,
     DeployTasks,
     FinishTasks,
     LeaseRenewed,
@@ -83,6 +84,8 @@ class TaskRuntime:
         self._environment = environment
         self._driver = driver
         self._jobs: dict[str, _Job] = {}
+        #: What the next deployment of a job needs besides: `graph.deployment.encode_peers`.
+        self._peers: dict[str, bytes] = {}
         self._uploaders: dict[tuple[str, str], tuple[Uploader, Callable[[FileRef], bytes]]] = {}
         #: Numbers of checkpoint objects, never repeated in the life of this worker.
         self._object_numbers = itertools.count(1)
@@ -90,6 +93,8 @@ class TaskRuntime:
     def handle(self, command: WorkerCommand) -> None:
         """Serve one command; what is older than what this worker knows is dropped."""
         match command:
+            case DeployPeers():
+                self._peers[command.job_id] = command.table
             case DeployTasks():
                 self._deploy(command)
             case CancelTasks():
@@ -153,6 +158,7 @@ class TaskRuntime:
 
     def _deploy(self, command: DeployTasks) -> None:
         deployments = [decode_deployment(task) for task in command.tasks]
+        table = self._peers.pop(command.job_id, None)
         job = self._jobs.get(command.job_id)
         if job is not None and command.generation < job.generation:
             return
@@ -166,7 +172,8 @@ class TaskRuntime:
         seats: list[Seat] = []
         made: list[Subtask] = []
         try:
-            for deployment in deployments:
+            peers = None if table is None else decode_peers(table)
+            for deployment in [with_channels(planned, peers) for planned in deployments]:
                 seat = self._driver.seat(deployment)
                 services = self._services_of(deployment, sharers)
                 made.append(Subtask(deployment, self._environment, services, seat.wake))

@@ -139,9 +139,9 @@ class Supervisor:
             case StopWorker():
                 self._on_stop_worker(command.worker_id)
             case ToWorker():
-                worker = self._workers.get(command.worker_id)
-                if worker is not None:
-                    worker.send(command.command)
+                for worker_id in command.worker_ids:
+                    if (worker := self._workers.get(worker_id)) is not None:
+                        worker.send(command.command)
             case FetchLog():
                 text = self._log_text(command)
                 self._send(LogText(request_id=command.request_id, text=text))

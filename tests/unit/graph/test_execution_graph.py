@@ -6,8 +6,15 @@ import msgspec
 import pytest
 
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
-from penstock.graph.deployment import OperatorRestore, decode_deployment, encode_deployment
-from penstock.graph.execution_graph import PlanIds, plan
+from penstock.graph.deployment import (
+    OperatorRestore,
+    decode_deployment,
+    decode_peers,
+    encode_deployment,
+    encode_peers,
+    with_channels,
+)
+from penstock.graph.execution_graph import PlanIds, peers_of, plan
 from penstock.graph.regions import regions, required_slots, slots_of
 from penstock.graph.restore_plan import RestorePlan
 from penstock.graph.stream_graph import Upstream
@@ -19,7 +26,9 @@ def placed(graph, **options):
     slots = slots_of(graph)
     placement = {place: f"w{i}" for i, slot in enumerate(slots) for place in slot.subtasks}
     endpoints = {f"w{i}": f"unix:/w{i}" for i in range(len(slots))}
-    return plan(graph, ids=IDS, placement=placement, endpoints=endpoints, **options), placement
+    tasks = plan(graph, ids=IDS, placement=placement, endpoints=endpoints, **options)
+    peers = peers_of(graph, IDS.epoch, placement, endpoints)
+    return [with_channels(task, peers) for task in tasks], placement
 
 
 def main_job(graphs, sinks=3):
@@ -109,7 +118,7 @@ def test_only_one_region_can_be_planned(graphs):
 
 def test_a_subtask_without_a_worker_is_a_fault_of_the_scheduler(graphs):
     with pytest.raises(KeyError):
-        plan(main_job(graphs), ids=IDS, placement={}, endpoints={})
+        peers_of(main_job(graphs), 5, {}, {})
 
 
 def test_slots_hold_one_subtask_of_each_vertex_of_a_group(graphs):
@@ -138,13 +147,38 @@ def test_a_side_output_is_an_edge_of_its_own(graphs):
 
 
 @pytest.mark.parametrize("parallelism", [10, 100])
-def test_set_up_grows_with_the_channels_only(graphs, parallelism):
+def test_set_up_grows_with_the_subtasks_only(graphs, parallelism):
     graphs.set(parallelism=parallelism)
     graph = main_job(graphs, sinks=parallelism)
     counting = Counting({(v.id, i): "w" for v in graph.vertices for i in range(v.parallelism)})
-    plan(graph, ids=IDS, placement=counting, endpoints={"w": "unix:/w"})
-    channels = parallelism * 3 + 3 * parallelism
-    assert counting.looked_up == 2 * channels
+    tasks = plan(graph, ids=IDS, placement=counting, endpoints={"w": "unix:/w"})
+    peers_of(graph, IDS.epoch, counting, {"w": "unix:/w"})
+    assert counting.looked_up == len(tasks) == 2 * parallelism + 3
+    assert not any(spec.channels for task in tasks for spec in (*task.inputs, *task.outputs))
+
+
+def test_the_table_of_peers_survives_its_wire_form(graphs):
+    graph = main_job(graphs)
+    places = {(v.id, i): f"w{i % 2}" for v in graph.vertices for i in range(v.parallelism)}
+    peers = peers_of(graph, 5, places, {"w0": "unix:/w0", "w1": "unix:/w1"})
+    assert decode_peers(encode_peers(peers)) == peers
+    assert peers.workers == (("w0", "unix:/w0"), ("w1", "unix:/w1"))
+    assert peers.places[graph.vertices[1].id] == (0, 1, 0)
+
+
+def test_a_job_of_forward_edges_has_no_table_of_peers(graphs):
+    graphs.sink(graphs.source("a", chaining=False), name="s")
+    assert peers_of(graphs.job_graph(), 5, {}, {}) is None
+
+
+@pytest.mark.parametrize("epoch", [None, 4])
+def test_channels_do_not_follow_from_the_table_of_another_deployment(graphs, epoch):
+    graph = main_job(graphs)
+    places = {(v.id, i): "w" for v in graph.vertices for i in range(v.parallelism)}
+    task = plan(graph, ids=IDS, placement=places, endpoints={"w": "unix:/w"})[0]
+    peers = None if epoch is None else peers_of(graph, epoch, places, {"w": "unix:/w"})
+    with pytest.raises(ValueError, match="without the table of peers of its deployment 5"):
+        with_channels(task, peers)
 
 
 class Counting(dict):

@@ -262,6 +262,9 @@ class World:
                 post(ev.WorkerLost(worker_id, "stopped"))
             case cmd.SendToWorker(worker_id, message):
                 self._send(worker_id, message)
+            case cmd.SendToWorkers(_, worker_ids, message):
+                for worker_id in worker_ids:
+                    self._send(worker_id, message)
             case cmd.AppendManifest(tag, manifest):
                 self._append(tag, manifest)
             case cmd.DeleteEntries(sequences, files):

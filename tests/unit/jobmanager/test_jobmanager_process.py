@@ -73,7 +73,8 @@ class FakeTaskManager:
                 self.workers.pop(command.worker_id, None)
                 self.link.send(msg.WorkerExited(taskmanager_id="tm", worker_id=command.worker_id, returncode=-9))
             case msg.ToWorker():
-                self.to_worker(command.worker_id, msg.decode_worker_command(command.command))
+                for worker_id in command.worker_ids:
+                    self.to_worker(worker_id, msg.decode_worker_command(command.command))
             case msg.FetchLog():
                 self.link.send(msg.LogText(request_id=command.request_id, text=f"log of {command.worker_id}"))
 

@@ -1,4 +1,4 @@
-"""What a job master does grows with the number of subtasks (and channels), never with its square: it is counted."""
+"""What a job master does and sends grows with the number of subtasks, never with its square: it is counted."""
 
 import sys
 from collections import Counter
@@ -7,8 +7,9 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.conftest import World, make_graph
 
+from penstock.bench.planning import deploy
 from penstock.checkpoint.memory_store import MemoryStore
-from penstock.graph.job_graph import Forward
+from penstock.graph.job_graph import Forward, KeyGroup
 from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.slot_pool import SlotPool
 from penstock.jobmanager.split_assignment import SplitAssigner
@@ -76,15 +77,21 @@ def life_of_a_job(parallelism, graph_of=forward_graph):
     return counted
 
 
-def test_the_life_of_a_job_is_linear_in_its_subtasks():
-    small, large = life_of_a_job(SMALL), life_of_a_job(LARGE)
+def keyed_graph(parallelism):
+    """A channel from each subtask to each."""
+    return make_graph(parallelism=parallelism, bounded=True)
+
+
+@pytest.mark.parametrize("graph_of", [forward_graph, keyed_graph])
+def test_the_life_of_a_job_is_linear_in_its_subtasks(graph_of):
+    small, large = life_of_a_job(SMALL, graph_of), life_of_a_job(LARGE, graph_of)
     assert large.total <= GROWTH * small.total, grown(small, large)
 
 
-def test_with_all_to_all_edges_it_is_linear_in_the_channels():
-    small, large = life_of_a_job(12, lambda p: make_graph(parallelism=p, bounded=True)), None
-    large = life_of_a_job(36, lambda p: make_graph(parallelism=p, bounded=True))
-    assert large.total <= 36 / 12 * 36 / 12 * small.total
+@pytest.mark.parametrize("partitioner", [Forward(), KeyGroup(("k",))], ids=["forward", "keyed"])
+def test_what_is_sent_at_a_deployment_is_linear_in_the_subtasks(partitioner):
+    small, large = (deploy(parallelism, partitioner)[1] for parallelism in (SMALL, LARGE))
+    assert large <= GROWTH * small
 
 
 def pool_of(managers):

@@ -5,11 +5,13 @@ import msgspec
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark, WatermarkStatus
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.graph.deployment import OperatorRestore
+from penstock.graph.deployment import AllOf, InputSpec, OperatorRestore, PeerTable, encode_deployment, encode_peers
 from penstock.rpc.messages import (
     AssignSplits,
     CancelTasks,
     CheckpointDeclined,
+    DeployPeers,
+    DeployTasks,
     OutputPublished,
     TaskState,
     TriggerCheckpoint,
@@ -325,6 +327,34 @@ def test_a_second_deployment_while_the_first_runs_is_refused(world):
     refused = w.of(TaskState)[-1]
     assert refused.state == "FAILED"
     assert "still runs an earlier attempt" in refused.error
+
+
+def keyed_by_rule(world, epoch):
+    """Deploy with the sink's input as "all subtasks of the source", whose table is of deployment `epoch`."""
+    (edge,) = world.deployment("sink", 0).inputs
+    inputs = (InputSpec(input_index=0, schema=edge.schema, all_of=AllOf(0, "source", 1)),)
+    peers = PeerTable(epoch=epoch, workers=(("w-source", "memory:w-source"),), places={"source": (0,)})
+    sink = encode_deployment(msgspec.structs.replace(world.deployment("sink", 0), inputs=inputs))
+    source = encode_deployment(world.deployment("source", 0))
+    world.runtime("sink").handle(DeployPeers(job_id="job", table=encode_peers(peers)))
+    for vertex, task in (("source", source), ("sink", sink)):
+        world.runtime(vertex).handle(DeployTasks(job_id="job", generation=1, tasks=(task,)))
+
+
+def test_the_channels_of_a_subtask_follow_from_the_table_of_peers(world, batch_of):
+    w = world()
+    w.sources[0].script.append(batch_of(3, 4))
+    keyed_by_rule(w, epoch=1)
+    w.settle()
+    assert w.sink.seen == [3, 4]
+
+
+def test_a_table_of_peers_of_another_deployment_fails_the_task(world):
+    w = world()
+    keyed_by_rule(w, epoch=2)
+    refused = w.of(TaskState)[-1]
+    assert refused.state == "FAILED"
+    assert "without the table of peers" in refused.error
 
 
 def test_a_source_with_nothing_to_give_is_asked_less_and_less_often(world, batch_of):
