@@ -92,11 +92,13 @@ class RowReader:
         now = self._clock.monotonic_ms()
         share = max(1, max_rows // len(active))
         batches, finished, caught_up = [], [], []
+        drained = True
         for split_id, progress in active:
             due = self._rows.due(now - progress.began_ms)
             count = share if due is None else min(share, progress.began_at + due - progress.position)
             if progress.end is not None:
                 count = min(count, progress.end - progress.position)
+            drained = drained and due is not None and count < share
             if count > 0:
                 batches.append(SourceBatch(self._rows.make(progress.index, progress.position, count), (split_id,)))
                 progress.position += count
@@ -105,7 +107,7 @@ class RowReader:
                 finished.append(split_id)
             elif count <= 0:
                 caught_up.append(split_id)
-        return PollResult(tuple(batches), tuple(finished), tuple(caught_up))
+        return PollResult(tuple(batches), tuple(finished), tuple(caught_up), drained=drained)
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return every split with its position."""

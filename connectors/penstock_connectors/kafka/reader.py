@@ -95,7 +95,13 @@ class KafkaReader:
         finished += self._finish()
         quiet = result.messages is None
         at_end = tuple(name for name, p in self._splits.items() if p.at_end and not p.finished) if quiet else ()
-        return PollResult(batches=batches, finished=tuple(finished), caught_up=at_end, metrics=self._metrics())
+        return PollResult(
+            batches=batches,
+            finished=tuple(finished),
+            caught_up=at_end,
+            drained=result.messages is None or len(result.messages.slot) < max_rows,
+            metrics=self._metrics(),
+        )
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return all splits with their positions; what went to the dead letter topic is safe when this returns."""

@@ -155,7 +155,7 @@ class PacedReader:
                 self._positions[split_id] = position + count
             if self._positions[split_id] >= self._share:
                 finished.append(split_id)
-        return PollResult(tuple(batches), tuple(finished))
+        return PollResult(tuple(batches), tuple(finished), drained=bool(self._per_ms))
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return every split with its position."""

@@ -87,6 +87,8 @@ class PollResult:
     caught_up: tuple[str, ...] = ()
     #: Counters to publish, e.g. recordsLag, badRecords.
     metrics: dict[str, float] = field(default_factory=dict)
+    #: Whether this was all there is, so that the next rows come with time: the next poll may wait a moment for company.
+    drained: bool = False
 
 
 class SourceReader(Protocol):

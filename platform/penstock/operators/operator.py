@@ -155,6 +155,10 @@ class SourceOperator(Protocol):
         """Splits assigned by the job."""
 
     @property
+    def drained(self) -> bool:
+        """Whether the last poll took all there was: the next one may wait a moment for company."""
+
+    @property
     def finished(self) -> bool:
         """Whether all splits have ended and no more will come (bounded input)."""
 

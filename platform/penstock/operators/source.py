@@ -63,7 +63,7 @@ class SourceOperator(Operator):
         self._positions: dict[int, tuple[SourceSplit, ...]] = {}
         self._known: set[str] = set()
         self._unfinished: set[str] = set()
-        self._assigned = self._no_more = self._ended = self._suspended = self._idle = False
+        self._assigned = self._no_more = self._ended = self._suspended = self._idle = self._drained = False
         self._floor_due = self._watermarks.combined > MIN_TIMESTAMP
         factory: SourceFactory = load_factory(spec.factory)
         self._reader: SourceReader | None = factory.create_reader(
@@ -102,6 +102,11 @@ class SourceOperator(Operator):
         self._suspended = True
 
     @property
+    def drained(self) -> bool:
+        """Whether the last poll took all there was."""
+        return self._drained
+
+    @property
     def finished(self) -> bool:
         """Whether everything was read and the watermark at the end of time was emitted."""
         return self._ended
@@ -122,6 +127,7 @@ class SourceOperator(Operator):
             return False
         emitted = self._emit_floor(out)
         result = self._reader.poll(POLL_ROWS)
+        self._drained = result.drained
         for batch in result.batches:
             emitted |= self._emit(batch, out)
         self._take_progress(result, now)

@@ -32,6 +32,7 @@ from penstock.task.mailbox import Mailbox
 from penstock.task.reports import TaskReports
 from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain, restored_watermark
 from penstock.task.snapshot import Cut, SnapshotPipeline, SnapshotServices
+from penstock.task.source_pacing import SourcePacing
 from penstock.task.step import StepResult
 from penstock.task.subtask_metrics import BACK_PRESSURED, BUSY, IDLE, SubtaskMetrics
 
@@ -40,11 +41,6 @@ if TYPE_CHECKING:
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
     from penstock.task.environment import JobServices, TaskEnvironment
-
-#: A source with nothing to give is asked again after this long, and each time it has nothing again after twice as long
-#: up to a limit (readers wake it earlier; for idleness time must pass): an idle job costs next to nothing.
-SOURCE_POLL_MS = 10.0
-MAX_SOURCE_POLL_MS = 160.0
 
 
 class Subtask:
@@ -92,8 +88,7 @@ class Subtask:
         self._finishing = False
         self.over = False
         self.final_state = ""
-        self._source_poll_ms = SOURCE_POLL_MS
-        self._next_source_poll_ms = 0.0
+        self._pacing = SourcePacing(deployment.settings.buffer_timeout_ms)
 
     @property
     def metric_name(self) -> str:
@@ -159,7 +154,7 @@ class Subtask:
         if self._pipeline.next_deadline_ms is not None:
             times.append(self._pipeline.next_deadline_ms)
         if self._gate is None and not self._input_ended and not self._silent:
-            times.append(self._next_source_poll_ms)
+            times.append(self._pacing.next_ms)
         timer = self._chain.next_timer_ms
         if timer is not None and self._may_take_rows():  # when the output has room again, it wakes the subtask
             times.append(self._clock.monotonic_ms() + max(0.0, timer - self._clock.now_ms()))
@@ -190,7 +185,7 @@ class Subtask:
         if not self._may_take_rows():
             if self._gate is None:
                 self._chain.poll(backpressured=True)
-                self._next_source_poll_ms = now + SOURCE_POLL_MS
+                self._pacing.blocked(now)
             return StepResult.BACKPRESSURED
         timer = self._chain.next_timer_ms
         if timer is not None and timer <= (wall := self._clock.now_ms()):
@@ -224,12 +219,13 @@ class Subtask:
         if source.finished:
             self._end_input()
             return StepResult.BUSY
+        if self._pacing.lingers(now):
+            return StepResult.IDLE
         self.metrics.enter(BUSY)
         if self._chain.poll(backpressured=False) or source.finished:
-            self._source_poll_ms = SOURCE_POLL_MS
+            self._pacing.gave(now, drained=source.drained)
             return StepResult.BUSY
-        self._next_source_poll_ms = now + self._source_poll_ms
-        self._source_poll_ms = min(2 * self._source_poll_ms, MAX_SOURCE_POLL_MS)
+        self._pacing.gave_nothing(now)
         return StepResult.IDLE
 
     def _process(self, channel: int, element: StreamElement) -> None:

@@ -144,6 +144,14 @@ def test_caught_up_only_with_nothing_pending(fetcher, clock):
     assert reader.poll(10).caught_up == ()
 
 
+def test_drained_unless_as_many_came_as_were_asked_for(fetcher, clock):
+    reader = open_reader(clock, split(0))
+    fetcher.will_give(row(0, 0), row(0, 1))
+    assert not reader.poll(2).drained
+    fetcher.will_give(row(0, 2))
+    assert reader.poll(2).drained
+
+
 def test_failed_decode_moves_no_position(fetcher, clock):
     reader = open_reader(clock, split(0))
     fetcher.will_give(row(0, 0), (0, 1, b"x" * 200))

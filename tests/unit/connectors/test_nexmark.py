@@ -135,6 +135,10 @@ def test_a_rate_limit_counts_the_events_of_the_whole_stream():
     assert reader.poll(10_000).batches == ()
     clock.advance(500)
     assert [b.data.num_rows for b in reader.poll(10_000).batches] == [460]
+    clock.advance(500)
+    assert not reader.poll(100).drained
+    result = reader.poll(10_000)
+    assert (result.batches[0].data.num_rows, result.drained) == (360, True)
     assert reader.poll(10_000).caught_up == ("nexmark-0",)
 
 

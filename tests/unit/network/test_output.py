@@ -113,3 +113,53 @@ def test_columns_the_receiver_did_not_ask_for_stay(net):
     output.flush()
     (batch,) = take(output.channels[0])
     assert batch.data.equals(rows)
+
+
+def messages(output):
+    return [[e if isinstance(e, Watermark | WatermarkStatus) else e.num_rows for e in take(c)] for c in output.channels]
+
+
+def test_few_rows_are_split_together_when_their_time_out_has_come(net):
+    output, clock = partition(net, KeyGroup(("k",)), 2, buffer_timeout_ms=10, buffer_size_bytes=1 << 20)
+    for first in range(0, 50, 10):
+        output.batch(Batch(net.rows(10, first)))
+        output.watermark(Watermark(first))
+        clock.advance(1)
+    assert output.queued_bytes > 0
+    assert output.next_deadline_ms == 10, "they wait since the first came"
+    output.flush_due(9)
+    assert messages(output) == [[], []]
+    output.flush_due(10)
+    assert output.next_deadline_ms is None
+    (left, last), (right, same) = messages(output)
+    assert left + right == 50, "one message a channel"
+    assert last == same == Watermark(40), "the newest watermark is behind the rows"
+
+
+def test_rows_worth_a_split_take_the_waiting_ones_along_and_order_stays(net):
+    output, _ = partition(net, KeyGroup(("k",)), 2, buffer_timeout_ms=10, buffer_size_bytes=1000)
+    for first, rows in ((0, 5), (5, 5), (10, 500), (510, 5)):
+        output.batch(Batch(net.rows(rows, first)))
+    output.flush()
+    for channel in output.channels:
+        keys = [key for e in take(channel) for key in e.data.column("k").to_pylist()]
+        assert keys == sorted(keys)
+        assert keys
+
+
+@pytest.mark.parametrize("how", ["status", "barrier", "end", "flush"])
+def test_nothing_overtakes_the_waiting_rows(net, how):
+    output, _ = partition(net, KeyGroup(("k",)), 2, buffer_timeout_ms=10, buffer_size_bytes=1 << 20)
+    output.batch(Batch(net.rows(20)))
+    output.watermark(Watermark(7))
+    if how == "status":
+        output.status(WatermarkStatus(idle=True))
+        output.flush()
+    else:
+        {"barrier": lambda: output.barrier(Barrier(1)), "end": output.end, "flush": output.flush}[how]()
+    for channel in output.channels:
+        rows, watermark, *event = take(channel)
+        assert rows.num_rows > 0
+        assert watermark == Watermark(7)
+        assert len(event) == (how != "flush")
+    assert output.queued_bytes == 0

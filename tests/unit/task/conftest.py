@@ -112,6 +112,7 @@ class Source(Operator):
         self.splits: list[Any] = []
         self.position = 0
         self._finished = False
+        self.drained = False
 
     def poll(self, out, *, backpressured):
         if backpressured:
