@@ -27,6 +27,8 @@ def bench(*arguments):
     "arguments",
     [
         ("w1", "--events", "1700000"),
+        ("w1hot", "--events", "1700000", "--nullable"),
+        ("w1skew", "--events", "1700000", "--keys", "string"),
         ("w1s", "--events", "800000", "--keys", "string", "--nullable"),
         ("w2", "--events", "1200000", "--parallelism", "1", "--checkpoint-interval", "300ms"),
         ("w2x", "--events", "700000", "--checkpoint-interval", "500ms"),

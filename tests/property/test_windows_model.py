@@ -1,7 +1,5 @@
-"""The window operator over its state against a plain Python model.
-
-Any order of batches, watermarks, freezes, failed uploads, compactions, restores and rescales, on both backends, gives
-the model's output.
+"""The window operator over its state against a plain Python model: the output of any order of batches (also combined),
+watermarks, freezes, failed uploads, compactions, restores and rescales, on both backends.
 """
 
 import math
@@ -24,6 +22,8 @@ from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import FileRef
 from penstock.eventtime.windows import is_late, sliding_windows
 from penstock.kernels.hashing import hash_columns
+from penstock.kernels.split import order_by_owner, take_split
+from penstock.operators.combine import combiner_for
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.window import WindowAggregateOperator
 from penstock.state.budget import MemoryBudget
@@ -31,6 +31,7 @@ from penstock.state.store import KeyedStateRequest, open_keyed_state
 
 UID = "windows"
 KEY_GROUPS = 64
+ALWAYS = JobSettings(combine="all", combine_min_rows=1, combine_ratio=1.0)
 AGGREGATES = [
     {"fn": "count", "column": None, "alias": "n"},
     {"fn": "count", "column": "v", "alias": "values"},
@@ -142,13 +143,14 @@ def order(rows):
 class Job:
     """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
 
-    def __init__(self, folder, kind, window, backend):
+    def __init__(self, folder, kind, window, backend, *, combined=False):
         self.folder, self.backend = Path(folder), backend
         self.key, keys = KEYS[kind]
         size, slide, offset = window
         shape = {"kind": "sliding", "size_us": size, "slide_us": slide, "offset_us": offset}
         self.config = {"key": list(self.key), "window": shape, "aggregates": AGGREGATES}
         self.model = Model(self.key, keys, window)
+        self.combiner = combiner_for(self.config, SCHEMA, ALWAYS) if combined else None
         self.files = {}
         self.complete = (None, 1, self.model.copy())
         self.checkpoint_id = 0
@@ -230,13 +232,15 @@ class Job:
             rows.append(row)
         for row in rows:
             self.model.add(row)
-        for s, (operator, _) in enumerate(self.subtasks):
-            mine = [r for r in rows if self.hash[tuple(r[c] for c in self.key)] in self.owned(s)]
-            if mine:
-                # a slice at an odd offset: validity bits do not begin with a byte
-                data = pa.RecordBatch.from_pylist([mine[0], *mine], schema=SCHEMA).slice(1)
+        # a slice at an odd offset: validity bits do not begin with a byte
+        data = pa.RecordBatch.from_pylist([rows[0], *rows], schema=SCHEMA).slice(1)
+        combined = self.combiner.combine(data) if self.combiner is not None and seed % 4 else None
+        data = data if combined is None else combined
+        parts = take_split(data, *order_by_owner(data, self.key, KEY_GROUPS, len(self.subtasks)))
+        for (operator, _), part in zip(self.subtasks, parts, strict=True):
+            if part is not None:
                 before = operator._context.metrics.late_records_dropped
-                operator.process_batch(Batch(data), 0, Out())
+                operator.process_batch(Batch(part, combined is not None), 0, Out())
                 self.late += operator._context.metrics.late_records_dropped - before
         assert self.late == self.model.late
 
@@ -331,8 +335,7 @@ WINDOWS = st.sampled_from([(100, 100, 0), (100, 100, 33), (90, 30, 7), (100, 40,
 
 
 def play(job, operations):
-    now = 0
-    marks = {}
+    now, marks = 0, {}
     for name, *arguments in operations:
         if name == "batch":
             now += 10
@@ -353,13 +356,13 @@ def play(job, operations):
         assert operator._table.panes() == []
 
 
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb", "combined"])
 @pytest.mark.parametrize("kind", list(KEYS))
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, window=WINDOWS)
 def test_output_is_the_models(backend, kind, operations, window):
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, kind, window, backend)
+        job = Job(folder, kind, window, backend.replace("combined", "hashmap"), combined=backend == "combined")
         play(job, operations)
         for _, store in job.subtasks:
             store.close()
@@ -391,7 +394,7 @@ def episodes(seed, count):
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("window", [(100, 100, 33), (90, 30, 7), (200, 40, 0)])
 def test_long_jobs(backend, window, seed, tmp_path):
-    job = Job(tmp_path, list(KEYS)[seed % len(KEYS)], window, backend)
+    job = Job(tmp_path, list(KEYS)[seed % len(KEYS)], window, backend, combined=seed == 3)
     play(job, episodes(seed, 40))
     for _, store in job.subtasks:
         store.close()

@@ -10,6 +10,8 @@ from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
+from penstock.operators.combine import Combiner
+
 
 def world(seed: int, **plan: object) -> World:
     drawn = Plan.drawn(random.Random(f"plan {seed}"))
@@ -46,3 +48,28 @@ def test_a_missing_file_of_the_newest_checkpoint_ends_the_job_and_is_named(folde
     simulated.scheduler.at(100, "sabotage", sabotage)
     with pytest.raises(SimulationError, match=rf"the job failed: .*SnapshotDamagedError: .*sim/{folder}.* is missing"):
         simulated.execute()
+
+
+@pytest.mark.parametrize("seed", [4, 5, 6, 7])
+def test_rows_combined_before_the_shuffle_count_once_through_kills_stops_and_rescales(seed, monkeypatch):
+    reduced = []
+    combine = Combiner.combine
+
+    def spy(combiner, batch):
+        found = combine(combiner, batch)
+        reduced.append(0 if found is None else batch.num_rows - found.num_rows)
+        return found
+
+    monkeypatch.setattr(Combiner, "combine", spy)
+    chance = random.Random(f"plan {seed}")
+    plan = Plan.drawn(chance)
+    plan.phases = [Phase(2, "stop"), Phase(3, "stop", from_savepoint=True), Phase(2)]
+    plan.rows = [[(user % 3, amount, time) for user, amount, time in rows] for rows in plan.rows]
+    plan.input_ms, plan.inline_bytes = 1500.0, 0
+    plan.settings |= {"combine_min_rows": 1, "combine_ratio": 1.0, "checkpoint_tolerated_failures": 100}
+    swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=300.0)
+    result = World(seed, plan, swarm).execute()
+    assert result.counts["worker-killed"] > 0
+    assert result.counts["rescaled"] == 2
+    assert sum(reduced) > 20
+    assert min(reduced) >= 0

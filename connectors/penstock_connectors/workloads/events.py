@@ -10,12 +10,27 @@ from penstock_connectors.workloads.kernels import TEXT_BYTES, generate, spell
 _TIME = pa.timestamp("us", tz="UTC")
 
 
+#: Evenly drawn numbers that a skewed key is looked up by.
+_QUANTILES = 1 << 16
+
+
+def ranks(keys: int) -> np.ndarray:
+    """Return the key of each quantile when key k comes with a weight of 1 / (k + 1) ** 1.5."""
+    rank = np.arange(1, keys + 1, dtype=np.int64)
+    weights = (1 << 40) // (rank * np.sqrt(rank.astype(np.float64))).astype(np.int64)
+    ends = np.cumsum(weights)
+    middles = (2 * np.arange(_QUANTILES, dtype=np.int64) + 1) * (ends[-1] // (2 * _QUANTILES))
+    found: np.ndarray = np.searchsorted(ends, middles, side="right").astype(np.int64)
+    return found
+
+
 class EventMaker:
     """Makes the rows of the splits of one source."""
 
-    def __init__(self, keys: int, splits: int, *, text: bool, nullable: bool) -> None:
-        """`text` spells keys as strings; `nullable` makes key 0 and every tenth amount null."""
-        self._keys = keys
+    def __init__(self, keys: int, splits: int, *, text: bool, nullable: bool, skewed: bool = False) -> None:
+        """`text` spells keys as strings; `nullable` makes key 0 and every tenth amount null; `skewed`: see `ranks`."""
+        self._ranks = ranks(keys) if skewed else None
+        self._keys = _QUANTILES if skewed else keys
         self._splits = splits
         self._text = text
         self._nullable = nullable
@@ -26,6 +41,8 @@ class EventMaker:
         """Return `count` rows of a split from `position` on."""
         user, amount, times = (np.empty(count, np.int64) for _ in range(3))
         generate(position * self._splits + split, self._splits, self._keys, user, amount, times)
+        if self._ranks is not None:
+            user = self._ranks[user]
         no_user = user == 0 if self._nullable else None
         no_amount = amount % 10 == 0 if self._nullable else None
         columns = [

@@ -40,6 +40,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
     nullable: bool
     batch_rows: int
     marks: str
+    skewed: bool = False
 
     def rows_of(self, split: int) -> int:
         """Rows of one split: an even share, the remainder to the first splits."""
@@ -62,6 +63,8 @@ class WorkloadSource:
     batch_rows: int = 32_768
     #: Folder in which the moment of the first row is noted.
     marks: str = ""
+    #: Few keys have most of the events: the second of them a third of the first one's.
+    skewed: bool = False
 
     @property
     def row_schema(self) -> pa.Schema:
@@ -93,7 +96,7 @@ class WorkloadSource:
                 raise GraphError(msg, hint="the formula of the events is exact in this range")
         config = _Config(
             events=self.events, keys=self.keys, splits=self.splits, key_type=self.key_type, nullable=self.nullable,
-            batch_rows=self.batch_rows, marks=self.marks,
+            batch_rows=self.batch_rows, marks=self.marks, skewed=self.skewed,
         )  # fmt: skip
         return SourceSpec(
             factory=_FACTORY,
@@ -138,7 +141,8 @@ class WorkloadReader:
 
         self._config = config
         self._context = context
-        self._maker = EventMaker(config.keys, config.splits, text=config.key_type == "string", nullable=config.nullable)
+        text = config.key_type == "string"
+        self._maker = EventMaker(config.keys, config.splits, text=text, nullable=config.nullable, skewed=config.skewed)
         self._splits: dict[str, _Progress] = {}
         self._marked = not config.marks
 

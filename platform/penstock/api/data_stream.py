@@ -207,16 +207,29 @@ class DataStream(OperatorHandle):
         upstreams = tuple(msgspec.structs.replace(u, partitioner=partitioner) for u in self.flow.upstreams)
         return msgspec.structs.replace(self.flow, upstreams=upstreams)
 
-    def append_node(self, node: StreamNode, edge: pa.Schema | None = None) -> int:
+    def append_node(
+        self, node: StreamNode, edge: pa.Schema | None = None, combine: dict[str, Any] | None = None
+    ) -> int:
         text = schema_to_text(self.flow.schema if edge is None else edge)
-        return self.environment.builder.add(node, [(upstream, text) for upstream in self.flow.upstreams])
+        return self.environment.builder.add(node, [(upstream, text) for upstream in self.flow.upstreams], combine)
 
     def append_operator(
-        self, spec: OperatorSpec, schema: pa.Schema, row_type: Any = None, edge: pa.Schema | None = None
+        self,
+        spec: OperatorSpec,
+        schema: pa.Schema,
+        row_type: Any = None,
+        edge: pa.Schema | None = None,
+        *,
+        combine: bool = False,
     ) -> DataStream:
-        """Add an operator behind this stream and return its output; `edge`: the only columns it is to be sent."""
+        """Add an operator behind this stream and return its output; `edge`: the only columns it is to be sent.
+
+        `combine`: its rows may be combined before they are sent to it.
+        """
         spec = msgspec.structs.replace(spec, output_schema=schema_to_text(schema))
-        node = self.append_node(StreamNode(id=0, operator=spec, where=call_site()), edge)
+        node = self.append_node(
+            StreamNode(id=0, operator=spec, where=call_site()), edge, spec.config if combine else None
+        )
         return DataStream(
             self.environment, Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type), node
         )

@@ -14,7 +14,7 @@ from penstock.core.errors import GraphError
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import WINDOW_COLUMNS, require_unique
 from penstock.operators.columns import with_ts
-from penstock.operators.window_schema import output_schema
+from penstock.operators.window_schema import output_schema, parse
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +79,10 @@ class WindowedStream:
         name = f"Window({self._window.label})"
         spec = OperatorSpec(uid="", name=name, kind=self._kind, config=config, stateful=True)
         rows = stream.flow.schema if self._window.time == "event" else with_ts(stream.flow.schema)
-        return stream.append_operator(spec, output_schema(config, rows), edge=self._edge(stream, wanted))
+        combine = self._kind == "window_aggregate" and parse(config).combines
+        return stream.append_operator(
+            spec, output_schema(config, rows), edge=self._edge(stream, wanted), combine=combine
+        )
 
     def _edge(self, stream: KeyedStream, wanted: Sequence[Aggregate]) -> pa.Schema:
         """Return the columns the operator looks at: no other need travel to it."""

@@ -8,8 +8,10 @@ Event i (0 <= i < N), integers only:
 
 from __future__ import annotations
 
+import bisect
+import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,30 @@ _M32 = np.uint64((1 << 32) - 1)
 _CHUNK = 1 << 20
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Users(NamedTuple):
+    """How many keys there are; `skewed`: key k is drawn with a weight of 2^40 div floor((k + 1)^1.5), in 2^16 steps."""
+
+    keys: int = USERS
+    skewed: bool = False
+
+    def chunks(self, count: int) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+        """Yield all events of a workload, piece by piece."""
+        if not self.skewed:
+            yield from chunks(count, self.keys)
+            return
+        ends, total = [], 0
+        for k in range(1, self.keys + 1):
+            total += (1 << 40) // math.isqrt(k**3)
+            ends.append(total)
+        step = total // (1 << 17)
+        table = np.array([bisect.bisect_right(ends, (2 * q + 1) * step) for q in range(1 << 16)], np.int64)
+        for key, amount, times in chunks(count, 1 << 16):
+            yield table[key], amount, times
+
+
+EVEN = Users()
 
 
 def agrees(found: str, right: str) -> bool:
@@ -51,7 +77,7 @@ def last_sure_window(count: int, slide_ms: int) -> int:
     return (T0_MS + (count - 1) // 100 - 5000 - 50) // slide_ms * slide_ms
 
 
-def windows(count: int, size_ms: int, slide_ms: int, *, nullable: bool = False) -> str:
+def windows(count: int, size_ms: int, slide_ms: int, *, nullable: bool = False, users: Users = EVEN) -> str:
     """Checksum of (user, window end, count, sum) over sliding or tumbling windows.
 
     With `nullable`, the amounts that ten divides and user 0 are null; a null counts as -1 in the checksum, and a sum of
@@ -61,7 +87,7 @@ def windows(count: int, size_ms: int, slide_ms: int, *, nullable: bool = False) 
     before = 5000 // slide_ms + 1  # events reach back 5 s before T0
     rows = (count // 100) // slide_ms + before + 1
     counts, sums, valid = (np.zeros((rows, USERS), np.int64) for _ in range(3))
-    for key, amount, times in chunks(count):
+    for key, amount, times in users.chunks(count):
         cell = ((times - T0_MS) // slide_ms + before) * USERS + key
         used = amount % 10 != 0 if nullable else np.ones(len(key), np.bool_)
         low = cell.min() // USERS * USERS

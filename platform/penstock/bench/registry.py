@@ -30,6 +30,8 @@ _NEXMARK = {
 WORKLOADS: dict[str, tuple[str, str]] = {
     "w1": ("penstock.bench.windows:w1", "key by user, tumbling window of 10 s: count and sum"),
     "w1s": ("penstock.bench.windows:w1s", "the same with sliding windows of 10 s, one a second"),
+    "w1hot": ("penstock.bench.windows:w1hot", "w1 with 100 users"),
+    "w1skew": ("penstock.bench.windows:w1skew", "w1 with few users that have most of the events"),
     "w2": ("penstock.bench.running:w2", "key by key, count and sum after every event; RocksDB, a checkpoint every 5 s"),
     "w2x": ("penstock.bench.running:w2x", "the same with memory for a tenth of the keys"),
     "w3": ("penstock.bench.stateless:w3", "filter and two columns by expressions, no key, no state"),

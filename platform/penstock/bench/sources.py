@@ -24,7 +24,15 @@ def environment(options: BenchOptions, folder: Path) -> ps.Environment:
     )
 
 
-def events_of(env: ps.Environment, options: BenchOptions, folder: Path, count: int, keys: int = 100_000) -> DataStream:
+def events_of(
+    env: ps.Environment,
+    options: BenchOptions,
+    folder: Path,
+    count: int,
+    keys: int = 100_000,
+    *,
+    skewed: bool = False,
+) -> DataStream:
     """Return the stream of `count` events, one split a subtask, event time 5 s out of order."""
     source = WorkloadSource(
         events=count,
@@ -33,6 +41,7 @@ def events_of(env: ps.Environment, options: BenchOptions, folder: Path, count: i
         key_type=options.keys,
         nullable=options.nullable,
         marks=str(folder / "marks"),
+        skewed=skewed,
     )
     strategy = ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts")
     return env.from_source(source, watermarks=strategy, uid="events")

@@ -1,4 +1,4 @@
-"""w1 and w1s: rows by user, count and sum of amount in windows of event time, one checksum of all results."""
+"""w1, w1s, w1hot, w1skew: rows by user, count and sum of amount in windows of event time, a checksum of all results."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _EVENTS = 10_000_000
 _SIZE_MS, _SLIDE_MS = 10_000, 1_000
+_FEW = 100
 
 
 def w1(options: BenchOptions) -> dict[str, Any]:
@@ -29,6 +30,16 @@ def w1s(options: BenchOptions) -> dict[str, Any]:
     return _measure("w1s", options, _SLIDE_MS)
 
 
+def w1hot(options: BenchOptions) -> dict[str, Any]:
+    """As w1 with 100 users."""
+    return _measure("w1hot", options, _SIZE_MS, reference.Users(_FEW))
+
+
+def w1skew(options: BenchOptions) -> dict[str, Any]:
+    """As w1 with few users that have most of the events."""
+    return _measure("w1skew", options, _SIZE_MS, reference.Users(skewed=True))
+
+
 def build_w1(options: BenchOptions, folder: Path) -> None:
     """Run the job of w1."""
     _execute(options, folder, ps.Tumbling("10s"), _SIZE_MS)
@@ -39,14 +50,28 @@ def build_w1s(options: BenchOptions, folder: Path) -> None:
     _execute(options, folder, ps.Sliding("10s", "1s"), _SLIDE_MS)
 
 
-def _measure(name: str, options: BenchOptions, slide_ms: int) -> dict[str, Any]:
+def build_w1hot(options: BenchOptions, folder: Path) -> None:
+    """Run the job of w1hot."""
+    _execute(options, folder, ps.Tumbling("10s"), _SIZE_MS, reference.Users(_FEW))
+
+
+def build_w1skew(options: BenchOptions, folder: Path) -> None:
+    """Run the job of w1skew."""
+    _execute(options, folder, ps.Tumbling("10s"), _SIZE_MS, reference.Users(skewed=True))
+
+
+def _measure(
+    name: str, options: BenchOptions, slide_ms: int, users: reference.Users = reference.EVEN
+) -> dict[str, Any]:
     count = options.events_or(_EVENTS)
-    checksum = reference.windows(count, _SIZE_MS, slide_ms, nullable=options.nullable)
+    checksum = reference.windows(count, _SIZE_MS, slide_ms, nullable=options.nullable, users=users)
     job = BenchJob(workload=name, build=f"penstock.bench.windows:build_{name}", checksum=checksum, events=count)
     return measure_job(job, options)
 
 
-def _execute(options: BenchOptions, folder: Path, window: Window, slide_ms: int) -> None:
+def _execute(
+    options: BenchOptions, folder: Path, window: Window, slide_ms: int, users: reference.Users = reference.EVEN
+) -> None:
     from penstock_connectors.workloads import ChecksumSink
 
     count = options.events_or(_EVENTS)
@@ -59,7 +84,7 @@ def _execute(options: BenchOptions, folder: Path, window: Window, slide_ms: int)
         cut_us=reference.last_sure_window(count, slide_ms) * 1000,
     )
     (
-        events_of(env, options, folder, count)
+        events_of(env, options, folder, count, users.keys, skewed=users.skewed)
         .key_by("user_id")
         .window(window)
         .aggregate(cnt=ps.count(), sm=ps.sum("amount"))

@@ -56,6 +56,13 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Exclusive bytes per channel and floating bytes per gate = these counts x buffer_size_bytes.
     exclusive_buffers: int = 2
     floating_buffers: int = 8
+    #: What windows get combined by key and pane before the shuffle: `exact` = what gives the same result in any order,
+    #: `all` = sums and means of floats too, whose last digits then depend on the batches, `off` = nothing.
+    combine: Literal["exact", "all", "off"] = "exact"
+    #: A batch of fewer rows is not combined.
+    combine_min_rows: int = 1024
+    #: Nor one that would be left with more than this part of its rows; then the next are not tried for some time.
+    combine_ratio: float = 0.25
     restart: RestartStrategy = RestartStrategy()
     #: Sink back-pressure limits for output not yet known published.
     sink_pending_max_bytes: int = 4 << 30

@@ -43,6 +43,8 @@ class Batch:
     """Rows: an Arrow record batch, never empty on the wire."""
 
     data: pa.RecordBatch
+    #: Rows are partial aggregates made before a shuffle; only a window that expects them gets any.
+    combined: bool = False
 
     @property
     def num_rows(self) -> int:

@@ -43,6 +43,7 @@ def build_job_graph(graph: StreamGraph) -> JobGraph:
             input_index=edge.input_index,
             schema=edge.schema,
             side_output=edge.side_output,
+            combine=edge.combine,
         )
         for edge in graph.edges
         if chain_of[edge.source] != chain_of[edge.target]

@@ -8,6 +8,7 @@ would grow with the square of the parallelism.
 from __future__ import annotations
 
 import zlib
+from typing import Any
 
 import msgspec
 
@@ -80,6 +81,8 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: In place of `channels` until `with_channels`.
     all_of: AllOf | None = None
     side_output: str | None = None
+    #: As in `JobEdge`.
+    combine: dict[str, Any] = {}
 
 
 class OperatorRestore(msgspec.Struct, frozen=True, kw_only=True):

@@ -73,7 +73,9 @@ class _Planner:
 
     def output(self, index: int, edge: JobEdge, subtask: int) -> OutputSpec:
         """Return what of one edge begins at `subtask`."""
-        spec = OutputSpec(partitioner=edge.partitioner, schema=edge.schema, side_output=edge.side_output)
+        spec = OutputSpec(
+            partitioner=edge.partitioner, schema=edge.schema, side_output=edge.side_output, combine=edge.combine
+        )
         if not isinstance(edge.partitioner, Forward):
             return msgspec.structs.replace(spec, all_of=AllOf(index, edge.target, self.ids.epoch))
         channel = ChannelId(index, subtask, subtask, self.ids.epoch)

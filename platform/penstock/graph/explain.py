@@ -6,9 +6,9 @@ Called by `env.explain()` and `penstock explain`.
 from __future__ import annotations
 
 from penstock.core.keygroup import key_groups_of
-from penstock.graph.job_graph import Forward, JobGraph, KeyGroup, Partitioner
+from penstock.graph.job_graph import Forward, JobEdge, JobGraph, KeyGroup, Partitioner
 from penstock.graph.regions import regions, slots_of
-from penstock.graph.stream_graph import StreamGraph
+from penstock.graph.stream_graph import StreamEdge, StreamGraph
 
 #: Subtasks listed one by one; wider vertices are cut short.
 _LISTED = 8
@@ -31,7 +31,7 @@ def _stream_lines(graph: StreamGraph) -> list[str]:
         lines.append(f"  {node.id}: {node.operator.name}{uid} x{graph.parallelism(node)}")
         for edge in graph.in_edges(node.id):
             side = f" side output {edge.side_output!r}" if edge.side_output else ""
-            lines.append(f"       from {edge.source}{side}, {describe(graph.partitioner(edge))}")
+            lines.append(f"       from {edge.source}{side}, {describe(graph.partitioner(edge))}{_combined(edge)}")
         lines.extend(_columns(node.operator.output_schema))
     return lines
 
@@ -51,7 +51,7 @@ def _job_lines(graph: JobGraph) -> list[str]:
         lines.append(f"  {vertex.id[:8]}: {vertex.name} x{vertex.parallelism}, slots {vertex.slot_sharing_group!r}")
         for edge in graph.in_edges(vertex.id):
             side = f" side output {edge.side_output!r}" if edge.side_output else ""
-            lines.append(f"       from {edge.source[:8]}{side}, {describe(edge.partitioner)}")
+            lines.append(f"       from {edge.source[:8]}{side}, {describe(edge.partitioner)}{_combined(edge)}")
     return lines
 
 
@@ -78,8 +78,8 @@ def _execution_lines(graph: JobGraph) -> list[str]:
 
 def _channels(graph: JobGraph) -> int:
     parallelism = {v.id: v.parallelism for v in graph.vertices}
-    wide = {e: 1 if isinstance(e.partitioner, Forward) else parallelism[e.target] for e in graph.edges}
-    return sum(parallelism[edge.source] * targets for edge, targets in wide.items())
+    wide = [1 if isinstance(e.partitioner, Forward) else parallelism[e.target] for e in graph.edges]
+    return sum(parallelism[edge.source] * targets for edge, targets in zip(graph.edges, wide, strict=True))
 
 
 def describe(partitioner: Partitioner) -> str:
@@ -87,6 +87,10 @@ def describe(partitioner: Partitioner) -> str:
     if isinstance(partitioner, KeyGroup):
         return f"by key ({', '.join(partitioner.columns)})"
     return type(partitioner).__name__.lower()
+
+
+def _combined(edge: StreamEdge | JobEdge) -> str:
+    return ", combined where it pays" if edge.combine else ""
 
 
 def _count(number: int, noun: str) -> str:

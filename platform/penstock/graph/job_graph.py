@@ -79,6 +79,8 @@ class JobEdge(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     #: None: the main output; a tag name: that side output of the source vertex's last operator.
     side_output: str | None = None
+    #: Configuration of the target when rows may be combined for it before they are split; empty: they may not.
+    combine: dict[str, Any] = {}
 
 
 class JobGraph(msgspec.Struct, frozen=True, kw_only=True):

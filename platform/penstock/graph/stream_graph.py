@@ -60,6 +60,8 @@ class StreamEdge(msgspec.Struct, frozen=True, kw_only=True):
     #: Schema on the edge as text.
     schema: str
     side_output: str | None = None
+    #: As in `JobEdge`.
+    combine: dict[str, Any] = {}
 
 
 class StreamGraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,8 +105,13 @@ class StreamGraphBuilder:
         self._nodes: dict[int, StreamNode] = {}
         self._edges: list[StreamEdge] = []
 
-    def add(self, node: StreamNode, inputs: Iterable[tuple[Upstream, str]] = ()) -> int:
-        """Add an operator behind `inputs` (with the schema on each edge); return its id (that of `node` is ignored)."""
+    def add(
+        self, node: StreamNode, inputs: Iterable[tuple[Upstream, str]] = (), combine: dict[str, Any] | None = None
+    ) -> int:
+        """Add an operator behind `inputs` (with the schema on each edge); return its id (that of `node` is ignored).
+
+        `combine`: as in `JobEdge`.
+        """
         self._last_id += 1
         node_id = self._last_id
         self._nodes[node_id] = msgspec.structs.replace(node, id=node_id)
@@ -117,6 +124,7 @@ class StreamGraphBuilder:
                     partitioner=upstream.partitioner,
                     schema=schema,
                     side_output=upstream.side_output,
+                    combine=combine or {},
                 )
             )
         return node_id

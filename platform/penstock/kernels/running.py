@@ -24,7 +24,7 @@ from penstock.kernels.compile import (
     njit,
     tuple_of,
 )
-from penstock.kernels.pages import FIRST, MAX_F, MAX_I, MIN_F, MIN_I, SUM_F, SUM_I
+from penstock.kernels.merge import FIRST, MAX_F, MAX_I, MIN_F, MIN_I, SUM_F, SUM_I
 
 #: Counts the values that are not null; stands beside the numbers of `kernels.pages`.
 COUNT_VALID = 9

@@ -24,6 +24,8 @@ _MODULES = (
     "accumulate",
     "aggregate",
     "pages",
+    "merge",
+    "combine",
     "rows",
     "running",
     "cold",

@@ -53,6 +53,8 @@ class FrameKind(enum.IntEnum):
     HELLO = 4
     #: This channel (or, with a zero key, the connection) is closed; the payload says why.
     RESET = 5
+    #: As DATA, of rows that were combined for their receiver: in columns of their own.
+    COMBINED = 6
 
 
 class ChannelKey(NamedTuple):

@@ -19,6 +19,7 @@ from penstock.core.schema import schema_from_text
 from penstock.network.credit import GateCredit
 from penstock.network.data_plane import ConnectionLostError
 from penstock.network.output import exclusive_bytes
+from penstock.network.subpartition import CombinedRows
 
 if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
@@ -58,6 +59,7 @@ class InputGate:
         self._on_data = on_data
         self._lock = threading.Lock()
         self._round: deque[int] = deque()
+        self._combined: pa.Schema | None = None
         self._failure: str | None = None
         self._closed = False
         self.bytes_queued = 0
@@ -66,6 +68,10 @@ class InputGate:
         self.bytes_in = 0
 
     # --- task ---------------------------------------------------------------------------------------------------------
+
+    def expect_combined(self, schema: pa.Schema) -> None:
+        """Say what columns combined rows have; before the first `poll`."""
+        self._combined = schema
 
     def poll(self) -> tuple[int, StreamElement] | None:
         """Return the next element of some channel, all channels in turn; None: wait for `on_data`.
@@ -95,7 +101,9 @@ class InputGate:
             grant(amount)
         if size:
             self.bytes_in += size
-            if not isinstance(item, Batch):
+            if isinstance(item, CombinedRows):
+                item = Batch(pa.ipc.read_record_batch(item.message, self._combined), combined=True)
+            elif not isinstance(item, Batch):
                 item = Batch(pa.ipc.read_record_batch(item, channel.schema))
             self.records_in += item.num_rows
         return index, item

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
@@ -48,6 +48,13 @@ class OutputOptions:
     kernels: SplitKernels | None = None
 
 
+class Combiner(Protocol):
+    """Stands for an operator on the other side: rows that it would put together anyway."""
+
+    def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch | None:
+        """Return fewer rows, in the form their receiver expects combined ones in; None: send them as they are."""
+
+
 class ResultPartition:
     """All channels of one outgoing edge of one subtask."""
 
@@ -80,13 +87,20 @@ class ResultPartition:
         self._gathers = (
             isinstance(spec.partitioner, KeyGroup) and len(self.channels) > 1 and settings.buffer_timeout_ms > 0
         )
-        #: Rows put in (Flink's numRecordsOut) and bytes of the batches as they were put in.
+        #: Rows put in (Flink's numRecordsOut), and their bytes as they are sent.
         self.records_out = 0
         self.bytes_out = 0
+        #: Rows among them that were not sent because others stand for them too.
+        self.records_combined = 0
+        self._combiner: Combiner | None = None
         self._row_bytes = fixed_row_bytes(self.schema) if self.schema is not None else None
         #: Not later than the earliest deadline of a channel: asked at every step, however many channels there are.
         self._next_deadline_ms: float | None = None
         self._timeout_ms = settings.buffer_timeout_ms
+
+    def combine_with(self, combiner: Combiner) -> None:
+        """Ask `combiner` of every batch whether fewer rows will do; before the first batch."""
+        self._combiner = combiner
 
     def batch(self, batch: Batch) -> None:
         """Send rows to the channels they belong to.
@@ -116,8 +130,14 @@ class ResultPartition:
         self._split(data, row_bytes, now)
 
     def _split(self, data: pa.RecordBatch, row_bytes: float, now: float) -> None:
+        fewer = None if self._combiner is None else self._combiner.combine(data)
+        combined = fewer is not None
+        if fewer is not None:
+            self.records_combined += data.num_rows - fewer.num_rows
+            self.bytes_out -= int(data.num_rows * row_bytes) - fewer.nbytes
+            data, row_bytes = fewer, fewer.nbytes / fewer.num_rows
         for channel, rows in self._splitter.split(data):
-            self.channels[channel].add_rows(rows, max(1, int(rows.num_rows * row_bytes)), now)
+            self.channels[channel].add_rows(rows, max(1, int(rows.num_rows * row_bytes)), now, combined=combined)
 
     def _split_gathered(self) -> None:
         """Hand what was gathered to the channels, where it waits no longer than if it had been there at once."""

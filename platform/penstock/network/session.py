@@ -27,7 +27,7 @@ from penstock.network.frame import (
     encode_event,
     encode_message,
 )
-from penstock.network.subpartition import Outgoing
+from penstock.network.subpartition import CombinedRows, Outgoing
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -177,8 +177,11 @@ class Session:
                 self._senders.pop(sender.key, None)
             return None
         if element.is_data:
-            payload = memoryview(element.item).cast("B")  # type: ignore[arg-type]  # a remote channel encodes its rows
-            return OutgoingMessage(FrameKind.DATA, sender.key, element.sequence, element.backlog, payload)
+            kind, rows = FrameKind.DATA, element.item
+            if isinstance(rows, CombinedRows):
+                kind, rows = FrameKind.COMBINED, rows.message
+            payload = memoryview(rows).cast("B")  # type: ignore[arg-type]  # a remote channel encodes its rows
+            return OutgoingMessage(kind, sender.key, element.sequence, element.backlog, payload)
         payload = memoryview(encode_event(element.item))  # type: ignore[arg-type]  # what is not data is an event
         return OutgoingMessage(FrameKind.EVENT, sender.key, element.sequence, element.backlog, payload)
 
@@ -208,7 +211,7 @@ class Session:
             FrameError: it breaks the protocol, or the peer refuses the connection.
         """
         kind, key = message.kind, message.key
-        if kind in (FrameKind.DATA, FrameKind.EVENT):
+        if kind in (FrameKind.DATA, FrameKind.COMBINED, FrameKind.EVENT):
             self._dispatch_element(message)
         elif kind is FrameKind.CREDIT:
             self._dispatch_credit(key, message.backlog)
@@ -226,10 +229,12 @@ class Session:
             self.dropped += 1
             return
         gate, channel = entry
-        if message.kind is FrameKind.DATA:
-            element = Outgoing(pa.py_buffer(message.payload), message.size, message.backlog, message.sequence)
-        else:
+        if message.kind is FrameKind.EVENT:
             element = Outgoing(decode_event(message.payload), 0, message.backlog, message.sequence)
+        else:
+            rows = pa.py_buffer(message.payload)
+            item = CombinedRows(rows) if message.kind is FrameKind.COMBINED else rows
+            element = Outgoing(item, message.size, message.backlog, message.sequence)
         try:
             gate.receive(channel, element)
         except RuntimeError as error:

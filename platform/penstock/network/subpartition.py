@@ -55,10 +55,16 @@ class PartitionBudget:
         return self.over == 0
 
 
+class CombinedRows(NamedTuple):
+    """Encoded rows that were combined for their receiver."""
+
+    message: pa.Buffer
+
+
 class Outgoing(NamedTuple):
     """What `poll` hands to the carrier: rows (encoded for the wire, a batch for a local gate) or an event."""
 
-    item: Batch | pa.Buffer | Event
+    item: Batch | pa.Buffer | CombinedRows | Event
     #: Bytes of rows; 0 for events.
     size: int
     #: Bytes still queued behind it.
@@ -81,6 +87,8 @@ class Subpartition:
         self._budget = budget
         self._rows: list[pa.RecordBatch] = []
         self._rows_bytes = 0
+        #: Whether the rows that wait were combined: the two kinds never share a message.
+        self._combined = False
         self._pending: list[Watermark | WatermarkStatus] = []
         #: Monotonic milliseconds at which what is pending must leave; None when nothing is.
         self.deadline_ms: float | None = None
@@ -100,12 +108,14 @@ class Subpartition:
 
     # --- producer -----------------------------------------------------------------------------------------------------
 
-    def add_rows(self, rows: pa.RecordBatch, size: int, now_ms: float) -> None:
+    def add_rows(self, rows: pa.RecordBatch, size: int, now_ms: float, *, combined: bool = False) -> None:
         """Take rows of about `size` bytes; they leave when worth a message, at the deadline, or with a barrier."""
         self._check()
         limit = self._limits.buffer_size_bytes
-        if self._rows_bytes + size > limit or (self._pending and not self._only_watermark_pending()):
+        other_kind = self._rows and self._combined != combined
+        if other_kind or self._rows_bytes + size > limit or (self._pending and not self._only_watermark_pending()):
             self.flush()  # rows may go before a pending watermark, never before a pending status
+        self._combined = combined
         self._rows.append(rows)
         self._rows_bytes += size
         self._due(now_ms)
@@ -168,9 +178,9 @@ class Subpartition:
 
     def _entry(self, rows: pa.RecordBatch, size: int) -> tuple[Any, int]:
         if self._encode is None:
-            return Batch(rows), max(1, size)
+            return Batch(rows, self._combined), max(1, size)
         message = self._encode(rows)
-        return message, message.size
+        return CombinedRows(message) if self._combined else message, message.size
 
     def _enqueue(self, entries: list[tuple[Any, int]]) -> None:
         with self._budget.lock:

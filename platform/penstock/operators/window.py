@@ -20,6 +20,7 @@ from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.windows import TIME_LIMIT, assign_panes
 from penstock.operators.aggregates import AggregatePlan
+from penstock.operators.combine import cells_of, combined_schema
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.window_schema import WindowConfig, output_schema, parse
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from penstock.state.pane_table import PaneTable
 
 _LEFT_OUT = MIN_TIMESTAMP
-#: Longer windows (35 years) take the longer way, whose arithmetic has room for any length.
-_LONGEST_IN_ONE_PASS = 1 << 50
 _STATE = "panes"
 _WATERMARK = "watermark"
 
@@ -68,12 +67,16 @@ class WindowAggregateOperator(Operator):
         self._window = np.array([config.pane, config.size, config.slide, config.offset], np.int64)
         self._counts = np.zeros(3, np.int64)
         self._panes = np.empty(0, np.int64)
-        #: Rows that are late are only counted, and no row lies between two windows.
-        self._simple = not config.allowed_lateness and config.slide <= config.size < _LONGEST_IN_ONE_PASS
+        self._simple = config.combines
+        #: Columns of rows that come combined.
+        self.combined_schema = combined_schema(config.key, context.input_schemas[0], self._plan.spec)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows to their panes."""
         data = batch.data
+        if batch.combined:
+            self._merge(data)
+            return
         if self._simple and self._table.adds_in_one_pass and not self._watermarks.differ:
             self._add(data)
             return
@@ -134,6 +137,23 @@ class WindowAggregateOperator(Operator):
         if wild:
             raise self._impossible(wild)
         self._context.metrics.late_records_dropped += late
+
+    def _merge(self, data: pa.RecordBatch) -> None:
+        """Add rows that were combined by key and pane before the shuffle; their time is the start of their pane."""
+        cells = cells_of(data)
+        panes = data.column(TS_COLUMN).to_numpy()
+        keys = key_columns(data, self._config.key)
+        hashes = hash_key_columns(keys, data.num_rows)
+        kept = panes >= self._first_open_start(self._watermarks.low)
+        if self._watermarks.differ:
+            kept &= self._in_open_windows(data, hashes)
+        if not kept.all():
+            self._context.metrics.late_records_dropped += int((cells[~kept, 0] >> 1).sum())
+            data, panes, cells = data.filter(pa.array(kept)), panes[kept], cells[kept]
+            keys = key_columns(data, self._config.key)
+            hashes = hash_key_columns(keys, data.num_rows)
+        if data.num_rows:
+            self._table.merge(keys, hashes, panes, cells)
 
     def _impossible(self, rows: int) -> PenstockError:
         return PenstockError(

@@ -24,6 +24,8 @@ WINDOW_START, WINDOW_END = "window_start", "window_end"
 FUNCTIONS = ("count", "sum", "min", "max", "mean", "var", "std", "first", "last")
 _RESERVED = (WINDOW_START, WINDOW_END, TS_COLUMN)
 _TIME = pa.timestamp("us", tz="UTC")
+#: Longer windows (35 years) take the longer way, whose arithmetic has room for any length.
+_LONGEST = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,14 @@ class WindowConfig:
     def pane(self) -> int:
         """Length of the panes that windows share."""
         return pane_size(self.size, self.slide)
+
+    @property
+    def combines(self) -> bool:
+        """Whether rows of one key and pane fare alike, so that they may come combined.
+
+        Late ones are counted and no more, and none lies between two windows.
+        """
+        return not self.allowed_lateness and self.slide <= self.size < _LONGEST
 
 
 def parse(config: dict[str, Any]) -> WindowConfig:

@@ -17,25 +17,24 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.kernels import accumulate
-from penstock.kernels import pages as kernels
+from penstock.kernels import accumulate, merge
 from penstock.kernels.compile import F64, I64, U8
 
 Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last"]
 
 KEY_HASH, NAMESPACE, DELETED, SEQ, ROWS = "__key_hash", "__namespace", "__deleted", "__seq", "__rows"
 _OPS: dict[tuple[str, str], int] = {
-    ("sum", "int64"): kernels.SUM_I,
-    ("min", "int64"): kernels.MIN_I,
-    ("max", "int64"): kernels.MAX_I,
-    ("sum", "float64"): kernels.SUM_F,
-    ("min", "float64"): kernels.MIN_F,
-    ("max", "float64"): kernels.MAX_F,
-    ("moments", "float64"): kernels.MOMENTS,
-    ("first", "int64"): kernels.FIRST,
-    ("first", "float64"): kernels.FIRST,
-    ("last", "int64"): kernels.LAST,
-    ("last", "float64"): kernels.LAST,
+    ("sum", "int64"): merge.SUM_I,
+    ("min", "int64"): merge.MIN_I,
+    ("max", "int64"): merge.MAX_I,
+    ("sum", "float64"): merge.SUM_F,
+    ("min", "float64"): merge.MIN_F,
+    ("max", "float64"): merge.MAX_F,
+    ("moments", "float64"): merge.MOMENTS,
+    ("first", "int64"): merge.FIRST,
+    ("first", "float64"): merge.FIRST,
+    ("last", "int64"): merge.LAST,
+    ("last", "float64"): merge.LAST,
 }
 #: What the one-pass kernel does with a row; the others (moments, first, last) are none of its business.
 _ROW_OPS: dict[tuple[str, str], int] = {
@@ -141,6 +140,13 @@ class PaneTableSpec:
     def in_one_pass(self) -> bool:
         """Whether the one-pass kernel can add rows to every accumulator."""
         return all((a.combine, a.dtype) in _ROW_OPS for a in self.accumulators)
+
+    @cached_property
+    def exact(self) -> bool:
+        """Whether the order in which rows and cells are added makes no difference."""
+        return not any(
+            a.combine == "moments" or (a.combine == "sum" and a.dtype == "float64") for a in self.accumulators
+        )
 
     def row_inputs(self, inputs: Sequence[AccumulatorInput | None]) -> I64:
         """Return a batch's inputs as the one-pass kernel takes them: addresses, valid as long as the inputs live."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import PenstockError
-from penstock.kernels import pages as page_kernels
+from penstock.kernels import merge
 from penstock.kernels.columns import key_column
 from penstock.state.key_index import KeyIndex
 from penstock.state.panes import PaneMemory
@@ -70,7 +70,7 @@ class HotPanes:
         keys = self.index.view()
         while state[0] < pages.shape[1]:
             out = (cells, cells.view(np.float64))
-            count = page_kernels.merge_panes(views, pages, self.spec.ops, slots, out, state)
+            count = merge.merge_panes(views, pages, self.spec.ops, slots, out, state)
             if state[1]:
                 raise overflow("a window over several panes")
             if count:

@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
-from penstock.kernels import aggregate, running
-from penstock.kernels import pages as page_kernels
+from penstock.kernels import merge, running
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.adding import add_rows
 from penstock.state.cold import ColdPanes
 from penstock.state.frozen import FrozenPanes, FrozenSegment, FrozenSource, FrozenTable, table_to_rows
 from penstock.state.frozen_cold import FrozenCold
@@ -30,21 +30,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.kernels.columns import KeyColumns
-    from penstock.kernels.compile import F64, I32, I64, U8
+    from penstock.kernels.compile import I32, I64, U8
     from penstock.state.budget import MemoryBudget
     from penstock.state.cold import ColdRows
 
 __all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
-_SUMS = {
-    ("sum", "int64"): aggregate.sum_i64,
-    ("min", "int64"): aggregate.min_i64,
-    ("max", "int64"): aggregate.max_i64,
-    ("sum", "float64"): aggregate.sum_f64,
-    ("min", "float64"): aggregate.min_f64,
-    ("max", "float64"): aggregate.max_f64,
-    ("moments", "float64"): aggregate.moments_f64,
-}
 _NO_VALUES = np.zeros(0, np.int64)
 #: Fewer dead keys than this are never worth a rebuild.
 _DEAD_KEYS = 65_536
@@ -87,13 +78,21 @@ class PaneTable:
             PenstockError: an integer sum left 64 bits, or the state left its memory (hashmap backend).
         """
         cell = self._cells_of(keys, hashes, panes)
-        cells, floats = self._hot.memory.cells, self._hot.memory.float_cells
-        aggregate.add_rows(cells, cell)
-        for accumulator, word, values in zip(self.spec.accumulators, self.spec.words, inputs, strict=True):
-            if values is not None:
-                table = cells if accumulator.dtype == "int64" or accumulator.combine in ("first", "last") else floats
-                if _add(accumulator, table, word, cell, values):
-                    raise overflow(accumulator.name)
+        overflowed = add_rows(self.spec, (self._hot.memory.cells, self._hot.memory.float_cells), cell, inputs)
+        if overflowed is not None:
+            raise overflow(overflowed)
+        self._settle()
+
+    def merge(self, keys: KeyColumns, hashes: I64, panes: I64, cells: I64) -> None:
+        """Add rows that were combined before: one key, hash, pane start and cell each.
+
+        Raises:
+            PenstockError: as `update`.
+        """
+        cell = self._cells_of(keys, hashes, panes)
+        into = (self._hot.memory.cells, self._hot.memory.float_cells)
+        if merge.merge_cells(into, cell, (cells, cells.view(np.float64)), self.spec.ops):
+            raise overflow("a sum of a window")
         self._settle()
 
     @property
@@ -142,7 +141,7 @@ class PaneTable:
         """
         cell = self._cells_of(keys, hashes, self._one_pane(len(hashes)))
         kept = np.empty(len(cell), np.uint8)
-        op = page_kernels.LAST if last else page_kernels.FIRST
+        op = merge.LAST if last else merge.FIRST
         self._changed += int(running.keep_rows(self._hot.memory.cells, op, cell, order, kept))
         self._settle()
         return kept
@@ -361,18 +360,6 @@ class PaneTable:
                 hot_keys = canonical(self.spec, keys.gather(rows.slots[at]))
                 merged.put(hot_keys, hashes[at], rows.panes[at], rows.cells[at])
             yield from merged.fire(panes)
-
-
-def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: AccumulatorInput) -> int:
-    """Add one input; returns how many additions overflowed."""
-    bitmap: U8 = values.bitmap
-    if spec.combine in ("first", "last"):
-        kernel = aggregate.first_i64 if spec.combine == "first" else aggregate.last_i64
-        return int(kernel(cells, word, cell, (values.times, values.values), bitmap, values.bit_offset))
-    if values.values is None:
-        aggregate.add_valid(cells, word, cell, bitmap, values.bit_offset)
-        return 0
-    return int(_SUMS[spec.combine, spec.dtype](cells, word, cell, values.values, bitmap, values.bit_offset))
 
 
 def _run(spec: AccumulatorSpec, target: tuple[PaneMemory, I64], word: int, cell: I64, values: AccumulatorInput) -> int:

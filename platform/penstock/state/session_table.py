@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.core.elements import MAX_TIMESTAMP
+from penstock.kernels import merge
 from penstock.kernels import pages as kernels
 from penstock.state.hot import CHUNK, Fired, overflow
 from penstock.state.pane_table import PaneTable
@@ -60,7 +61,7 @@ class SessionTable(PaneTable):
         while len(pages) and state[0] < pages.shape[1]:
             state[2:5] = 0
             views = (memory.cells, memory.float_cells)
-            count = kernels.take_sessions(views, pages, (self.spec.ops, numbers), ended, opened, state)
+            count = merge.take_sessions(views, pages, (self.spec.ops, numbers), ended, opened, state)
             if state[1]:
                 raise overflow("a session over several panes")
             self._empty(gone[: state[3]])

@@ -26,6 +26,7 @@ from penstock.core.errors import StorageError
 from penstock.eventtime.watermarks import WatermarkMerger
 from penstock.rpc.messages import CheckpointAborted, CheckpointCompleted
 from penstock.state.budget import MemoryBudget
+from penstock.task.combining import combine_outputs, expect_combined
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
 from penstock.task.mailbox import Mailbox
@@ -348,6 +349,8 @@ class Subtask:
             budget=self._budget,
         )
         self._stores = open_chain(self._chain, self.deployment, self._environment, services)
+        combine_outputs(self._outputs, self.deployment.settings)
+        expect_combined(self._gate, self._chain.links[0].operator)
         if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:
             # What had been reached at the cut, so that lateness is judged as before.
             self.metrics.input_watermark = self._watermarks.combined

@@ -74,6 +74,8 @@ class SubtaskMetrics:
             "numLateRecordsDropped": float(sum(link.metrics.late_records_dropped for link in links)),
             **self._group.read(),
         }
+        if combined := sum(output.records_combined for output in self._outputs):
+            values["numRecordsCombined"] = float(combined)
         if self._compactor.completed or self._compactor.failures:
             values["numCompactions"] = float(self._compactor.completed)
             values["numFailedCompactions"] = float(self._compactor.failures)

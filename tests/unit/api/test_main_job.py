@@ -9,7 +9,7 @@ Stream graph of order-totals: 3 operators
   1: Source: orders [orders] x2
        gives user_id int64, amount int64, product string, ts timestamp[us, tz=UTC]
   2: Window(tumbling 10s) [totals] x2
-       from 1, by key (user_id)
+       from 1, by key (user_id), combined where it pays
        gives user_id int64, window_start timestamp[us, tz=UTC], window_end timestamp[us, tz=UTC], n int64, total int64
   3: Sink: out [out] x2
        from 2, forward
@@ -17,7 +17,7 @@ Stream graph of order-totals: 3 operators
 Job graph of order-totals: 2 vertices, fingerprint {fingerprint}
   {source}: Source: orders x2, slots 'default'
   {window}: Window(tumbling 10s) -> Sink: out x2, slots 'default'
-       from {source}, by key (user_id)
+       from {source}, by key (user_id), combined where it pays
 
 Execution graph of order-totals: 4 subtasks, 2 slots, 1 region, 4 channels
   slot default/0

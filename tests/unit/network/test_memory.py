@@ -250,3 +250,23 @@ def test_buffer_timeout_holds_rows_back_until_flushed(net):
     (_, batch), (_, watermark) = memory.exchange(gate)
     assert batch.num_rows == 10
     assert watermark == Watermark(9)
+
+
+def test_combined_rows_keep_their_form_on_the_wire(net):
+    class AsNumbers:
+        def combine(self, batch):
+            return batch.select(["k"]) if batch.num_rows > 10 else None
+
+    memory = net.Memory()
+    output = memory.job.outputs(0, "a", ["b"])
+    output.combine_with(AsNumbers())
+    gate = memory.job.gate(0, "b", ["a"])
+    gate.expect_combined(net.SCHEMA.remove(1))
+    memory.job.start()
+    output.batch(Batch(net.rows(50)))
+    output.batch(Batch(net.rows(5, first=50)))
+    output.end()
+    found = [e for _, e in memory.exchange(gate) if isinstance(e, Batch)]
+    assert [(b.combined, b.num_rows, b.data.schema.names) for b in found] == [(True, 50, ["k"]), (False, 5, ["k", "v"])]
+    assert net.keys_of([(0, b) for b in found]) == list(range(55))
+    assert gate.records_in == 55

@@ -163,3 +163,33 @@ def test_nothing_overtakes_the_waiting_rows(net, how):
         assert watermark == Watermark(7)
         assert len(event) == (how != "flush")
     assert output.queued_bytes == 0
+
+
+class Halved:
+    """Keeps every other row, of batches with an even number of them."""
+
+    def combine(self, batch):
+        if batch.num_rows % 2:
+            return None
+        kept = batch.take(pa.array(range(0, batch.num_rows, 2)))
+        return pa.RecordBatch.from_arrays([kept.column(0), kept.column(0)], names=["k", "twice"])
+
+
+def test_combined_rows_go_by_key_and_never_share_a_batch_with_others(net):
+    output, _ = partition(net, KeyGroup(("k",)), 2, buffer_timeout_ms=100, buffer_size_bytes=1 << 20)
+    output.combine_with(Halved())
+    output._worth_a_split = 1
+    for count in (40, 20, 9, 30):
+        output.batch(Batch(net.rows(count)))
+    output.watermark(Watermark(1))
+    output.flush()
+    assert (output.records_out, output.records_combined) == (99, 45)
+    found = [take(channel) for channel in output.channels]
+    rows = {True: 0, False: 0}
+    for elements in found:
+        assert elements[-1] == Watermark(1)
+        assert [batch.combined for batch in elements[:-1]] == [True, False, True]
+        for batch in elements[:-1]:
+            assert batch.data.schema.names == (["k", "twice"] if batch.combined else net.SCHEMA.names)
+            rows[batch.combined] += batch.num_rows
+    assert rows == {True: 45, False: 9}

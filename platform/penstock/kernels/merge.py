@@ -1,0 +1,207 @@
+"""Kernels that merge cells: the panes of a window, the panes of a session, and what was combined before the shuffle.
+
+A cell is a row of words, as `kernels.aggregate` has them; `ops` says how each accumulator of two cells becomes one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from penstock.kernels.compile import (
+    F64_ROWS,
+    I32,
+    I32_OUT,
+    I32_ROWS,
+    I64,
+    I64_IN,
+    I64_OUT,
+    I64_ROWS,
+    I64_ROWS_IN,
+    i8,
+    kernel,
+    njit,
+    tuple_of,
+    types,
+)
+
+#: As in `kernels.pages`: a module whose kernels are kept must not depend on another for its constants.
+_PAGE_BITS = 12
+_PAGE_ROWS = 1 << _PAGE_BITS
+#: Ways to combine; the word of each accumulator is the second column of `ops`.
+SUM_I, MIN_I, MAX_I, SUM_F, MIN_F, MAX_F, MOMENTS, FIRST, LAST = 0, 1, 2, 3, 4, 5, 6, 7, 8
+
+_VIEWS = tuple_of(I64_ROWS, F64_ROWS)
+_VIEWS_IN = tuple_of(I64_ROWS_IN, types.Array(types.float64, 2, "C", readonly=True))
+_GIVEN = tuple_of(I64_ROWS_IN, I64_IN)
+_ENDED = tuple_of(I32_OUT, I64_ROWS, F64_ROWS, I64_OUT)
+_KEPT = tuple_of(I64_OUT, I64_ROWS, F64_ROWS)
+
+
+@njit
+def _combine_moments(into: Any, at: Any, other: Any, row: Any, word: Any) -> Any:
+    left, right = into[at, word], other[row, word]
+    total = left + right
+    if right > 0.0:
+        delta = other[row, word + 1] - into[at, word + 1]
+        into[at, word] = total
+        into[at, word + 1] += delta * right / total
+        into[at, word + 2] += other[row, word + 2] + delta * delta * left * right / total
+
+
+@njit
+def _combine(into: Any, at: Any, other: Any, row: Any, ops: Any) -> Any:
+    """Merge one cell into another; returns 1 when an integer sum overflowed."""
+    into_i, into_f = into
+    other_i, other_f = other
+    overflow = 0
+    for o in range(len(ops)):
+        op, w = ops[o, 0], ops[o, 1]
+        if op == SUM_I:
+            old, value = into_i[at, w], other_i[row, w]
+            new = old + value
+            overflow |= ((old ^ new) & (value ^ new)) < 0
+            into_i[at, w] = new
+        elif op == MIN_I:
+            into_i[at, w] = min(into_i[at, w], other_i[row, w])
+        elif op == MAX_I:
+            into_i[at, w] = max(into_i[at, w], other_i[row, w])
+        elif op == SUM_F:
+            into_f[at, w] += other_f[row, w]
+        elif op == MIN_F:
+            if other_f[row, w] < into_f[at, w] or into_f[at, w] != into_f[at, w]:
+                into_f[at, w] = other_f[row, w]
+        elif op == MAX_F:
+            if other_f[row, w] > into_f[at, w] or other_f[row, w] != other_f[row, w]:
+                into_f[at, w] = other_f[row, w]
+        elif op == MOMENTS:
+            _combine_moments(into_f, at, other_f, row, w)
+        elif op == FIRST:
+            if other_i[row, w] < into_i[at, w]:
+                into_i[at, w] = other_i[row, w]
+                into_i[at, w + 1] = other_i[row, w + 1]
+        elif op == LAST and other_i[row, w] >= into_i[at, w]:
+            into_i[at, w] = other_i[row, w]
+            into_i[at, w + 1] = other_i[row, w + 1]
+    return overflow
+
+
+@kernel(i8(_VIEWS, I64_IN, _VIEWS_IN, I64_ROWS_IN))
+def merge_cells(cells: tuple[I64, I64], cell: I64, given: tuple[I64, I64], ops: I64) -> int:
+    """Merge row i of `given` into cell `cell[i]`, in order; returns how many integer sums overflowed."""
+    overflowed = 0
+    for i in range(len(cell)):
+        at = cell[i]
+        cells[0][at, 0] = (cells[0][at, 0] + (given[0][i, 0] & ~np.int64(1))) | 1
+        overflowed += _combine(cells, at, given, i, ops)
+    return overflowed
+
+
+@kernel(i8(_VIEWS, I32_ROWS, I64_ROWS_IN, I32_OUT, _VIEWS, I64_OUT))
+def merge_panes(cells: tuple[I64, I64], pages: I32, ops: I64, slots: I32, out: tuple[I64, I64], state: I64) -> int:
+    """Merge the panes of a window per slot.
+
+    `pages[pane, slot page]`, from slot page `state[0]` on while `out` has room.
+
+    Returns the rows written (slots and cells, word 0 = number of rows); `state` = [next slot page, overflowed
+    additions].
+    """
+    source = cells[0]
+    target = out[0]
+    count = 0
+    block = state[0]
+    while block < pages.shape[1] and count + _PAGE_ROWS <= len(slots):
+        for r in range(_PAGE_ROWS):
+            present = False
+            for p in range(len(pages)):
+                page = np.int64(pages[p, block])
+                if page < 0:
+                    continue
+                row = (page << _PAGE_BITS) + r
+                used = source[row, 0] >> 1
+                if used == 0:
+                    continue
+                if not present:
+                    present = True
+                    slots[count] = (block << _PAGE_BITS) + r
+                    target[count, 0] = used
+                    for w in range(1, source.shape[1]):
+                        target[count, w] = source[row, w]
+                else:
+                    target[count, 0] += used
+                    state[1] += _combine(out, count, cells, row, ops)
+            if present:
+                count += 1
+        block += 1
+    state[0] = block
+    return count
+
+
+@kernel(i8(_VIEWS, I32_ROWS, _GIVEN, _ENDED, _KEPT, I64_OUT))
+def take_sessions(
+    cells: tuple[I64, I64],
+    pages: I32,
+    rule: tuple[I64, I64],
+    ended: tuple[I32, I64, I64, I64],
+    kept: tuple[I64, I64, I64],
+    state: I64,
+) -> Any:
+    """Find each slot's sessions in its panes, the newest pane first, and merge those that have ended.
+
+    A cell belongs to the session found before it when its last time is at most a gap before that session's first.
+    `pages[pane, slot page]`; `rule` = (ops, [gap, sessions whose last time is at most this have ended, word of the
+    first time, word of the last, panes that are going to be dropped]); `ended` = (slots, cells, cells as floats, cells
+    that are gone); `kept` = (newest cell of an open session that takes up those in panes to be dropped, what it is to
+    hold, as floats). `state` = [next slot page, overflowed additions, ended, gone, kept, least last time of an open
+    session]. Goes on while there is room for a slot page in every pane; returns the sessions that ended.
+    """
+    ops, numbers = rule
+    gap, closed_to, first_word, last_word, going = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+    source = cells[0]
+    slots, closed, closed_f, gone = ended
+    open_cell, opened, opened_f = kept
+    panes = len(pages)
+    while state[0] < pages.shape[1] and state[2] + panes * _PAGE_ROWS <= len(slots):
+        for r in range(_PAGE_ROWS):
+            low = np.int64(0)
+            head, taken, is_closed = np.int64(-1), np.int64(-1), False
+            for p in range(panes - 1, -1, -1):
+                page = np.int64(pages[p, state[0]])
+                if page < 0:
+                    continue
+                row = (page << _PAGE_BITS) + r
+                used = source[row, 0] >> 1
+                if used == 0:
+                    continue
+                if head >= 0 and source[row, last_word] + gap >= low:
+                    low = min(low, source[row, first_word])
+                    if not is_closed and p >= going:
+                        continue
+                    if is_closed:
+                        closed[taken, 0] += used
+                        state[1] += _combine((closed, closed_f), taken, cells, row, ops)
+                    else:
+                        if taken < 0:
+                            taken = state[4]
+                            state[4] += 1
+                            open_cell[taken] = head
+                            opened[taken] = source[head]
+                            opened[taken, 0] |= 1
+                        opened[taken, 0] += 2 * used
+                        state[1] += _combine((opened, opened_f), taken, cells, row, ops)
+                else:
+                    head, low, taken = row, source[row, first_word], np.int64(-1)
+                    is_closed = source[row, last_word] <= closed_to
+                    if not is_closed:
+                        state[5] = min(state[5], source[row, last_word])
+                        continue
+                    taken = state[2]
+                    state[2] += 1
+                    slots[taken] = (state[0] << _PAGE_BITS) + r
+                    closed[taken] = source[row]
+                    closed[taken, 0] = used
+                gone[state[3]] = row
+                state[3] += 1
+        state[0] += 1
+    return state[2]

@@ -1,0 +1,52 @@
+"""Adds rows to cells, wherever the cells lie: one loop an accumulator.
+
+Called by `PaneTable` for its own cells, and by `state.partials` for those of one batch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.kernels import aggregate
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.kernels.compile import F64, I64, U8
+    from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+
+_SUMS = {
+    ("sum", "int64"): aggregate.sum_i64,
+    ("min", "int64"): aggregate.min_i64,
+    ("max", "int64"): aggregate.max_i64,
+    ("sum", "float64"): aggregate.sum_f64,
+    ("min", "float64"): aggregate.min_f64,
+    ("max", "float64"): aggregate.max_f64,
+    ("moments", "float64"): aggregate.moments_f64,
+}
+
+
+def add_rows(
+    spec: PaneTableSpec, cells: tuple[I64, F64], cell: I64, inputs: Sequence[AccumulatorInput | None]
+) -> str | None:
+    """Add row i to cell `cell[i]` (`cells` twice, as integers and as floats); the name of a sum that overflowed."""
+    integers, floats = cells
+    aggregate.add_rows(integers, cell)
+    for accumulator, word, values in zip(spec.accumulators, spec.words, inputs, strict=True):
+        if values is not None:
+            table = integers if accumulator.dtype == "int64" or accumulator.combine in ("first", "last") else floats
+            if _add(accumulator, table, word, cell, values):
+                return accumulator.name
+    return None
+
+
+def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: AccumulatorInput) -> int:
+    """Add one input; returns how many additions overflowed."""
+    bitmap: U8 = values.bitmap
+    if spec.combine in ("first", "last"):
+        kernel = aggregate.first_i64 if spec.combine == "first" else aggregate.last_i64
+        return int(kernel(cells, word, cell, (values.times, values.values), bitmap, values.bit_offset))
+    if values.values is None:
+        aggregate.add_valid(cells, word, cell, bitmap, values.bit_offset)
+        return 0
+    return int(_SUMS[spec.combine, spec.dtype](cells, word, cell, values.values, bitmap, values.bit_offset))
