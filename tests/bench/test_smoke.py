@@ -58,3 +58,10 @@ def test_the_marginal_cost_is_that_of_the_added_events_and_of_right_answers_alon
     runs = [record(1_000_000, 5.0), record(1_000_000, 6.0), record(3_000_000, 9.0), record(3_000_000, 1.0, "wrong 1")]
     assert w4_kafka.marginal(runs) == {"peer": 2.0}
     assert w4_kafka.marginal(runs[:2]) == {}
+
+
+def test_the_bare_loop_is_right():
+    from penstock.bench import reference
+
+    line = bench("peers/bare_loop.py", 1_700_000)
+    assert line.split()[-1] == reference.windows(1_700_000, 10_000, 10_000)

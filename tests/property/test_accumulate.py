@@ -4,13 +4,13 @@ import math
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from penstock.kernels.columns import FixedColumn, key_columns
 from penstock.kernels.hashing import hash_columns
 from penstock.kernels.integer_keys import split_integers
-from penstock.kernels.split import split_by_key_group, take_rows
+from penstock.kernels.split import owners_of, split_by_key_group, take_rows
 from penstock.kernels.windows import TIME_LIMIT
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.key_index import KeyIndex
@@ -111,6 +111,64 @@ def test_one_pass_sees_a_sum_that_does_not_fit():
     assert memory.accumulate(rows, window, inputs, 1).overflowed == 1
 
 
+@settings(max_examples=60, deadline=None)
+@given(LENGTHS, st.integers(1, 9000), st.integers(0, 40), st.booleans(), st.integers(0, 1 << 32))
+@example(10, 9000, 30, False, 1)  # many pages, all of them known
+@example(10_000_000, 9000, 2, True, 2)
+def test_whole_blocks_add_what_short_batches_add(length, keys, spread, late_rows, seed):
+    """A block of rows in time whose pages are all there goes without a look at each row; short batches never do."""
+    chance = np.random.default_rng(seed)
+    spec = PaneTableSpec(pa.schema([("k", pa.int64())]), (AccumulatorSpec("s", "int64", "sum"),))
+    blocks, short = PaneMemory(spec), PaneMemory(spec)
+    size, start, offset = 768, int(chance.integers(-1000, 1000)) * length, int(chance.integers(length))
+    for number in range(6):
+        low = start + min(number, 3) * length  # in the end no window is new, only rows
+        slots = chance.integers(0, keys, size, np.int32)
+        times = low + chance.integers(0, spread * length + 1, size)
+        values = chance.integers(-1000, 1000, size)
+        open_from = low + (length if late_rows else 0)
+        window = np.array([length, offset, offset + (open_from - offset) // length * length, TIME_LIMIT - 1], np.int64)
+        done = blocks.accumulate((slots, times), window, [AccumulatorInput(values, NONE)], keys)
+        late = 0
+        for at in range(0, size, 128):
+            rows = slots[at : at + 128], times[at : at + 128]
+            late += short.accumulate(rows, window, [AccumulatorInput(values[at : at + 128], NONE)], keys).late
+        assert (done.late, done.wild) == (late, 0)
+        if number == 3:
+            for memory in (blocks, short):
+                memory.freeze(1, None)
+                memory.copy_all_frozen()
+        if chance.random() < 0.3:
+            for memory in (blocks, short):
+                memory.drop([pane for pane in memory.panes if pane < low])
+    cells = []
+    for memory in (blocks, short):
+        found = memory.present()
+        keys_of = zip(found.slots.tolist(), found.panes.tolist(), strict=True)
+        cells.append(dict(zip(keys_of, found.cells.tolist(), strict=True)))
+    assert cells[0] == cells[1]
+    changed = [memory.freeze(2, None) for memory in (blocks, short)]
+    pages = [[] if rows is None else rows.pages.tolist() for rows in changed]
+    assert pages[0] == pages[1], "the same pages have changed since"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 14), st.integers(1, 700), st.integers(0, 1 << 32))
+def test_the_index_tells_hashes_apart_that_begin_in_one_place(shared_bits, count, seed):
+    """Hashes given outright: alike in low bits, in high bits, or close together, through several growths."""
+    chance = np.random.default_rng(seed)
+    low = chance.integers(0, 1 << (64 - shared_bits), count, np.uint64) << np.uint64(shared_bits)
+    high = chance.integers(0, 1 << (shared_bits + 1), count, np.uint64)
+    close = chance.integers(0, 1 << 14, count, np.uint64) | np.uint64(0xFFFF << 48)
+    pool = np.concatenate([low, high, close]).view(np.int64)
+    index, known = KeyIndex(pa.schema([("k", pa.int64())])), {}
+    for _ in range(4):
+        hashes = chance.choice(pool, 2 * count)
+        slots = index.upsert((FixedColumn(hashes),), hashes).tolist()  # the hash is its own key
+        assert slots == [known.setdefault(h, len(known)) for h in hashes.tolist()]
+    assert index.hashes.tolist() == list(known)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.integers(-50, 50) | INT64, max_size=300), st.integers(1, 4))
 def test_integer_keys_get_the_slots_their_hashes_get(keys, pieces):
@@ -144,7 +202,7 @@ def test_integer_keys_are_split_as_their_hashes_are(keys, key_groups, data):
     parallelism = data.draw(st.integers(1, key_groups))
     values = np.array(keys, np.int64)
     order, offsets = np.empty(len(keys), np.int32), np.zeros(parallelism + 1, np.int64)
-    split_integers(values, key_groups, parallelism, order, offsets)
+    split_integers(values, owners_of(key_groups, parallelism), order, offsets)
     hashes = hash_columns(pa.record_batch({"k": pa.array(values)}), ("k",))
     expected = split_by_key_group(hashes, key_groups, parallelism)
     assert order.tolist() == expected[0].tolist()

@@ -1,8 +1,8 @@
 """Other engines on the same workload, in the same call: a bare loop, and Flink where a folder has it set up.
 
-DIR of `--peers DIR` is a folder that the peers' own set-up script has filled: `ceiling_prototype.py` (two workers, the
-same kernels and Arrow exchange, no engine: an upper bound), `venvs/flink`, `build/classes`. What is not there is left
-out. Every peer checks its answer by itself; one that is not equal gets no figure.
+DIR of `--peers DIR` is a folder that the peers' own set-up script has filled: `bare_loop.py` or an earlier form of it
+(two workers, compiled loops and Arrow exchange, no engine: an upper bound), `venvs/flink`, `build/classes`. What is not
+there is left out. Every peer's answer is compared; one that is not equal gets no figure.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from penstock.bench.tree_meter import TreeMeter
 from penstock.core.errors import PenstockError, UsageError
 
 _LIMIT_SECONDS = 1200
+_LOOPS = ("bare_loop.py", "ceiling_prototype.py")
 _FLINK_JARS = "venvs/flink/lib/python3.11/site-packages/pyflink/lib"
 _OPENS = ("--add-opens=java.base/java.util=ALL-UNNAMED", "--add-opens=java.base/java.lang=ALL-UNNAMED")
 
@@ -31,8 +32,9 @@ def run_peers(folder: str, workload: str, events: int, checksum: str) -> dict[st
     """
     place = Path(folder).absolute()
     found: dict[str, Any] = {}
-    if workload == "w1" and (place / "ceiling_prototype.py").is_file():
-        found["ceiling"] = _ceiling(place, events, checksum)
+    loops = [place / name for name in _LOOPS if workload == "w1" and (place / name).is_file()]
+    if loops:
+        found["ceiling"] = _ceiling(loops[0], events, checksum)
     if (place / "build/classes/bench/FlinkBench.class").is_file() and (place / _FLINK_JARS).is_dir():
         found["flink"] = _flink(place, workload, events, checksum)
     if not found:
@@ -41,9 +43,9 @@ def run_peers(folder: str, workload: str, events: int, checksum: str) -> dict[st
     return found
 
 
-def _ceiling(place: Path, events: int, checksum: str) -> dict[str, Any]:
+def _ceiling(program: Path, events: int, checksum: str) -> dict[str, Any]:
     """Run the bare loop; it measures itself from the first event to the last result, its kernels warm."""
-    text, _ = _run([sys.executable, str(place / "ceiling_prototype.py"), str(events)], place)
+    text, _ = _run([sys.executable, str(program), str(events)], program.parent)
     match = re.search(r"wall ([\d.]+) M/s\s+per CPU-s ([\d.]+) M\s+checksum ([\d:]+)", text)
     if match is None:
         raise PenstockError(f"the ceiling's output makes no sense: {text[-200:]}")

@@ -180,6 +180,36 @@ def _scale(length: Any) -> Any:
 
 
 @njit
+def _known_places(rows: Any, timing: Any, tables: Any, block: Any, state: Any) -> Any:
+    """As `_places` for a whole block, without a branch a row; False: some row is late, or its page not there yet."""
+    slots, times = rows
+    window, (_, factor, second), anchor = timing
+    _, page_table, meta, _ = tables
+    places, row_of, pane_rows = block
+    begin, base = _U(state[0]), anchor[0]
+    earliest, latest = times[begin], times[begin]
+    for j in range(_U(0), _U(_BLOCK)):
+        earliest = min(earliest, times[begin + j])
+        latest = max(latest, times[begin + j])
+    span = min(_U(_REMEMBERED * window[0]), _U(1 << 31))
+    if earliest < max(window[2], base) or latest > window[3] or _U(latest - base) >= span:
+        return False
+    known = np.int64(0)
+    for j in range(_U(0), _U(_BLOCK)):
+        slot = _U(slots[begin + j])
+        pane_row = pane_rows[_U(times[begin + j] - base) * factor >> second]
+        page = np.int64(page_table[_U(max(pane_row, np.int64(0))), slot >> _U(_PAGE_BITS)])
+        known |= pane_row | page
+        places[j] = (page << _PAGE_BITS) + np.int64(slot & _U(_PAGE_MASK))
+        row_of[j] = np.int32(begin + j)
+    if known < 0:
+        return False
+    for j in range(_U(0), _U(_BLOCK)):
+        meta[_U(places[j] >> _PAGE_BITS), _DIRTY] = 1
+    return True
+
+
+@njit
 def _places(rows: Any, timing: Any, tables: Any, target: Any, block: Any, state: Any) -> Any:
     """Write the cell and the number of each row of the next block that is in time; returns how many."""
     slots, times = rows
@@ -190,8 +220,11 @@ def _places(rows: Any, timing: Any, tables: Any, target: Any, block: Any, state:
     earliest = max(window[2], -latest)
     base = anchor[0]
     span = min(_U(_REMEMBERED) * length, _U(1 << 31) << shift)
-    count = _U(0)
     begin = state[0]
+    if not shift and len(slots) - begin >= _BLOCK and _known_places(rows, timing, tables, block, state):
+        state[0] = begin + _BLOCK
+        return _U(_BLOCK)
+    count = _U(0)
     for j in range(_U(begin), _U(min(begin + _BLOCK, len(slots)))):
         t = times[j]
         if t < earliest or t > latest:

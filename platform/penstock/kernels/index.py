@@ -1,10 +1,14 @@
 """Kernels of the key index: open addressing over the hashes, and the key columns that decide equality.
 
-An entry of the table is one word: the hash's upper half, and the slot + 1 (0: empty). The table is probed by the LOW
-bits of the hash (the high ones chose the subtask) and at most a quarter full: what costs here are cache misses and
-wrongly predicted branches. Rows are first matched by their 64-bit hash, then the keys are compared column by column;
-rows whose slot holds another key of that hash go on probing (`probe_next`). Positions are unsigned: numba would look at
-every signed one for a negative value.
+An entry of the table is one word, 0 when empty. The table is probed by the LOW bits of the hash (the high ones chose
+the subtask) and at most a quarter full: what costs here are cache misses and wrongly predicted branches. Of an entry in
+the first place it can have, the place tells the low bits of the hash; the others stand in the upper bits of the entry,
+so that nothing else has to be read to compare all 64. Below them a bit marks entries in any other place, of which the
+hash is looked up by the slot; the lowest bits, one less than the place has, are the slot + 1.
+
+Rows are first matched by their 64-bit hash, then the keys are compared column by column; rows whose slot holds another
+key of that hash go on probing (`probe_next`). Positions are unsigned: numba would look at every signed one for a
+negative value.
 """
 
 from __future__ import annotations
@@ -42,9 +46,7 @@ _PAIRS = tuple_of(I32_IN, I32_IN)
 _ROWS_SLOTS = tuple_of(I32_IN, I32_OUT)
 _U = np.uint64
 _EMPTY = _U(0)
-_LOW = _U((1 << 32) - 1)
-_HIGH = _U(((1 << 32) - 1) << 32)
-_ONE_TAG = _U(1 << 32)
+_ONE = _U(1)
 _BLOCK = 256
 
 
@@ -54,17 +56,27 @@ def _is_valid(bitmap: Any, bit: Any) -> Any:
 
 
 @njit
-def _entry(h: Any, slot: Any) -> Any:
-    return (_U(h) & _HIGH) | _U(slot + 1)
+def _masks(table: Any) -> Any:
+    """Which bits of an entry are the slot + 1, the mark of the displaced, and bits of the hash."""
+    mark = _U(len(table)) >> _ONE
+    return mark - _ONE, mark, ~(_U(len(table)) - _ONE)
 
 
 @njit
-def _look_up(index: Any, hashes: Any, slots: Any, left: Any, begin: Any) -> Any:
+def _put(table: Any, masks: Any, at: Any, h: Any, slot: Any) -> Any:
+    """Write the entry of a slot whose hash is `h` to a place."""
+    _, mark, high = masks
+    displaced = at != _U(h) & _U(len(table) - 1)
+    table[at] = (_U(h) & high) | (mark if displaced else _EMPTY) | _U(slot + 1)
+
+
+@njit
+def _look_up(table: Any, masks: Any, hashes: Any, slots: Any, left: Any, begin: Any) -> Any:
     """Find the rows of one block that stand in the first place they can have; returns how many are left.
 
     Without a branch that depends on what is read: the processor waits for many places of the table at once.
     """
-    table, slot_hashes = index
+    low, mark, high = masks
     mask = _U(len(table) - 1)
     rows = min(_U(_BLOCK), _U(len(hashes)) - begin)
     entries = np.empty(_BLOCK, np.uint64)
@@ -72,10 +84,10 @@ def _look_up(index: Any, hashes: Any, slots: Any, left: Any, begin: Any) -> Any:
         entries[j] = table[_U(hashes[begin + j]) & mask]
     count = _U(0)
     for j in range(_U(0), rows):
-        slot = (entries[j] & _LOW) - _U(entries[j] != _EMPTY)
-        slots[begin + j] = slot
+        entry, h = entries[j], _U(hashes[begin + j])
+        slots[begin + j] = (entry & low) - _ONE
         left[count] = j
-        count += _U((slot_hashes[slot] != hashes[begin + j]) | (entries[j] == _EMPTY))
+        count += _U((((entry ^ h) & high) | (entry & mark) | _U(entry == _EMPTY)) != _EMPTY)
     return count
 
 
@@ -90,11 +102,13 @@ def probe(index: tuple[U64, I64], hashes: I64, slots: I32, created_by: I32, stat
     """
     table, slot_hashes = index
     mask = _U(len(table) - 1)
+    masks = _masks(table)
+    low, _, high = masks
     count, limit, base = state[1], state[2], state[3]
     left = np.empty(_BLOCK, np.int32)
     begin = _U(state[0])
     while begin < _U(len(hashes)):
-        for k in range(_U(0), _look_up(index, hashes, slots, left, begin)):
+        for k in range(_U(0), _look_up(table, masks, hashes, slots, left, begin)):
             i = begin + _U(left[k])
             h = hashes[i]
             at = _U(h) & mask
@@ -104,18 +118,18 @@ def probe(index: tuple[U64, I64], hashes: I64, slots: I32, created_by: I32, stat
                     if count == limit:
                         state[0], state[1] = i, count
                         return np.int64(i)
-                    table[at] = _entry(h, count)
+                    _put(table, masks, at, h, count)
                     slot_hashes[count] = h
                     created_by[count - base] = i
                     slots[i] = count
                     count += 1
                     break
-                if (entry ^ _U(h)) < _ONE_TAG:
-                    slot = (entry & _LOW) - _U(1)
+                if (entry ^ _U(h)) & high == _EMPTY:
+                    slot = (entry & low) - _ONE
                     if slot_hashes[slot] == h:
                         slots[i] = slot
                         break
-                at = (at + _U(1)) & mask
+                at = (at + _ONE) & mask
         begin += _U(_BLOCK)
     state[0], state[1] = len(hashes), count
     return len(hashes)
@@ -130,31 +144,33 @@ def probe_next(index: tuple[U64, I64], hashes: I64, rows_slots: tuple[I32, I32],
     table, slot_hashes = index
     rows, slots = rows_slots
     mask = _U(len(table) - 1)
+    masks = _masks(table)
+    low, _, high = masks
     count, limit, base = state[1], state[2], state[3]
     j = state[0]
     while j < len(rows):
         row = rows[j]
         h = hashes[row]
         at = _U(h) & mask
-        while table[at] & _LOW != _U(slots[row] + 1):
-            at = (at + _U(1)) & mask
-        at = (at + _U(1)) & mask
+        while table[at] & low != _U(slots[row] + 1):
+            at = (at + _ONE) & mask
+        at = (at + _ONE) & mask
         while True:
             entry = table[at]
             if entry == _EMPTY:
                 if count == limit:
                     state[0], state[1] = j, count
                     return j
-                table[at] = _entry(h, count)
+                _put(table, masks, at, h, count)
                 slot_hashes[count] = h
                 created_by[count - base] = row
                 slots[row] = count
                 count += 1
                 break
-            if (entry ^ _U(h)) < _ONE_TAG and slot_hashes[(entry & _LOW) - _U(1)] == h:
-                slots[row] = (entry & _LOW) - _U(1)
+            if (entry ^ _U(h)) & high == _EMPTY and slot_hashes[(entry & low) - _ONE] == h:
+                slots[row] = (entry & low) - _ONE
                 break
-            at = (at + _U(1)) & mask
+            at = (at + _ONE) & mask
         j += 1
     state[0], state[1] = j, count
     return j
@@ -167,12 +183,13 @@ def rehash(table: U64, slot_hashes: I64, count: int) -> int:
     In slot order (so that equal hashes keep their order of probing).
     """
     mask = _U(len(table) - 1)
+    masks = _masks(table)
     for slot in range(count):
         h = slot_hashes[slot]
         at = _U(h) & mask
         while table[at] != _EMPTY:
-            at = (at + _U(1)) & mask
-        table[at] = _entry(h, slot)
+            at = (at + _ONE) & mask
+        _put(table, masks, at, h, slot)
     return count
 
 

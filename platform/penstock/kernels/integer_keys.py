@@ -11,6 +11,7 @@ import numpy as np
 
 from penstock.kernels.compile import (
     I32,
+    I32_IN,
     I32_OUT,
     I64,
     I64_IN,
@@ -30,9 +31,7 @@ _P3 = _U(0x165667B19E3779F9)
 _P4 = _U(0x85EBCA77C2B2AE63)
 _START = _U(42) + _U(0x27D4EB2F165667C5) + _U(8)
 _EMPTY = _U(0)
-_LOW = _U((1 << 32) - 1)
-_HIGH = _U(((1 << 32) - 1) << 32)
-_ONE_TAG = _U(1 << 32)
+_ONE = _U(1)
 _BLOCK = 256
 
 
@@ -47,12 +46,40 @@ def _hash(value: Any) -> Any:
 
 
 @njit
-def _look_up(index: Any, values: Any, slots: Any, block: Any, begin: Any) -> Any:
+def _order_of_two(targets: Any, order: Any, offsets: Any) -> Any:
+    """Order rows by their target, 0 or 1: every row is written to both ends, one of which moves on.
+
+    Two counters in registers are faster than counters in memory, where a row waits for the one before it.
+    """
+    n = _U(len(targets))
+    last = np.empty(len(targets), np.int32)
+    first, second = _U(0), _U(0)
+    for i in range(_U(0), n):
+        target = _U(targets[i])
+        order[first] = np.int32(i)
+        last[second] = np.int32(i)
+        first += _ONE - target
+        second += target
+    for j in range(_U(0), second):
+        order[first + j] = last[j]
+    offsets[1], offsets[2] = np.int64(first), np.int64(n)
+    return np.int64(n)
+
+
+@njit
+def _masks(table: Any) -> Any:
+    """As `index._masks`: which bits of an entry are the slot + 1, the mark of the displaced, and bits of the hash."""
+    mark = _U(len(table)) >> _ONE
+    return mark - _ONE, mark, ~(_U(len(table)) - _ONE)
+
+
+@njit
+def _look_up(table: Any, masks: Any, values: Any, slots: Any, block: Any, begin: Any) -> Any:
     """Find the keys of one block that stand in the first place they can have; returns how many rows are left.
 
     Without a branch that depends on what is read: the processor waits for many places of the table at once.
     """
-    table, slot_hashes = index
+    low, mark, high = masks
     hashes, left = block
     mask = _U(len(table) - 1)
     rows = min(_U(len(hashes)), _U(len(values)) - begin)
@@ -63,10 +90,9 @@ def _look_up(index: Any, values: Any, slots: Any, block: Any, begin: Any) -> Any
         entries[j] = table[hashes[j] & mask]
     count = _U(0)
     for j in range(_U(0), rows):
-        slot = (entries[j] & _LOW) - _U(entries[j] != _EMPTY)
-        slots[begin + j] = slot
+        slots[begin + j] = (entries[j] & low) - _ONE
         left[count] = j
-        count += _U((slot_hashes[slot] != np.int64(hashes[j])) | (entries[j] == _EMPTY))
+        count += _U((((entries[j] ^ hashes[j]) & high) | (entries[j] & mark) | _U(entries[j] == _EMPTY)) != _EMPTY)
     return count
 
 
@@ -75,11 +101,13 @@ def probe_integers(index: tuple[U64, I64], values: I64, slots: I32, created_by: 
     """As `index.probe`, by the keys themselves."""
     table, slot_hashes = index
     mask = _U(len(table) - 1)
+    masks = _masks(table)
+    low, mark, high = masks
     count, limit, base = state[1], state[2], state[3]
     block = (np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, np.int32))
     begin = _U(state[0])
     while begin < _U(len(values)):
-        for k in range(_U(0), _look_up(index, values, slots, block, begin)):
+        for k in range(_U(0), _look_up(table, masks, values, slots, block, begin)):
             h = block[0][_U(block[1][k])]
             i = begin + _U(block[1][k])
             at = h & mask
@@ -89,33 +117,39 @@ def probe_integers(index: tuple[U64, I64], values: I64, slots: I32, created_by: 
                     if count == limit:
                         state[0], state[1] = i, count
                         return np.int64(i)
-                    table[at] = (h & _HIGH) | _U(count + 1)
+                    table[at] = (h & high) | (mark if at != h & mask else _EMPTY) | _U(count + 1)
                     slot_hashes[count] = np.int64(h)
                     created_by[count - base] = i
                     slots[i] = count
                     count += 1
                     break
-                if (entry ^ h) < _ONE_TAG:
-                    slot = (entry & _LOW) - _U(1)
+                if (entry ^ h) & high == _EMPTY:
+                    slot = (entry & low) - _ONE
                     if slot_hashes[slot] == np.int64(h):
                         slots[i] = slot
                         break
-                at = (at + _U(1)) & mask
+                at = (at + _ONE) & mask
         begin += _U(_BLOCK)
     state[0], state[1] = len(values), count
     return len(values)
 
 
-@kernel(i8(I64_IN, i8, i8, I32_OUT, I64_OUT))
-def split_integers(values: I64, key_groups: int, parallelism: int, order: I32, offsets: I64) -> int:
+@kernel(i8(I64_IN, I32_IN, I32_OUT, I64_OUT))
+def split_integers(values: I64, owners: I32, order: I32, offsets: I64) -> Any:
     """As `split.split_rows`, by the keys themselves."""
-    n = len(values)
+    n, groups, parallelism = len(values), len(owners), len(offsets) - 1
     targets = np.empty(n, np.int32)
+    group = np.empty(_BLOCK, np.uint64)
+    for begin in range(0, n, _BLOCK):
+        rows = min(_BLOCK, n - begin)
+        for j in range(_U(0), _U(rows)):
+            group[j] = _U((((np.int64(_hash(values[_U(begin) + j])) >> 32) + (1 << 31)) * groups) >> 32)
+        for j in range(_U(0), _U(rows)):
+            targets[_U(begin) + j] = owners[group[j]]
+    if parallelism == 2:
+        return _order_of_two(targets, order, offsets)
     for i in range(_U(0), _U(n)):
-        group = (((np.int64(_hash(values[i])) >> 32) + (1 << 31)) * key_groups) >> 32
-        target = group * parallelism // key_groups
-        targets[i] = target
-        offsets[_U(target + 1)] += 1
+        offsets[_U(targets[i] + 1)] += 1
     for t in range(parallelism):
         offsets[t + 1] += offsets[t]
     cursor = offsets.copy()

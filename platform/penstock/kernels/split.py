@@ -8,6 +8,7 @@ keyed edges, and by restores that cut in-flight rows anew.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,6 +74,12 @@ def split_by_key_group(hashes: I64, key_groups: int, parallelism: int) -> tuple[
     return order, offsets
 
 
+@lru_cache(maxsize=64)
+def owners_of(key_groups: int, parallelism: int) -> I32:
+    """Return the subtask that owns each key group: a division a row would take longer than all the rest."""
+    return (np.arange(key_groups, dtype=np.int64) * parallelism // key_groups).astype(np.int32)
+
+
 def order_by_owner(
     batch: pa.RecordBatch, columns: tuple[str, ...], key_groups: int, parallelism: int
 ) -> tuple[I32, I64]:
@@ -86,7 +93,7 @@ def order_by_owner(
     if len(keys) == 1 and isinstance(keys[0], FixedColumn) and not keys[0].nullable:
         order = np.empty(rows, np.int32)
         offsets = np.zeros(parallelism + 1, np.int64)
-        split_integers(keys[0].values, key_groups, parallelism, order, offsets)
+        split_integers(keys[0].values, owners_of(key_groups, parallelism), order, offsets)
         return order, offsets
     return split_by_key_group(hash_key_columns(keys, rows), key_groups, parallelism)
 

@@ -20,7 +20,13 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.rpc.messages import LeaseRenewed, WorkerReady, WorkerReport, decode_worker_command, encode
 from penstock.taskmanager.control import SIGN_OF_LIFE, ControlClosedError, WorkerControl
-from penstock.taskmanager.lineage import arm_lease, close_other_descriptors, die_with_parent, resident_bytes
+from penstock.taskmanager.lineage import (
+    arm_lease,
+    close_other_descriptors,
+    die_with_parent,
+    keep_freed_memory,
+    resident_bytes,
+)
 from penstock.taskmanager.template_messages import ForkWorker, WorkerSpec, decode_spec
 
 if TYPE_CHECKING:
@@ -40,6 +46,7 @@ _BROKEN = 70
 def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
     """Serve until the supervisor closes the control socket; returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    keep_freed_memory()
     threading.excepthook = _die_of_a_broken_thread
     clock = SystemClock()
     control = WorkerControl(control_socket)
