@@ -22,7 +22,7 @@ from penstock.operators.process_function import KeyedProcessFunction, ValueState
 if TYPE_CHECKING:
     from penstock.api.keyed_stream import KeyedStream
 
-_STATE_TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, or a row type of these"
+_STATE_TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or row type of these"
 _BASE: Any = KeyedProcessFunction
 
 
@@ -119,8 +119,12 @@ def _state(annotated: Any, where: str, name: str) -> tuple[pa.Schema, Any]:
         msg = f"{where} has no type"
         raise GraphError(msg, hint=f"annotate it: {name}: ps.ValueState[int] = ps.value_state()")
     row_type = args[0] if is_row_type(args[0]) else None
+    members = get_args(args[0]) if get_origin(args[0]) is tuple else ()
     try:
-        if row_type is None:
+        if members and Ellipsis not in members:
+            row_type = tuple
+            schema = pa.schema([arrow_field_of(f"f{i}", hint, f"its member {i}") for i, hint in enumerate(members)])
+        elif row_type is None:
             schema = pa.schema([arrow_field_of("value", args[0], "its value").with_nullable(False)])
         else:
             schema = arrow_schema_of(row_type)

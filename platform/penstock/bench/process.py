@@ -1,7 +1,7 @@
 """w5: the windows of w1 by hand, in a Python function by row with value state and a timer for each key and window.
 
 Rows are out of order by 5 s, and sources ahead of each other, so a key has rows of several windows at a time: it has
-a state for each of four, in turn.
+a state for each of four, in turn: count and sum as a tuple, as the peers' functions keep them.
 """
 
 from __future__ import annotations
@@ -41,20 +41,13 @@ class Total(NamedTuple):
     sm: int
 
 
-class Running(NamedTuple):
-    """Count and sum of a window so far."""
-
-    cnt: int
-    sm: int
-
-
 class Windows(ps.KeyedProcessFunction):
     """Counts and adds up by hand what a tumbling window of 10 s does by itself."""
 
-    first: ps.ValueState[Running] = ps.value_state()
-    second: ps.ValueState[Running] = ps.value_state()
-    third: ps.ValueState[Running] = ps.value_state()
-    fourth: ps.ValueState[Running] = ps.value_state()
+    first: ps.ValueState[tuple[int, int]] = ps.value_state()
+    second: ps.ValueState[tuple[int, int]] = ps.value_state()
+    third: ps.ValueState[tuple[int, int]] = ps.value_state()
+    fourth: ps.ValueState[tuple[int, int]] = ps.value_state()
 
     def open(self, ctx: ps.OpenContext) -> None:
         """Put the states into a ring."""
@@ -67,10 +60,10 @@ class Windows(ps.KeyedProcessFunction):
         state = self.ring[window % 4]
         running = state.value()
         if running is None:
-            state.update(Running(1, row.amount))
+            state.update((1, row.amount))
             ctx.timers.event((window + 1) * _SIZE_US - 1)
         else:
-            state.update(Running(running.cnt + 1, running.sm + row.amount))
+            state.update((running[0] + 1, running[1] + row.amount))
         return None
 
     def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Total]:
@@ -78,7 +71,7 @@ class Windows(ps.KeyedProcessFunction):
         state = self.ring[timestamp // _SIZE_US % 4]
         running = state.value()
         if running is not None:
-            yield Total(ctx.key, timestamp + 1, running.cnt, running.sm)
+            yield Total(ctx.key, timestamp + 1, *running)
             state.clear()
 
 

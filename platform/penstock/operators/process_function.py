@@ -84,8 +84,9 @@ class ValueState(Generic[T]):
 def value_state(*, ttl: str | float | None = None) -> ValueState[Any]:
     """Declare a value by key: `count: ps.ValueState[int] = ps.value_state()`.
 
-    The type is the annotation's: int, float, bool, str, bytes, datetime, date, Decimal with its precision, or a row
-    type (NamedTuple, dataclass, `ps.Schema`) of these.
+    The type is the annotation's: int, float, bool, str, bytes, datetime, date, Decimal with its precision, a tuple of
+    these (`tuple[int, float | None]`) or a row type (NamedTuple, dataclass, `ps.Schema`). A tuple is made twice as fast
+    as any row type.
 
     Raises:
         GraphError: `ttl` is given.

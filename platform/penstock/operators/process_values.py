@@ -16,7 +16,7 @@ from penstock.operators.process_function import Current, ValueState
 from penstock.operators.rows import RowEncoder, row_maker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from penstock.kernels.compile import I32
     from penstock.state.row_state import RowState
@@ -27,11 +27,14 @@ class ValueCodec:
     """Values of one declared type: a row type of several columns, or one column."""
 
     def __init__(self, schema: pa.Schema, row_type: type | None, where: str) -> None:
-        """`row_type` is None for a plain value; `where` begins every error."""
+        """`row_type` is None for a plain value, `tuple` for a plain tuple; `where` begins every error."""
         self._schema = schema
         self._where = where
         self._tuples = row_type is not None and issubclass(row_type, tuple)
-        self._make = None if row_type is None else row_maker(schema.names, row_type)
+        if row_type is tuple:
+            self._make: Callable[[list[list[Any]]], Iterable[Any]] | None = lambda columns: zip(*columns, strict=True)
+        else:
+            self._make = None if row_type is None else row_maker(schema.names, row_type)
         self._encoder = RowEncoder(schema, where)
 
     def decode(self, columns: list[list[Any]]) -> list[Any]:
@@ -101,8 +104,13 @@ class BoundValue:
             return [None] * len(rows)
         if len(present) == len(rows):
             return self._codec.decode(self._table.values(rows))
+        if 2 * len(present) > len(rows):  # set the fewer places by hand
+            values = self._codec.decode(self._table.values(np.where(rows < 0, rows[present[0]], rows)))
+            for place in np.flatnonzero(rows < 0).tolist():
+                values[place] = None
+            return values
         found = self._codec.decode(self._table.values(rows[present]))
-        values: list[Any] = [None] * len(rows)
+        values = [None] * len(rows)
         for place, value in zip(present.tolist(), found, strict=True):
             values[place] = value
         return values

@@ -1,19 +1,21 @@
 """Rows as Python sees them: columns decoded once into row objects, returned objects encoded once into columns.
 
-A row of a `ps.Schema` is a named tuple that answers like an instance of the model (attributes, methods,
-`isinstance`), because building a real model for every row would halve the speed of row functions. Called by
+A row of a `ps.Schema` is a struct that answers like an instance of the model (attributes, methods, `isinstance`),
+because building a real model for every row would halve the speed of row functions. Called by
 `penstock.operators.functions` and `penstock.operators.process`.
 """
 
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import functools
 import operator
 import typing
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 import pydantic
 
@@ -60,7 +62,7 @@ class RowEncoder:
             ColumnError: a row lacks a field, or a value does not fit its column.
         """
         try:
-            plain = not any(isinstance(row, dict) for row in rows)
+            plain = not any(issubclass(kind, dict) for kind in set(map(type, rows)))
             values = list(zip(*map(self._attributes if plain else self._values, rows), strict=True))
         except (AttributeError, KeyError) as error:
             msg = f"{self._where}: a returned row has no field {error}"
@@ -95,7 +97,8 @@ def row_maker(names: list[str], row_type: type | None) -> Callable[[list[list[An
     if row_type is None:
         made = named_tuple_of("Row", names)
     elif issubclass(row_type, pydantic.BaseModel):
-        made = _model_row_of(row_type, names)
+        model_row = _model_row_of(row_type, names)
+        return lambda columns: map(model_row, *columns) if columns else model_row()
     elif typing.is_typeddict(row_type):
         return lambda columns: (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
     elif dataclasses.is_dataclass(row_type):
@@ -121,17 +124,18 @@ def named_tuple_of(title: str, names: Iterable[str]) -> Any:
 
 
 def _model_row_of(model: type[pydantic.BaseModel], names: list[str]) -> Any:
-    """Return a tuple class that behaves as an instance of `model` and becomes one for what only a model can do."""
-    base = named_tuple_of(model.__name__, names)
+    """Return a struct class that behaves as an instance of `model` and becomes one for what only a model can do.
+
+    A struct is made and read in C: a quarter of the time of a named tuple.
+    """
 
     def as_model(row: Any) -> pydantic.BaseModel:
-        return model.model_construct(**dict(zip(names, row, strict=True)))
+        return model.model_construct(**{name: getattr(row, name) for name in names})
 
     def fallback(row: Any, name: str) -> Any:
         return getattr(as_model(row), name)
 
     body: dict[str, Any] = {
-        "__slots__": (),
         "__class__": property(lambda _: model),
         "__getattr__": fallback,
         "__eq__": lambda row, other: as_model(row) == _plain(other),
@@ -140,13 +144,14 @@ def _model_row_of(model: type[pydantic.BaseModel], names: list[str]) -> Any:
         "__repr__": lambda row: repr(as_model(row)),
         "__str__": lambda row: str(as_model(row)),
         "__reduce__": lambda row: (model.model_construct, (), as_model(row).__getstate__()),
-        "as_model": as_model,
+        "__iter__": lambda row: iter(as_model(row)),
+        "__copy__": lambda row: row,
+        "__deepcopy__": lambda row, memo: copy.deepcopy(as_model(row), memo),
+        "as_row_model": as_model,
     }
-    for shadowed in ("count", "index"):
-        if shadowed not in names:
-            body[shadowed] = property(functools.partial(fallback, name=shadowed))
-    return type(model.__name__, (base,), body)
+    fields = [(name, object) for name in names]
+    return msgspec.defstruct(model.__name__, fields, namespace=body, frozen=True, eq=False, gc=False)
 
 
 def _plain(other: Any) -> Any:
-    return other.as_model() if isinstance(other, tuple) and hasattr(other, "as_model") else other
+    return other.as_row_model() if hasattr(type(other), "as_row_model") else other

@@ -25,6 +25,7 @@ class Fine(ps.KeyedProcessFunction):
     plain: ps.ValueState[int] = ps.value_state()
     nullable: ps.ValueState[float | None] = ps.value_state()
     pair: ps.ValueState[Pair] = ps.value_state()
+    two: ps.ValueState[tuple[int, str | None]] = ps.value_state()
 
     def process(self, row, ctx: ps.ProcessContext) -> Iterator[Total]:
         yield Total(user_id=row.user_id, total=1.0)
@@ -42,6 +43,10 @@ class OneRow(ps.KeyedProcessFunction):
 
 class ListValue(Fine):
     many: ps.ValueState[list[int]] = ps.value_state()
+
+
+class AnyLength(Fine):
+    many: ps.ValueState[tuple[int, ...]] = ps.value_state()
 
 
 class Strange(Fine):
@@ -67,10 +72,11 @@ def test_the_operator_has_the_states_and_the_schema(env, orders, sink):
         "plain": pa.schema([pa.field("value", pa.int64(), nullable=False)]),
         "nullable": pa.schema([pa.field("value", pa.float64(), nullable=False)]),
         "pair": pa.schema([pa.field("number", pa.int64(), nullable=False), pa.field("text", pa.string())]),
+        "two": pa.schema([pa.field("f0", pa.int64(), nullable=False), pa.field("f1", pa.string())]),
     }
     function, _, types = pickle.loads(operator.payload)
     assert isinstance(function, Fine)
-    assert types == {"plain": None, "nullable": None, "pair": Pair}
+    assert types == {"plain": None, "nullable": None, "pair": Pair, "two": tuple}
 
 
 def test_returns_stands_in_for_the_annotation(orders):
@@ -85,6 +91,7 @@ def test_returns_stands_in_for_the_annotation(orders):
         (NoMethod(), "no process method"),
         (NoReturn(), "output type is not known"),
         (OneRow(), r"must return several rows.*Iterator\[Row\]"),
+        (AnyLength(), "state 'many': its value: .* has no Arrow type"),
         (ListValue(), "state 'many': value is a list"),
         (Strange(), "state 'strange': its value: .* has no Arrow type"),
     ],

@@ -2,6 +2,7 @@
 
 import copy
 import datetime as dt
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, TypedDict
@@ -114,6 +115,10 @@ def test_a_row_behaves_as_an_instance_of_its_schema():
     assert row == Order(user_id=1, amount=3, ts=row.ts)
     assert row != other
     assert hash(row) == hash(copy.copy(row))
+    assert copy.deepcopy(row) == pickle.loads(pickle.dumps(row)) == row
+    assert dict(row) == row.model_dump()
+    with pytest.raises(AttributeError):
+        row.amount = 4
     with pytest.raises(AttributeError):
         _ = row.missing
 

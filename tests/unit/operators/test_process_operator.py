@@ -74,6 +74,8 @@ class Everything(ps.KeyedProcessFunction):
     money: ps.ValueState[Annotated[Decimal, ps.Precision(10, 2)]] = ps.value_state()
     pair: ps.ValueState[Pair] = ps.value_state()
     model: ps.ValueState[Money] = ps.value_state()
+    plain: ps.ValueState[tuple[int, str | None]] = ps.value_state()
+    single: ps.ValueState[tuple[float]] = ps.value_state()
 
     def open(self, ctx):
         self.states = [getattr(self, name) for name in ALL]
@@ -104,7 +106,40 @@ ALL = {
     "money": Decimal("-12.34"),
     "pair": Pair(3, None),
     "model": Money(amount=Decimal("123456789012345678901234.56"), note=None),
+    "plain": (-1, None),
+    "single": (0.25,),
 }
+
+
+class Last(ps.KeyedProcessFunction):
+    """Says the value a key had before."""
+
+    last: ps.ValueState[tuple[int, str]] = ps.value_state()
+
+    def process(self, row, ctx) -> Iterator[Out]:
+        before = self.last.value()
+        yield Out(row.k, "none" if before is None else before[1], None if before is None else before[0])
+        self.last.update((row.v, f"v{row.v}"))
+
+
+@pytest.mark.parametrize("known", [{2}, {1, 2, 4, 5}, {1, 2, 3, 4, 5}, set()])
+def test_values_are_found_whether_few_or_most_keys_of_a_batch_have_one(world, known):
+    op = world.open(Last())
+    op.rows(*((k, 10 * k, 0) for k in sorted(known)))
+    assert op.rows(*((k, 0, 1) for k in range(1, 6))) == [
+        (k, f"v{10 * k}", 10 * k, 1) if k in known else (k, "none", None, 1) for k in range(1, 6)
+    ]
+
+
+class WrongTuple(Last):
+    def process(self, row, ctx) -> Iterator[Out]:
+        self.last.update((row.v,))
+        return ()
+
+
+def test_a_tuple_of_another_length_is_refused(world):
+    with pytest.raises(PenstockError, match=r"state 'last': a value has 1 fields.*f0, f1"):
+        world.open(WrongTuple()).rows((1, 1, 1))
 
 
 @pytest.mark.parametrize("schema", [SCHEMA, NAMES])
