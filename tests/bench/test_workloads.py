@@ -42,6 +42,34 @@ def test_a_workload_is_right(arguments):
     assert figures["workload"] == arguments[0]
     assert figures["events"] == int(arguments[2])
     assert figures["checkpoints"] >= 1
+    assert len(figures["bytes_per_checkpoint"]) == len(figures["puts_per_checkpoint"]) == figures["checkpoints"]
+    assert min(figures["puts_per_checkpoint"]) >= 1, "the manifest at least"
+    assert figures["max_freeze_ms"] >= 0
+    assert 0 <= figures["worker_growth_mb"] <= figures["worker_private_mb"]
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_w4_is_right_and_stands_beside_the_clients_without_a_job():
+    figures = bench("w4", "--events", "510000")
+    assert (figures["workload"], figures["events"]) == ("w4", 510_000)
+    assert {name: found["events"] for name, found in figures["peers"].items()} == {
+        "bare-client": 510_000,
+        "reader-json": 510_000,
+    }
+    assert figures["ratios"].keys() == figures["peers"].keys()
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_pairs_show_what_checkpoints_take():
+    figures = bench("w2", "--events", "300000", "--checkpoint-interval", "300ms", "--pairs", "1")
+    (pair,) = figures["pairs"]
+    assert pair["with"]["checkpoints"] >= pair["without"]["checkpoints"] == 1
+    assert figures["median_loss_percent"].keys() == {"events_per_cpu_second", "events_per_second"}
 
 
 def others(*arguments):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,13 @@ def main(build: str, folder: Path, options: BenchOptions) -> None:
     """Run the job; leave the outcome."""
     runs: list[JobRun] = []
 
+    running: list[float] = []
+
     def on_poll(handle: JobHandle, job: dict[str, Any]) -> None:
+        if job["state"] == "RUNNING" and not running:
+            running.append(time.time())
         if job["state"] == "FINISHED":
-            runs.append(_run_of(handle))
+            runs.append(_run_of(handle, running[0] if running else 0.0))
 
     module, _, function = build.partition(":")
     with use_executor(EmbeddedExecutor(on_poll=on_poll), options.settings):
@@ -37,12 +42,18 @@ def main(build: str, folder: Path, options: BenchOptions) -> None:
     (folder / "outcome.json").write_bytes(msgspec.json.encode(runs[-1] if runs else JobRun()))
 
 
-def _run_of(handle: JobHandle) -> JobRun:
+def _run_of(handle: JobHandle, running_at: float) -> JobRun:
     found = handle.client.checkpoints(handle.job_id)
+    done = [entry for entry in found["history"] if entry["status"] == "COMPLETED"]
     return JobRun(
         checkpoints=found["counts"]["completed"],
-        checkpoint_bytes=sum(int(entry["checkpointed_size"]) for entry in found["history"]),
+        checkpoint_bytes=sum(int(entry["checkpointed_size"]) for entry in done),
+        checkpoint_puts=sum(int(entry["objects_written"]) for entry in done),
+        bytes_per_checkpoint=[int(entry["checkpointed_size"]) for entry in reversed(done)],
+        puts_per_checkpoint=[int(entry["objects_written"]) for entry in reversed(done)],
+        max_freeze_ms=round(max((float(entry["max_sync_duration"]) for entry in done), default=0.0), 3),
         restarts=int(handle.client.summary(handle.job_id)["restarts"]),
+        running_at=running_at,
     )
 
 

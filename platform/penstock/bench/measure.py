@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.bench.options import BenchOptions
-from penstock.bench.peers import run_peers
+from penstock.bench.pairs import measure_pairs
+from penstock.bench.peers import Contest, run_peers
 from penstock.bench.reference import agrees
 from penstock.bench.tree_meter import TreeMeter, become_reaper
 from penstock.core.errors import PenstockError
 from penstock_connectors.workloads import read_marks
 
 if TYPE_CHECKING:
+    from penstock.bench.peers import Trial
     from penstock_connectors.workloads import Marks
 
 _CHILD = "penstock.bench.child"
@@ -39,17 +42,27 @@ class BenchJob:
     workload: str
     #: `module:function` of (options, folder), which builds and executes the job, keeping its marks in the folder.
     build: str
-    #: The right answer, computed without the engine.
-    checksum: str
+    #: The right answer for a number of events, computed without the engine.
+    right: Callable[[int], str]
     events: int
+    #: For peers that read from a broker: makes the topics of a run.
+    prepare: Callable[[int], Trial] | None = None
 
 
 class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     """What the child says of the job it ran."""
 
     checkpoints: int = 0
+    #: Of the last hundred checkpoints; PUTs are objects of state and output and the manifest.
     checkpoint_bytes: int = 0
+    checkpoint_puts: int = 0
+    bytes_per_checkpoint: list[int] = []
+    puts_per_checkpoint: list[int] = []
+    #: Longest synchronous part of any subtask.
+    max_freeze_ms: float = 0.0
     restarts: int = 0
+    #: When the job was seen to run, seconds since the epoch.
+    running_at: float = 0.0
 
 
 def measure_job(job: BenchJob, options: BenchOptions) -> dict[str, Any]:
@@ -58,14 +71,40 @@ def measure_job(job: BenchJob, options: BenchOptions) -> dict[str, Any]:
     Raises:
         PenstockError: the job failed, or its answer is wrong.
     """
+    if options.pairs:
+        return measure_pairs(options, lambda chosen: _measure_once(job, chosen))
+    found = _measure_once(job, options)
+    if options.peers is not None:
+        found |= run_peers(contest(job, options), found["events_per_cpu_second"])
+    return found
+
+
+def contest(job: BenchJob, options: BenchOptions) -> Contest:
+    """Return what the peers of a job are asked for."""
+    managed = options.settings.get("managed_memory_bytes")
+    return Contest(
+        folder=options.peers,
+        workload=job.workload,
+        events=job.events,
+        right=job.right,
+        # a peer has one process with all slots
+        managed_bytes=int(managed) * options.parallelism if managed is not None else None,
+        checkpoint_ms=options.checkpoint_interval_ms or 0,
+        prepare=job.prepare,
+    )
+
+
+def _measure_once(job: BenchJob, options: BenchOptions) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         meter, run = run_child(job.build, options, Path(folder))
         marks = read_marks(Path(folder) / "marks")
-    require_right(job.workload, marks.checksum, job.checksum)
-    found = {**figures(job, options, marks, meter), **msgspec.to_builtins(run)}
-    if options.peers is not None:
-        found["peers"] = run_peers(options.peers, job.workload, job.events, job.checksum)
-    return found
+    require_right(job.workload, marks.checksum, job.right(job.events))
+    return figures(job, options, marks, meter) | checkpoint_figures(run)
+
+
+def checkpoint_figures(run: JobRun) -> dict[str, Any]:
+    """Return what a run says of its checkpoints."""
+    return {name: value for name, value in msgspec.to_builtins(run).items() if name != "running_at"}
 
 
 def run_child(build: str, options: BenchOptions, folder: Path) -> tuple[TreeMeter, JobRun]:
@@ -111,6 +150,7 @@ def figures(job: BenchJob, options: BenchOptions, marks: Marks, meter: TreeMeter
     """Return the figures every workload has, in their order."""
     wall = marks.last_result - marks.first_record
     cpu = meter.cpu_between(marks.first_record, marks.last_result)
+    private, growth = meter.workers_private_mb(marks.first_record)
     return {
         "workload": job.workload,
         "events": job.events,
@@ -119,8 +159,10 @@ def figures(job: BenchJob, options: BenchOptions, marks: Marks, meter: TreeMeter
         "cpu_seconds": round(cpu, 3),
         "events_per_cpu_second": round(job.events / cpu) if cpu else 0,
         "peak_rss_mb": meter.peak_rss_bytes // 1_000_000,
-        "checksum": job.checksum,
+        "checksum": marks.checksum,
         "cpu_seconds_total": round(meter.total, 3),
         "cpu_seconds_by_process": meter.by_process(),
+        "worker_private_mb": private,
+        "worker_growth_mb": growth,
         "load": round(os.getloadavg()[0], 1),
     }

@@ -10,6 +10,7 @@ from penstock.core.errors import UsageError
 
 _MAX_EVENTS = 1 << 31
 _MAX_PARALLELISM = 1024
+_MAX_PAIRS = 100
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +27,10 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     nullable: bool = False
     #: Folder of other engines set up for the same workloads; they then run in the same invocation.
     peers: str | None = None
+    #: How often the job runs both with and without checkpoints, in turn; 0: once, as the other options say.
+    pairs: int = 0
+    #: Kafka broker of the workloads and peers that need one.
+    bootstrap: str | None = None
     #: Settings of the job by name.
     settings: dict[str, str] = {}
 
@@ -50,6 +55,17 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.keys not in ("int", "string"):
             msg = f"--keys {self.keys!r} is not a type of key"
             raise UsageError(msg, hint="use int or string")
+        if not 0 <= self.pairs <= _MAX_PAIRS:
+            msg = f"--pairs must be from 0 to {_MAX_PAIRS}, not {self.pairs}"
+            raise UsageError(msg, hint="three to seven pairs show a few percent")
+        if self.pairs and self.checkpoint_interval_ms is None:
+            raise UsageError("--pairs with --no-checkpoints has nothing to compare", hint="leave one of them out")
+        if self.pairs and self.peers is not None:
+            raise UsageError("--pairs and --peers are two questions", hint="ask them one after the other")
+        if self.peers is not None and (self.keys != "int" or self.nullable):
+            raise UsageError(
+                "the peers have no such variant", hint="--peers goes with integer keys that are never null"
+            )
 
     def _interval_or(self, default: int) -> int:
         return default if self.checkpoint_interval_ms is None else self.checkpoint_interval_ms

@@ -7,12 +7,14 @@ a state for each of four, in turn: count and sum as a tuple, as the peers' funct
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import penstock as ps
 from penstock.bench import reference
 from penstock.bench.measure import BenchJob, measure_job
 from penstock.bench.sources import environment, events_of
+from penstock.bench.topics import Topics
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,8 +82,9 @@ def w5(options: BenchOptions) -> dict[str, Any]:
     if options.nullable or options.keys != "int":
         raise UsageError("w5 has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
     count = options.events_or(_EVENTS)
-    checksum = reference.windows(count, _SIZE_MS, _SIZE_MS)
-    job = BenchJob(workload="w5", build="penstock.bench.process:build", checksum=checksum, events=count)
+    right = cache(lambda events: reference.windows(events, _SIZE_MS, _SIZE_MS))
+    prepare = None if options.bootstrap is None else Topics(options.bootstrap, keyed=True).trial
+    job = BenchJob(workload="w5", build="penstock.bench.process:build", right=right, events=count, prepare=prepare)
     return measure_job(job, options)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from penstock.bench.peers import peers_of
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ WORKLOADS: dict[str, tuple[str, str]] = {
     "w2": ("penstock.bench.running:w2", "key by key, count and sum after every event; RocksDB, a checkpoint every 5 s"),
     "w2x": ("penstock.bench.running:w2x", "the same with memory for a tenth of the keys"),
     "w3": ("penstock.bench.stateless:w3", "filter and two columns by expressions, no key, no state"),
+    "w4": ("penstock.bench.kafka_windows:w4", "w1 from Kafka to Kafka, JSON, exactly once"),
     "w5": ("penstock.bench.process:w5", "w1 by hand: a Python function by row with value state and a timer"),
     "startup": (
         "penstock.bench.startup:startup",
@@ -60,6 +62,21 @@ WORKLOADS: dict[str, tuple[str, str]] = {
         for variant in ("", "-whole")
     },
 }
+
+#: Those whose job runs with and without checkpoints when `--pairs` is given.
+_PAIRED = {"w1", "w1s", "w1hot", "w1skew", "w2", "w2x", "w3", "w5", "shuffle"}
+
+
+def needs_broker(name: str, options: BenchOptions) -> bool:
+    """Whether the workload, or a peer of it, reads from a Kafka broker.
+
+    Raises:
+        UsageError: the options ask for peers it does not have, or for pairs of what is not run in pairs.
+    """
+    peers = peers_of(options.peers, name) if options.peers is not None else ()
+    if options.pairs and name not in _PAIRED:
+        raise UsageError(f"{name} is not run in pairs", hint=f"--pairs goes with {', '.join(sorted(_PAIRED))}")
+    return name == "w4" or any(peer.broker for peer in peers)
 
 
 def workload(name: str) -> Callable[[BenchOptions], dict[str, Any]]:

@@ -8,6 +8,7 @@ it stands as `*`.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -62,6 +63,6 @@ def _measure(name: str, options: BenchOptions, settings: dict[str, str]) -> dict
         options = msgspec.structs.replace(options, checkpoint_interval_ms=_INTERVAL_MS)
     options = msgspec.structs.replace(options, settings=settings | options.settings)
     count = options.events_or(_EVENTS)
-    checksum = reference.running(count, _KEYS, ordered=options.parallelism == 1)
-    job = BenchJob(workload=name, build="penstock.bench.running:build", checksum=checksum, events=count)
+    right = cache(lambda events: reference.running(events, _KEYS, ordered=options.parallelism == 1))
+    job = BenchJob(workload=name, build="penstock.bench.running:build", right=right, events=count)
     return measure_job(job, options)

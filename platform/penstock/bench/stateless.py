@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from penstock.bench import reference
@@ -56,7 +57,5 @@ def _measure(name: str, options: BenchOptions, expected: Any) -> dict[str, Any]:
     if options.nullable or (options.keys != "int" and name == "w3"):
         raise UsageError(f"{name} has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
     count = options.events_or(_EVENTS)
-    job = BenchJob(
-        workload=name, build=f"penstock.bench.stateless:build_{name}", checksum=expected(count), events=count
-    )
+    job = BenchJob(workload=name, build=f"penstock.bench.stateless:build_{name}", right=cache(expected), events=count)
     return measure_job(job, options)

@@ -18,6 +18,8 @@ _SAMPLE_SECONDS = 0.05
 #: The whole of /proc is looked through for new members of the tree this often only: it takes milliseconds.
 _SEARCH_SECONDS = 0.25
 _TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGESIZE")
+_WORKER = "ps-worker"
 
 
 def become_reaper() -> None:
@@ -35,6 +37,8 @@ class TreeMeter:
         self.peak_rss_bytes = 0
         #: CPU seconds of each process, its own alone, as last seen: pid -> (what it is, seconds).
         self._processes: dict[int, tuple[str, float]] = {}
+        #: Memory of each slot worker that no other process shares, by time: pid -> [(time, bytes)].
+        self._private: dict[int, list[tuple[float, int]]] = {}
         self._known: list[int] = []
         self._searched = 0.0
         self._stopping = threading.Event()
@@ -54,8 +58,19 @@ class TreeMeter:
 
     @property
     def total(self) -> float:
-        """CPU seconds up to the last sample."""
-        return self._cpu[-1]
+        """CPU seconds up to the last sample; none where the process had ended before the first."""
+        return self._cpu[-1] if self._cpu else 0.0
+
+    def workers_private_mb(self, start: float) -> tuple[int, int]:
+        """Most private memory of a slot worker in MB, and the most one grew by since a moment."""
+        peaks, growth = [0], [0]
+        for samples in self._private.values():
+            later = [used for when, used in samples if when >= start]
+            if later:
+                before = [used for when, used in samples if when < start]
+                peaks.append(max(later))
+                growth.append(max(later) - (before[-1] if before else later[0]))
+        return max(peaks) // 1_000_000, max(growth) // 1_000_000
 
     def by_process(self) -> dict[str, list[float]]:
         """CPU seconds by what a process is: one figure for each that was seen."""
@@ -66,6 +81,8 @@ class TreeMeter:
 
     def _at(self, when: float) -> float:
         """CPU seconds up to a moment, between two samples in proportion."""
+        if not self._times:
+            return 0.0
         after = bisect.bisect(self._times, when)
         if after == 0 or after == len(self._times):
             return self._cpu[min(after, len(self._cpu) - 1)]
@@ -90,7 +107,9 @@ class TreeMeter:
             own = sum(int(fields[i]) for i in (11, 12)) / _TICKS
             self._processes[pid] = (_what(pid) or self._processes.get(pid, (name, 0.0))[0], own)
             cpu += sum(int(fields[i]) for i in (11, 12, 13, 14)) / _TICKS
-            rss += int(fields[21]) * os.sysconf("SC_PAGESIZE")
+            rss += int(fields[21]) * _PAGE
+            if name.startswith(_WORKER):
+                self._private.setdefault(pid, []).append((now, _private(pid)))
         if cpu:
             self._times.append(time.time())
             self._cpu.append(max(cpu, self._cpu[-1] if self._cpu else 0.0))
@@ -108,6 +127,15 @@ def _what(pid: int) -> str:
         return name.rstrip("-0123456789")
     parts = (word for word in words if word in {"jobmanager", "taskmanager", "penstock.taskmanager.template"})
     return next(parts, Path(words[0]).name).replace("penstock.taskmanager.template", "ps-template")
+
+
+def _private(pid: int) -> int:
+    """Bytes of resident memory that are neither a file's nor shared; what was forked and not written to counts."""
+    try:
+        words = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()
+    except OSError:
+        return 0
+    return (int(words[1]) - int(words[2])) * _PAGE
 
 
 def _stat(pid: int) -> tuple[str, list[str]] | None:

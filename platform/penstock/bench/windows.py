@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import penstock as ps
@@ -64,8 +65,8 @@ def _measure(
     name: str, options: BenchOptions, slide_ms: int, users: reference.Users = reference.EVEN
 ) -> dict[str, Any]:
     count = options.events_or(_EVENTS)
-    checksum = reference.windows(count, _SIZE_MS, slide_ms, nullable=options.nullable, users=users)
-    job = BenchJob(workload=name, build=f"penstock.bench.windows:build_{name}", checksum=checksum, events=count)
+    right = cache(lambda events: reference.windows(events, _SIZE_MS, slide_ms, nullable=options.nullable, users=users))
+    job = BenchJob(workload=name, build=f"penstock.bench.windows:build_{name}", right=right, events=count)
     return measure_job(job, options)
 
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from penstock.bench.options import BenchOptions
-from penstock.bench.registry import WORKLOADS, workload
+from penstock.bench.registry import WORKLOADS, needs_broker, workload
 from penstock.cli.options import JsonOption, print_json, say
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import UsageError
@@ -24,6 +29,8 @@ def bench(
     keys: Annotated[str, typer.Option(help="Type of the key: int or string.")] = "int",
     nullable: Annotated[bool, typer.Option("--nullable", help="Key and amount may be null, and some are.")] = False,
     peers: Annotated[str | None, typer.Option(help="Folder of other engines; they run in the same call.")] = None,
+    pairs: Annotated[int, typer.Option(help="Run so many pairs with and without checkpoints; show what is lost.")] = 0,
+    bootstrap: Annotated[str | None, typer.Option(help="Kafka broker of w4; default: one is started.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
     ] = None,
@@ -43,15 +50,34 @@ def bench(
         keys=keys,  # type: ignore[arg-type]  # checked below
         nullable=nullable,
         peers=peers,
+        pairs=pairs,
+        bootstrap=bootstrap,
         settings=dict(_setting(text) for text in settings or []),
     )
     options.check()
-    figures = run(options)
+    with _broker(name, options) as chosen:
+        figures = run(chosen)
     if json:
         print_json(figures)
     else:
         for key, value in figures.items():
             say(f"{key:<24} {_shown(value)}")
+
+
+@contextlib.contextmanager
+def _broker(name: str, options: BenchOptions) -> Iterator[BenchOptions]:
+    """Yield the options with a broker where one is needed: the one named, else one that lives as long as the block."""
+    if not needs_broker(name, options) or options.bootstrap is not None:
+        yield options
+        return
+    from penstock.testing.servers import start_kafka
+
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-kafka-") as folder:
+        kafka = start_kafka(Path(folder) / "kafka", progress=lambda text: typer.echo(text, err=True))
+        try:
+            yield msgspec.structs.replace(options, bootstrap=kafka.bootstrap)
+        finally:
+            kafka.remove()
 
 
 def _list(*, as_json: bool) -> None:

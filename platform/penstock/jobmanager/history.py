@@ -27,6 +27,14 @@ class _Record:
     failure: str = ""
     sequence: int | None = None
     path: str = ""
+    #: Objects written for it, the manifest among them.
+    objects: int = 0
+
+    def paths(self) -> set[str]:
+        """Return the objects that its acks refer to."""
+        files = [s.file for ack in self.acks.values() for state in ack.snapshot.keyed for s in state.segments]
+        files += [f for ack in self.acks.values() for owed in ack.snapshot.committables for f in owed.files]
+        return {file.path for file in files if file.path}
 
     def view(self) -> CheckpointView:
         """Return it as it is shown."""
@@ -44,6 +52,7 @@ class _Record:
             failure=self.failure,
             sequence=self.sequence,
             path=self.path,
+            objects=self.objects,
             subtasks=tuple(
                 SubtaskCheckpointView(
                     vertex_id=execution.vertex_id,
@@ -73,6 +82,8 @@ class CheckpointHistory:
         self.restored_ms = -1
         self.latest_id: int | None = None
         self._latest: dict[str, CheckpointView] = {}
+        #: Objects that the newest checkpoint refers to.
+        self._paths: set[str] = set()
 
     def triggered(self, pending: PendingCheckpoint) -> None:
         """A checkpoint has begun."""
@@ -87,6 +98,9 @@ class CheckpointHistory:
         if record is None:
             return
         record.status, record.end_ms, record.sequence, record.path = "COMPLETED", now_ms, sequence, path
+        paths = record.paths()
+        record.objects = len(paths - self._paths) + 1
+        self._paths = paths
         self.completed += 1
         self._latest["savepoint" if record.kind == "savepoint" else "completed"] = record.view()
         if record.kind != "savepoint":

@@ -135,6 +135,8 @@ class CheckpointView(_View, frozen=True, kw_only=True):
     sequence: int | None = None
     #: Where the savepoint or the manifest lies.
     path: str = ""
+    #: Objects written for it: those that no checkpoint before referred to, and the manifest.
+    objects: int = 0
     subtasks: tuple[SubtaskCheckpointView, ...] = ()
 
 

@@ -238,6 +238,9 @@ def checkpoint(view: CheckpointView) -> Json:
         "num_acknowledged_subtasks": view.acknowledged,
         "checkpoint_type": "CHECKPOINT" if view.kind in ("checkpoint", "final") else "SAVEPOINT",
         "tasks": {},
+        # not Flink's: the longest synchronous part of a subtask, and objects put into the store
+        "max_sync_duration": max((subtask.sync_ms for subtask in view.subtasks), default=0.0),
+        "objects_written": view.objects,
     }
     if view.status == "COMPLETED":
         document |= {"external_path": view.path, "discarded": False}

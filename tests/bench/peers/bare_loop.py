@@ -1,7 +1,7 @@
 """w1 without an engine, an upper bound: two workers, each a source and a window thread, Arrow between them by socket.
 
 Generator, split by key group, exchange, aggregate and checksum are compiled loops; there is no API, no checkpoint, no
-recovery. `penstock bench w1 --peers tests/bench/peers` runs it and compares its answer. A worker reads no further from
+recovery. `penstock bench w1 --peers DIR` runs it and compares its answer. A worker reads no further from
 the source that is ahead than its ring of open windows reaches: without that bound two sources drift apart on a busy
 machine and rows of a later window are added to an earlier one.
 
@@ -10,6 +10,7 @@ usage: python bare_loop.py EVENTS
 
 from __future__ import annotations
 
+import json
 import multiprocessing as mp
 import queue
 import socket
@@ -271,7 +272,8 @@ def main() -> None:
             process.join()
     wall, cpu = max(f[0] for f in found), sum(f[1] for f in found)
     checksum = ":".join(str(sum(f[2][i] for f in found)) for i in range(4))
-    print(f"wall {events / wall / 1e6:.1f} M/s  per CPU-s {events / cpu / 1e6:.1f} M  checksum {checksum}")
+    record = {"events_per_second": events / wall, "events_per_cpu_second": events / cpu, "checksum": checksum}
+    print(f"BENCH {json.dumps(record)}")
 
 
 if __name__ == "__main__":

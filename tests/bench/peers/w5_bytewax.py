@@ -1,7 +1,7 @@
-"""w5 in Bytewax: `python -m bytewax.run -w 1 'w5_bytewax:flow(EVENTS, FOLDER)'`; the sums are left in the folder.
+"""w5 in Bytewax: `python -m bytewax.run -w 1 'w5_bytewax:flow(EVENTS, FOLDER)'`; its record is left in the folder.
 
 Bytewax has event time only inside its windows, so the function by row is a window's own logic: `on_value` for every
-row, `on_close` as the timer. Started by `run.py` with the interpreter of Bytewax's venv.
+row, `on_close` as the timer. Started by `penstock bench w5 --peers` with the interpreter of Bytewax's venv.
 """
 
 import json
@@ -90,7 +90,7 @@ class Sums(StatelessSinkPartition):
                 self.sums = [a + b for a, b in zip(self.sums, (1, n, total, check), strict=True)]
 
     def close(self):
-        record = {"sums": self.sums, "begun": BEGUN[0] if BEGUN else 0.0, "ended": time.time()}
+        record = {"checksum": ":".join(map(str, self.sums)), "t_start": BEGUN[0], "t_end": time.time()}
         Path(self.folder, f"{uuid.uuid4().hex}.json").write_text(json.dumps(record), encoding="utf-8")
 
 

@@ -1,7 +1,8 @@
-"""w5 in PyFlink: `w5_pyflink.py EVENTS process|thread FOLDER`; each subtask leaves its sums and times in the folder.
+"""w5 in PyFlink: `w5_pyflink.py EVENTS process|thread FOLDER`; each subtask leaves its record in the folder.
 
 A `KeyedProcessFunction` with four value states in turn and an event-time timer for each key and window, over events
-that the JVM generates; hash map state, no checkpoints. Started by `run.py` with the interpreter of PyFlink's venv.
+that the JVM generates; hash map state, no checkpoints. Started by `penstock bench
+w5 --peers` with the interpreter of PyFlink's venv.
 """
 
 import json
@@ -55,7 +56,7 @@ class Windows(KeyedProcessFunction):
         yield user, end, n, total
 
     def close(self):
-        record = {"sums": self.sums, "begun": self.begun, "ended": time.time()}
+        record = {"checksum": ":".join(map(str, self.sums)), "t_start": self.begun or time.time(), "t_end": time.time()}
         Path(self.folder, f"{uuid.uuid4().hex}.json").write_text(json.dumps(record), encoding="utf-8")
 
 

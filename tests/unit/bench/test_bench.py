@@ -44,6 +44,14 @@ def test_the_list_names_every_workload(monkeypatch, capsys):
         (["w3", "--keys", "string"], "no such variant"),
         (["w2", "--nullable"], "no such variant"),
         (["w5", "--nullable"], "no such variant"),
+        (["w4", "--nullable", "--bootstrap", "x:1"], "no such variant"),
+        (["w1", "--pairs", "101"], "--pairs must be from 0"),
+        (["w1", "--pairs", "-1"], "--pairs must be from 0"),
+        (["w1", "--pairs", "1", "--no-checkpoints"], "nothing to compare"),
+        (["w1", "--pairs", "1", "--peers", "x"], "two questions"),
+        (["latency", "--pairs", "1"], "not run in pairs"),
+        (["w1", "--peers", "x", "--keys", "string"], "the peers have no such variant"),
+        (["w1", "--peers", "/no/such/folder"], "cannot be read"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(arguments, message, monkeypatch, capsys):

@@ -1,0 +1,128 @@
+"""w4: JSON events in Kafka, w1's windows, results in Kafka exactly once; checkpoints every 5 s unless asked otherwise.
+
+Two clients run beside it in any case, as upper bounds: `bare-client`, confluent-kafka's `consume` in a loop that throws
+the messages away, and `reader-json`, penstock's own reader and decoder without a job. From a million events on the job
+also runs with few events: the difference is the marginal cost of an event, in which start-up, class loading and
+compilation cancel for all alike. Figures of the run are from the moment the job is seen to run to its end.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+import penstock as ps
+from penstock.bench import reference
+from penstock.bench.measure import BenchJob, checkpoint_figures, contest, figures, require_right, run_child
+from penstock.bench.options import BenchOptions
+from penstock.bench.peers import Peer, run_peers
+from penstock.bench.sources import environment
+from penstock.bench.topics import Topics, checksum, stops
+from penstock.core.errors import PenstockError, UsageError
+from penstock_connectors.kafka import KafkaSink, KafkaSource
+from penstock_connectors.workloads import Marks
+
+if TYPE_CHECKING:
+    from penstock.bench.tree_meter import TreeMeter
+
+_EVENTS = 1_000_000
+#: With so many events the job also runs with few.
+_MANY, _FEW = 1_000_000, 200_000
+_INTERVAL_MS = 5_000
+_SIZE_MS = 10_000
+
+
+class Event(ps.Schema):
+    """What the topic holds."""
+
+    user_id: int
+    amount: int
+    ts_ms: int
+
+
+def own_peers(few: int | None) -> tuple[Peer, ...]:
+    """Return the clients without a job."""
+    program = ("{python}", "-m", "penstock.bench.kafka_clients")
+    return tuple(
+        Peer(
+            name=name,
+            rival=name,
+            workloads=("w4",),
+            command=(*program, name, "{bootstrap}", "{topic}", "{events}"),
+            broker=True,
+            few_events=few,
+            answers=False,  # they read the events and end when they have all of them
+        )
+        for name in ("bare-client", "reader-json")
+    )
+
+
+def w4(options: BenchOptions) -> dict[str, Any]:
+    """Measure it."""
+    if options.nullable or options.keys != "int":
+        raise UsageError("w4 has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
+    if options.bootstrap is None:
+        raise UsageError("w4 needs a Kafka broker", hint="`penstock bench` starts one, or takes --bootstrap")
+    topics = Topics(options.bootstrap)
+    if options.checkpoint_interval_ms == BenchOptions().checkpoint_interval_ms:  # not asked for: the workload's own
+        options = msgspec.structs.replace(options, checkpoint_interval_ms=_INTERVAL_MS)
+    right = cache(lambda events: reference.windows(events, _SIZE_MS, _SIZE_MS))
+    job = BenchJob(
+        workload="w4",
+        build="penstock.bench.kafka_windows:build",
+        right=right,
+        events=options.events_or(_EVENTS),
+        prepare=topics.trial_with_output,
+    )
+    found, meter = _measure_once(job, options, topics)
+    few, marginal = _FEW if job.events >= _MANY else None, None
+    if few is not None:
+        _, small = _measure_once(replace(job, events=few), options, topics)
+        more = meter.total - small.total
+        marginal = round((job.events - few) / more) if more > 0 else None
+        found |= {"few_events": few, "few_cpu_seconds_total": round(small.total, 3)}
+        found["marginal_events_per_cpu_second"] = marginal
+    asked = replace(contest(job, options), own=own_peers(few))
+    return found | run_peers(asked, found["events_per_cpu_second"], marginal)
+
+
+def _measure_once(job: BenchJob, options: BenchOptions, topics: Topics) -> tuple[dict[str, Any], TreeMeter]:
+    source, sink = topics.source(job.events), topics.sink()
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        (Path(folder) / "topics").write_text(f"{source} {sink}", encoding="ascii")
+        chosen = msgspec.structs.replace(options, events=job.events)
+        meter, run = run_child(job.build, chosen, Path(folder))
+        ended = float((Path(folder) / "ended").read_text(encoding="ascii"))
+    answer, everything = checksum(topics.bootstrap, sink, job.events)
+    require_right(job.workload, answer, job.right(job.events))
+    if everything != job.events:  # the checksum has only windows that are closed before the input ends
+        raise PenstockError(f"w4: the windows count {everything} of {job.events} events", hint="no figure is given")
+    sums = tuple(int(part) for part in answer.split(":"))
+    marks = Marks(first_record=run.running_at, last_result=ended, sums=sums)
+    return figures(job, chosen, marks, meter) | checkpoint_figures(run), meter
+
+
+def build(options: BenchOptions, folder: Path) -> None:
+    """Run the job."""
+    count, bootstrap = options.events_or(_EVENTS), str(options.bootstrap)
+    topic_in, topic_out = (folder / "topics").read_text(encoding="ascii").split()
+    ends = {(topic_in, partition): rows for partition, rows in stops(count).items()}
+    source = KafkaSource(bootstrap, topic=topic_in, schema=Event, start="earliest", bounded=ends)
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts_ms")
+    env = environment(options, folder)
+    (
+        env.from_source(source, watermarks=strategy, uid="in")
+        .key_by("user_id")
+        .window(ps.Tumbling("10s"))
+        .aggregate(cnt=ps.count(), sm=ps.sum("amount"))
+        .uid("window")
+        .sink_to(KafkaSink(bootstrap, topic=topic_out, delivery="exactly-once"), uid="out")
+    )
+    env.execute("w4")
+    (folder / "ended").write_text(str(time.time()), encoding="ascii")

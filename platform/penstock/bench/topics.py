@@ -1,0 +1,155 @@
+"""Kafka topics of the benchmarks: events as JSON in four partitions by user, and windows read back as one checksum.
+
+Used by w4, and by w5 for a peer that reads from Kafka alone. Every topic has a name of its own, so that a broker may be
+used again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from penstock.bench import reference
+from penstock.bench.peers import Trial
+from penstock.core.errors import ConnectorError
+
+PARTITIONS = 4
+_CHUNK = 100_000
+_SECONDS = 120
+_SIZE_MS = 10_000
+
+
+class Topics:
+    """What one run of a benchmark has on a broker."""
+
+    def __init__(self, bootstrap: str, *, keyed: bool = False) -> None:
+        """With `keyed` every message has its user as key."""
+        self.bootstrap = bootstrap
+        self._keyed = keyed
+        self._run = os.urandom(4).hex()
+        self._sources: dict[int, str] = {}
+        self._sinks = 0
+
+    def source(self, events: int) -> str:
+        """Return the topic that holds so many events; it is filled when first asked for."""
+        if events not in self._sources:
+            topic = f"bench-{self._run}-in-{events}"
+            _create(self.bootstrap, topic)
+            self._fill(topic, events)
+            self._sources[events] = topic
+        return self._sources[events]
+
+    def sink(self) -> str:
+        """Return a new empty topic."""
+        self._sinks += 1
+        topic = f"bench-{self._run}-out-{self._sinks}"
+        _create(self.bootstrap, topic)
+        return topic
+
+    def trial(self, events: int) -> Trial:
+        """Return a peer's topics as words; the peer says its answer."""
+        return Trial(words={"bootstrap": self.bootstrap, "topic": self.source(events)})
+
+    def trial_with_output(self, events: int) -> Trial:
+        """Return a peer's topics as words; its answer is what lies in the output topic."""
+        topic = self.sink()
+        words = {"bootstrap": self.bootstrap, "topic": self.source(events), "out": topic}
+        return Trial(words=words, answer=lambda: checksum(self.bootstrap, topic, events)[0])
+
+    def _fill(self, topic: str, events: int) -> None:
+        from confluent_kafka import Producer
+
+        producer = Producer(
+            {"bootstrap.servers": self.bootstrap, "linger.ms": 50, "queue.buffering.max.messages": 400_000}
+        )
+        for low in range(0, events, _CHUNK):
+            columns = (column.tolist() for column in reference.events(low, min(low + _CHUNK, events)))
+            for user, amount, time in zip(*columns, strict=True):
+                value = b'{"user_id":%d,"amount":%d,"ts_ms":%d}' % (user, amount, time)
+                key = b"%d" % user if self._keyed else None
+                while True:
+                    try:
+                        producer.produce(topic, value, key, partition=user % PARTITIONS)
+                        break
+                    except BufferError:
+                        producer.poll(0.05)
+            producer.poll(0)
+        left = producer.flush(_SECONDS)
+        if left:
+            raise ConnectorError(f"{left} events were not taken by the broker at {self.bootstrap} in {_SECONDS} s")
+
+
+def stops(events: int) -> dict[int, int]:
+    """Return how many of the events each partition holds."""
+    counts = np.zeros(PARTITIONS, np.int64)
+    for users, _, _ in reference.chunks(events):
+        counts += np.bincount(users % PARTITIONS, minlength=PARTITIONS)
+    return dict(enumerate(counts.tolist()))
+
+
+def checksum(bootstrap: str, topic: str, events: int) -> tuple[str, int]:
+    """Return the checksum of the windows in a topic as a read-committed consumer sees them, and all windows' count."""
+    everything = 0
+    cut = reference.last_sure_window(events, _SIZE_MS)
+    result = [0, 0, 0, 0]
+    for row in _read(bootstrap, topic):
+        everything += row["cnt"]
+        user, end, count, total = row["user_id"], _ms(row["window_end"]), row["cnt"], row["sm"]
+        if end <= cut:
+            number = (end - reference.T0_MS) // _SIZE_MS
+            check = ((user * 31 + number * 17 + count) * (total + 7)) % reference.MODULUS
+            result = [a + b for a, b in zip(result, (1, count, total, check), strict=True)]
+    return ":".join(map(str, result)), everything
+
+
+def _ms(time: int | str) -> int:
+    if isinstance(time, int):
+        return time
+    return int(np.datetime64(time.rstrip("Z").partition("+")[0], "ms").astype(np.int64))
+
+
+def _create(bootstrap: str, topic: str) -> None:
+    from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})  # must outlive its futures
+    for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1)], operation_timeout=20).values():
+        try:
+            future.result(timeout=30)
+        except Exception as error:
+            msg = f"topic {topic} cannot be created at {bootstrap}: {error}"
+            raise ConnectorError(msg, hint="is it a reachable Kafka broker?") from error
+
+
+def _read(bootstrap: str, topic: str) -> Iterator[dict[str, Any]]:
+    from confluent_kafka import Consumer, KafkaError, TopicPartition
+
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "bench",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+        }
+    )
+    consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
+    ended: set[int | None] = set()
+    try:
+        while len(ended) < PARTITIONS:
+            messages = consumer.consume(10_000, 20.0)
+            if not messages:
+                raise ConnectorError(f"reading {topic} back stalled", hint="is the broker up?")
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    yield json.loads(message.value() or b"")
+                elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's public constant
+                    ended.add(message.partition())
+                else:
+                    raise ConnectorError(f"reading {topic} back failed: {error}")
+    finally:
+        consumer.close()
