@@ -60,9 +60,9 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: `all` = sums and means of floats too, whose last digits then depend on the batches, `off` = nothing.
     combine: Literal["exact", "all", "off"] = "exact"
     #: A batch of fewer rows is not combined.
-    combine_min_rows: int = 1024
+    combine_min_rows: int = 4096
     #: Nor one that would be left with more than this part of its rows; then the next are not tried for some time.
-    combine_ratio: float = 0.25
+    combine_ratio: float = 0.1
     restart: RestartStrategy = RestartStrategy()
     #: Sink back-pressure limits for output not yet known published.
     sink_pending_max_bytes: int = 4 << 30
