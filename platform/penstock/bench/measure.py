@@ -23,6 +23,7 @@ from penstock.bench.pairs import measure_pairs
 from penstock.bench.peers import Contest, run_peers
 from penstock.bench.reference import agrees
 from penstock.bench.tree_meter import TreeMeter, become_reaper
+from penstock.config.settings import JobSettings
 from penstock.core.errors import PenstockError
 from penstock_connectors.workloads import read_marks
 
@@ -81,14 +82,14 @@ def measure_job(job: BenchJob, options: BenchOptions) -> dict[str, Any]:
 
 def contest(job: BenchJob, options: BenchOptions) -> Contest:
     """Return what the peers of a job are asked for."""
-    managed = options.settings.get("managed_memory_bytes")
+    managed = options.managed_memory_bytes
     return Contest(
         folder=options.peers,
         workload=job.workload,
         events=job.events,
         right=job.right,
         # a peer has one process with all slots
-        managed_bytes=int(managed) * options.parallelism if managed is not None else None,
+        managed_bytes=managed * options.parallelism if managed != JobSettings().managed_memory_bytes else None,
         checkpoint_ms=options.checkpoint_interval_ms or 0,
         prepare=job.prepare,
     )
@@ -162,6 +163,7 @@ def figures(job: BenchJob, options: BenchOptions, marks: Marks, meter: TreeMeter
         "checksum": marks.checksum,
         "cpu_seconds_total": round(meter.total, 3),
         "cpu_seconds_by_process": meter.by_process(),
+        "managed_memory_mb": round(options.managed_memory_bytes / 1e6, 1),
         "worker_private_mb": private,
         "worker_growth_mb": growth,
         "load": round(os.getloadavg()[0], 1),

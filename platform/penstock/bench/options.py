@@ -6,6 +6,7 @@ from typing import Literal
 
 import msgspec
 
+from penstock.config.settings import JobSettings, with_overrides
 from penstock.core.errors import UsageError
 
 _MAX_EVENTS = 1 << 31
@@ -38,8 +39,13 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Return the number of events asked for, else the workload's own."""
         return default if self.events is None else self.events
 
+    @property
+    def managed_memory_bytes(self) -> int:
+        """Memory for state that a slot of the job has."""
+        return with_overrides(JobSettings(), self.settings).managed_memory_bytes
+
     def check(self) -> None:
-        """Refuse sizes that make no sense.
+        """Refuse sizes that make no sense, and settings there are not.
 
         Raises:
             UsageError: one of them does.
@@ -66,6 +72,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 "the peers have no such variant", hint="--peers goes with integer keys that are never null"
             )
+
+        with_overrides(JobSettings(), self.settings)
 
     def _interval_or(self, default: int) -> int:
         return default if self.checkpoint_interval_ms is None else self.checkpoint_interval_ms

@@ -45,6 +45,7 @@ def test_the_list_names_every_workload(monkeypatch, capsys):
         (["w2", "--nullable"], "no such variant"),
         (["w5", "--nullable"], "no such variant"),
         (["w4", "--nullable", "--bootstrap", "x:1"], "no such variant"),
+        (["w1", "--set", "nothing=1"], "unknown setting 'nothing'"),
         (["w1", "--pairs", "101"], "--pairs must be from 0"),
         (["w1", "--pairs", "-1"], "--pairs must be from 0"),
         (["w1", "--pairs", "1", "--no-checkpoints"], "nothing to compare"),
