@@ -53,6 +53,8 @@ class SourceOperator(Operator):
         self._context = context
         spec = msgspec.convert(context.spec.config["source"], SourceSpec)
         self._spec = spec
+        #: Rows to ask of the reader in one poll; the task asks for fewer in front of row functions.
+        self.poll_rows = POLL_ROWS
         self._where = f"source {context.spec.uid!r}"
         self._policy = bad_record_policy(spec)
         self._schema = schema_from_text(spec.schema)
@@ -126,7 +128,7 @@ class SourceOperator(Operator):
             self._watermarks.pass_time(now, (), backpressured=True)
             return False
         emitted = self._emit_floor(out)
-        result = self._reader.poll(POLL_ROWS)
+        result = self._reader.poll(self.poll_rows)
         self._drained = result.drained
         for batch in result.batches:
             emitted |= self._emit(batch, out)

@@ -32,6 +32,7 @@ from penstock.task.failure import describe
 from penstock.task.mailbox import Mailbox
 from penstock.task.reports import TaskReports
 from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain, restored_watermark
+from penstock.task.row_pieces import RowPieces
 from penstock.task.snapshot import Cut, SnapshotPipeline, SnapshotServices
 from penstock.task.source_pacing import SourcePacing
 from penstock.task.step import StepResult
@@ -64,6 +65,7 @@ class Subtask:
         self._gate = environment.network.create_gate(deployment, wake)
         self._outputs = list(environment.network.create_outputs(deployment, wake))
         self._chain = build_chain(deployment, environment, self._outputs)
+        self._pieces = RowPieces(self._chain, deployment.operators, self._clock)
         channels = self._gate.channel_count if self._gate is not None else 0
         self._alignment = Alignment(channels)
         self._aligned_since: float | None = None
@@ -194,6 +196,10 @@ class Subtask:
             self._chain.process_time(wall)
         if self._gate is None:
             return self._poll_source(now)
+        if self._pieces.waiting:
+            self.metrics.enter(BUSY)
+            self._pieces.go_on()
+            return StepResult.BUSY
         polled = self._gate.poll()
         if polled is None:
             return StepResult.IDLE
@@ -223,7 +229,7 @@ class Subtask:
         if self._pacing.lingers(now):
             return StepResult.IDLE
         self.metrics.enter(BUSY)
-        if self._chain.poll(backpressured=False) or source.finished:
+        if self._pieces.poll() or source.finished:
             self._pacing.gave(now, drained=source.drained)
             return StepResult.BUSY
         self._pacing.gave_nothing(now)
@@ -233,7 +239,7 @@ class Subtask:
         assert self._gate is not None  # noqa: S101 - elements come from a gate
         match element:
             case Batch():
-                self._chain.batch(element, self._gate.input_index_of(channel))
+                self._pieces.feed(element, self._gate.input_index_of(channel))
             case Watermark():
                 self._advance(self._watermarks.update(channel, element.timestamp))
             case WatermarkStatus():

@@ -1,0 +1,96 @@
+"""`RowPieces`: what a chain with row functions is given at a time, by the measured time of a row.
+
+A batch of a full buffer has tens of thousands of rows: as Python objects they no longer fit the processor's cache,
+and everything else in the thread (mails, flushes, the other subtasks) waits until the last of them is done. So such
+chains are fed in pieces of at most `MOST_ROWS`, and of fewer where a row takes long. Kept by `task.subtask`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.elements import Batch
+
+if TYPE_CHECKING:
+    from penstock.core.clock import Clock
+    from penstock.graph.job_graph import OperatorSpec
+    from penstock.task.chain import Chain
+
+#: So many rows and their values are about the second-level cache of a core.
+MOST_ROWS = 4096
+#: A piece should take no longer; one of fewer rows than this would cost more in its overhead.
+TARGET_MS = 10.0
+LEAST_ROWS = 64
+#: A row is taken to be as fast as the fastest piece of late: slow ones were interrupted. Per piece, this is forgotten.
+_FORGET = 1.2
+_ROW_KINDS = frozenset({"map", "flat_map", "filter_rows", "process"})
+_BEFORE = frozenset({"source", "project"})
+
+
+class RowPieces:
+    """Feeds the head of a chain; at most one batch waits."""
+
+    def __init__(self, chain: Chain, operators: Sequence[OperatorSpec], clock: Clock) -> None:
+        """Chains without row functions are fed whole batches."""
+        self._chain = chain
+        self._clock = clock
+        self._cuts = feeds_rows([operator.kind for operator in operators])
+        self._rest: Batch | None = None
+        self._input_index = 0
+        self._ms_a_row = TARGET_MS / LEAST_ROWS
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a part of the last batch is still to be fed."""
+        return self._rest is not None
+
+    @property
+    def rows(self) -> int:
+        """Rows of the next piece."""
+        return max(LEAST_ROWS, round(TARGET_MS / self._ms_a_row))
+
+    def feed(self, batch: Batch, input_index: int) -> None:
+        """Feed a batch, or its first piece."""
+        if self._cuts:
+            self._rest, self._input_index = batch, input_index
+            self.go_on()
+        else:
+            self._chain.batch(batch, input_index)
+
+    def go_on(self) -> None:
+        """Feed the next piece of the batch."""
+        batch = self._rest
+        if batch is None:
+            return
+        rows = self.rows
+        if batch.num_rows > rows:
+            piece, self._rest = Batch(batch.data.slice(0, rows)), Batch(batch.data.slice(rows))
+        else:
+            piece, self._rest = batch, None
+        begun = self._clock.monotonic_ms()
+        self._chain.batch(piece, self._input_index)
+        self._took(piece.num_rows, begun)
+
+    def poll(self) -> bool:
+        """Let the source at the head emit a piece; True if it did."""
+        if not self._cuts:
+            return self._chain.poll(backpressured=False)
+        link = self._chain.links[0]
+        source: Any = link.operator
+        source.poll_rows = self.rows
+        before, begun = link.records_out, self._clock.monotonic_ms()
+        gave = self._chain.poll(backpressured=False)
+        self._took(link.records_out - before, begun)
+        return gave
+
+    def _took(self, rows: int, begun_ms: float) -> None:
+        if rows:
+            seen = (self._clock.monotonic_ms() - begun_ms) / rows
+            self._ms_a_row = max(TARGET_MS / MOST_ROWS, min(_FORGET * self._ms_a_row, seen))
+
+
+def feeds_rows(kinds: Sequence[str]) -> bool:
+    """Whether rows come to a row function as they come into the chain, and no function asks for whole batches."""
+    first = next((index for index, kind in enumerate(kinds) if kind in _ROW_KINDS), None)
+    return first is not None and _BEFORE.issuperset(kinds[:first]) and "map_batches" not in kinds

@@ -1,0 +1,125 @@
+"""Chains with row functions are fed in pieces of a bounded time, others whole batches."""
+
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from penstock.core.clock import ManualClock
+from penstock.core.elements import Batch
+from penstock.task.row_pieces import LEAST_ROWS, MOST_ROWS, TARGET_MS, RowPieces, feeds_rows
+from penstock.task.step import StepResult
+
+
+class Chain:
+    """Takes `ms` for a row."""
+
+    def __init__(self, clock, ms=0.0):
+        self.clock, self.ms = clock, ms
+        self.seen = []
+        self.asked = []
+        self.links = [SimpleNamespace(operator=SimpleNamespace(poll_rows=None), records_out=0)]
+
+    def batch(self, batch, input_index):
+        assert input_index == 1
+        self.seen.append(batch.data.column(0).to_pylist())
+        self.clock.advance(self.ms * batch.num_rows)
+
+    def poll(self, *, backpressured):
+        assert not backpressured
+        rows = self.links[0].operator.poll_rows
+        self.asked.append(rows)
+        self.links[0].records_out += rows
+        self.clock.advance(self.ms * rows)
+        return True
+
+
+def pieces_of(*kinds, ms=0.0):
+    clock = ManualClock()
+    chain = Chain(clock, ms)
+    return chain, RowPieces(chain, [SimpleNamespace(kind=kind) for kind in kinds], clock)
+
+
+def feed(pieces, count):
+    pieces.feed(Batch(pa.record_batch({"n": list(range(count))})), 1)
+    while pieces.waiting:
+        pieces.go_on()
+
+
+def test_every_row_is_fed_once_and_in_order_in_pieces_that_fit_the_cache():
+    chain, pieces = pieces_of("process", "sink")
+    feed(pieces, 20_000)
+    assert [n for piece in chain.seen for n in piece] == list(range(20_000))
+    sizes = [len(piece) for piece in chain.seen]
+    assert sizes[0] == LEAST_ROWS, "nothing is known of the first"
+    assert set(sizes[1:-1]) == {MOST_ROWS}
+    chain.seen.clear()
+    feed(pieces, 10)
+    assert [len(piece) for piece in chain.seen] == [10]
+
+
+def test_where_a_row_takes_long_a_piece_has_fewer():
+    chain, pieces = pieces_of("map", ms=0.1)
+    feed(pieces, 1000)
+    assert {len(piece) for piece in chain.seen[1:-1]} == {TARGET_MS / 0.1}
+    chain.ms = 100.0
+    feed(pieces, 2000)
+    assert len(chain.seen[-2]) == LEAST_ROWS
+
+
+def test_one_slow_piece_changes_little():
+    chain, pieces = pieces_of("map", ms=0.01)
+    feed(pieces, 5000)
+    before = pieces.rows
+    chain.ms = 5.0
+    feed(pieces, 10)
+    assert before == 1000
+    assert pieces.rows == pytest.approx(before / 1.2, abs=1)
+
+
+def test_a_source_in_front_of_row_functions_is_asked_for_a_piece():
+    chain, pieces = pieces_of("source", "project", "map", ms=0.05)
+    assert all(pieces.poll() for _ in range(3))
+    assert chain.asked == [LEAST_ROWS, 200, 200]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "cuts"),
+    [
+        (["map"], True),
+        (["source", "project", "filter_rows", "sink"], True),
+        (["process", "window_aggregate"], True),
+        (["window_aggregate", "map"], False),
+        (["map_batches", "map"], False),
+        (["map", "map_batches"], False),
+        (["project", "sink"], False),
+    ],
+)
+def test_only_rows_on_their_way_to_a_row_function_are_cut(kinds, cuts):
+    assert feeds_rows(kinds) is cuts
+    chain, pieces = pieces_of(*kinds)
+    feed(pieces, 10_000)
+    assert (len(chain.seen) > 1) is cuts
+
+
+def test_a_barrier_behind_a_batch_waits_for_all_its_pieces_and_mails_do_not(world, batch_of):
+    w = world()
+    w.deploy()
+    w.settle()
+    sink = w.subtasks("sink")[0]
+    sink._pieces = RowPieces(sink._chain, [SimpleNamespace(kind="map")], w.clock)
+    w.sources[0].script.append(batch_of(*range(LEAST_ROWS + 5)))
+    while w.subtasks("source")[0].step() is StepResult.BUSY:
+        pass
+    w.trigger(1)
+    while w.subtasks("source")[0].step() is StepResult.BUSY:
+        pass
+    w.transport.pump_all()
+    while not w.sink.seen:
+        sink.step()
+    assert len(w.sink.seen) == LEAST_ROWS
+    mails = []
+    sink.mailbox.post(lambda: mails.append(len(w.sink.seen)))
+    w.settle()
+    assert mails == [LEAST_ROWS]
+    assert w.sink.seen == [*range(LEAST_ROWS + 5), ("barrier", 1)]
