@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import resource
-import signal
 import subprocess
 import sys
 import tempfile
@@ -262,7 +261,6 @@ def _metered(peer: Peer, words: dict[str, str]) -> tuple[str, TreeMeter]:
             errors="replace",
             cwd=words["folder"],
             env=environment,
-            start_new_session=True,
         )
     except OSError as error:
         raise PenstockError(f"{peer.name} cannot be started: {error}", hint=_SETUP_HINT) from error
@@ -271,7 +269,7 @@ def _metered(peer: Peer, words: dict[str, str]) -> tuple[str, TreeMeter]:
     try:
         text, _ = process.communicate(timeout=peer.limit_seconds)
     except subprocess.TimeoutExpired as error:
-        os.killpg(process.pid, signal.SIGKILL)
+        meter.kill()
         process.communicate()
         raise PenstockError(f"{peer.name} did not end within {peer.limit_seconds:g} s") from error
     finally:

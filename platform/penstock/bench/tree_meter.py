@@ -7,8 +7,10 @@ so that the CPU spent between two moments (first record read, last result) can b
 from __future__ import annotations
 
 import bisect
+import contextlib
 import ctypes
 import os
+import signal
 import threading
 import time
 from pathlib import Path
@@ -51,6 +53,12 @@ class TreeMeter:
         self._stopping.set()
         self._thread.join()
         self._sample()
+
+    def kill(self) -> None:
+        """End the whole tree."""
+        for pid in _tree(self._root):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def cpu_between(self, start: float, end: float) -> float:
         """CPU seconds spent between two wall-clock times (seconds since the epoch)."""
