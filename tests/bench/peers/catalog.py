@@ -64,6 +64,9 @@ def of_flink(jars):
         entry("flink-sql", "flink-sql", ("w3", *compared), sql, few_events=FEW // 2),
         entry("flink-sql", "flink-sql", BY_CLOCK, sql, few_events=FEW // 2, answers=False),
     ]
+    command = java(jars, "SqlJob", "rocksdb", NO_CHECKPOINTS)
+    few = {"few_events": FEW // 2, "most_events": 5_000_000}
+    found.append(entry("flink-sql-rocksdb", "flink-rocksdb", BY_CLOCK, command, answers=False, **few))
     for api, job in (("stream", "StreamJob"), ("sql", "SqlJob")):
         name, slow = f"flink-{api}-rocksdb", 2_000_000 if api == "sql" else 1_000_000
         command = java(jars, job, "rocksdb", NO_CHECKPOINTS)
