@@ -14,7 +14,7 @@ from penstock.core.errors import UsageError
 #: The kernel allows 107 bytes of path; some tools fewer.
 _PATH_LIMIT = 100
 _BACKLOG = 512
-_BUFFER_BYTES = 1 << 20
+_BUFFER_BYTES = 2 << 20
 
 
 class Listener:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PROTOCOL_VERSION = 1
 #: Largest payload of one frame: what one channel may hold up the others for.
-FRAME_LIMIT = 256 << 10
+FRAME_LIMIT = 1 << 20
 #: Largest message: Arrow's own limit for many things, and a bound on what a damaged header can make us allocate.
 MESSAGE_LIMIT = (1 << 31) - 1
 _SCRATCH_BYTES = 64 << 10
