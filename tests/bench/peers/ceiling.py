@@ -1,7 +1,7 @@
 """The bare loop as a peer: `ceiling.py FILE EVENTS` runs it and says its own figures as `penstock bench` wants them.
 
-It meters itself, from the first event to the last result, its kernels warm. Its answer is at times wrong: the peer is
-then run again.
+It meters itself, from the first event to the last result, its kernels warm. Its answer is at times wrong, because
+nothing bounds how far one of its sources is ahead (`bare_loop.py` does): the peer is then run again.
 """
 
 import json
