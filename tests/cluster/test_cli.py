@@ -78,6 +78,8 @@ def test_every_command_once(stage, console, work):
     assert console("show", job.name, "--json").value["job"]["state"] == "RUNNING"
     assert job.name in console("show", job_id[:12]).out
     assert console("story", job_id, "--json").value
+    wait_until(lambda: console("explain", job_id, "--json").value["cpu-ms"] > 0, 20, "a time budget")
+    assert "(output)" in console("explain", job.name).out
     assert console("savepoint", job_id, "--json").value["savepoint"]
     console("show", "no-such-job", code=2)
 

@@ -33,6 +33,9 @@ class VirtualClock:
     def monotonic_ms(self) -> float:
         return self.elapsed_ms
 
+    def cpu_ms(self) -> float:
+        return self.elapsed_ms
+
     def sleep_ms(self, duration_ms: float) -> None:
         """Leave a fiber for a while; anything else that sleeps is a fault of the engine."""
         fibers.pause(duration_ms, "sleep")

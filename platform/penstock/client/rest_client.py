@@ -83,6 +83,10 @@ class RestClient:
         """Return the figures of a progress display: records, watermark (ms), checkpoints, restarts."""
         return self._get(f"/v1/penstock/jobs/{job_id}/summary")
 
+    def budget(self, job_id: str) -> dict[str, Any]:
+        """Return the time each operator has taken, by vertex."""
+        return self._get(f"/v1/penstock/jobs/{job_id}/budget")
+
     def workers(self, job_id: str) -> list[dict[str, Any]]:
         """Return the slot workers of a job: id, pid, TaskManager."""
         workers: list[dict[str, Any]] = self._get(f"/v1/penstock/jobs/{job_id}/workers")["workers"]

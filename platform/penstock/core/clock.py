@@ -10,13 +10,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Wall time and monotonic time, both in milliseconds."""
+    """Wall time, monotonic time and CPU time, all in milliseconds."""
 
     def now_ms(self) -> int:
         """Wall-clock milliseconds since the epoch, UTC; may step."""
 
     def monotonic_ms(self) -> float:
         """Milliseconds of a clock that never steps back; only differences mean anything."""
+
+    def cpu_ms(self) -> float:
+        """CPU milliseconds of the calling thread; a system call, so not for every row."""
 
     def sleep_ms(self, duration_ms: float) -> None:
         """Block the calling thread; the manual clock advances itself instead."""
@@ -32,6 +35,10 @@ class SystemClock:
     def monotonic_ms(self) -> float:
         """Milliseconds of the monotonic clock."""
         return time.monotonic_ns() / 1e6
+
+    def cpu_ms(self) -> float:
+        """CPU milliseconds of the calling thread."""
+        return time.thread_time_ns() / 1e6
 
     def sleep_ms(self, duration_ms: float) -> None:
         """Block the calling thread for `duration_ms`."""
@@ -52,6 +59,10 @@ class ManualClock:
 
     def monotonic_ms(self) -> float:
         """Milliseconds since this clock was made."""
+        return self._elapsed_ms
+
+    def cpu_ms(self) -> float:
+        """All of the time is somebody's CPU time."""
         return self._elapsed_ms
 
     def sleep_ms(self, duration_ms: float) -> None:

@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-#: Flink's scopes: prefix of a subtask's, a TaskManager's and a JobManager's metrics.
+#: Flink's scopes: prefix of a subtask's, an operator's, a TaskManager's and a JobManager's metrics.
 TASK_SCOPE = "flink_taskmanager_job_task"
+OPERATOR_SCOPE = "flink_taskmanager_job_task_operator"
 TASKMANAGER_SCOPE = "flink_taskmanager"
 JOBMANAGER_SCOPE = "flink_jobmanager"
 JOB_SCOPE = "flink_jobmanager_job"
 
+#: `operator/<uid>/<metric>`: of one operator of a subtask's chain.
+_OPERATOR = "operator/"
 _UNSAFE = re.compile(r"[^a-zA-Z0-9_:]")
 
 
@@ -42,7 +45,11 @@ def task_samples(
             "task_name": (vertex_names or {}).get(vertex, vertex),
             "subtask_index": subtask,
         }
-        samples.extend(_samples(TASK_SCOPE, values, own))
+        samples.extend(_samples(TASK_SCOPE, {n: v for n, v in values.items() if not n.startswith(_OPERATOR)}, own))
+        for name, value in values.items():
+            if name.startswith(_OPERATOR):
+                _, operator, metric = name.split("/")
+                samples.extend(_samples(OPERATOR_SCOPE, {metric: value}, {**own, "operator_name": operator}))
     return samples
 
 

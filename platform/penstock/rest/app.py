@@ -17,6 +17,7 @@ import penstock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.metrics.prometheus import render, task_samples
 from penstock.rest import essential, flink_json
+from penstock.rest.budget import budget
 from penstock.rest.essential import status_of
 
 if TYPE_CHECKING:
@@ -191,6 +192,10 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
     @router.get("/penstock/jobs/{job_id}/workers")
     async def workers(job_id: str) -> dict[str, Any]:
         return essential.workers(dispatcher, job_id)
+
+    @router.get("/penstock/jobs/{job_id}/budget")
+    async def time_budget(job_id: str) -> dict[str, Any]:
+        return budget(dispatcher.detail(job_id))
 
     @router.get("/penstock/jobs/{job_id}/metrics")
     async def metrics(job_id: str) -> dict[str, Any]:

@@ -133,9 +133,9 @@ def io_metrics(metrics: list[dict[str, float]]) -> Json:
         "read-records-complete": True,
         "write-records": total("numRecordsOut"),
         "write-records-complete": True,
-        "accumulated-backpressured-time": total("accumulateBackPressuredTimeMs"),
-        "accumulated-idle-time": total("accumulateIdleTimeMs"),
-        "accumulated-busy-time": float(total("accumulateBusyTimeMs")),
+        "accumulated-backpressured-time": total("accumulatedBackPressuredTimeMs"),
+        "accumulated-idle-time": total("accumulatedIdleTimeMs"),
+        "accumulated-busy-time": float(total("accumulatedBusyTimeMs")),
     }
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.clock import Clock
 from penstock.core.elements import MIN_TIMESTAMP, Barrier, BarrierKind, Batch, Watermark, WatermarkStatus
 from penstock.operators.operator import Collector, Operator, OperatorContext, OperatorMetrics, OperatorSnapshot
+from penstock.task.time_budget import TimeBudget
 
 if TYPE_CHECKING:
     from penstock.core.permits import CommitPermit
@@ -33,22 +35,28 @@ class ChainLink:
 class _NextCollector:
     """Feeds the next operator of the chain."""
 
-    __slots__ = ("_edges", "_link", "_next", "_out")
+    __slots__ = ("_budget", "_edges", "_link", "_next", "_out", "_place")
 
-    def __init__(self, link: ChainLink, following: ChainLink, out: Collector, edges: _EdgeCollector) -> None:
-        self._link = link
-        self._next = following
+    def __init__(self, links: Sequence[ChainLink], place: int, out: Collector, edges: _EdgeCollector) -> None:
+        self._link = links[place - 1]
+        self._next = links[place]
+        self._place = place
         self._out = out
         self._edges = edges
+        self._budget = edges.budget
 
     def batch(self, batch: Batch) -> None:
         rows = batch.num_rows
         self._link.records_out += rows
         self._next.records_in += rows
+        before = self._budget.enter(self._place)
         self._next.operator.process_batch(batch, 0, self._out)
+        self._budget.enter(before)
 
     def watermark(self, watermark: Watermark) -> None:
+        before = self._budget.enter(self._place)
         self._next.operator.process_watermark(watermark, self._out)
+        self._budget.enter(before)
 
     def status(self, status: WatermarkStatus) -> None:
         self._next.operator.process_status(status, self._out)
@@ -60,10 +68,11 @@ class _NextCollector:
 class _EdgeCollector:
     """Feeds the edges behind the chain."""
 
-    __slots__ = ("_all", "_link", "_main", "_sides", "last_watermark")
+    __slots__ = ("_all", "_link", "_main", "_sides", "budget", "last_watermark")
 
-    def __init__(self, link: ChainLink, outputs: Sequence[ResultPartition]) -> None:
+    def __init__(self, link: ChainLink, outputs: Sequence[ResultPartition], budget: TimeBudget) -> None:
         self._link = link
+        self.budget = budget
         self._all = tuple(outputs)
         self._main = tuple(output for output in outputs if output.spec.side_output is None)
         self._sides: dict[str, tuple[ResultPartition, ...]] = {}
@@ -73,33 +82,41 @@ class _EdgeCollector:
 
     def batch(self, batch: Batch) -> None:
         self._link.records_out += batch.num_rows
+        before = self.budget.enter(self.budget.output)
         for output in self._main:
             output.batch(batch)
+        self.budget.enter(before)
 
     def watermark(self, watermark: Watermark) -> None:
         self.last_watermark = watermark.timestamp
+        before = self.budget.enter(self.budget.output)
         for output in self._all:
             output.watermark(watermark)
+        self.budget.enter(before)
 
     def status(self, status: WatermarkStatus) -> None:
         for output in self._all:
             output.status(status)
 
     def side(self, tag: str, batch: Batch) -> None:
+        before = self.budget.enter(self.budget.output)
         for output in self._sides.get(tag, ()):
             output.batch(batch)
+        self.budget.enter(before)
 
 
 class Chain:
     """Calls go in at the head."""
 
-    def __init__(self, links: Sequence[ChainLink], outputs: Sequence[ResultPartition]) -> None:
+    def __init__(self, links: Sequence[ChainLink], outputs: Sequence[ResultPartition], clock: Clock) -> None:
         """`links` in the order of data; nothing is opened yet."""
         self.links = tuple(links)
-        self._edges = _EdgeCollector(self.links[-1], outputs)
+        #: What each operator has taken of the time.
+        self.budget = TimeBudget(clock, [link.spec.uid for link in links])
+        self._edges = _EdgeCollector(self.links[-1], outputs, self.budget)
         collectors: list[Collector] = [self._edges]
-        for index in range(len(self.links) - 2, -1, -1):
-            collectors.insert(0, _NextCollector(self.links[index], self.links[index + 1], collectors[0], self._edges))
+        for place in range(len(self.links) - 1, 0, -1):
+            collectors.insert(0, _NextCollector(self.links, place, collectors[0], self._edges))
         self._collectors = tuple(collectors)
         self._head = self.links[0]
         self._head_out = collectors[0]
@@ -108,9 +125,9 @@ class Chain:
         self._blocking: tuple[Any, ...] = tuple(
             link.operator for link in self.links if hasattr(type(link.operator), "available")
         )
-        self._timed: tuple[tuple[Any, Collector], ...] = tuple(
-            (link.operator, out)
-            for link, out in zip(self.links, self._collectors, strict=True)
+        self._timed: tuple[tuple[Any, Collector, int], ...] = tuple(
+            (link.operator, out, place)
+            for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
             if hasattr(type(link.operator), "process_time")
         )
 
@@ -123,11 +140,15 @@ class Chain:
     def batch(self, batch: Batch, input_index: int) -> None:
         """Rows came in."""
         self._head.records_in += batch.num_rows
+        self.budget.begin(0)
         self._head.operator.process_batch(batch, input_index, self._head_out)
+        self.budget.end()
 
     def watermark(self, watermark: Watermark) -> None:
         """The combined watermark of the input advanced."""
+        self.budget.begin(0)
         self._head.operator.process_watermark(watermark, self._head_out)
+        self.budget.end()
 
     def status(self, status: WatermarkStatus) -> None:
         """The combined input became idle or active."""
@@ -136,21 +157,26 @@ class Chain:
     def poll(self, *, backpressured: bool) -> bool:
         """Let the source at the head emit a piece; True if it did."""
         source: Any = self._head.operator
-        return bool(source.poll(self._head_out, backpressured=backpressured))
+        self.budget.begin(0)
+        emitted = bool(source.poll(self._head_out, backpressured=backpressured))
+        self.budget.end()
+        return emitted
 
     @property
     def next_timer_ms(self) -> float | None:
         """When (wall-clock time) the next timer of an operator is due; None: no operator waits for one."""
         if not self._timed:
             return None
-        return min((due for o, _ in self._timed if (due := o.next_timer_ms) is not None), default=None)
+        return min((due for o, _, _ in self._timed if (due := o.next_timer_ms) is not None), default=None)
 
     def process_time(self, now_ms: int) -> None:
         """Processing time has come to `now_ms`: let the operators' timers fire."""
-        for operator, out in self._timed:
+        for operator, out, place in self._timed:
             due = operator.next_timer_ms
             if due is not None and due <= now_ms:
+                self.budget.begin(place)
                 operator.process_time(now_ms, out)
+                self.budget.end()
 
     def emit_watermark(self, watermark: Watermark) -> None:
         """Emit a watermark behind the source at the head (drain); an idle one becomes active: else nobody listens."""
@@ -173,8 +199,10 @@ class Chain:
         """All input has ended: let every operator emit the rest."""
         if not self._finished:
             self._finished = True
-            for link, out in zip(self.links, self._collectors, strict=True):
+            for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True)):
+                self.budget.begin(place)
                 link.operator.finish(out)
+                self.budget.end()
 
     def notify_complete(self, permit: CommitPermit) -> None:
         """A checkpoint is durable."""

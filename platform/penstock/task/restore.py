@@ -52,7 +52,7 @@ class ChainServices:
 def build_chain(deployment: TaskDeployment, environment: TaskEnvironment, outputs: list[ResultPartition]) -> Chain:
     """Return the chain, not opened."""
     links = [ChainLink(spec, environment.create_operator(spec.kind)) for spec in deployment.operators]
-    return Chain(links, outputs)
+    return Chain(links, outputs, environment.clock)
 
 
 def open_chain(

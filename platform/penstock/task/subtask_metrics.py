@@ -73,6 +73,7 @@ class SubtaskMetrics:
             "currentOutputWatermark": float(last // 1000),
             "numLateRecordsDropped": float(sum(link.metrics.late_records_dropped for link in links)),
             **self._group.read(),
+            **self._chain.budget.read(),
         }
         if combined := sum(output.records_combined for output in self._outputs):
             values["numRecordsCombined"] = float(combined)

@@ -25,3 +25,12 @@ def test_names_are_made_legal():
 
 def test_nothing_renders_to_nothing():
     assert render([]) == ""
+
+
+def test_operators_have_a_scope_and_a_label_of_their_own():
+    text = render(task_samples({"abc/1": {"operator/totals/cpuTimeMsPerSecond": 12.5, "numRecordsIn": 1.0}}, {}))
+    assert (
+        'flink_taskmanager_job_task_operator_cpuTimeMsPerSecond{operator_name="totals",subtask_index="1",task_id="abc",'
+        'task_name="abc"} 12.5'
+    ) in text
+    assert "operator/totals" not in text

@@ -14,6 +14,7 @@ from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
 from penstock.task.mailbox import Mailbox, MailboxFullError
 from penstock.task.subtask_metrics import SubtaskMetrics
+from penstock.task.time_budget import TimeBudget
 from penstock.task.uploader import INLINE_STATE_BYTES, PACK_BYTES, PARALLEL_PACKS, Part, Uploader
 
 LINK = SimpleNamespace(records_in=0, records_out=0, metrics=OperatorMetrics())
@@ -69,7 +70,8 @@ class Store:
 def test_a_compaction_that_fails_is_seen_and_the_next_one_goes_on(uploads, caplog):
     _, background, uploader = uploads
     store, compactor = Store(), Compactor(background, uploader, lambda _: b"", lambda mail: mail())
-    metrics = SubtaskMetrics(ManualClock(), None, (), SimpleNamespace(links=(LINK,), last_watermark=0), compactor)
+    chain = SimpleNamespace(links=(LINK,), last_watermark=0, budget=TimeBudget(ManualClock(), ()))
+    metrics = SubtaskMetrics(ManualClock(), None, (), chain, compactor)
     for _ in range(2):
         compactor.start_due((store,))
         background.run_all()

@@ -1,5 +1,6 @@
 """Timers of processing time: the chain fires those that are due, and none behind the last barrier."""
 
+from penstock.core.clock import ManualClock
 from penstock.core.elements import Barrier, BarrierKind
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.operator import Operator
@@ -36,7 +37,7 @@ class Plain(Operator):
 
 def chain_of(*operators):
     links = [ChainLink(OperatorSpec(uid=f"o{i}", name="o", kind="o"), o) for i, o in enumerate(operators)]
-    return Chain(links, [])
+    return Chain(links, [], ManualClock())
 
 
 def test_a_chain_without_timed_operators_waits_for_nothing():

@@ -1,0 +1,58 @@
+"""`penstock explain` shows every operator of every vertex with its times, and the document itself as JSON."""
+
+import contextlib
+import json
+
+import pytest
+
+from penstock.cli import explain as module
+
+ROW = {"cpu-ms": 1234.5, "busy-ms": 2000.0, "cpu-ms-per-second": 12.0, "busy-ms-per-second": 20.0, "share": 0.75}
+BUDGET = {
+    "jid": "a" * 32,
+    "name": "orders",
+    "cpu-ms": 1646.0,
+    "vertices": [
+        {
+            "id": "v",
+            "name": "read -> map",
+            "parallelism": 2,
+            "busy-ms": 5000.0,
+            "other-busy-ms": 321.0,
+            "operators": [
+                {"uid": "read", "name": "Source: read", "kind": "source", **ROW},
+                {"uid": "(output)", "name": "combine, split, send", "kind": "", **ROW},
+            ],
+        }
+    ],
+}
+
+
+class Client:
+    def jobs(self):
+        return [{"jid": "a" * 32, "name": "orders", "state": "RUNNING", "start-time": 1}]
+
+    def budget(self, job_id):
+        assert job_id == "a" * 32
+        return BUDGET
+
+
+@pytest.fixture(autouse=True)
+def cluster(monkeypatch):
+    monkeypatch.setattr(module, "connect", lambda _: contextlib.nullcontext(Client()))
+
+
+def test_a_line_an_operator(capsys):
+    module.explain("orders")
+    lines = capsys.readouterr().out.splitlines()
+    assert "1,646 ms" in lines[0]
+    assert lines[1].split() == ["operator", "uid", "CPU", "ms", "share", "CPU", "ms/s", "busy", "ms"]
+    assert lines[2].split() == ["read", "->", "map", "x2", "5,000"]
+    assert lines[3].split()[-5:] == ["read", "1,234", "75.0%", "12", "2,000"]
+    assert lines[4].split()[-5:] == ["(output)", "1,234", "75.0%", "12", "2,000"]
+    assert lines[5].split()[-1] == "321"
+
+
+def test_the_document_as_json(capsys):
+    module.explain("orders", json=True)
+    assert json.loads(capsys.readouterr().out) == BUDGET
