@@ -2,10 +2,10 @@
 
 Which accumulators a window keeps, what a batch adds, what a window shows.
 
-All are associative, so that panes (and later a combiner before the shuffle) merge. SQL's rules for nulls: an aggregate
-of no value is null, `count(column)` counts values. Sums and means of integers are exact; leaving 64 bits is an error.
-`mean` = sum and count, `var` and `std` are of a sample (null below two values). `first` and `last` go by event time,
-then by arrival.
+All are associative, so that panes merge, and rows that `operators.combine` put together before the shuffle. SQL's rules
+for nulls: an aggregate of no value is null, `count(column)` counts values. Sums and means of integers are exact;
+leaving 64 bits is an error. `mean` = sum and count, `var` and `std` are of a sample (null below two values). `first`
+and `last` go by event time, then by arrival.
 """
 
 from __future__ import annotations
