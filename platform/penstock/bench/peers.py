@@ -275,7 +275,8 @@ def _metered(peer: Peer, words: dict[str, str]) -> tuple[str, TreeMeter]:
     finally:
         meter.stop()
     if process.returncode:
-        said = text.strip().rpartition("\n")[2]
+        # the last line that is no part of a stack
+        said = next((line for line in reversed(text.splitlines()) if line.strip() and not line[0].isspace()), "nothing")
         raise PenstockError(f"{peer.name} ended with {process.returncode}: {said}")
     return text, meter
 

@@ -77,7 +77,7 @@ def of_flink(jars):
         found.append(entry(name, "flink-rocksdb", ("w2",), command, few_events=FEW, most_events=most))
         found.append(entry(name, "flink-rocksdb", ("w2x",), command, few_events=FEW, most_events=4_000_000))
     kafka = java(jars, "SqlJob", HEAP, "5000", "{bootstrap}", "{topic}", "{out}")
-    found.append(entry("flink-sql", "flink-sql", ("w4",), kafka, broker=True))
+    found.append(entry("flink-sql", "flink-sql", ("w4",), kafka, broker=True, few_events=FEW))
     return found
 
 

@@ -71,10 +71,12 @@ def jars(folder):
 def compile_java(folder, target, sources, *more):
     """Compile Java sources against Flink into DIR/build/TARGET."""
     place = folder / "build" / target
+    fresh = place.with_name(f"{target}.new")
+    shutil.rmtree(fresh, ignore_errors=True)
+    (fresh / SERVICES).parent.mkdir(parents=True)
+    run("javac", "-nowarn", "-cp", f"{jars(folder)}/*", *more, "-d", fresh, *sources)
     shutil.rmtree(place, ignore_errors=True)
-    (place / SERVICES).parent.mkdir(parents=True)
-    run("javac", "-nowarn", "-cp", f"{jars(folder)}/*", *more, "-d", place, *sources)
-    return place
+    return fresh.rename(place)
 
 
 def flink(folder):

@@ -55,7 +55,7 @@ def test_a_right_answer_has_figures(folder):
 def test_a_wrong_answer_and_a_failure_have_no_figures_and_the_others_have(folder):
     made = folder(
         peer("wrong", SAYS, "1:2:3:5"),
-        peer("broken", "import sys; sys.exit('no memory')"),
+        peer("broken", "import sys; sys.exit('no memory\\n\\t... 16 more')"),
         peer("absent", "", command=["/no/such/program"]),
         peer("right", SAYS, "1:2:3:4"),
     )

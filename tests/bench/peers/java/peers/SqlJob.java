@@ -121,9 +121,13 @@ public final class SqlJob {
         tables.executeSql("CREATE TABLE o (user_id BIGINT, window_end BIGINT, cnt BIGINT, sm BIGINT) WITH (" + kafka
             + "'topic'='" + out + "', 'sink.delivery-guarantee'='exactly-once', 'sink.transactional-id-prefix'='" + out
             + "', 'properties.transaction.timeout.ms'='600000')");
-        tables.executeSql("INSERT INTO o SELECT user_id, TIMESTAMPDIFF(SECOND, TIMESTAMP '1970-01-01 00:00:00', window_end) "
+        var job = tables.executeSql("INSERT INTO o SELECT user_id, TIMESTAMPDIFF(SECOND, TIMESTAMP '1970-01-01 00:00:00', window_end) "
             + "* CAST(1000 AS BIGINT), count(*), sum(amount) FROM TABLE(TUMBLE(TABLE ev, DESCRIPTOR(ts), " + TEN
-            + ")) GROUP BY user_id, " + BY_WINDOW).await();
+            + ")) GROUP BY user_id, " + BY_WINDOW);
+        long start = System.currentTimeMillis();
+        job.await();
+        System.out.println("BENCH {\"t_start\": " + start / 1000.0 + ", \"t_end\": "
+            + System.currentTimeMillis() / 1000.0 + "}");
         System.exit(0);
     }
 }
