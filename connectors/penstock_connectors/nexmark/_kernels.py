@@ -27,7 +27,8 @@ FIRST_ID = 1000
 LEAD = 10
 #: The hot auction, seller or bidder is the first of the last so many.
 HOT_BATCH = 100
-#: Strings are copied in pieces of this many bytes; buffers have that much room behind their end.
+#: Strings are copied in pieces of this many bytes, as many as the longest has; buffers have that much room behind their
+#: end. So there is no branch on a length, which could not be predicted.
 WIDE = 32
 
 
@@ -64,6 +65,12 @@ def _high(bits: Any, bound: Any) -> Any:
     return np.int64(((bits >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
 
+@njit(inline="always")
+def _either(condition: Any, one: Any, other: Any) -> Any:
+    """Return `one` or `other` without a branch, which could not be predicted: the compiler knows no way to make one."""
+    return other ^ ((one ^ other) & -np.int64(condition))
+
+
 def _numbers(start: int, place: Any, out: Any) -> int:
     """Write the event numbers of rows `start`... of a split.
 
@@ -96,8 +103,7 @@ def _auction_ids(numbers: Any, salt: int, hot: int, in_flight: int, out: Any) ->
         bits = _draw(numbers[i], salt)
         least = max(last - in_flight, 0)
         cold = least + _high(bits, last - least + 1 + LEAD)
-        # both are computed: a branch that goes either way half the time costs more
-        out[i] = (_hot(last) if _low(bits, hot) > 0 else cold) + FIRST_ID
+        out[i] = _either(_low(bits, hot) > 0, _hot(last), cold) + FIRST_ID
     return len(out)
 
 
@@ -109,7 +115,7 @@ def _person_ids(numbers: Any, salt: int, hot: Any, active: int, out: Any) -> int
         bits = _draw(numbers[i], salt)
         near = min(last + 1, active)
         cold = last + 1 - near + _high(bits, near + LEAD)
-        out[i] = (_hot(last) + place if _low(bits, ratio) > 0 else cold) + FIRST_ID
+        out[i] = _either(_low(bits, ratio) > 0, _hot(last) + place, cold) + FIRST_ID
     return len(out)
 
 
@@ -144,7 +150,7 @@ def _channels(numbers: Any, salt: int, hot: int, every: int, out: Any) -> int:
     """Write the place of every bid's channel in a table: half are one of the `hot` first, half one of all the rest."""
     for i in range(len(out)):
         bits = _draw(numbers[i], salt)
-        out[i] = _high(bits, hot) if bits & np.uint64(1) else hot + _high(bits, every - hot)
+        out[i] = _either(bits & np.uint64(1), _high(bits, hot), hot + _high(bits, every - hot))
     return len(out)
 
 
@@ -158,17 +164,17 @@ def _gather_length(picks: Any, offsets: Any, out: Any) -> int:
     return total
 
 
-def _gather_bytes(picks: Any, offsets: Any, source: int, target: int) -> int:
-    """Copy the picked strings one behind the other; both buffers have room behind their end."""
-    at = np.int64(0)
+def _gather_bytes(picks: Any, offsets: Any, source: int, target: Any) -> int:
+    """Copy the picked strings one behind the other; `target` = [address, pieces of the longest string].
+
+    Both buffers have room behind their end. What a piece has too much is written over by the next string.
+    """
+    to, pieces = target[0], target[1]
     for i in range(len(picks)):
         first = np.int64(offsets[picks[i]])
-        size = np.int64(offsets[picks[i] + 1]) - first
-        done = 0
-        while done < size:
-            copy(target + at + done, source + first + done, WIDE)
-            done += WIDE
-        at += size
+        for piece in range(pieces):
+            copy(to + piece * WIDE, source + first + piece * WIDE, WIDE)
+        to += np.int64(offsets[picks[i] + 1]) - first
     return len(picks)
 
 
@@ -182,17 +188,15 @@ def _slice_length(numbers: Any, salt: int, least: int, spread: int, out: Any) ->
     return total
 
 
-def _slice_bytes(numbers: Any, salt: int, pool: Any, offsets: Any, target: int) -> int:
-    """Copy for every event a stretch of the pool (address, bytes) as long as its offsets say."""
-    source, room = pool[0], pool[1]
+def _slice_bytes(numbers: Any, salt: int, pool: Any, offsets: Any, target: Any) -> int:
+    """Copy for every event a stretch of the pool (address, bytes) as long as its offsets say; `target` as above."""
+    source, room, pieces = pool[0], pool[1], target[1]
     for i in range(len(numbers)):
         size = np.int64(offsets[i + 1]) - np.int64(offsets[i])
         first = source + _high(_draw(numbers[i], salt), room - size)
-        to = target + np.int64(offsets[i])
-        at = 0
-        while at < size:
-            copy(to + at, first + at, WIDE)
-            at += WIDE
+        to = target[0] + np.int64(offsets[i])
+        for piece in range(pieces):
+            copy(to + piece * WIDE, first + piece * WIDE, WIDE)
     return len(numbers)
 
 
@@ -214,7 +218,7 @@ prices = compiled(_I(_IN, _I, _FLOATS_IN, _OUT), _prices)
 picks = compiled(_I(_IN, _I, _I, _OUT), _picks)
 channels = compiled(_I(_IN, _I, _I, _I, _OUT), _channels)
 gather_length = compiled(_I(_IN, _OFFSETS_IN, _OFFSETS), _gather_length)
-gather_bytes = compiled(_I(_IN, _OFFSETS_IN, _I, _I), _gather_bytes)
+gather_bytes = compiled(_I(_IN, _OFFSETS_IN, _I, _IN), _gather_bytes)
 slice_length = compiled(_I(_IN, _I, _I, _I, _OFFSETS), _slice_length)
-slice_bytes = compiled(_I(_IN, _I, _IN, _OFFSETS_IN, _I), _slice_bytes)
+slice_bytes = compiled(_I(_IN, _I, _IN, _OFFSETS_IN, _IN), _slice_bytes)
 letters = compiled(_I(_I, _I, _I, _I), _letters)

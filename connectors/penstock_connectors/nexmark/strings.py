@@ -17,6 +17,8 @@ import pyarrow as pa
 from penstock_connectors.nexmark import _kernels as kernels
 
 _POOL_BYTES = 1 << 20
+#: Behind a pool: more than the longest stretch of it.
+_ROOM = 256
 _CHANNELS = 10_000
 _HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
 _MASK = 0x7FFFFFFFFFFFFFFF
@@ -33,6 +35,11 @@ def salt(seed: int, field: str) -> int:
     return (seed * 0x9E3779B97F4A7C15 + crc32(field.encode()) * 0xD1B54A32D192ED03) & _MASK
 
 
+def _pieces(longest: int) -> int:
+    """Return how many pieces a string of so many bytes is copied in."""
+    return -(-longest // kernels.WIDE)
+
+
 class _Table:
     """A list of strings to draw from."""
 
@@ -40,15 +47,17 @@ class _Table:
         array = pa.array(values, pa.string())
         self.offsets = np.frombuffer(array.buffers()[1], np.int32)[: len(values) + 1]
         self.count = len(values)
-        self._data = pa.allocate_buffer(int(self.offsets[-1]) + kernels.WIDE)
+        self._pieces = _pieces(int(np.diff(self.offsets).max(initial=0)))
+        self._data = pa.allocate_buffer(int(self.offsets[-1]) + self._pieces * kernels.WIDE)
         np.frombuffer(self._data, np.uint8)[: self.offsets[-1]] = np.frombuffer(array.buffers()[2], np.uint8)
 
     def gather(self, picks: Int64s) -> pa.Array:
         """Return the strings at these places."""
         offsets = pa.allocate_buffer(4 * (len(picks) + 1))
         size = kernels.gather_length(picks, self.offsets, np.frombuffer(offsets, np.int32))
-        data = pa.allocate_buffer(size + kernels.WIDE)
-        kernels.gather_bytes(picks, self.offsets, self._data.address, data.address)
+        data = pa.allocate_buffer(size + self._pieces * kernels.WIDE)
+        target = np.array([data.address, self._pieces], np.int64)
+        kernels.gather_bytes(picks, self.offsets, self._data.address, target)
         return pa.Array.from_buffers(pa.string(), len(picks), [None, offsets, data.slice(0, size)])
 
 
@@ -59,6 +68,8 @@ class Strings:
         """Pools and tables are made when first needed."""
         self._seed = seed
         self._tables: dict[str, _Table] = {}
+        #: Event numbers of a batch and the places of their channels.
+        self._picked: tuple[Int64s | None, Int64s] = (None, np.empty(0, np.int64))
 
     def filler(self, numbers: Int64s, average: int) -> pa.Array:
         """Return letters: up to a fifth fewer or more than the average."""
@@ -89,11 +100,19 @@ class Strings:
         places = np.frombuffer(offsets, np.int32)
         own = salt(self._seed, field)
         size = kernels.slice_length(numbers, own, *sizes, places)
-        data = pa.allocate_buffer(size + kernels.WIDE)
-        kernels.slice_bytes(numbers, own, np.array([pool.address, _POOL_BYTES], np.int64), places, data.address)
+        pieces = _pieces(sizes[0] + sizes[1] - 1)
+        data = pa.allocate_buffer(size + pieces * kernels.WIDE)
+        target = np.array([data.address, pieces], np.int64)
+        kernels.slice_bytes(numbers, own, np.array([pool.address, _POOL_BYTES], np.int64), places, target)
         return pa.Array.from_buffers(pa.string(), len(numbers), [None, offsets, data.slice(0, size)])
 
     def _channel_picks(self, numbers: Int64s) -> Int64s:
+        """Return the place of every bid's channel, once for channel and URL of a batch."""
+        if self._picked[0] is not numbers:
+            self._picked = (numbers, self._pick_channels(numbers))
+        return self._picked[1]
+
+    def _pick_channels(self, numbers: Int64s) -> Int64s:
         picks = np.empty(len(numbers), np.int64)
         kernels.channels(numbers, salt(self._seed, "channel"), len(_HOT_CHANNELS), len(self._channels), picks)
         return picks
@@ -106,7 +125,7 @@ class Strings:
         return self._tables[name]
 
     def _pool(self, name: str, space: int) -> pa.Buffer:
-        pool = pa.allocate_buffer(_POOL_BYTES + kernels.WIDE)
+        pool = pa.allocate_buffer(_POOL_BYTES + _ROOM)
         kernels.letters(salt(self._seed, name), space, pool.address, _POOL_BYTES)
         return pool
 
