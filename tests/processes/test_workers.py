@@ -48,6 +48,13 @@ async def test_a_worker_has_the_short_switch_interval_and_no_inherited_sockets(s
     assert "switch=0.0005 sockets=4" in await stage.jobmanager.probed("w1")
 
 
+async def test_a_worker_gives_way_to_its_supervisor(stage):
+    stage.start("w")
+    ready = await stage.jobmanager.ready("w")
+    own = os.getpriority(os.PRIO_PROCESS, os.getpid())
+    assert os.getpriority(os.PRIO_PROCESS, ready.pid) == min(19, own + 5)
+
+
 async def test_an_exit_is_reported_at_once_with_the_last_lines_of_the_log(stage):
     stage.start("w")
     await stage.jobmanager.ready("w")

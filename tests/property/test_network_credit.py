@@ -5,20 +5,20 @@ from hypothesis import strategies as st
 
 from penstock.network.credit import GateCredit, SenderCredit
 
-CHANNELS, EXCLUSIVE = 3, 100
+CHANNELS, EXCLUSIVE = 3, (100, 40, 100)
 
 
 class World:
     """Senders with queues, a gate, and both directions in flight."""
 
     def __init__(self, floating):
-        self.gate = GateCredit(CHANNELS, EXCLUSIVE, floating)
+        self.gate = GateCredit(EXCLUSIVE, floating)
         self.floating = floating
-        self.senders = [SenderCredit(EXCLUSIVE) for _ in range(CHANNELS)]
+        self.senders = [SenderCredit(own) for own in EXCLUSIVE]
         self.waiting = [[] for _ in range(CHANNELS)]
         self.data = [[] for _ in range(CHANNELS)]
         self.queued = [[] for _ in range(CHANNELS)]
-        self.grants = [[EXCLUSIVE] for _ in range(CHANNELS)]
+        self.grants = [[own] for own in EXCLUSIVE]
 
     def put(self, channel, size):
         self.waiting[channel].append(size)
@@ -54,7 +54,7 @@ class World:
             at_sender = self.senders[c].balance + sum(self.grants[c]) + sum(cost for cost, _ in self.data[c])
             assert self.senders[c].balance >= 0
             assert at_sender == gate.outstanding[c]
-            assert at_sender + sum(self.queued[c]) + gate.unannounced[c] == EXCLUSIVE + gate.floating_held[c]
+            assert at_sender + sum(self.queued[c]) + gate.unannounced[c] == EXCLUSIVE[c] + gate.floating_held[c]
 
 
 STEPS = st.lists(

@@ -62,6 +62,8 @@ class InputSpec(msgspec.Struct, frozen=True, kw_only=True):
     channels: tuple[InputChannelSpec, ...] = ()
     #: In place of `channels` until `with_channels`.
     all_of: AllOf | None = None
+    #: The most channels of this edge that a subtask at either end has: both share out their credit by it.
+    width: int = 1
 
 
 class OutputChannelSpec(msgspec.Struct, frozen=True):
@@ -80,6 +82,8 @@ class OutputSpec(msgspec.Struct, frozen=True, kw_only=True):
     channels: tuple[OutputChannelSpec, ...] = ()
     #: In place of `channels` until `with_channels`.
     all_of: AllOf | None = None
+    #: As in `InputSpec`.
+    width: int = 1
     side_output: str | None = None
     #: As in `JobEdge`.
     combine: dict[str, Any] = {}

@@ -63,11 +63,17 @@ class _Planner:
         worker = self.placement[vertex_id, subtask]
         return worker, self.endpoints[worker]
 
+    def width(self, edge: JobEdge) -> int:
+        """Return the most channels that a subtask at either end of an edge from all to all has."""
+        return max(self.vertices[edge.source].parallelism, self.vertices[edge.target].parallelism)
+
     def input(self, index: int, edge: JobEdge, subtask: int) -> InputSpec:
         """Return what of one edge ends at `subtask`."""
         spec = InputSpec(input_index=edge.input_index, schema=edge.schema)
         if not isinstance(edge.partitioner, Forward):
-            return msgspec.structs.replace(spec, all_of=AllOf(index, edge.source, self.ids.epoch))
+            return msgspec.structs.replace(
+                spec, all_of=AllOf(index, edge.source, self.ids.epoch), width=self.width(edge)
+            )
         channel = ChannelId(index, subtask, subtask, self.ids.epoch)
         return msgspec.structs.replace(spec, channels=(InputChannelSpec(channel, *self.where(edge.source, subtask)),))
 
@@ -77,7 +83,9 @@ class _Planner:
             partitioner=edge.partitioner, schema=edge.schema, side_output=edge.side_output, combine=edge.combine
         )
         if not isinstance(edge.partitioner, Forward):
-            return msgspec.structs.replace(spec, all_of=AllOf(index, edge.target, self.ids.epoch))
+            return msgspec.structs.replace(
+                spec, all_of=AllOf(index, edge.target, self.ids.epoch), width=self.width(edge)
+            )
         channel = ChannelId(index, subtask, subtask, self.ids.epoch)
         return msgspec.structs.replace(spec, channels=(OutputChannelSpec(channel, *self.where(edge.target, subtask)),))
 

@@ -10,6 +10,7 @@ held.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
 
 class SenderCredit:
@@ -51,22 +52,23 @@ class SenderCredit:
 class GateCredit:
     """What one gate has granted: exclusive bytes to each channel, floating bytes where a backlog is announced."""
 
-    def __init__(self, channels: int, exclusive: int, floating: int) -> None:
-        """`exclusive` bytes per channel, `floating` bytes for all channels together."""
-        self.exclusive = exclusive
+    def __init__(self, exclusive: Sequence[int], floating: int) -> None:
+        """`exclusive` bytes of each channel, `floating` bytes for all channels together."""
+        channels = len(exclusive)
+        self.exclusive = tuple(exclusive)
         self.floating_total = floating
         self.floating_free = floating
         self.floating_held = [0] * channels
-        self.outstanding = [exclusive] * channels
+        self.outstanding = list(exclusive)
         self.queued = [0] * channels
         self.unannounced = [0] * channels
         self._backlog = [0] * channels
         self._waiting: deque[int] = deque()
-        self._announce_at = max(1, exclusive // 4)
+        self._announce_at = [max(1, own // 4) for own in exclusive]
 
-    def cost(self, size: int) -> int:
+    def cost(self, channel: int, size: int) -> int:
         """Return what a message of `size` bytes costs: the same rule as the sender's."""
-        return min(size, self.exclusive)
+        return min(size, self.exclusive[channel])
 
     def on_data(self, channel: int, cost: int, backlog: int) -> int:
         """Take note of an arrived message; return floating credit to grant to its channel at once.
@@ -93,7 +95,9 @@ class GateCredit:
         self.unannounced[channel] += cost - back
         self._wait_if_short(channel)
         grants = self._serve_waiting() if back else []
-        if self.unannounced[channel] and (self.unannounced[channel] >= self._announce_at or not self.queued[channel]):
+        if self.unannounced[channel] and (
+            self.unannounced[channel] >= self._announce_at[channel] or not self.queued[channel]
+        ):
             amount, self.unannounced[channel] = self.unannounced[channel], 0
             self.outstanding[channel] += amount
             grants.append((channel, amount))

@@ -53,9 +53,9 @@ class InputGate:
         for spec in inputs:
             schema = schema_from_text(spec.schema) if spec.schema else None
             self._channels += [_Channel(channel, spec.input_index, schema) for channel in spec.channels]
-        exclusive = exclusive_bytes(settings)
+        exclusive = [exclusive_bytes(settings, spec.width) for spec in inputs for _ in spec.channels]
         floating = max(0, settings.floating_buffers) * max(1, settings.buffer_size_bytes)
-        self._credit = GateCredit(len(self._channels), exclusive, floating)
+        self._credit = GateCredit(exclusive, floating)
         self._on_data = on_data
         self._lock = threading.Lock()
         self._round: deque[int] = deque()
@@ -158,7 +158,7 @@ class InputGate:
     def connect(self, channel: int, grant: Callable[[int], None]) -> None:
         """Name the way back to the sender of `channel` and grant its exclusive credit, which opens it."""
         self._channels[channel].grant = grant
-        grant(self._credit.exclusive)
+        grant(self._credit.exclusive[channel])
 
     def receive(self, channel: int, element: Outgoing) -> None:
         """Queue what has arrived on `channel`.
@@ -177,7 +177,7 @@ class InputGate:
             grants: _Grants = []
             queue = state.queue
             if size:
-                cost = self._credit.cost(size)
+                cost = self._credit.cost(channel, size)
                 granted = self._credit.on_data(channel, cost, backlog)
                 if granted:
                     grants = self._callbacks([(channel, granted)])

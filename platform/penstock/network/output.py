@@ -29,9 +29,18 @@ if TYPE_CHECKING:
 _WORTH_A_SPLIT_BYTES = 64 << 10
 
 
-def exclusive_bytes(settings: JobSettings) -> int:
-    """Return the credit every channel always has: the same on both sides of it."""
-    return max(1, settings.exclusive_buffers) * max(1, settings.buffer_size_bytes)
+#: Credit that the channels of a wide edge share out at each end: there are as many as the square of the parallelism.
+EDGE_BYTES = 16 << 20
+_LEAST_BYTES = 64 << 10
+
+
+def exclusive_bytes(settings: JobSettings, width: int = 1) -> int:
+    """Return the credit every channel of an edge always has, the same on both sides of it.
+
+    `width`: the most channels of the edge that one subtask has (`OutputSpec.width`).
+    """
+    most = max(1, settings.exclusive_buffers) * max(1, settings.buffer_size_bytes)
+    return min(most, max(EDGE_BYTES // max(1, width), _LEAST_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +74,11 @@ class ResultPartition:
         self.schema = schema_from_text(spec.schema) if spec.schema else None
         self._clock = options.clock
         self._budget = PartitionBudget(options.on_available)
+        exclusive = exclusive_bytes(settings, spec.width)
         limits = ChannelLimits(
-            buffer_size_bytes=max(1, settings.buffer_size_bytes),
+            buffer_size_bytes=min(max(1, settings.buffer_size_bytes), exclusive),
             buffer_timeout_ms=settings.buffer_timeout_ms,
-            exclusive_bytes=exclusive_bytes(settings),
+            exclusive_bytes=exclusive,
         )
         self.channels = tuple(Subpartition(limits, self._budget) for _ in spec.channels)
         self._splitter = splitter_for(

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 #: More pending watermarks and status changes than this are flushed: bounded, and no longer worth saving.
 _MAX_PENDING_EVENTS = 4
-#: Rows of this part of a buffer leave at once: waiting for more would only add a copy that puts them together.
-_WORTH_A_MESSAGE = 4
+#: Rows of this many bytes, or of half a buffer, leave at once: waiting for more would only add a copy.
+_WORTH_A_MESSAGE = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Subpartition:
         self._rows.append(rows)
         self._rows_bytes += size
         self._due(now_ms)
-        if self._rows_bytes * _WORTH_A_MESSAGE >= limit or self._limits.buffer_timeout_ms == 0:
+        if self._rows_bytes >= min(_WORTH_A_MESSAGE, limit // 2) or self._limits.buffer_timeout_ms == 0:
             self.flush()
 
     def add_event(self, event: Watermark | WatermarkStatus, now_ms: float) -> None:

@@ -24,6 +24,7 @@ from penstock.taskmanager.lineage import (
     arm_lease,
     close_other_descriptors,
     die_with_parent,
+    give_way,
     keep_freed_memory,
     resident_bytes,
 )
@@ -46,6 +47,7 @@ _BROKEN = 70
 def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
     """Serve until the supervisor closes the control socket; returns the exit code."""
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
+    give_way()
     keep_freed_memory()
     threading.excepthook = _die_of_a_broken_thread
     clock = SystemClock()

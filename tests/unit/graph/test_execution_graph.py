@@ -63,6 +63,15 @@ def test_every_channel_has_two_ends_that_agree(graphs):
         assert placement[other_vertex, other_subtask] == to_worker
 
 
+def test_both_ends_of_an_edge_know_its_width(graphs):
+    tasks, _ = placed(main_job(graphs, sinks=7))
+    widths = {c.id.edge: set() for t in tasks for o in t.outputs for c in o.channels}
+    for task in tasks:
+        for spec in (*task.inputs, *task.outputs):
+            widths[spec.channels[0].id.edge].add(spec.width)
+    assert widths == {0: {3}, 1: {7}}
+
+
 def test_outputs_lead_to_subtasks_in_order(graphs):
     tasks, _ = placed(main_job(graphs))
     assert [c.id.target_subtask for c in tasks[0].outputs[0].channels] == [0, 1, 2]

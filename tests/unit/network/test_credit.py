@@ -25,14 +25,14 @@ def test_a_message_larger_than_the_budget_costs_the_whole_budget():
 
 
 def test_a_gate_grants_floating_bytes_to_a_backlog():
-    gate = GateCredit(2, exclusive=100, floating=50)
+    gate = GateCredit([100, 100], floating=50)
     assert gate.on_data(0, 100, backlog=1_000) == 50
     assert gate.on_data(1, 100, backlog=1_000) == 0
     assert gate.floating_free == 0
 
 
 def test_floating_bytes_go_to_the_channels_that_wait_in_turn():
-    gate = GateCredit(2, exclusive=100, floating=50)
+    gate = GateCredit([100, 100], floating=50)
     gate.on_data(0, 100, backlog=1_000)
     gate.on_data(1, 100, backlog=1_000)
     gate.on_consumed(0, 100)
@@ -43,18 +43,18 @@ def test_floating_bytes_go_to_the_channels_that_wait_in_turn():
 
 
 def test_without_a_backlog_nothing_floats():
-    gate = GateCredit(1, exclusive=100, floating=50)
+    gate = GateCredit([100], floating=50)
     assert gate.on_data(0, 80, backlog=20) == 0
 
 
 def test_an_empty_queue_returns_all_credit():
-    gate = GateCredit(1, exclusive=100, floating=0)
+    gate = GateCredit([100], floating=0)
     gate.on_data(0, 3, backlog=0)
     assert gate.on_consumed(0, 3) == [(0, 3)]
 
 
 def test_small_returns_are_saved_up_while_more_is_queued():
-    gate = GateCredit(1, exclusive=100, floating=0)
+    gate = GateCredit([100], floating=0)
     for _ in range(40):
         gate.on_data(0, 1, backlog=0)
     grants = [gate.on_consumed(0, 1) for _ in range(40)]
@@ -63,14 +63,14 @@ def test_small_returns_are_saved_up_while_more_is_queued():
 
 
 def test_a_sender_that_overdraws_is_caught():
-    gate = GateCredit(1, exclusive=100, floating=0)
+    gate = GateCredit([100], floating=0)
     gate.on_data(0, 90, backlog=0)
     with pytest.raises(RuntimeError, match="sent 20 bytes on 10"):
         gate.on_data(0, 20, backlog=0)
 
 
 def test_an_ended_channel_gives_its_floating_bytes_to_the_others():
-    gate = GateCredit(2, exclusive=100, floating=50)
+    gate = GateCredit([100, 100], floating=50)
     gate.on_data(0, 100, backlog=50)
     gate.on_data(1, 100, backlog=500)
     assert gate.floating_held == [50, 0]

@@ -2,11 +2,13 @@
 
 import pytest
 
+from penstock.config.settings import JobSettings
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.core.schema import schema_to_text
 from penstock.graph.deployment import ChannelId, InputChannelSpec, InputSpec
 from penstock.network.data_plane import ConnectionLostError
 from penstock.network.input_gate import InputGate
+from penstock.network.output import exclusive_bytes
 from penstock.network.subpartition import Outgoing
 
 
@@ -46,6 +48,19 @@ class Sender:
 
 def test_every_channel_is_granted_its_exclusive_bytes(net):
     assert Sender(net).granted == [2000, 2000, 2000]
+
+
+def test_the_credit_of_a_channel_is_that_of_its_own_edge(net):
+    settings = JobSettings(checkpoint_root="memory://x")
+    specs = tuple(
+        InputSpec(input_index=i, schema="", channels=(InputChannelSpec(ChannelId(i, 0, 0, 1), "w", "m"),), width=width)
+        for i, width in enumerate((1, 64))
+    )
+    gate, granted = InputGate(specs, settings, lambda: None), {}
+    for index in range(2):
+        gate.connect(index, lambda amount, index=index: granted.update({index: amount}))
+    assert granted == {0: exclusive_bytes(settings, 1), 1: exclusive_bytes(settings, 64)}
+    assert granted[1] < granted[0]
 
 
 def test_channels_take_turns(net):

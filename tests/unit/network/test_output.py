@@ -4,13 +4,14 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.deployment import ChannelId, OutputChannelSpec, OutputSpec
 from penstock.graph.job_graph import Broadcast, KeyGroup, Rebalance
-from penstock.network.output import OutputOptions, ResultPartition
+from penstock.network.output import OutputOptions, ResultPartition, exclusive_bytes
 
 
 def partition(net, partitioner, channels, **settings):
@@ -48,6 +49,28 @@ def test_every_channel_gets_its_rows_and_all_events(net):
     assert rows == 100
     assert output.records_out == 100
     assert output.bytes_out > 800
+
+
+@pytest.mark.parametrize(
+    ("width", "own"), [(1, 2 << 20), (8, 2 << 20), (32, 512 << 10), (64, 256 << 10), (1024, 64 << 10)]
+)
+def test_the_channels_of_a_wide_edge_share_out_what_an_end_may_hold(width, own):
+    assert exclusive_bytes(JobSettings(checkpoint_root="memory://x"), width) == own
+
+
+def test_a_small_setting_is_not_raised_for_a_narrow_edge_nor_lowered_for_a_wide_one(net):
+    assert exclusive_bytes(net.SMALL, 1) == exclusive_bytes(net.SMALL, 1000) == 2000
+
+
+@pytest.mark.parametrize(("width", "rows"), [(1, 16_384), (64, 8_192)])
+def test_messages_stay_large_on_a_wide_edge(width, rows):
+    schema = pa.schema([pa.field("x", pa.int64(), nullable=False), pa.field("y", pa.int64(), nullable=False)])
+    channel = OutputChannelSpec(ChannelId(0, 0, 0, 1), "b", "memory:b")
+    spec = OutputSpec(partitioner=Rebalance(), schema=schema_to_text(schema), channels=(channel,), width=width)
+    output = ResultPartition(spec, OutputOptions(JobSettings(checkpoint_root="memory://x"), ManualClock()))
+    for _ in range(64):
+        output.batch(Batch(pa.record_batch([pa.array([1] * 512), pa.array([2] * 512)], schema=schema)))
+    assert [batch.num_rows for batch in take(output.channels[0])] == [rows] * (32_768 // rows)
 
 
 def test_only_what_is_due_is_flushed(net):
