@@ -17,6 +17,7 @@ final class Settings {
         settings.setString("io.tmp.dirs", folder);
         settings.setString("taskmanager.memory.managed.size", managed);
         settings.setString("table.local-time-zone", "UTC");
+        settings.setString("heartbeat.timeout", "600000"); // a busy machine is not a lost one
         if (!interval.equals("0")) settings.setString("execution.checkpointing.interval", interval + " ms");
         StreamExecutionEnvironment env = StreamExecutionEnvironment.getExecutionEnvironment(settings);
         env.setParallelism(2);
