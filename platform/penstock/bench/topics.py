@@ -20,6 +20,7 @@ from penstock.core.errors import ConnectorError
 PARTITIONS = 4
 _CHUNK = 100_000
 _SECONDS = 120
+_READ_S = 0.5
 _SIZE_MS = 10_000
 
 
@@ -138,10 +139,12 @@ def _read(bootstrap: str, topic: str) -> Iterator[dict[str, Any]]:
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
     ended: set[int | None] = set()
+    vain = 0
     try:
         while len(ended) < PARTITIONS:
-            messages = consumer.consume(10_000, 20.0)
-            if not messages:
+            messages = consumer.consume(10_000, _READ_S)  # it waits for so many, or the time
+            vain = 0 if messages else vain + 1
+            if vain * _READ_S > _SECONDS:
                 raise ConnectorError(f"reading {topic} back stalled", hint="is the broker up?")
             for message in messages:
                 error = message.error()
