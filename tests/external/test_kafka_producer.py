@@ -2,6 +2,7 @@
 
 import gc
 import random
+import time
 
 import pyarrow as pa
 import pytest
@@ -101,6 +102,22 @@ def test_undelivered_messages_are_reported(kafka, produce):
     with pytest.raises(RecordTooLargeError, match=r"[Ll]arge"):  # noqa: PT012
         producer.send(kafka.topic("big"), pa.array([random.Random(7).randbytes(3_000_000)]))
         producer.flush(WAIT_MS)
+
+
+def test_a_message_too_large_is_the_cause_whatever_call_meets_the_broken_transaction(kafka, produce):
+    topic = kafka.topic("narrow", **{"max.message.bytes": 2000})
+    for last in ("send", "mark", "commit"):
+        producer = produce(f"{kafka.prefix}{last}.r1.0")
+        producer.begin()
+        producer.send(topic, pa.array([random.Random(7).randbytes(9000)]))
+        time.sleep(1.0)  # until the broker has refused it
+        with pytest.raises(RecordTooLargeError, match=r"[Ll]arge"):  # noqa: PT012 - one of them
+            if last == "send":
+                for _ in range(20):
+                    producer.send(topic, texts(10))
+            if last == "mark":
+                producer.mark(f"{kafka.prefix}g", topic, 1, WAIT_MS)
+            producer.commit(WAIT_MS)
 
 
 def test_wrong_property_is_a_connector_error(kafka, implementation):

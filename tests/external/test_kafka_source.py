@@ -71,6 +71,26 @@ def test_fetcher_gives_messages_as_they_were_written(kafka):
         fetcher.close()
 
 
+def test_a_fetcher_that_gave_all_it_may_give_is_not_drained(kafka, monkeypatch):
+    """Else a source behind a backlog would wait for company after every fetch."""
+    monkeypatch.setattr("penstock_connectors.kafka.fetch_fast.MAX_BATCH", 10)
+    topic = kafka.topic("backlog")
+    n = 1000
+    kafka.produce(topic, [b"v"] * n)
+    fetcher = open_fetcher(FetchSettings({**kafka.resolved, "group.id": "g"}, lambda: None))
+    try:
+        fetcher.add({(topic, 0): 0})
+        sizes, deadline = [], time.monotonic() + 20
+        while sum(sizes) < n:
+            assert time.monotonic() < deadline
+            result = fetcher.fetch(60_000)
+            sizes.append(0 if result.messages is None else len(result.messages.slot))
+            assert not (result.drained and sizes[-1] >= 10)
+        assert max(sizes) >= 10
+    finally:
+        fetcher.close()
+
+
 def test_bounded_read_of_two_partitions_in_order(kafka, open_reader):
     topic = kafka.topic("in", 2)
     kafka.produce(topic, orders(0, 1000), 0)

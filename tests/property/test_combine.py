@@ -258,3 +258,24 @@ def test_cells_of_a_slice_are_the_slices():
     assert cells_of(combined.slice(3, 2)).tolist() == cells_of(combined)[3:5].tolist()
     assert combined.schema.field(CELLS_COLUMN).type.byte_width == 8 * cells_of(combined).shape[1]
     assert key_columns(combined, ("k",))[0].values.tolist() == combined.column("k").to_pylist()
+
+
+def test_keys_of_earlier_batches_do_not_keep_few_keys_from_being_combined():
+    combiner = combiner_for(config(EXACT[2:3], key=("k",)), SCHEMA, JobSettings(combine_min_rows=1, combine_ratio=0.9))
+
+    def combined(first, keys):
+        rows = np.arange(4000)
+        columns = [
+            pa.array(first + rows % keys),
+            pa.nulls(4000, pa.string()),
+            pa.array(rows),
+            pa.nulls(4000, pa.float64()),
+        ]
+        columns.append(pa.array(rows % 60 * 30))
+        combiner._left = 0
+        return combiner.combine(pa.RecordBatch.from_arrays(columns, schema=SCHEMA))
+
+    few = combined(0, 7).num_rows
+    for first in range(0, 30_000, 1000):
+        combined(first, 1000)
+    assert combined(0, 7).num_rows == few

@@ -90,27 +90,36 @@ class TextCursor:
         self._file = Path(path).open("rb")  # noqa: SIM115 - closed by close()
         if header and self._offset == 0:
             self._offset = len(self._file.readline())
-        self._file.seek(self._offset)
+        #: What was read of the file and not yet returned: few rows at a time must not cost a block each.
+        self._block = b""
+        #: Where its lines begin and end; the next one is `_next`.
+        self._bounds = np.zeros(1, np.int64)
+        self._next = 0
 
     def read(self, max_rows: int) -> Piece | None:
         """Return the rows of the next whole lines."""
-        block = self._block()
-        if not block:
+        if self._next == len(self._bounds) - 1 and not self._read_on():
             return None
-        ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))[:max_rows] + 1
-        if len(ends) < max_rows and (not len(ends) or ends[-1] < len(block)) and self._at_end(len(block)):
-            ends = np.append(ends, len(block))  # the last line has no line end
-        bounds = np.concatenate([[0], ends]).astype(np.int64)
-        used = int(bounds[-1])
+        bounds = self._bounds[self._next : self._next + max_rows + 1]
         lines = pa.Array.from_buffers(
-            pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(block)]
+            pa.large_binary(), len(bounds) - 1, [None, pa.py_buffer(bounds), pa.py_buffer(self._block)]
         )
-        begins = self._offset + bounds[:-1]
-        self._offset += used
-        self._file.seek(self._offset)
+        begins = self._offset + bounds[:-1] - bounds[0]
+        self._next += len(bounds) - 1
+        self._offset += int(bounds[-1] - bounds[0])
         return self._piece(lines, begins)
 
-    def _block(self) -> bytes:
+    def _read_on(self) -> bool:
+        """Read the next block and find its whole lines; False at the end of the file."""
+        self._file.seek(self._offset)
+        self._block, self._next = self._whole_line(), 0
+        ends = np.flatnonzero(np.frombuffer(self._block, np.uint8) == ord("\n")) + 1
+        if self._block and (not len(ends) or ends[-1] < len(self._block)) and self._at_end(len(self._block)):
+            ends = np.append(ends, len(self._block))  # the last line has no line end
+        self._bounds = np.concatenate([[0], ends]).astype(np.int64)
+        return bool(self._block)
+
+    def _whole_line(self) -> bytes:
         """Read up to the block size, and on until a line is whole."""
         block = b""
         while True:

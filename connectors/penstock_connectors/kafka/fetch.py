@@ -73,6 +73,8 @@ class FetchResult:
     #: Partitions whose newest event is "end reached", with the offset of the next message to come.
     ends: dict[Place, int] = field(default_factory=dict)
     problems: list[FetchProblem] = field(default_factory=list)
+    #: Whether the queue is known to be empty now.
+    drained: bool = False
 
 
 class Fetcher(Protocol):

@@ -77,6 +77,7 @@ class FastFetcher:
             count = lib.consume_batch_queue(self._queue, 0, self._messages.ctypes.data, min(max_messages, MAX_BATCH))
         if count < 0:
             raise ConnectorError(f"Kafka consumer: {lib.error_text(lib.last_error())}")
+        result.drained = count < min(max_messages, MAX_BATCH)
         if count:
             self._hungry = False
             try:

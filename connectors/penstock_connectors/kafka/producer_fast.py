@@ -46,7 +46,7 @@ class FastProducer:
 
     def begin(self) -> None:
         """Open a transaction."""
-        self._failed = 0
+        self._failed = self._code = 0
         self._call("begin_transaction", lambda: lib.begin_transaction(self._client))
 
     def send(self, topic: str, value: pa.Array, key: pa.Array | None = None) -> None:
@@ -66,7 +66,7 @@ class FastProducer:
             if (codes != lib.ERR_QUEUE_FULL).any():
                 code = int(codes[codes != lib.ERR_QUEUE_FULL][0])
                 self._check_fatal()
-                raise _refusal(f"Kafka producer, topic {topic}", code)
+                raise self._refusal(f"Kafka producer, topic {topic}", lib.error_text(code), code)
             if time.monotonic() > deadline:
                 raise ProducerError(
                     f"Kafka producer, topic {topic}: its queue was full for {SEND_TIMEOUT_MS // 1000} s"
@@ -125,7 +125,9 @@ class FastProducer:
                 )
         failed, self._failed = self._failed, 0
         self._check_fatal()
-        raise _refusal(f"Kafka producer: {failed} messages were not delivered", self._code)
+        raise self._refusal(
+            f"Kafka producer: {failed} messages were not delivered", lib.error_text(self._code), self._code
+        )
 
     def close(self) -> None:
         """Free it; nothing is committed or aborted."""
@@ -165,6 +167,13 @@ class FastProducer:
             reason = text.value.decode(errors="replace")
             raise ProducerError(f"Kafka producer: {reason}", fatal=True, fenced=_is_fenced(code, reason))
 
+    def _refusal(self, what: str, text: str, code: int) -> ProducerError:
+        """Return the error; a message that was too large is the cause of whatever the client then says."""
+        self._serve(0)
+        if lib.ERR_TOO_LARGE in (code, self._code):
+            return RecordTooLargeError(f"{what}: {lib.error_text(lib.ERR_TOO_LARGE)}")
+        return ProducerError(f"{what}: {text}")
+
     def _call(self, what: str, call: Callable[[], int | None]) -> None:
         error = call()
         if not error:
@@ -174,12 +183,9 @@ class FastProducer:
         fatal, retriable = bool(lib.error_is_fatal(error)), bool(lib.error_is_retriable(error))
         lib.error_destroy(error)
         fenced = fatal and _is_fenced(code, text)
+        if not fatal and not retriable:
+            raise self._refusal(f"Kafka producer, {what}", text, code)
         raise ProducerError(f"Kafka producer, {what}: {text}", fatal=fatal, fenced=fenced, retriable=retriable)
-
-
-def _refusal(what: str, code: int) -> ProducerError:
-    kind = RecordTooLargeError if code == lib.ERR_TOO_LARGE else ProducerError
-    return kind(f"{what}: {lib.error_text(code)}")
 
 
 def _is_fenced(code: int, text: str) -> bool:

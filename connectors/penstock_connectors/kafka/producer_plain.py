@@ -5,6 +5,7 @@ Chosen by `producer.open_producer` where librdkafka's C interface cannot be used
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -59,7 +60,7 @@ class PlainProducer:
                     if time.monotonic() > deadline:
                         raise ProducerError(f"Kafka producer, topic {topic}: its queue was full for too long") from None
                 except KafkaException as error:
-                    raise self._fatal or _error("produce", error) from error
+                    raise self._fatal or self._error("produce", error) from error
         self._call("poll", lambda p: p.poll(0))
 
     def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
@@ -108,12 +109,21 @@ class PlainProducer:
         try:
             return call(self._open())
         except KafkaException as error:
-            raise _error(what, error) from error
+            raise self._error(what, error) from error
         except SystemError as error:  # how the extension tells of a fatal error that it met while it ran callbacks
             cause = error.__cause__ if isinstance(error.__cause__, KafkaException) else self._fatal_error()
             if cause is None:
                 raise
-            raise _error(what, cause) from error
+            raise self._error(what, cause) from error
+
+    def _error(self, what: str, error: KafkaException) -> ProducerError:
+        """Return the error; a message that was too large is the cause of whatever the client then says."""
+        with contextlib.suppress(KafkaException):
+            self._open().poll(0)  # for the callbacks that tell it
+        for cause in (error.args[0], *self._failures):
+            if _is_too_large(cause):
+                return RecordTooLargeError(f"Kafka producer, {what}: {cause.str()}")
+        return _error(what, error)
 
     def _fatal_error(self) -> KafkaException | None:
         """Ask the client again: a fatal error is the answer to every further call."""
@@ -139,8 +149,6 @@ def _is_too_large(error: KafkaError) -> bool:
 
 def _error(what: str, error: KafkaException) -> ProducerError:
     cause = error.args[0]
-    if _is_too_large(cause):
-        return RecordTooLargeError(f"Kafka producer, {what}: {cause.str()}")
     fenced = cause.code() == KafkaError._FENCED or (cause.fatal() and "fenced" in cause.str().lower())  # noqa: SLF001
     return ProducerError(
         f"Kafka producer, {what}: {cause.str()}", fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable()

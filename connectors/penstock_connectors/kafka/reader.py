@@ -99,7 +99,7 @@ class KafkaReader:
             batches=batches,
             finished=tuple(finished),
             caught_up=at_end,
-            drained=result.messages is None or len(result.messages.slot) < max_rows,
+            drained=result.drained,
             metrics=self._metrics(),
         )
 

@@ -140,7 +140,7 @@ class Strings:
     @cached_property
     def _channels(self) -> list[tuple[str, str]]:
         """The channels and their URLs; nine of ten URLs name the channel's number, bits reversed."""
-        text = self._letters.to_pybytes().decode()
+        text = self._letters.slice(0, _POOL_BYTES).to_pybytes().decode()
         found = []
         for i in range(len(_HOT_CHANNELS) + _CHANNELS):
             parts = "/".join(text[15 * i + 5 * k :][: 3 + (i + k) % 3] for k in range(3))
@@ -163,5 +163,5 @@ class Strings:
             draws = np.empty(40_000, np.int64)
             kernels.picks(np.arange(40_000), salt(self._seed, "digits"), 10_000, draws)
             return [" ".join(f"{part:04d}" for part in row) for row in draws.reshape(-1, 4).tolist()]
-        text = self._letters.to_pybytes().decode()
+        text = self._letters.slice(0, _POOL_BYTES).to_pybytes().decode()
         return [f"{text[12 * i :][: 3 + i % 4]}@{text[12 * i + 7 :][: 3 + i % 2]}.com" for i in range(10_000)]

@@ -114,7 +114,9 @@ def read_records(store: ObjectStore) -> tuple[JobRecord, ...]:
     for key in store.list("jobs/"):
         try:
             found.append(msgspec.json.decode(store.read(key), type=JobRecord))
-        except (FileNotFoundError, msgspec.MsgspecError) as error:
+        except FileNotFoundError:
+            continue  # another leader has forgotten it
+        except msgspec.MsgspecError as error:
             msg = f"job record {store.uri}/{key} is damaged: {error}"
             raise StorageError(msg, hint="move it away to start without that job") from error
     return tuple(sorted(found, key=lambda record: (record.submitted_ms, record.job_id)))

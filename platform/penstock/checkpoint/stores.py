@@ -5,6 +5,7 @@ Used by the JobManager (manifests, leases), by workers (segments, staged output)
 
 from __future__ import annotations
 
+import os
 import zlib
 
 from penstock.checkpoint.local_store import LocalStore
@@ -45,6 +46,11 @@ def open_job_store(checkpoint_root: str, job_name: str) -> ObjectStore:
     return open_store(join_uri(checkpoint_root, job_name))
 
 
+def same_place(left: ObjectStore, right: ObjectStore) -> bool:
+    """Whether two stores are one, however their folders are spelled."""
+    return left.uri == right.uri or os.path.realpath(_folder(left)) == os.path.realpath(_folder(right))
+
+
 def checksum_of(data: bytes) -> str:
     """Return the checksum as it stands in a `FileRef`."""
     return f"crc32:{zlib.crc32(data):08x}"
@@ -78,3 +84,7 @@ def read_file(store: ObjectStore, ref: FileRef) -> bytes:
 def _split(path: str) -> tuple[ObjectStore, str]:
     root, _, name = path.rpartition("/")
     return open_store(root), name
+
+
+def _folder(store: ObjectStore) -> str:
+    return store.uri.removeprefix("file://")

@@ -14,7 +14,7 @@ from penstock.checkpoint.log import LogEntry, ManifestLog
 from penstock.checkpoint.manifest import Manifest, decode_manifest
 from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths, check_source, current_history
 from penstock.checkpoint.store import ObjectStore
-from penstock.checkpoint.stores import join_uri, open_job_store, open_store
+from penstock.checkpoint.stores import join_uri, open_job_store, open_store, same_place
 from penstock.checkpoint.sweeper import SWEPT_PREFIXES
 from penstock.core import failpoints
 from penstock.core.clock import Clock
@@ -170,7 +170,7 @@ class JobStore:
         if store.list(_CLAIM_KEY) and store.read(_CLAIM_KEY) == msgspec.json.encode(mine):
             self._tell_origin(source, mine)
             return  # this run goes on under a new leader
-        if self._origin(source).uri != self._store.uri:
+        if not same_place(self._origin(source), self._store):
             self._check_origin(source)
         if store.put_if_absent(_CLAIM_KEY, msgspec.json.encode(mine)):
             self._tell_origin(source, mine)
@@ -199,7 +199,7 @@ class JobStore:
     def _tell_origin(self, source: Manifest, mine: dict[str, str]) -> None:
         """Leave word in the origin's folder: its lineage goes on here."""
         origin = self._origin(source)
-        if origin.uri != self._store.uri and origin.list("lease.json"):
+        if not same_place(origin, self._store) and origin.list("lease.json"):
             origin.put(_CLAIM_KEY, msgspec.json.encode({**mine, "sequence": str(source.sequence)}))
 
     def _refuse_continued(self, generation: int) -> None:

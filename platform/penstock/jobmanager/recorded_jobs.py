@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import msgspec
@@ -38,9 +39,15 @@ def recorded_jobs(store: ObjectStore) -> tuple[tuple[JobRecord, JobGraph], ...]:
 
 
 def forget_oldest(store: ObjectStore, records: Iterable[JobRecord]) -> set[str]:
-    """Delete the records of all ended jobs but the last `REMEMBERED` to end; return the ids of the deleted."""
+    """Delete the records of all ended jobs but the last `REMEMBERED` to end; return their ids.
+
+    One that cannot be deleted now is found and tried again.
+    """
     ended = sorted((record for record in records if record.ended), key=lambda record: record.ended_ms)
     forgotten = {record.job_id for record in ended[:-REMEMBERED]}
     for job_id in forgotten:
-        delete_record(store, job_id)
+        try:
+            delete_record(store, job_id)
+        except StorageError as error:
+            logging.getLogger(__name__).warning("job %s ended long ago and its record stays: %s", job_id, error)
     return forgotten

@@ -51,6 +51,8 @@ class ValueCodec:
             return [self._encoder.array(self._schema.field(0), values)]
         if not self._tuples:
             return self._encoder.columns(values)
+        if not all(issubclass(kind, tuple | list) for kind in set(map(type, values))):
+            raise self._unfit("a value is no tuple")
         try:
             columns = list(zip(*values, strict=True))
         except (TypeError, ValueError) as error:

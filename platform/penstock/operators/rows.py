@@ -11,7 +11,9 @@ import collections
 import copy
 import dataclasses
 import functools
+import itertools
 import operator
+import types
 import typing
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +40,18 @@ class RowDecoder:
         """Return the batch's rows, lazily, from columns decoded at once."""
         columns = [python_values(batch.column(name)) for name in self.names]
         return self._make(columns) if columns else (self._make([]) for _ in range(batch.num_rows))
+
+
+#: Special methods that make a model or guard its fields: a row is made and guarded in its own way.
+_MAKING = {
+    "__new__",
+    "__init__",
+    "__post_init__",
+    "__init_subclass__",
+    "__class_getitem__",
+    "__setattr__",
+    "__delattr__",
+}
 
 
 class RowEncoder:
@@ -149,8 +163,21 @@ def _model_row_of(model: type[pydantic.BaseModel], names: list[str]) -> Any:
         "__deepcopy__": lambda row, memo: copy.deepcopy(as_model(row), memo),
         "as_row_model": as_model,
     }
+    for name in _operators_of(model) - body.keys():
+        body[name] = functools.partialmethod(_forward, as_model, name)
     fields = [(name, object) for name in names]
     return msgspec.defstruct(model.__name__, fields, namespace=body, frozen=True, eq=False, gc=False)
+
+
+def _operators_of(model: type[pydantic.BaseModel]) -> set[str]:
+    """Return the special methods that the model's own classes define: Python looks for them on a row's type alone."""
+    own = itertools.takewhile(lambda base: base is not pydantic.BaseModel, model.__mro__)
+    found = {name for base in own for name, value in vars(base).items() if isinstance(value, types.FunctionType)}
+    return {name for name in found if name[:2] == name[-2:] == "__" and "pydantic" not in name} - _MAKING
+
+
+def _forward(row: Any, as_model: Callable[[Any], Any], name: str, *args: Any) -> Any:
+    return getattr(as_model(row), name)(*map(_plain, args))
 
 
 def _plain(other: Any) -> Any:

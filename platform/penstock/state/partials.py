@@ -68,7 +68,11 @@ class Partials:
             return None
         if self._index.count > _MOST_KEYS:
             self._index = KeyIndex(self._spec.key_schema)
+        remembered = self._index.count
         slots = self._index.slots_of(keys, len(times))
+        if remembered and self._index.count * panes > _MOST_PLACES:  # without the keys of earlier batches it may do
+            self._index = KeyIndex(self._spec.key_schema)
+            slots = self._index.slots_of(keys, len(times))
         places = self._index.count * panes
         if places > _MOST_PLACES:
             return None

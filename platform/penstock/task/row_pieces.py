@@ -22,8 +22,11 @@ MOST_ROWS = 4096
 #: A piece should take no longer; one of fewer rows than this would cost more in its overhead.
 TARGET_MS = 10.0
 LEAST_ROWS = 64
-#: A row is taken to be as fast as the fastest piece of late: slow ones were interrupted. Per piece, this is forgotten.
-_FORGET = 1.2
+#: A piece that takes too long is compared with one of fewer rows, which must take no more than this part of its time;
+#: or with one of more, which must not take this part of what they would at the same time a row.
+_FEWER_HELP, _MORE_HELP, _MORE = 0.75, 0.5, 4
+#: Pieces until the other size is tried again where it did not help.
+_CONTENT = 256
 _ROW_KINDS = frozenset({"map", "flat_map", "filter_rows", "process"})
 _BEFORE = frozenset({"source", "project"})
 
@@ -38,17 +41,17 @@ class RowPieces:
         self._cuts = feeds_rows([operator.kind for operator in operators])
         self._rest: Batch | None = None
         self._input_index = 0
-        self._ms_a_row = TARGET_MS / LEAST_ROWS
+        #: Rows of the next piece.
+        self.rows = LEAST_ROWS
+        #: Rows and time of the last piece when the next one is of another size to be compared with it.
+        self._trial: tuple[int, float] | None = None
+        #: Pieces may take so long for a while.
+        self._settled_ms, self._content = 0.0, 0
 
     @property
     def waiting(self) -> bool:
         """Whether a part of the last batch is still to be fed."""
         return self._rest is not None
-
-    @property
-    def rows(self) -> int:
-        """Rows of the next piece."""
-        return max(LEAST_ROWS, round(TARGET_MS / self._ms_a_row))
 
     def feed(self, batch: Batch, input_index: int) -> None:
         """Feed a batch, or its first piece."""
@@ -85,9 +88,35 @@ class RowPieces:
         return gave
 
     def _took(self, rows: int, begun_ms: float) -> None:
-        if rows:
-            seen = (self._clock.monotonic_ms() - begun_ms) / rows
-            self._ms_a_row = max(TARGET_MS / MOST_ROWS, min(_FORGET * self._ms_a_row, seen))
+        """Learn from a piece.
+
+        What takes long may be done once a piece (a slow sink, a poll): then fewer rows only make each of them dearer.
+        """
+        took = self._clock.monotonic_ms() - begun_ms
+        if not rows:
+            return
+        trial, self._trial = self._trial, None
+        if trial is not None and rows != trial[0]:
+            before, then = trial
+            if took > then * (_FEWER_HELP if rows < before else _MORE_HELP * rows / before):
+                self._settle(before, then)
+                return
+            if before < rows < MOST_ROWS:
+                self._try(rows, took, _MORE * rows)
+                return
+        if self._content and TARGET_MS < took <= 2 * self._settled_ms:
+            self._content -= 1
+        elif took > TARGET_MS:
+            self._try(rows, took, round(rows * TARGET_MS / took) if rows > LEAST_ROWS else _MORE * rows)
+        elif took < _FEWER_HELP * TARGET_MS and rows >= self.rows:
+            self.rows = MOST_ROWS if took <= 0 else min(MOST_ROWS, round(rows * TARGET_MS / took))
+
+    def _try(self, rows: int, took: float, other: int) -> None:
+        self._trial = (rows, took)
+        self.rows = min(MOST_ROWS, max(LEAST_ROWS, other))
+
+    def _settle(self, rows: int, took: float) -> None:
+        self.rows, self._settled_ms, self._content = rows, took, _CONTENT
 
 
 def feeds_rows(kinds: Sequence[str]) -> bool:

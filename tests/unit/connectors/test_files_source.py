@@ -170,9 +170,20 @@ def test_a_file_that_grew_is_read_to_its_first_size_and_one_that_shrank_is_refus
         drain(reader)
 
 
+@pytest.mark.parametrize("file_format", ["jsonl", "csv"])
+def test_few_rows_at_a_time_do_not_read_the_file_again_and_again(tmp_path, file_format):
+    write(tmp_path / "in", file_format, ROWS * 50)
+    reader = open_reader(FileSource(tmp_path / "in", Order, format=file_format))
+    (batch,) = reader.poll(1).batches
+    assert batch.data.num_rows == 1
+    (tmp_path / "in").write_bytes(b"")  # what stands in the block that was read is enough
+    assert drain(reader, max_rows=7)[0] == (ROWS * 50)[1:]
+
+
 @pytest.mark.parametrize("left", [0, 1, 5], ids=["nothing", "whole lines", "half a line"])
-def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path, left):
+def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path, left, monkeypatch):
     """Neither taken for read to its end nor asked for the missing bytes for ever."""
+    monkeypatch.setattr("penstock_connectors.files.cursors._BLOCK_BYTES", 16)
     write(tmp_path / "in", "jsonl")
     reader = open_reader(FileSource(tmp_path / "in", Order))
     assert reader.poll(1).batches[0].data.num_rows == 1

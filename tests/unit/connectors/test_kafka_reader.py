@@ -38,7 +38,7 @@ class ScriptedFetcher:
     def close(self):
         self.closed += 1
 
-    def will_give(self, *messages, ends=(), problems=()):
+    def will_give(self, *messages, ends=(), problems=(), drained=False):
         """`messages`: (partition, offset, value)."""
         places = [("t", 0), ("t", 1)]
         found = Fetched(
@@ -48,7 +48,7 @@ class ScriptedFetcher:
             places=places,
         )
         positions = {("t", partition): offset + 1 for partition, offset, _ in messages}
-        self.results.append(FetchResult(found if messages else None, positions, dict(ends), list(problems)))
+        self.results.append(FetchResult(found if messages else None, positions, dict(ends), list(problems), drained))
 
 
 @pytest.fixture
@@ -144,12 +144,12 @@ def test_caught_up_only_with_nothing_pending(fetcher, clock):
     assert reader.poll(10).caught_up == ()
 
 
-def test_drained_unless_as_many_came_as_were_asked_for(fetcher, clock):
+def test_drained_when_the_fetcher_has_nothing_left(fetcher, clock):
     reader = open_reader(clock, split(0))
     fetcher.will_give(row(0, 0), row(0, 1))
-    assert not reader.poll(2).drained
-    fetcher.will_give(row(0, 2))
-    assert reader.poll(2).drained
+    assert not reader.poll(10).drained
+    fetcher.will_give(row(0, 2), drained=True)
+    assert reader.poll(10).drained
 
 
 def test_failed_decode_moves_no_position(fetcher, clock):

@@ -13,6 +13,7 @@ from penstock.connector.source import SourceContext, SourceSpec, SourceSplit
 from penstock.core.clock import ManualClock
 from penstock.core.errors import GraphError
 from penstock_connectors.nexmark import AUCTION_SCHEMA, BID_SCHEMA, PERSON_SCHEMA, NexmarkSource, events
+from penstock_connectors.nexmark.strings import Strings
 
 SCHEMAS = {"bid": BID_SCHEMA, "auction": AUCTION_SCHEMA, "person": PERSON_SCHEMA}
 
@@ -127,6 +128,18 @@ def test_auctions_and_persons_refer_to_each_other():
     assert auctions["category"].is_between(10, 14).all()
     assert people["emailAddress"].str.contains(r"^\w+@\w+\.com$").all()
     assert people["creditCard"].str.contains(r"^\d{4} \d{4} \d{4} \d{4}$").all()
+
+
+def test_what_memory_held_before_is_in_no_string():
+    """Buffers have room behind what is written, and memory of earlier batches is used for them."""
+    for _ in range(20):
+        used = [pa.allocate_buffer(size) for size in (1 << 20, (1 << 20) + 256)]
+        for buffer in used:
+            np.frombuffer(buffer, np.uint8)[:] = 0xC0
+        del used, buffer
+    strings = Strings(1)
+    assert strings._channels == Strings(1)._channels
+    assert strings._person_values("emailAddress")
 
 
 def test_a_rate_limit_counts_the_events_of_the_whole_stream():

@@ -33,6 +33,18 @@ def test_jobs_that_ended_long_ago_are_forgotten(store, monkeypatch):
     assert [record.job_id for record in read_records(store)] == kept
 
 
+def test_a_record_that_cannot_be_deleted_keeps_nobody_from_leading(store, monkeypatch, caplog):
+    def refuse(store, job_id):
+        raise StorageError("cannot delete")
+
+    monkeypatch.setattr("penstock.jobmanager.recorded_jobs.REMEMBERED", 1)
+    monkeypatch.setattr("penstock.jobmanager.recorded_jobs.delete_record", refuse)
+    for n in "12":
+        write_record(store, msgspec.structs.replace(ODD, job_id=n * 32))
+    assert recorded_jobs(store) == ()
+    assert "cannot delete" in caplog.text
+
+
 def test_a_job_that_runs_and_cannot_be_read_is_named(store):
     write_record(store, msgspec.structs.replace(ODD, ended=""))
     with pytest.raises(StorageError, match=r"jobs/1{32}\.json cannot be read.*version"):

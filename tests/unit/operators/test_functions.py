@@ -123,6 +123,30 @@ def test_a_row_behaves_as_an_instance_of_its_schema():
         _ = row.missing
 
 
+class Ranked(Schema):
+    rank: int
+
+    def __lt__(self, other):
+        return self.rank < other.rank
+
+    def __add__(self, other):
+        return Ranked(rank=self.rank + other.rank)
+
+    def __bool__(self):
+        return self.rank > 0
+
+    def __len__(self):
+        return self.rank
+
+
+def test_a_row_has_the_operators_of_its_schema():
+    rows = list(RowDecoder(pa.schema([("rank", pa.int64())]), Ranked).rows(pa.record_batch({"rank": [2, 0, 1]})))
+    assert [row.rank for row in sorted(rows)] == [0, 1, 2]
+    assert rows[0] + rows[2] == Ranked(rank=3)
+    assert [bool(row) for row in rows] == [True, False, True]
+    assert len(rows[0]) == 2
+
+
 def test_names_that_are_no_identifiers_or_tuple_methods_still_work():
     batch = pa.record_batch({"class": [1], "count": [2], "_x": [3]})
     (row,) = RowDecoder(batch.schema, None).rows(batch)

@@ -142,6 +142,17 @@ def test_a_tuple_of_another_length_is_refused(world):
         world.open(WrongTuple()).rows((1, 1, 1))
 
 
+@pytest.mark.parametrize("value", [{1: 0, 2: 0}, "ab", {1, 2}])
+def test_what_is_no_tuple_is_refused_for_one(world, value):
+    class NoTuple(Last):
+        def process(self, row, ctx) -> Iterator[Out]:
+            self.last.update(value)
+            return ()
+
+    with pytest.raises(PenstockError, match=r"state 'last': a value is no tuple"):
+        world.open(NoTuple()).rows((1, 1, 1))
+
+
 @pytest.mark.parametrize("schema", [SCHEMA, NAMES])
 def test_values_of_every_type_are_saved_and_found_again(world, schema):
     first, second = (1, 2) if schema is SCHEMA else ("one", None)

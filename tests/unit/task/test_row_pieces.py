@@ -12,10 +12,10 @@ from penstock.task.step import StepResult
 
 
 class Chain:
-    """Takes `ms` for a row."""
+    """Takes `ms` for a row, and `fixed` for a piece."""
 
     def __init__(self, clock, ms=0.0):
-        self.clock, self.ms = clock, ms
+        self.clock, self.ms, self.fixed = clock, ms, 0.0
         self.seen = []
         self.asked = []
         self.links = [SimpleNamespace(operator=SimpleNamespace(poll_rows=None), records_out=0)]
@@ -23,14 +23,14 @@ class Chain:
     def batch(self, batch, input_index):
         assert input_index == 1
         self.seen.append(batch.data.column(0).to_pylist())
-        self.clock.advance(self.ms * batch.num_rows)
+        self.clock.advance(self.fixed + self.ms * batch.num_rows)
 
     def poll(self, *, backpressured):
         assert not backpressured
         rows = self.links[0].operator.poll_rows
         self.asked.append(rows)
         self.links[0].records_out += rows
-        self.clock.advance(self.ms * rows)
+        self.clock.advance(self.fixed + self.ms * rows)
         return True
 
 
@@ -64,17 +64,45 @@ def test_where_a_row_takes_long_a_piece_has_fewer():
     assert {len(piece) for piece in chain.seen[1:-1]} == {TARGET_MS / 0.1}
     chain.ms = 100.0
     feed(pieces, 2000)
-    assert len(chain.seen[-2]) == LEAST_ROWS
+    assert min({len(piece) for piece in chain.seen[-12:-1]}) == LEAST_ROWS
+    assert sum(len(piece) > LEAST_ROWS for piece in chain.seen[-12:-1]) <= 1, "more are tried once"
 
 
 def test_one_slow_piece_changes_little():
-    chain, pieces = pieces_of("map", ms=0.01)
+    chain, pieces = pieces_of("map", ms=0.005)
     feed(pieces, 5000)
-    before = pieces.rows
-    chain.ms = 5.0
-    feed(pieces, 10)
-    assert before == 1000
-    assert pieces.rows == pytest.approx(before / 1.2, abs=1)
+    assert pieces.rows == 2000
+    chain.fixed = 50.0
+    feed(pieces, 2000)
+    assert pieces.rows < 1000
+    chain.fixed = 0.0
+    feed(pieces, 5000)
+    assert pieces.rows == 2000
+
+
+@pytest.mark.parametrize("fixed", [4.0, 9.0, 11.0, 30.0, 1000.0])
+@pytest.mark.parametrize("ms", [0.0, 0.001, 0.01])
+def test_a_cost_of_every_piece_makes_them_no_smaller_than_that_helps(fixed, ms):
+    chain, pieces = pieces_of("map", ms=ms)
+    feed(pieces, 50_000)
+    rows = pieces.rows
+    chain.fixed = fixed
+    chain.seen.clear()
+    feed(pieces, 200_000)
+    spent = len(chain.seen) * fixed + 200_000 * ms
+    least = 200_000 / rows * fixed + 200_000 * ms
+    assert spent < 3 * least
+    chain.fixed = 0.0
+    feed(pieces, 3_000_000)
+    assert pieces.rows == rows
+
+
+def test_a_cost_of_every_piece_from_the_first_one_on_does_not_keep_them_small():
+    chain, pieces = pieces_of("source", "map", ms=0.001)
+    chain.fixed = 11.0
+    for _ in range(100):
+        pieces.poll()
+    assert pieces.rows == MOST_ROWS
 
 
 def test_a_source_in_front_of_row_functions_is_asked_for_a_piece():
