@@ -118,8 +118,9 @@ class PlainProducer:
 
     def _error(self, what: str, error: KafkaException) -> ProducerError:
         """Return the error; a message that was too large is the cause of whatever the client then says."""
-        with contextlib.suppress(KafkaException):
-            self._open().poll(0)  # for the callbacks that tell it
+        if not error.args[0].fatal():
+            with contextlib.suppress(KafkaException, SystemError):
+                self._open().poll(0)  # for the callbacks that tell it
         for cause in (error.args[0], *self._failures):
             if _is_too_large(cause):
                 return RecordTooLargeError(f"Kafka producer, {what}: {cause.str()}")
