@@ -65,13 +65,11 @@ def own_peers(few: int | None) -> tuple[Peer, ...]:
 
 def w4(options: BenchOptions) -> dict[str, Any]:
     """Measure it."""
-    if options.nullable or options.keys != "int":
-        raise UsageError("w4 has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
+    options.refuse_variants("w4")
     if options.bootstrap is None:
         raise UsageError("w4 needs a Kafka broker", hint="`penstock bench` starts one, or takes --bootstrap")
     topics = Topics(options.bootstrap)
-    if options.checkpoint_interval_ms == BenchOptions().checkpoint_interval_ms:  # not asked for: the workload's own
-        options = msgspec.structs.replace(options, checkpoint_interval_ms=_INTERVAL_MS)
+    options = options.with_interval(_INTERVAL_MS)
     right = cache(lambda events: reference.windows(events, _SIZE_MS, _SIZE_MS))
     job = BenchJob(
         workload="w4",

@@ -74,7 +74,7 @@ def touched(row: Row) -> Row:
 def _job(options: BenchOptions, folder: Path, name: str, rate: float) -> None:
     from penstock_connectors.workloads.paced import DelaySink, PacedSource
 
-    interval = options.checkpoint_interval_ms
+    interval = options.interval_ms
     env = ps.Environment(
         parallelism=options.parallelism,
         checkpoint_interval=None if interval is None else interval / 1000,

@@ -90,7 +90,7 @@ def contest(job: BenchJob, options: BenchOptions) -> Contest:
         right=job.right,
         # a peer has one process with all slots
         managed_bytes=managed * options.parallelism if managed != JobSettings().managed_memory_bytes else None,
-        checkpoint_ms=options.checkpoint_interval_ms or 0,
+        checkpoint_ms=options.interval_ms or 0,
         prepare=job.prepare,
     )
 

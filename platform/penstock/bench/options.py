@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 
 from penstock.config.settings import JobSettings, with_overrides
 from penstock.core.errors import UsageError
 
+_DEFAULT_INTERVAL_MS = 1000
 _MAX_EVENTS = 1 << 31
 _MAX_PARALLELISM = 1024
 _MAX_PAIRS = 100
@@ -20,8 +21,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     #: None: the workload's own size.
     events: int | None = None
     parallelism: int = 2
-    #: Milliseconds between checkpoints; None: only the one at the end.
-    checkpoint_interval_ms: int | None = 1000
+    #: Milliseconds between checkpoints; None: only the one at the end; unset: the workload's own.
+    checkpoint_interval_ms: int | msgspec.UnsetType | None = msgspec.UNSET
     #: Type of the key column.
     keys: Literal["int", "string"] = "int"
     #: Key and amount may be null, and some are.
@@ -44,6 +45,27 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Memory for state that a slot of the job has."""
         return with_overrides(JobSettings(), self.settings).managed_memory_bytes
 
+    @property
+    def interval_ms(self) -> int | None:
+        """Milliseconds between checkpoints; None: only the one at the end."""
+        return _DEFAULT_INTERVAL_MS if self.checkpoint_interval_ms is msgspec.UNSET else self.checkpoint_interval_ms
+
+    def with_interval(self, milliseconds: int) -> Self:
+        """Return the options with a workload's own interval of checkpoints, where none was asked for."""
+        if self.checkpoint_interval_ms is not msgspec.UNSET:
+            return self
+        return msgspec.structs.replace(self, checkpoint_interval_ms=milliseconds)
+
+    def refuse_variants(self, workload: str, *, strings: bool = False) -> None:
+        """Refuse what only some workloads have: nullable columns, and string keys unless `strings`.
+
+        Raises:
+            UsageError: one of them was asked for.
+        """
+        if self.nullable or (self.keys != "int" and not strings):
+            hint = "--keys string and --nullable are variants of w1 and w1s"
+            raise UsageError(f"{workload} has no such variant", hint=hint)
+
     def check(self) -> None:
         """Refuse sizes that make no sense, and settings there are not.
 
@@ -53,7 +75,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
         for name, value, limit in (
             ("--events", self.events_or(1), _MAX_EVENTS),
             ("--parallelism", self.parallelism, _MAX_PARALLELISM),
-            ("--checkpoint-interval", self._interval_or(1), 86_400_000),
+            ("--checkpoint-interval", 1 if self.interval_ms is None else self.interval_ms, 86_400_000),
         ):
             if not 1 <= value <= limit:
                 msg = f"{name} must be from 1 to {limit}, not {value}"
@@ -74,6 +96,3 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
 
         with_overrides(JobSettings(), self.settings)
-
-    def _interval_or(self, default: int) -> int:
-        return default if self.checkpoint_interval_ms is None else self.checkpoint_interval_ms

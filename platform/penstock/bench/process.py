@@ -15,7 +15,6 @@ from penstock.bench import reference
 from penstock.bench.measure import BenchJob, measure_job
 from penstock.bench.sources import environment, events_of
 from penstock.bench.topics import Topics
-from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -79,8 +78,7 @@ class Windows(ps.KeyedProcessFunction):
 
 def w5(options: BenchOptions) -> dict[str, Any]:
     """Measure it."""
-    if options.nullable or options.keys != "int":
-        raise UsageError("w5 has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
+    options.refuse_variants("w5")
     count = options.events_or(_EVENTS)
     right = cache(lambda events: reference.windows(events, _SIZE_MS, _SIZE_MS))
     prepare = None if options.bootstrap is None else Topics(options.bootstrap, keyed=True).trial

@@ -18,7 +18,6 @@ from penstock.bench import reference
 from penstock.bench.measure import BenchJob, measure_job
 from penstock.bench.options import BenchOptions
 from penstock.bench.sources import environment, events_of
-from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,10 +56,8 @@ def build(options: BenchOptions, folder: Path) -> None:
 
 
 def _measure(name: str, options: BenchOptions, settings: dict[str, str]) -> dict[str, Any]:
-    if options.nullable or options.keys != "int":
-        raise UsageError(f"{name} has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
-    if options.checkpoint_interval_ms == BenchOptions().checkpoint_interval_ms:  # not asked for: the workload's own
-        options = msgspec.structs.replace(options, checkpoint_interval_ms=_INTERVAL_MS)
+    options.refuse_variants(name)
+    options = options.with_interval(_INTERVAL_MS)
     options = msgspec.structs.replace(options, settings=settings | options.settings)
     count = options.events_or(_EVENTS)
     right = cache(lambda events: reference.running(events, _KEYS, ordered=options.parallelism == 1))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def environment(options: BenchOptions, folder: Path) -> ps.Environment:
     """Return an environment with the options' parallelism and checkpoints, its state in the folder."""
-    interval = options.checkpoint_interval_ms
+    interval = options.interval_ms
     return ps.Environment(
         parallelism=options.parallelism,
         checkpoint_interval=None if interval is None else interval / 1000,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from penstock.bench import reference
 from penstock.bench.measure import BenchJob, measure_job
 from penstock.bench.sources import environment, events_of
-from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -54,8 +53,7 @@ def build_shuffle(options: BenchOptions, folder: Path) -> None:
 
 
 def _measure(name: str, options: BenchOptions, expected: Any) -> dict[str, Any]:
-    if options.nullable or (options.keys != "int" and name == "w3"):
-        raise UsageError(f"{name} has no such variant", hint="--keys string and --nullable are variants of w1 and w1s")
+    options.refuse_variants(name, strings=name != "w3")
     count = options.events_or(_EVENTS)
     job = BenchJob(workload=name, build=f"penstock.bench.stateless:build_{name}", right=cache(expected), events=count)
     return measure_job(job, options)

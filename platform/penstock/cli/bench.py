@@ -24,7 +24,9 @@ def bench(
     list_: Annotated[bool, typer.Option("--list", help="List the workloads.")] = False,
     events: Annotated[int | None, typer.Option(help="Number of events; default: the workload's own.")] = None,
     parallelism: Annotated[int, typer.Option(help="Subtasks of each vertex.")] = 2,
-    checkpoint_interval: Annotated[str, typer.Option(help="Time between checkpoints.")] = "1s",
+    checkpoint_interval: Annotated[
+        str | None, typer.Option(help="Time between checkpoints; default: the workload's own, 1s for most.")
+    ] = None,
     no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Only the one at the end.")] = False,
     keys: Annotated[str, typer.Option(help="Type of the key: int or string.")] = "int",
     nullable: Annotated[bool, typer.Option("--nullable", help="Key and amount may be null, and some are.")] = False,
@@ -46,7 +48,7 @@ def bench(
     options = BenchOptions(
         events=events,
         parallelism=parallelism,
-        checkpoint_interval_ms=None if no_checkpoints else parse_duration_ms(checkpoint_interval, "interval"),
+        checkpoint_interval_ms=_interval(checkpoint_interval, checkpoints=not no_checkpoints),
         keys=keys,  # type: ignore[arg-type]  # checked below
         nullable=nullable,
         peers=peers,
@@ -86,6 +88,12 @@ def _list(*, as_json: bool) -> None:
         return
     for name, (_, text) in WORKLOADS.items():
         say(f"{name:<12} {text}")
+
+
+def _interval(text: str | None, *, checkpoints: bool) -> int | msgspec.UnsetType | None:
+    if not checkpoints:
+        return None
+    return msgspec.UNSET if text is None else parse_duration_ms(text, "interval")
 
 
 def _setting(text: str) -> tuple[str, str]:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import Console
 from rich.table import Table
 
-from penstock.cli.jobs import JobArgument
+from penstock.cli.jobs import JobArgument, terminal
 from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, print_json
-
-_PIPE_WIDTH = 250
 
 
 def explain(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
@@ -18,9 +15,7 @@ def explain(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption
     if json:
         print_json(found)
         return
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PIPE_WIDTH)
+    console = terminal()
     console.print(f"[bold]{found['name']}[/] {found['jid']} {found['cpu-ms']:,.0f} ms of CPU time in operators")
     table = Table("operator", "uid", box=None)
     for heading in ("CPU ms", "share", "CPU ms/s", "busy ms"):

@@ -28,7 +28,7 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
     for job in jobs:
         running = f"{job['tasks'].get('running', 0)}/{job['tasks'].get('total', 0)}"
         table.add_row(job["name"], job["state"], _when(job["start-time"]), running, job["jid"])
-    _console().print(table)
+    terminal().print(table)
 
 
 def show(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
@@ -41,7 +41,7 @@ def show(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = 
     if json:
         print_json({"job": details, "checkpoints": checkpoints, "exceptions": failures})
         return
-    console = _console()
+    console = terminal()
     console.print(
         f"[bold]{details['name']}[/] {details['jid']} {details['state']} since {_when(details['start-time'])}"
     )
@@ -126,7 +126,7 @@ def logs(job: JobArgument, *, cluster: ClusterOption = None) -> None:
             say(client.log(worker["id"]))
 
 
-def _console() -> Console:
+def terminal() -> Console:
     """Return the terminal; where there is none (a pipe, a file), rows are not wrapped."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)

@@ -3,6 +3,7 @@
 import json
 import sys
 
+import msgspec
 import pytest
 
 from penstock.bench import reference
@@ -112,3 +113,12 @@ def test_the_reference_is_what_counting_row_by_row_gives(size, slide, monkeypatc
     count = 560_000
     assert reference.last_sure_window(count, slide) > reference.T0_MS
     assert reference.windows(count, size, slide) == by_hand(count, size, slide)
+
+
+@pytest.mark.parametrize(
+    ("asked", "interval"),
+    [(msgspec.UNSET, 5000), (1000, 1000), (None, None)],
+    ids=["not asked", "asked for what most have", "only the last"],
+)
+def test_a_workloads_own_interval_gives_way_to_the_one_asked_for(asked, interval):
+    assert BenchOptions(checkpoint_interval_ms=asked).with_interval(5000).interval_ms == interval
