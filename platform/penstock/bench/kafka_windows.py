@@ -19,6 +19,7 @@ import msgspec
 
 import penstock as ps
 from penstock.bench import reference
+from penstock.bench.marginal import marginal_figures
 from penstock.bench.measure import BenchJob, checkpoint_figures, contest, figures, require_right, run_child
 from penstock.bench.options import BenchOptions
 from penstock.bench.peers import Peer, run_peers
@@ -82,10 +83,8 @@ def w4(options: BenchOptions) -> dict[str, Any]:
     few, marginal = _FEW if job.events >= _MANY else None, None
     if few is not None:
         _, small = _measure_once(replace(job, events=few), options, topics)
-        more = meter.total - small.total
-        marginal = round((job.events - few) / more) if more > 0 else None
-        found |= {"few_events": few, "few_cpu_seconds_total": round(small.total, 3)}
-        found["marginal_events_per_cpu_second"] = marginal
+        found |= marginal_figures(job.events, meter.total, few, (small.total,))
+        marginal = found.get("marginal_events_per_cpu_second")
     asked = replace(contest(job, options), own=own_peers(few))
     return found | run_peers(asked, found["events_per_cpu_second"], marginal)
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.bench.marginal import FEW_EVENTS, FEW_RUNS, marginal_figures
 from penstock.bench.options import BenchOptions
 from penstock.bench.pairs import measure_pairs
 from penstock.bench.peers import Contest, run_peers
@@ -76,8 +77,21 @@ def measure_job(job: BenchJob, options: BenchOptions) -> dict[str, Any]:
         return measure_pairs(options, lambda chosen: _measure_once(job, chosen))
     found = _measure_once(job, options)
     if options.peers is not None:
-        found |= run_peers(contest(job, options), found["events_per_cpu_second"])
+        found |= beside_peers(job, options, found)
     return found
+
+
+def beside_peers(job: BenchJob, options: BenchOptions, found: dict[str, Any]) -> dict[str, Any]:
+    """Return the marginal cost of a job that has the figures `found`, where a peer has one, and the peers' figures.
+
+    Raises:
+        PenstockError: a run of the job with few events failed, or its answer is wrong.
+    """
+    asked, own = contest(job, options), dict[str, Any]()
+    if job.events > FEW_EVENTS and any(peer.few_events is not None for peer in asked.peers):
+        totals = [_total_of_few(job, options) for _ in range(FEW_RUNS)]
+        own = marginal_figures(job.events, found["cpu_seconds_total"], FEW_EVENTS, totals)
+    return own | run_peers(asked, found["events_per_cpu_second"], own.get("marginal_events_per_cpu_second"))
 
 
 def contest(job: BenchJob, options: BenchOptions) -> Contest:
@@ -93,6 +107,15 @@ def contest(job: BenchJob, options: BenchOptions) -> Contest:
         checkpoint_ms=options.interval_ms or 0,
         prepare=job.prepare,
     )
+
+
+def _total_of_few(job: BenchJob, options: BenchOptions) -> float:
+    """CPU seconds of everything in a run of few events."""
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        meter, _ = run_child(job.build, msgspec.structs.replace(options, events=FEW_EVENTS), Path(folder))
+        marks = read_marks(Path(folder) / "marks")
+    require_right(job.workload, marks.checksum, job.right(FEW_EVENTS))
+    return meter.total
 
 
 def _measure_once(job: BenchJob, options: BenchOptions) -> dict[str, Any]:

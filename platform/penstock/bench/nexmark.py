@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import penstock as ps
 from penstock.bench import nexmark_answers as answers
-from penstock.bench.measure import BenchJob, checkpoint_figures, contest, figures, require_right, run_child
-from penstock.bench.peers import run_peers
+from penstock.bench.measure import BenchJob, beside_peers, checkpoint_figures, figures, require_right, run_child
 from penstock.bench.sources import environment
 from penstock_connectors.nexmark import NexmarkSource
 from penstock_connectors.workloads import ChecksumSink, read_marks
@@ -172,7 +171,7 @@ def measure(name: str, options: BenchOptions, *, whole: bool = False) -> dict[st
     job = BenchJob(workload=workload, build=build, right=partial(_right, query, options), events=count)
     found = figures(job, options, marks, meter) | checkpoint_figures(run)
     if options.peers is not None:
-        found |= run_peers(contest(job, options), found["events_per_cpu_second"])
+        found |= beside_peers(job, options, found)
     return found
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -22,14 +21,13 @@ from typing import Any
 
 import msgspec
 
+from penstock.bench.marginal import marginal_figures
 from penstock.bench.reference import agrees
 from penstock.bench.tree_meter import TreeMeter, become_reaper
 from penstock.core.errors import PenstockError, UsageError
 
 _SETUP_HINT = "tests/bench/peers/setup.py fills such a folder"
 _DEFAULT_MANAGED = 1 << 30
-#: A marginal cost is told only where the events more cost this much of what start-up takes, which varies by itself.
-_TELLING = 0.25
 
 
 class Peer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,6 +86,11 @@ class Contest:
     #: For a peer that reads from a broker: makes its topics for so many events.
     prepare: Callable[[int], Trial] | None = None
 
+    @property
+    def peers(self) -> tuple[Peer, ...]:
+        """All of them, in the order in which they are run."""
+        return self.own + (() if self.folder is None else peers_of(self.folder, self.workload))
+
 
 @dataclass(kw_only=True)
 class _Run:
@@ -125,22 +128,22 @@ def run_peers(contest: Contest, ours: float, ours_marginal: float | None = None)
     """Run all peers of a workload, one after another.
 
     Returns figures by peer and, for each rival, how many times what its best configuration does `ours` (events per CPU
-    second) is: as both were measured, and beside the peer's marginal cost (by `ours_marginal` where that is known).
+    second) is: as both were measured, and of the marginal cost where both sides' is known.
     """
     found: dict[str, dict[str, Any]] = {}
-    peers = contest.own + (() if contest.folder is None else peers_of(contest.folder, contest.workload))
+    peers = contest.peers
     for peer in peers:
         try:
             found[peer.name] = _measured(peer, contest)
         except PenstockError as error:  # the others' figures are worth having all the same
             found[peer.name] = {"failed": str(error)}
-    return {"peers": found, "ratios": ratios(peers, found, ours, ours_marginal or ours)}
+    return {"peers": found, "ratios": ratios(peers, found, ours, ours_marginal)}
 
 
 def ratios(
-    peers: tuple[Peer, ...], found: dict[str, dict[str, Any]], ours: float, ours_marginal: float
+    peers: tuple[Peer, ...], found: dict[str, dict[str, Any]], ours: float, ours_marginal: float | None
 ) -> dict[str, dict[str, Any]]:
-    """Return by rival the best peer of it and how we compare: of the run, and marginal where it was measured."""
+    """Return by rival the best peer of it and how we compare: of the run, and marginal where both were measured."""
     compared: dict[str, dict[str, Any]] = {}
     for rival in dict.fromkeys(peer.rival for peer in peers):
         names = [peer.name for peer in peers if peer.rival == rival]
@@ -149,7 +152,7 @@ def ratios(
             ("marginal", "marginal_events_per_cpu_second", ours_marginal),
         ):
             rates = {name: rate for name in names if (rate := found[name].get(figure))}
-            if rates:
+            if rates and mine is not None:
                 best = max(rates, key=rates.__getitem__)
                 compared.setdefault(rival, {})[label] = {"best": best, "ratio": round(mine / rates[best], 2)}
     return compared
@@ -164,11 +167,7 @@ def _measured(peer: Peer, contest: Contest) -> dict[str, Any]:
     figures = _figures(run) | {"checked": peer.answers and right.strip("*:") != "" and not right.startswith("0:")}
     if peer.few_events is not None and peer.few_events < events:
         few = _tried(peer, contest, peer.few_events)
-        more = run.total - few.total
-        figures["few_events"] = few.events
-        figures["few_cpu_seconds_total"] = round(few.total, 3)
-        if more > _TELLING * few.total:
-            figures["marginal_events_per_cpu_second"] = round((events - few.events) / more)
+        figures |= marginal_figures(events, run.total, few.events, (few.total,))
     return figures
 
 
@@ -214,21 +213,12 @@ def _run(peer: Peer, contest: Contest, events: int) -> _Run:
             "checkpoint_ms": str(contest.checkpoint_ms),
             **trial.words,
         }
-        before = _reaped_seconds()
         text, meter = _metered(peer, words)
-        # exact, but of what has ended alone; sampled, but of all
-        total = max(meter.total, _reaped_seconds() - before)
         lines = [line[6:] for line in text.splitlines() if line.startswith("BENCH ")]
         lines += [path.read_text(encoding="utf-8") for path in sorted(Path(scratch).glob("*.json"))]
     record = merged([json.loads(line) for line in lines])
     checksum = str(record.get("checksum", "")) if trial.answer is None else trial.answer()
-    return _Run(events=events, meter=meter, total=total, record=record, checksum=checksum)
-
-
-def _reaped_seconds() -> float:
-    """CPU seconds of all descendants that have ended."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return _Run(events=events, meter=meter, total=meter.total, record=record, checksum=checksum)
 
 
 def merged(records: list[dict[str, Any]]) -> dict[str, Any]:

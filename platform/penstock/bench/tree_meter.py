@@ -10,6 +10,7 @@ import bisect
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import threading
 import time
@@ -43,6 +44,8 @@ class TreeMeter:
         self._private: dict[int, list[tuple[float, int]]] = {}
         self._known: list[int] = []
         self._searched = 0.0
+        self._reaped_before = _reaped_seconds()
+        self._reaped = 0.0
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tree-meter", daemon=True)
 
@@ -53,6 +56,7 @@ class TreeMeter:
         self._stopping.set()
         self._thread.join()
         self._sample()
+        self._reaped = _reaped_seconds() - self._reaped_before
 
     def kill(self) -> None:
         """End the whole tree."""
@@ -66,8 +70,8 @@ class TreeMeter:
 
     @property
     def total(self) -> float:
-        """CPU seconds up to the last sample; none where the process had ended before the first."""
-        return self._cpu[-1] if self._cpu else 0.0
+        """CPU seconds of everything: as sampled, or those of what has ended and been waited for, which are exact."""
+        return max(self._cpu[-1] if self._cpu else 0.0, self._reaped)
 
     def workers_private_mb(self, start: float) -> tuple[int, int]:
         """Most private memory of a slot worker in MB, and the most one grew by since a moment."""
@@ -122,6 +126,12 @@ class TreeMeter:
             self._times.append(time.time())
             self._cpu.append(max(cpu, self._cpu[-1] if self._cpu else 0.0))
         self.peak_rss_bytes = max(self.peak_rss_bytes, rss)
+
+
+def _reaped_seconds() -> float:
+    """CPU seconds of all descendants that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _what(pid: int) -> str:

@@ -93,6 +93,7 @@ def test_few_events_show_the_marginal_cost(folder):
     rate = figures["marginal_events_per_cpu_second"]
     assert rate == pytest.approx(900 / (figures["cpu_seconds_total"] - figures["few_cpu_seconds_total"]), rel=0.2)
     assert found["ratios"] == {"them": {"marginal": {"best": "one", "ratio": round(2e9 / rate, 2)}}}
+    assert ratios((Peer(name="one", rival="them", workloads=("w1",), command=()),), found["peers"], 1e9, None) == {}
 
 
 def test_a_wrong_answer_may_be_tried_again(folder, tmp_path):
