@@ -47,11 +47,16 @@ AGGREGATES = [
 
 class Out:
     def __init__(self):
-        self.rows, self.watermarks = [], []
+        self.rows, self.late, self.watermarks = [], [], []
 
     def batch(self, batch):
         assert batch.num_rows
         self.rows += batch.data.to_pylist()
+
+    def side(self, tag, batch):
+        assert batch.num_rows
+        assert (tag, batch.data.schema) == ("late", SCHEMA)
+        self.late += batch.data.to_pylist()
 
     def watermark(self, watermark):
         self.watermarks.append(watermark.timestamp)
@@ -61,7 +66,7 @@ class Model:
     """Sessions as lists of rows in order of arrival; each key has the watermark its subtask had."""
 
     def __init__(self, gap):
-        self.gap, self.late = gap, 0
+        self.gap, self.late = gap, []
         self.sessions = {key: [] for key in KEYS}
         self.marks = dict.fromkeys(KEYS, MIN_TIMESTAMP)
 
@@ -77,7 +82,7 @@ class Model:
         touched = [s for s in mine if first(s) - self.gap <= time <= last(s) + self.gap]
         merged = [r for s in touched for r in s] + [row]
         if last(merged) + self.gap - 1 <= self.marks[key]:
-            self.late += 1
+            self.late.append(row)
             return
         self.sessions[key] = [s for s in mine if s not in touched] + [merged]
 
@@ -120,9 +125,11 @@ def order(rows):
 class Job:
     """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
 
-    def __init__(self, folder, gap):
+    def __init__(self, folder, gap, *, routed=False):
         self.folder, self.gap = Path(folder), gap
         self.config = {"key": ["k"], "window": {"kind": "session", "gap_us": gap}, "aggregates": AGGREGATES}
+        if routed:
+            self.config["late_to"] = {"tag": "late", "columns": SCHEMA.names}
         self.files, self.frozen, self.subtasks = {}, [], []
         self.model = Model(gap)
         self.complete = (None, self.model.copy())
@@ -135,7 +142,7 @@ class Job:
         for _, store in self.subtasks:
             store.close()
         self.attempt += 1
-        self.frozen, self.late = [], 0
+        self.frozen, self.late, self.aside = [], 0, []
         saved, model = self.complete
         self.model = model.copy()
         self.subtasks = [self.open(hash_range_of(s, parallelism, KEY_GROUPS), s, saved) for s in range(parallelism)]
@@ -185,10 +192,14 @@ class Job:
             mine = [r for r in rows if r["k"] in self.owned(s)]
             if mine:
                 data = pa.RecordBatch.from_pylist([mine[0], *mine], schema=SCHEMA).slice(1)
-                before = operator._context.metrics.late_records_dropped
-                operator.process_batch(Batch(data), 0, Out())
+                before, out = operator._context.metrics.late_records_dropped, Out()
+                operator.process_batch(Batch(data), 0, out)
                 self.late += operator._context.metrics.late_records_dropped - before
-        assert self.late == self.model.late
+                self.aside += out.late
+        if "late_to" in self.config:
+            assert (self.late, sorted(map(repr, self.aside))) == (0, sorted(map(repr, self.model.late)))
+        else:
+            assert (self.late, self.aside) == (len(self.model.late), [])
 
     def watermark(self, subtask, timestamp):
         out = Out()
@@ -269,12 +280,13 @@ OPERATIONS = st.lists(
 )
 
 
+@pytest.mark.parametrize("routed", [False, True])
 @pytest.mark.parametrize("gap", [7, 30, 100])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS)
-def test_output_is_the_models(gap, operations):
+def test_output_is_the_models(gap, routed, operations):
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, gap)
+        job = Job(folder, gap, routed=routed)
         now, marks = 0, {}
         for name, *arguments in operations:
             if name == "batch":

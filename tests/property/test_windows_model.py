@@ -1,5 +1,6 @@
 """The window operator over its state against a plain Python model: the output of any order of batches (also combined),
-watermarks, freezes, failed uploads, compactions, restores and rescales, on both backends.
+watermarks, freezes, failed uploads, compactions, restores and rescales, on both backends; late rows are
+counted or put aside.
 """
 
 import math
@@ -14,13 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.property.window_model import Model
 
 from penstock.config.settings import JobSettings
-from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
+from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import FileRef
-from penstock.eventtime.windows import is_late, sliding_windows
 from penstock.kernels.hashing import hash_columns
 from penstock.kernels.split import order_by_owner, take_split
 from penstock.operators.combine import combiner_for
@@ -63,71 +64,20 @@ SCHEMA = pa.schema(FIELDS)
 class Out:
     def __init__(self):
         self.rows = []
+        self.late = []
         self.watermarks = []
 
     def batch(self, batch):
         assert batch.num_rows
         self.rows += batch.data.to_pylist()
 
+    def side(self, tag, batch):
+        assert batch.num_rows
+        assert (tag, batch.data.schema) == ("late", SCHEMA)
+        self.late += batch.data.to_pylist()
+
     def watermark(self, watermark):
         self.watermarks.append(watermark.timestamp)
-
-
-class Model:
-    """Windows as lists of rows; each key has the watermark its subtask had."""
-
-    def __init__(self, key, keys, window):
-        self.key, self.window = key, window
-        self.rows = {}
-        self.marks = dict.fromkeys(keys, MIN_TIMESTAMP)
-        self.late = 0
-
-    def copy(self):
-        other = Model(self.key, self.marks, self.window)
-        other.rows = {k: list(v) for k, v in self.rows.items()}
-        other.marks = dict(self.marks)
-        return other
-
-    def add(self, row):
-        key = tuple(row[c] for c in self.key)
-        windows = sliding_windows(row[TS_COLUMN], *self.window)
-        if windows and all(is_late(w, self.marks[key]) for w in windows):
-            self.late += 1
-        for w in windows:
-            if not is_late(w, self.marks[key]):
-                self.rows.setdefault((w.start, key), []).append(row)
-
-    def advance(self, keys, watermark):
-        """Return the windows of these keys that fire, in order of windows."""
-        fired = []
-        for (start, key), rows in sorted(self.rows.items(), key=lambda item: item[0][0]):
-            if key in keys and start + self.window[0] - 1 <= watermark:
-                fired.append(self.result(start, key, rows))
-                del self.rows[start, key]
-        for key in keys:
-            self.marks[key] = max(self.marks[key], watermark)
-        return fired
-
-    def result(self, start, key, rows):
-        values = [r["v"] for r in rows if r["v"] is not None]
-        timed = sorted(((r[TS_COLUMN], r["v"]) for r in rows if r["v"] is not None), key=lambda p: p[0])
-        floats = [r["x"] for r in rows]
-        latest = max(r[TS_COLUMN] for r in rows)
-        mean = sum(floats) / len(floats)
-        return {
-            **dict(zip(self.key, key, strict=True)),
-            "start": start,
-            "n": len(rows),
-            "values": len(values),
-            "total": sum(values) if values else None,
-            "least": min(values) if values else None,
-            "most": max(floats),
-            "mean": sum(values) / len(values) if values else None,
-            "var": sum((x - mean) ** 2 for x in floats) / (len(floats) - 1) if len(floats) > 1 else None,
-            "first": timed[0][1] if timed else None,
-            "last": [r["x"] for r in rows if r[TS_COLUMN] == latest][-1],
-            TS_COLUMN: start + self.window[0] - 1,
-        }
 
 
 def close(left, right):
@@ -143,12 +93,14 @@ def order(rows):
 class Job:
     """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
 
-    def __init__(self, folder, kind, window, backend, *, combined=False):
+    def __init__(self, folder, kind, window, backend, *, combined=False, routed=False):
         self.folder, self.backend = Path(folder), backend
         self.key, keys = KEYS[kind]
         size, slide, offset = window
         shape = {"kind": "sliding", "size_us": size, "slide_us": slide, "offset_us": offset}
         self.config = {"key": list(self.key), "window": shape, "aggregates": AGGREGATES}
+        if routed:
+            self.config["late_to"] = {"tag": "late", "columns": SCHEMA.names}
         self.model = Model(self.key, keys, window)
         self.combiner = combiner_for(self.config, SCHEMA, ALWAYS) if combined else None
         self.files = {}
@@ -156,6 +108,7 @@ class Job:
         self.checkpoint_id = 0
         self.attempt = 0
         self.late = 0
+        self.aside = []
         self.frozen = []
         self.subtasks = []
         named = {c: [k[i] for k in keys] for i, c in enumerate(self.key)}
@@ -170,7 +123,7 @@ class Job:
             operator.close()
             store.close()
         self.attempt += 1
-        self.frozen = []
+        self.late, self.aside, self.frozen = 0, [], []
         snapshot, _, model = self.complete
         self.model = model.copy()
         self.subtasks = [self.open(s, parallelism, snapshot) for s in range(parallelism)]
@@ -239,10 +192,14 @@ class Job:
         parts = take_split(data, *order_by_owner(data, self.key, KEY_GROUPS, len(self.subtasks)))
         for (operator, _), part in zip(self.subtasks, parts, strict=True):
             if part is not None:
-                before = operator._context.metrics.late_records_dropped
-                operator.process_batch(Batch(part, combined is not None), 0, Out())
+                before, out = operator._context.metrics.late_records_dropped, Out()
+                operator.process_batch(Batch(part, combined is not None), 0, out)
                 self.late += operator._context.metrics.late_records_dropped - before
-        assert self.late == self.model.late
+                self.aside += out.late
+        if "late_to" in self.config:
+            assert (self.late, sorted(map(repr, self.aside))) == (0, sorted(map(repr, self.model.late)))
+        else:
+            assert (self.late, self.aside) == (len(self.model.late), [])
 
     def watermark(self, subtask, timestamp):
         subtask %= len(self.subtasks)
@@ -346,7 +303,6 @@ def play(job, operations):
             job.watermark(subtask, marks[subtask])
         elif name == "restart":
             marks = {}
-            job.late = job.model.late = 0
             job.start(*arguments)
         else:
             getattr(job, name)(*arguments)
@@ -356,13 +312,14 @@ def play(job, operations):
         assert operator._table.panes() == []
 
 
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb", "combined"])
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb", "combined", "routed"])
 @pytest.mark.parametrize("kind", list(KEYS))
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, window=WINDOWS)
 def test_output_is_the_models(backend, kind, operations, window):
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, kind, window, backend.replace("combined", "hashmap"), combined=backend == "combined")
+        where = backend if backend == "rocksdb" else "hashmap"
+        job = Job(folder, kind, window, where, combined=backend == "combined", routed=backend == "routed")
         play(job, operations)
         for _, store in job.subtasks:
             store.close()
@@ -394,7 +351,7 @@ def episodes(seed, count):
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("window", [(100, 100, 33), (90, 30, 7), (200, 40, 0)])
 def test_long_jobs(backend, window, seed, tmp_path):
-    job = Job(tmp_path, list(KEYS)[seed % len(KEYS)], window, backend, combined=seed == 3)
+    job = Job(tmp_path, list(KEYS)[seed % len(KEYS)], window, backend, combined=seed == 3, routed=seed == 2)
     play(job, episodes(seed, 40))
     for _, store in job.subtasks:
         store.close()

@@ -139,12 +139,13 @@ class DataStream(OperatorHandle):
         return DataStream(self.environment, Flow(upstreams=upstreams, schema=self.flow.schema, row_type=row_type))
 
     def side_output(self, tag: str) -> DataStream:
-        """Return the rows that the operator put aside under `tag`, such as the records a source could not decode."""
+        """Return the rows that the operator put aside under `tag`, such as late rows of a window."""
         node = self._operator("side_output")
         tags = self.environment.builder.node(node).side_outputs
         if tag not in tags:
             msg = f"{self.environment.builder.node(node).label} has no side output {tag!r}"
-            raise GraphError(msg, hint=f"{near(tag, tags)}; sources get 'dead-letter' with on_bad_record='dead-letter'")
+            ways = ".late_to(tag) gives a window one, on_bad_record='dead-letter' a source"
+            raise GraphError(msg, hint=f"{near(tag, tags)}; {ways}")
         from penstock.core.schema import schema_from_text
 
         flow = Flow(upstreams=(Upstream(node=node, side_output=tag),), schema=schema_from_text(tags[tag]))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -11,8 +12,9 @@ from penstock.api.windows import Session
 from penstock.config.settings import parse_duration_ms
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
+from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import WINDOW_COLUMNS, require_unique
+from penstock.graph.validate import WINDOW_COLUMNS, require_name, require_unique
 from penstock.operators.columns import with_ts
 from penstock.operators.window_schema import output_schema, parse
 
@@ -25,14 +27,22 @@ if TYPE_CHECKING:
     from penstock.api.windows import Window
 
 
+@dataclass(frozen=True, slots=True)
+class WindowOptions:
+    """What was said of a window besides its assigner."""
+
+    lateness_us: int = 0
+    late_tag: str | None = None
+
+
 class WindowedStream:
     """Rows by key and window, waiting for what is to be done with each window."""
 
-    def __init__(self, stream: KeyedStream, window: Window, lateness_us: int = 0) -> None:
+    def __init__(self, stream: KeyedStream, window: Window, options: WindowOptions | None = None) -> None:
         """Made by `KeyedStream.window`."""
         self._stream = stream
         self._window = window
-        self._lateness_us = lateness_us
+        self._options = options or WindowOptions()
 
     def allowed_lateness(self, lateness: str | float) -> WindowedStream:
         """Keep closed windows for this long: late rows then give their key's window again, with the new values.
@@ -49,16 +59,20 @@ class WindowedStream:
             raise GraphError(
                 msg, hint="leave it out, or use ps.Tumbling(size) or ps.Sliding(size, slide) in event time"
             )
-        return WindowedStream(self._stream, self._window, milliseconds * 1000)
+        return self._with(lateness_us=milliseconds * 1000)
 
-    def late_to(self, tag: str) -> NoReturn:
-        """Refuse to route late rows to a side output: they are counted (`numLateRecordsDropped`) and dropped.
+    def late_to(self, tag: str) -> WindowedStream:
+        """Put late rows aside, to be read with `.side_output(tag)` on the window's output.
 
-        Raises:
-            GraphError: always.
+        They have the columns and the event time of the window's input, and are no longer counted in
+        `numLateRecordsDropped`. A row is late when all its windows are closed and their allowed lateness is over. All
+        columns then travel to the window, and rows are not combined before the shuffle.
         """
-        msg = f"late_to({tag!r}): late rows cannot be routed, they are counted in numLateRecordsDropped"
-        raise GraphError(msg, hint="raise the bound of the watermark strategy, or use .allowed_lateness(...)")
+        require_name(tag, "late_to: the tag")
+        if self._window.time != "event":
+            msg = f"late_to({tag!r}): no row is late for a window of {self._window.label}"
+            raise GraphError(msg, hint="leave it out, or use a window of event time")
+        return self._with(late_tag=tag)
 
     def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
         """Compute aggregates of each key and window; columns: the keys, window_start, window_end, then these in order.
@@ -70,25 +84,36 @@ class WindowedStream:
         wanted = wanted_aggregates(aggregates, named, self._stream, where)
         stream, wanted = with_conditions(self._stream, wanted, where)
         require_unique([*stream.keys, *WINDOW_COLUMNS, *(value.name for value in wanted)], where)
-        config = {
+        config: dict[str, Any] = {
             "key": list(stream.keys),
             "window": self._window.to_config(),
             "aggregates": [value.to_config() for value in wanted],
-            "allowed_lateness_us": self._lateness_us,
+            "allowed_lateness_us": self._options.lateness_us,
         }
+        if self._options.late_tag is not None:
+            config["late_to"] = {"tag": self._options.late_tag, "columns": list(self._stream.flow.schema.names)}
         name = f"Window({self._window.label})"
         spec = OperatorSpec(uid="", name=name, kind=self._kind, config=config, stateful=True)
         rows = stream.flow.schema if self._window.time == "event" else with_ts(stream.flow.schema)
         combine = self._kind == "window_aggregate" and parse(config).combines
-        return stream.append_operator(
+        output = stream.append_operator(
             spec, output_schema(config, rows), edge=self._edge(stream, wanted), combine=combine
         )
+        if self._options.late_tag is not None:
+            late = {self._options.late_tag: schema_to_text(self._stream.flow.schema)}
+            output.environment.builder.update(output.flow.upstreams[0].node, side_outputs=late)
+        return output
 
     def _edge(self, stream: KeyedStream, wanted: Sequence[Aggregate]) -> pa.Schema:
         """Return the columns the operator looks at: no other need travel to it."""
+        if self._options.late_tag is not None:
+            return stream.flow.schema
         time = {TS_COLUMN} if self._window.time == "event" else set()
         used = {*stream.keys, *(value.column for value in wanted), *time}
         return pa.schema([field for field in stream.flow.schema if field.name in used])
+
+    def _with(self, **changes: Any) -> WindowedStream:
+        return WindowedStream(self._stream, self._window, replace(self._options, **changes))
 
     @property
     def _kind(self) -> str:

@@ -2,7 +2,7 @@
 
 Rows of a key that come at most `gap` after one another are one session, [first, last + gap). It fires when the
 watermark has reached its last microsecond. A row is late when the session it would be in, alone or with those it
-touches, has ended: it is counted and dropped. Rows may come in any order and join sessions that were two.
+touches, has ended: it is counted and dropped, or put aside. Rows may come in any order and join sessions that were two.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.windows import assign_panes
 from penstock.operators.aggregates import AggregatePlan
+from penstock.operators.late import LateRows
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.window_schema import Aggregate, WindowConfig, output_schema, parse
@@ -64,6 +65,7 @@ class SessionAggregateOperator(Operator):
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
         self._window = np.array([config.size, config.size, config.size, 0], np.int64)
+        self._late = LateRows(context.spec.config, context.metrics)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows to their panes; those that may be late are looked at one by one."""
@@ -75,14 +77,14 @@ class SessionAggregateOperator(Operator):
             return
         done = 0
         for row in late[self._may_touch(data, times, late)].tolist():
-            self._add_between(data, times, late, (done, row))
+            self._add_between(data, late, (done, row), out)
             one = data.slice(row, 1)
             if self._touches(one, times[row : row + 1])[0]:
                 self._add(one, times[row : row + 1])
             else:
-                self._context.metrics.late_records_dropped += 1
+                self._late.take(one, np.ones(1, np.bool_), out)
             done = row + 1
-        self._add_between(data, times, late, (done, len(times)))
+        self._add_between(data, late, (done, len(times)), out)
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:
         """Fire the sessions that the watermark closes, then pass it on."""
@@ -133,18 +135,18 @@ class SessionAggregateOperator(Operator):
         keys = key_columns(rows, self._config.key)
         return self._table.touching(keys, hash_key_columns(keys, rows.num_rows), times, self._rule)
 
-    def _add_between(self, data: pa.RecordBatch, times: I64, late: I64, span: tuple[int, int]) -> None:
-        """Add the rows of a stretch that are not late; those that are late and touch nothing are counted."""
+    def _add_between(self, data: pa.RecordBatch, late: I64, span: tuple[int, int], out: Collector) -> None:
+        """Add the rows of a stretch that are not late; what becomes of those that are and touch nothing is settled."""
         first, stop = span
         dropped = late[(late >= first) & (late < stop)] - first
-        self._context.metrics.late_records_dropped += len(dropped)
-        data, times = data.slice(first, stop - first), times[first:stop]
+        data = data.slice(first, stop - first)
         if len(dropped):
-            kept = np.ones(len(times), np.bool_)
-            kept[dropped] = False
-            data, times = data.filter(pa.array(kept)), times[kept]
-        if len(times):
-            self._add(data, times)
+            is_late = np.zeros(stop - first, np.bool_)
+            is_late[dropped] = True
+            self._late.take(data, is_late, out)
+            data = data.filter(pa.array(~is_late))
+        if data.num_rows:
+            self._add(data, data.column(TS_COLUMN).to_numpy())
 
     def _add(self, data: pa.RecordBatch, times: I64) -> None:
         panes, counts = np.empty(len(times), np.int64), np.zeros(3, np.int64)

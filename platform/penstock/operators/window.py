@@ -2,7 +2,8 @@
 
 A window fires when the watermark has reached its last microsecond, in order of windows, before the watermark is passed
 on. A row is late when all windows it belongs to are closed (and their allowed lateness is over); it is counted and
-dropped. Within the allowed lateness, closed windows that got late rows are emitted again for those keys, once a batch.
+dropped, or put aside. Within the allowed lateness, closed windows that got late rows are emitted again for those keys,
+once a batch.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.windows import TIME_LIMIT, assign_panes
 from penstock.operators.aggregates import AggregatePlan
 from penstock.operators.combine import cells_of, combined_schema
+from penstock.operators.late import LateRows
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.window_schema import WindowConfig, output_schema, parse
@@ -67,7 +69,8 @@ class WindowAggregateOperator(Operator):
         self._window = np.array([config.pane, config.size, config.slide, config.offset], np.int64)
         self._counts = np.zeros(3, np.int64)
         self._panes = np.empty(0, np.int64)
-        self._simple = config.combines
+        self._simple = config.plain
+        self._late = LateRows(context.spec.config, context.metrics)
         #: Columns of rows that come combined.
         self.combined_schema = combined_schema(config.key, context.input_schemas[0], self._plan.spec)
 
@@ -78,17 +81,17 @@ class WindowAggregateOperator(Operator):
             self._merge(data)
             return
         if self._simple and self._table.adds_in_one_pass and not self._watermarks.differ:
-            self._add(data)
+            self._add(data, out)
             return
         panes = self._assign(data)
         if self._counts.any():
-            data, panes = self._without_left_out(data, panes)
+            data, panes = self._without_left_out(data, panes, out)
         keys = key_columns(data, self._config.key)
         hashes = hash_key_columns(keys, data.num_rows)
         if self._watermarks.differ:
             own = self._in_open_windows(data, hashes)
             if not own.all():
-                self._context.metrics.late_records_dropped += int(len(own) - own.sum())
+                self._late.take(data, ~own, out)
                 data, panes = data.filter(pa.array(own)), panes[own]
                 keys = key_columns(data, self._config.key)
                 hashes = hash_key_columns(keys, data.num_rows)
@@ -125,7 +128,7 @@ class WindowAggregateOperator(Operator):
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    def _add(self, data: pa.RecordBatch) -> None:
+    def _add(self, data: pa.RecordBatch, out: Collector) -> None:
         """Add the rows in one pass: what almost every batch of almost every job goes through."""
         if data.num_rows == 0:
             return
@@ -136,7 +139,10 @@ class WindowAggregateOperator(Operator):
         late, wild = self._table.add(keys, times, window, self._plan.inputs(data))
         if wild:
             raise self._impossible(wild)
-        self._context.metrics.late_records_dropped += late
+        if late and self._late.routed:
+            self._late.take(data, times < first_open, out)
+        else:
+            self._late.count(late)
 
     def _merge(self, data: pa.RecordBatch) -> None:
         """Add rows that were combined by key and pane before the shuffle; their time is the start of their pane."""
@@ -148,7 +154,7 @@ class WindowAggregateOperator(Operator):
         if self._watermarks.differ:
             kept &= self._in_open_windows(data, hashes)
         if not kept.all():
-            self._context.metrics.late_records_dropped += int((cells[~kept, 0] >> 1).sum())
+            self._late.count(int((cells[~kept, 0] >> 1).sum()))
             data, panes, cells = data.filter(pa.array(kept)), panes[kept], cells[kept]
             keys = key_columns(data, self._config.key)
             hashes = hash_key_columns(keys, data.num_rows)
@@ -170,11 +176,16 @@ class WindowAggregateOperator(Operator):
         assign_panes(data.column(TS_COLUMN).to_numpy(), self._window, first_open, panes, self._counts)
         return panes
 
-    def _without_left_out(self, data: pa.RecordBatch, panes: I64) -> tuple[pa.RecordBatch, I64]:
+    def _without_left_out(self, data: pa.RecordBatch, panes: I64, out: Collector) -> tuple[pa.RecordBatch, I64]:
         late, wild, _ = self._counts.tolist()
         if wild:
             raise self._impossible(wild)
-        self._context.metrics.late_records_dropped += late
+        if late and self._late.routed:
+            times, config = data.column(TS_COLUMN).to_numpy(), self._config
+            in_window = (times - config.offset) % config.slide < config.size
+            self._late.take(data, (panes == _LEFT_OUT) & in_window, out)
+        else:
+            self._late.count(late)
         kept = panes != _LEFT_OUT
         return data.filter(pa.array(kept)), panes[kept]
 

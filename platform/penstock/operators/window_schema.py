@@ -63,6 +63,8 @@ class WindowConfig:
     offset: int
     allowed_lateness: int
     aggregates: tuple[Aggregate, ...]
+    #: Whether late rows are wanted as they came.
+    late_rows: bool = False
 
     @property
     def pane(self) -> int:
@@ -70,12 +72,14 @@ class WindowConfig:
         return pane_size(self.size, self.slide)
 
     @property
-    def combines(self) -> bool:
-        """Whether rows of one key and pane fare alike, so that they may come combined.
-
-        Late ones are counted and no more, and none lies between two windows.
-        """
+    def plain(self) -> bool:
+        """Whether rows of one key and pane fare alike: none brings a window back, none lies between two windows."""
         return not self.allowed_lateness and self.slide <= self.size < _LONGEST
+
+    @property
+    def combines(self) -> bool:
+        """Whether rows may come combined by key and pane: late ones are then counted and no more."""
+        return self.plain and not self.late_rows
 
 
 def parse(config: dict[str, Any]) -> WindowConfig:
@@ -101,7 +105,8 @@ def parse(config: dict[str, Any]) -> WindowConfig:
         ) from error
     offset = int(window.get("offset_us", 0))
     validate_window(size, slide if kind == "sliding" else None, offset)
-    return WindowConfig(key, size, slide, offset, int(config.get("allowed_lateness_us", 0)), aggregates)
+    lateness = int(config.get("allowed_lateness_us", 0))
+    return WindowConfig(key, size, slide, offset, lateness, aggregates, "late_to" in config)
 
 
 def validate(config: dict[str, Any], input_schema: pa.Schema) -> None:

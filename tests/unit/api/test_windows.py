@@ -1,5 +1,6 @@
 """Windows and aggregates: what they tell the operator, and what is refused."""
 
+import polars as pl
 import pytest
 
 import penstock as ps
@@ -136,8 +137,27 @@ def test_allowed_lateness_is_told_to_the_operator(env, windowed):
     refused(lambda: windowed.allowed_lateness(-1), "allowed_lateness(-1)", "negative")
 
 
-def test_late_rows_cannot_be_routed(windowed):
-    refused(lambda: windowed.late_to("late"), "late_to('late')", "numLateRecordsDropped", ".allowed_lateness(...)")
+def test_late_rows_are_a_side_output_with_the_columns_of_the_input(env, orders, windowed, sink):
+    totals = windowed.late_to("late").aggregate(n=ps.count().where(pl.col("amount") > 1)).uid("totals")
+    late = totals.side_output("late")
+    assert late.flow.schema.equals(orders.flow.schema)
+    node = env.builder.node(totals.flow.upstreams[0].node)
+    assert node.operator.config["late_to"] == {"tag": "late", "columns": orders.flow.schema.names}
+    (edge,) = [e for e in env.builder._edges if e.target == node.id]
+    assert set(schema_from_text(edge.schema).names) >= set(orders.flow.schema.names), "late rows come whole"
+    assert not edge.combine
+    totals.sink_to(sink(), uid="out")
+    refused(lambda: env.job_graph("j"), "puts rows aside as 'late'", "nobody reads")
+    late.sink_to(sink(), uid="late-out")
+    assert [e.side_output for e in env.job_graph("j").edges][-2:] == [None, "late"]
+
+
+def test_late_rows_of_sessions_can_be_put_aside_and_of_processing_time_there_are_none(orders):
+    keyed = orders.key_by("user_id")
+    late = keyed.window(ps.Session("10s")).late_to("late").aggregate(ps.count()).side_output("late")
+    assert late.columns == orders.columns
+    refused(lambda: keyed.window(ps.Tumbling("10s", time="processing")).late_to("late"), "no row is late")
+    refused(lambda: keyed.window(ps.Tumbling("10s")).late_to("no tag"), "'no tag' cannot be used")
 
 
 def test_values_are_counted_apart_from_rows(windowed):
