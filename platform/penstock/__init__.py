@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.core.errors import UsageError as UsageError
     from penstock.core.schema import Precision as Precision
     from penstock.core.schema import Schema as Schema
+    from penstock.eventtime.generator import WatermarkGenerator as WatermarkGenerator
     from penstock.graph.executor import JobExecutor as JobExecutor
     from penstock.graph.executor import JobHandle as JobHandle
     from penstock.graph.executor import JobResult as JobResult
@@ -63,6 +64,7 @@ _MODULES = {
     "penstock.config.settings": ["RestartStrategy"],
     "penstock.core.errors": ["GraphError", "JobFailedError", "PenstockError", "UsageError"],
     "penstock.core.schema": ["Precision", "Schema"],
+    "penstock.eventtime.generator": ["WatermarkGenerator"],
     "penstock.graph.executor": ["JobExecutor", "JobHandle", "JobResult"],
     "penstock.operators.process_function": [
         "KeyedProcessFunction",

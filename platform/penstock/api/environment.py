@@ -106,15 +106,21 @@ class Environment:
         if uid:
             require_name(uid, "uid")
         spec = source.spec()
-        schema = schema_from_text(spec.schema)
+        schema = spec_schema = schema_from_text(spec.schema)
         name = f"Source: {uid or type(source).__name__}"
         if check_strategy(watermarks, schema, name):
             schema = with_ts(schema)
+        payload = b""
+        if watermarks is not None and watermarks.code is not None:
+            from penstock.api.watermark_code import pack_code
+
+            payload = pack_code(watermarks, spec_schema, name)
         operator = OperatorSpec(
             uid=uid,
             name=name,
             kind="source",
             config={"source": msgspec.to_builtins(spec), "watermarks": strategy_to_builtins(watermarks)},
+            payload=payload,
             stateful=True,
             output_schema=schema_to_text(schema),
         )

@@ -160,7 +160,7 @@ def output_schema(output_type: Any, schema: pa.Schema, where: str) -> pa.Schema:
     return with_ts(rows) if len(schema.names) != len(without_ts(schema).names) else rows
 
 
-def pickled(value: tuple[Any, ...], where: str) -> bytes:
+def pickled(value: Any, where: str) -> bytes:
     """Return what workers unpickle."""
     try:
         payload: bytes = cloudpickle.dumps(value)

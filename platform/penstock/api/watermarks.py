@@ -15,7 +15,7 @@ from penstock.graph.validate import require_columns
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["WatermarkStrategy", "check_strategy"]
+__all__ = ["WatermarkStrategy", "check_strategy", "require_time"]
 
 
 def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -> bool:
@@ -26,12 +26,18 @@ def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where:
     """
     if strategy is None or not strategy.has_event_time:
         return False
+    strategy.validate(tuple(schema.names))
+    if strategy.kind == "ingestion":
+        return True
+    require_columns([strategy.timestamp], schema.names, f"{where}: watermarks")
+    require_time(schema.field(strategy.timestamp).type, f"column {strategy.timestamp!r}", where)
+    return True
+
+
+def require_time(data_type: pa.DataType, what: str, where: str) -> None:
+    """Check that a column or expression is a time. Raises GraphError."""
     import pyarrow.types as pt
 
-    require_columns([strategy.timestamp], schema.names, f"{where}: watermarks")
-    strategy.validate(tuple(schema.names))
-    data_type = schema.field(strategy.timestamp).type
     if not (pt.is_timestamp(data_type) or pt.is_integer(data_type)):
-        msg = f"{where}: watermarks need a time, and column {strategy.timestamp!r} is {data_type}"
+        msg = f"{where}: watermarks need a time, and {what} is {data_type}"
         raise GraphError(msg, hint="declare it as datetime, or as int with unit='s', 'ms', 'us' or 'ns'")
-    return True

@@ -7,7 +7,7 @@ Watermarks are microseconds, as everywhere inside: the watermark of a split whos
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
@@ -15,13 +15,21 @@ from penstock.config.settings import parse_duration_ms
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import GraphError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import polars as pl
+
+    from penstock.eventtime.generator import WatermarkGenerator
+
 Unit = Literal["s", "ms", "us", "ns"]
-Kind = Literal["bounded", "none"]
+Kind = Literal["bounded", "punctuated", "generator", "ingestion", "none"]
 
 #: Timestamps outside the years 1 to 9999 are bad records: mostly a wrong unit, and one of them would end event time
 #: for good.
 EARLIEST_US = -62_135_596_800_000_000
 LATEST_US = 253_402_300_799_999_999
+_FUTURE_LIMIT_MS = 365 * 86_400_000
 _PER_UNIT_US: dict[str, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
 
@@ -39,6 +47,10 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
     #: Emit a watermark behind every row that advances it, cutting batches there: for comparisons, slow. With a buffer
     #: time-out of 0 only: else a channel sends rows before the watermark that waits in it.
     exact: bool = False
+    #: Timestamps further ahead of the clock than this do not move the watermark; None = all do.
+    future_limit_ms: int | None = _FUTURE_LIMIT_MS
+    #: What was given to `punctuated` and `for_generator`: travels as the operator's payload, not in its config.
+    code: Any = None
 
     @classmethod
     def bounded_out_of_orderness(
@@ -54,6 +66,33 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
         return cls(kind="bounded", timestamp=timestamp, unit=unit, exact=exact)
 
     @classmethod
+    def punctuated(
+        cls, *, timestamp: str, watermark: str | pl.Expr, unit: Unit = "ms", exact: bool = False
+    ) -> WatermarkStrategy:
+        """Rows themselves carry watermarks: the column or expression `watermark`, null in rows that carry none.
+
+        A watermark says that no row with its time or an earlier one comes after it in the same split. It is a
+        time, or an integer counted in `unit`; so `pl.when(pl.col("last")).then(pl.col("ts"))` takes the time of
+        marked rows.
+        """
+        return cls(kind="punctuated", timestamp=timestamp, unit=unit, exact=exact, code=watermark)
+
+    @classmethod
+    def for_generator(
+        cls, generator: Callable[[], WatermarkGenerator], *, timestamp: str, unit: Unit = "ms", exact: bool = False
+    ) -> WatermarkStrategy:
+        """Let code of one's own say how far event time is: `generator()` is called for every split."""
+        return cls(kind="generator", timestamp=timestamp, unit=unit, exact=exact, code=generator)
+
+    @classmethod
+    def ingestion_time(cls) -> WatermarkStrategy:
+        """Rows have the time at which the source hands them on; no row is late, and a quiet split holds nobody up.
+
+        A row that is read again after a failure has another time then.
+        """
+        return cls(kind="ingestion")
+
+    @classmethod
     def none(cls) -> WatermarkStrategy:
         """No event time: rows carry no `__ts` and no watermark is emitted before the end of the input."""
         return cls(kind="none")
@@ -61,6 +100,14 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
     def with_idleness(self, timeout: str | float) -> WatermarkStrategy:
         """Let a split that is read to its end and brings no row for `timeout` no longer hold the watermark back."""
         return msgspec.structs.replace(self, idle_timeout_ms=parse_duration_ms(timeout, "idle time-out"))
+
+    def with_future_limit(self, limit: str | float | None) -> WatermarkStrategy:
+        """Let no timestamp further ahead of the clock than `limit` move the watermark (default a year; None: all do).
+
+        Such rows pass with the time they have. They are counted as `futureTimestamps`.
+        """
+        limit_ms = None if limit is None else parse_duration_ms(limit, "limit of future timestamps")
+        return msgspec.structs.replace(self, future_limit_ms=limit_ms)
 
     @property
     def has_event_time(self) -> bool:
@@ -84,19 +131,22 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             GraphError: unknown timestamp column, negative bound or time-out.
         """
-        if self.kind == "none":
+        if self.kind in ("none", "ingestion"):
             return
         if self.timestamp not in columns:
             msg = f"watermark strategy: the source has no column {self.timestamp!r}"
             raise GraphError(msg, hint=f"columns: {', '.join(columns)}")
+        if self.future_limit_ms is not None and self.future_limit_ms < 0:
+            msg = "watermark strategy: the limit of future timestamps must not be negative"
+            raise GraphError(msg, hint="write for example .with_future_limit('1d'); None is no limit")
         if self.bound_ms < 0 or (self.idle_timeout_ms is not None and self.idle_timeout_ms <= 0):
             msg = "watermark strategy: the bound must not be negative and the idle time-out must be positive"
             raise GraphError(msg, hint="write for example bounded_out_of_orderness('5s', ...).with_idleness('30s')")
 
 
 def strategy_to_builtins(strategy: WatermarkStrategy | None) -> dict[str, Any] | None:
-    """Return the JSON-able form, as it lies in a source operator's config."""
-    return None if strategy is None else msgspec.to_builtins(strategy)
+    """Return the JSON-able form, as it lies in a source operator's config: all but its code."""
+    return None if strategy is None else msgspec.to_builtins(msgspec.structs.replace(strategy, code=None))
 
 
 def strategy_from_builtins(value: dict[str, Any] | None) -> WatermarkStrategy:

@@ -15,7 +15,7 @@ from penstock.core.errors import GraphError
 from penstock.eventtime.strategy import EARLIEST_US, LATEST_US, microseconds_per
 
 if TYPE_CHECKING:
-    from penstock.eventtime.strategy import WatermarkStrategy
+    from penstock.eventtime.strategy import Unit
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
@@ -26,17 +26,16 @@ _US_PER_DAY = 86_400_000_000
 class TimestampColumn:
     """Reads one column as event time."""
 
-    def __init__(self, strategy: WatermarkStrategy, schema: pa.Schema) -> None:
+    def __init__(self, name: str, unit: Unit, schema: pa.Schema) -> None:
         """Resolve the column.
 
         Raises:
-            GraphError: no such column, or a type that is no time.
+            GraphError: a type that is no time.
         """
-        strategy.validate(tuple(schema.names))
-        self.name = strategy.timestamp
+        self.name = name
         self._type = schema.field(self.name).type
         #: Microseconds per raw unit; None = raw values are nanoseconds.
-        self._scale = _scale_of(self._type, strategy, self.name)
+        self._scale = _scale_of(self._type, unit, name)
         if self._scale is None:
             self._low, self._high = EARLIEST_US * 1000, LATEST_US * 1000
             self._low = max(self._low, -(1 << 63))
@@ -73,13 +72,13 @@ class TimestampColumn:
         return values if self._scale == 1 else values * self._scale
 
 
-def _scale_of(arrow_type: pa.DataType, strategy: WatermarkStrategy, name: str) -> int | None:
+def _scale_of(arrow_type: pa.DataType, unit: Unit, name: str) -> int | None:
     if pa.types.is_timestamp(arrow_type):
         return microseconds_per(arrow_type.unit)
     if pa.types.is_date32(arrow_type):
         return _US_PER_DAY
     if pa.types.is_integer(arrow_type) and arrow_type != pa.uint64():
-        return microseconds_per(strategy.unit)
+        return microseconds_per(unit)
     msg = f"watermark strategy: column {name!r} is {arrow_type}, which is no event time"
     raise GraphError(msg, hint="use a datetime or date field, or an integer field with unit='ms'")
 

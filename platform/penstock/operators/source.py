@@ -25,8 +25,9 @@ from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.eventtime.split_watermarks import SplitWatermarks
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.operators.columns import conform, with_ts
-from penstock.operators.event_time import TimestampColumn, largest_by_split
+from penstock.operators.event_time import TimestampColumn
 from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.source_watermarks import IngestionTime, source_watermarks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.core.permits import CommitPermit
     from penstock.operators.event_time import Bools, Int64s
     from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.source_watermarks import Origin, SourceWatermarks
 
 BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 
@@ -60,8 +62,9 @@ class SourceOperator(Operator):
         self._schema = schema_from_text(spec.schema)
         self._out_schema = with_ts(self._schema)
         self._strategy = strategy_from_builtins(context.spec.config.get("watermarks"))
-        self._times = TimestampColumn(self._strategy, self._schema) if self._strategy.has_event_time else None
-        self._watermarks = SplitWatermarks(self._strategy.idle_timeout_ms, _restored_floor(context.restored))
+        floor = _restored_floor(context.restored)
+        self._watermarks = SplitWatermarks(self._strategy.idle_timeout_ms, floor)
+        self._open_event_time(context, floor)
         self._positions: dict[int, tuple[SourceSplit, ...]] = {}
         self._known: set[str] = set()
         self._unfinished: set[str] = set()
@@ -82,6 +85,17 @@ class SourceOperator(Operator):
         for state in context.restored:
             if state.mode == "split" and state.items:
                 self.add_splits(state.items, no_more=False)
+
+    def _open_event_time(self, context: OperatorContext, floor: int) -> None:
+        strategy = self._strategy
+        self._times: TimestampColumn | None = None
+        self._progress: SourceWatermarks | None = None
+        if not strategy.has_event_time:
+            return
+        strategy.validate(tuple(self._schema.names))
+        if strategy.timestamp:
+            self._times = TimestampColumn(strategy.timestamp, strategy.unit, self._schema)
+        self._progress = source_watermarks(strategy, context.spec.payload, context, self._where, floor)
 
     # --- what the job and the task say -----------------------------------------------------------------------------
 
@@ -149,40 +163,45 @@ class SourceOperator(Operator):
         if source.data.num_rows == 0:
             return False
         data = conform(source.data, self._schema, self._where)
-        if self._times is None:
+        index = source.split_index
+        if self._progress is None:
             out.batch(Batch(data))
             return True
-        times, bad = self._times.read(data)
-        index = source.split_index
-        if bad is not None:
-            self._bad_times(source, bad, out)
-            good = ~bad
-            data, times = data.filter(pa.array(good)), times[good]
-            index = None if index is None else index[good]
-            if data.num_rows == 0:
-                return False
+        if self._times is None:
+            assert isinstance(self._progress, IngestionTime)  # noqa: S101 - the one strategy without a time column
+            times = self._progress.stamp(data.num_rows)
+        else:
+            times, bad = self._times.read(data)
+            if bad is not None:
+                self._bad_times(source, bad, out)
+                good = ~bad
+                data, times = data.filter(pa.array(good)), times[good]
+                index = None if index is None else index[good]
+                if data.num_rows == 0:
+                    return False
         self._set_idle(out, idle=False)
-        data = pa.RecordBatch.from_arrays([*data.columns, pa.array(times)], schema=self._out_schema)
+        timed = pa.RecordBatch.from_arrays([*data.columns, pa.array(times)], schema=self._out_schema)
+        origin = (source.split_ids, index)
         if self._strategy.exact:
-            self._emit_exact(data, times, (source.split_ids, index), out)
+            self._emit_exact(timed, times, origin, out)
             return True
-        out.batch(Batch(data))
-        for split_id, largest in zip(
-            source.split_ids, largest_by_split(times, index, len(source.split_ids)).tolist(), strict=True
-        ):
-            if largest != MIN_TIMESTAMP:
-                self._watermarks.advance(split_id, self._strategy.watermark_of(largest))
+        out.batch(Batch(timed))
+        self._advance(origin, self._progress.after(timed, times, origin))
         return True
 
-    def _emit_exact(
-        self, data: pa.RecordBatch, times: Int64s, origin: tuple[tuple[str, ...], Any], out: Collector
-    ) -> None:
+    def _advance(self, origin: Origin, watermarks: list[int]) -> None:
+        for split_id, watermark in zip(origin[0], watermarks, strict=True):
+            if watermark != MIN_TIMESTAMP:
+                self._watermarks.advance(split_id, watermark)
+
+    def _emit_exact(self, data: pa.RecordBatch, times: Int64s, origin: Origin, out: Collector) -> None:
         """Cut the batch behind every row that advances the watermark; a Python step per row, meant for comparisons."""
+        assert self._progress is not None  # noqa: S101 - only called with event time
         split_ids, index = origin
         start = 0
-        for row, time in enumerate(times.tolist()):
-            split_id = split_ids[0 if index is None else int(index[row])]
-            self._watermarks.advance(split_id, self._strategy.watermark_of(time))
+        for row in range(data.num_rows):
+            own = ((split_ids[0 if index is None else int(index[row])],), None)
+            self._advance(own, self._progress.after(data.slice(row, 1), times[row : row + 1], own))
             watermark = self._watermarks.take_advance()
             if watermark is not None:
                 out.batch(Batch(data.slice(start, row + 1 - start)))
@@ -202,8 +221,11 @@ class SourceOperator(Operator):
         return True
 
     def _emit_progress(self, out: Collector) -> bool:
-        if self._times is None or not self._assigned:
+        if self._progress is None or not self._assigned:
             return False
+        for split_id, news in self._progress.between(self._unfinished):
+            if news > (self._watermarks.watermark_of(split_id) or MIN_TIMESTAMP):
+                self._watermarks.advance(split_id, news)
         idle = self._watermarks.idle
         if not idle:
             self._set_idle(out, idle=False)

@@ -1,0 +1,210 @@
+"""Strategies of a source beyond bounded disorder: punctuated, generators, ingestion time; times ahead of the clock."""
+
+import datetime as dt
+import pickle
+
+import cloudpickle
+import polars as pl
+import pyarrow as pa
+import pytest
+from tests.unit.operators.scripted_source import SCHEMA, batch, opened, poll, scripted_reader, splits
+
+from penstock.api.watermark_code import pack_code
+from penstock.api.watermarks import check_strategy
+from penstock.connector.source import PollResult, SourceSplit
+from penstock.core.elements import TS_COLUMN, Barrier, Watermark
+from penstock.core.errors import GraphError, PenstockError
+from penstock.eventtime.strategy import WatermarkStrategy
+from penstock.operators.functions import UserFunctionError
+
+START_US = 1_700_000_000_000_000
+MARKED = pa.schema([*SCHEMA, pa.field("mark", pa.timestamp("ms", tz="UTC")), pa.field("last", pa.bool_())])
+DAY_US = 86_400_000_000
+
+
+@pytest.fixture
+def reader(monkeypatch):
+    return scripted_reader(monkeypatch)
+
+
+def packed(strategy, schema=MARKED):
+    return b"" if strategy.code is None else pack_code(strategy, schema, "source")
+
+
+def running(bench, strategy, schema=SCHEMA, ids=("a",), **more):
+    operator = opened(bench, strategy, schema, payload=packed(strategy, schema), **more)
+    operator.add_splits(splits(*ids), no_more=False)
+    return operator
+
+
+def marked(times, marks, last=None, **more):
+    data = batch(times, schema=SCHEMA, **more)
+    columns = [*data.data.columns, pa.array(marks, MARKED.field("mark").type), pa.array(last or [None] * len(times))]
+    columns[-1] = columns[-1].cast(pa.bool_())
+    return type(data)(pa.record_batch(columns, schema=MARKED), data.split_ids, data.split_index)
+
+
+class Slow:
+    """Ten behind the smallest time of a batch; between batches as far as the clock less a second."""
+
+    def __init__(self):
+        self.batches = 0
+
+    def on_batch(self, times, rows):
+        assert rows.column(TS_COLUMN).to_pylist() == times.tolist()
+        self.batches += 1
+        return int(times.min()) - 10
+
+    def on_periodic(self, now):
+        return now - 1_000_000 if self.batches > 1 else None
+
+
+class Broken:
+    def on_batch(self, times, rows):
+        raise RuntimeError("no idea")
+
+    def on_periodic(self, now):
+        return None
+
+
+class Texts(Broken):
+    def on_batch(self, times, rows):
+        return "soon"
+
+
+def test_rows_carry_their_watermarks_in_a_column(bench, reader, out):
+    strategy = WatermarkStrategy.punctuated(timestamp="ts", watermark="mark")
+    operator = running(bench, strategy, MARKED)
+    poll(operator, reader, out, PollResult((marked([5000, 9000, 7000], [None, None, None]),)))
+    assert out.watermarks == [], "no row carried one, however far their times are"
+    poll(operator, reader, out, PollResult((marked([9000, 8000], [6, 4]),)))
+    assert out.watermarks == [6000], "milliseconds of the column, microseconds inside"
+    poll(operator, reader, out, PollResult((marked([9000], [3]),)))
+    assert out.watermarks == [6000], "one that goes back is ignored"
+
+
+def test_an_expression_marks_rows_and_exact_cuts_behind_them(bench, reader, out):
+    expression = pl.when(pl.col("last")).then(pl.col("ts"))
+    strategy = WatermarkStrategy.punctuated(timestamp="ts", watermark=expression, exact=True)
+    operator = running(bench, strategy, MARKED)
+    flags = [False, True, None, True]
+    poll(operator, reader, out, PollResult((marked([5, 3, 9, 4], [None] * 4, flags),)))
+    shape = [e.timestamp if isinstance(e, Watermark) else e.num_rows for e in out.elements]
+    assert shape == [2, 3, 2, 4]
+
+
+def test_each_split_has_the_marks_of_its_own_rows(bench, reader, out):
+    operator = running(bench, WatermarkStrategy.punctuated(timestamp="ts", watermark="mark"), MARKED, ids=("a", "b"))
+    rows = marked([1, 2, 3, 4], [50, None, None, 20], ids=("a", "b"), index=[0, 1, 0, 1])
+    poll(operator, reader, out, PollResult((rows,)))
+    assert out.watermarks == [20_000]
+
+
+def test_a_generator_belongs_to_a_split_and_is_asked_between_batches(bench, reader, out):
+    operator = running(bench, WatermarkStrategy.for_generator(Slow, timestamp="ts"), ids=("a", "b"))
+    times = [START_US + n for n in (50, 20, 60, 30)]
+    poll(operator, reader, out, PollResult((batch(times, ("a", "b"), [0, 1, 0, 1]),)))
+    assert out.watermarks == [START_US + 10]
+    poll(operator, reader, out, PollResult((batch([START_US + 70]),)))
+    assert out.watermarks == [START_US + 10], "b, with one batch so far, says nothing between batches"
+    poll(operator, reader, out, PollResult((batch([START_US + 40], ids=("b",)),)))
+    bench.clock.advance(5000)
+    poll(operator, reader, out, PollResult())
+    assert out.watermarks[-1] == START_US + 4_000_000
+
+
+@pytest.mark.parametrize(
+    ("generator", "message"), [(Broken, "RuntimeError: no idea at .*test_source"), (Texts, "'soon'")]
+)
+def test_an_error_of_a_generator_names_the_place(bench, reader, out, generator, message):
+    operator = running(bench, WatermarkStrategy.for_generator(generator, timestamp="ts"))
+    with pytest.raises(UserFunctionError, match=message):
+        poll(operator, reader, out, PollResult((batch([5]),)))
+
+
+def test_code_that_cannot_be_loaded_is_an_error_of_the_source(bench, reader):
+    strategy = WatermarkStrategy.for_generator(Slow, timestamp="ts")
+    with pytest.raises(UserFunctionError, match="the watermark generator cannot be loaded"):
+        opened(bench, strategy, payload=cloudpickle.dumps(Slow)[:-4])
+
+
+def test_ingestion_time_is_the_clocks_and_never_goes_back(bench, reader, out):
+    operator = running(bench, WatermarkStrategy.ingestion_time(), ids=("a", "quiet"))
+    poll(operator, reader, out, PollResult((batch([5, 9]),)))
+    assert [row[TS_COLUMN] for row in out.rows] == [START_US, START_US]
+    assert out.watermarks == [START_US - 1], "the split without rows holds nothing back"
+    bench.clock.advance(20)
+    poll(operator, reader, out, PollResult())
+    assert out.watermarks[-1] == START_US + 20_000 - 1
+    state = operator.snapshot(Barrier(1), out).operator
+    bench.clock._start_ms -= 3_600_000
+    again = opened(bench, WatermarkStrategy.ingestion_time(), restored=state)
+    again.add_splits((SourceSplit(id="a"),), no_more=False)
+    out.elements.clear()
+    poll(again, reader, out, PollResult((batch([5]),)))
+    assert out.watermarks[0] == START_US + 20_000 - 1
+    assert out.rows[0][TS_COLUMN] > out.watermarks[0], "a clock that was set back makes no row late"
+
+
+def test_a_time_far_ahead_of_the_clock_does_not_move_the_watermark(bench, reader, out):
+    operator = running(bench, WatermarkStrategy.monotonic(timestamp="ts"), ids=("a", "b"))
+    far = START_US + 366 * DAY_US
+    rows = batch([START_US, far, START_US + 364 * DAY_US], ("a", "b"), [0, 0, 1])
+    poll(operator, reader, out, PollResult((rows,)))
+    assert out.watermarks == [START_US - 1]
+    assert [row[TS_COLUMN] for row in out.rows] == [START_US, far, START_US + 364 * DAY_US], "rows keep their times"
+    assert operator._context.metrics.extra["futureTimestamps"] == 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "watermark", "counted"),
+    [("1h", START_US - 1, 1), (None, START_US + DAY_US - 1, 0), ("1d", START_US + DAY_US - 1, 0)],
+)
+def test_the_limit_can_be_set_and_lifted(bench, reader, out, limit, watermark, counted):
+    operator = running(bench, WatermarkStrategy.monotonic(timestamp="ts").with_future_limit(limit))
+    poll(operator, reader, out, PollResult((batch([START_US, START_US + DAY_US]),)))
+    assert out.watermarks == [watermark]
+    assert operator._context.metrics.extra.get("futureTimestamps", 0) == counted
+
+
+def test_marks_and_generated_watermarks_have_the_limit_too(bench, reader, out):
+    strategy = WatermarkStrategy.punctuated(timestamp="ts", watermark="mark").with_future_limit("1h")
+    operator = running(bench, strategy, MARKED)
+    poll(operator, reader, out, PollResult((marked([1, 2], [START_US // 1000, (START_US + DAY_US) // 1000]),)))
+    assert out.watermarks == [START_US]
+    assert operator._context.metrics.extra["futureTimestamps"] == 1
+    generated = running(bench, WatermarkStrategy.for_generator(Slow, timestamp="ts").with_future_limit("1h"))
+    out.elements.clear()
+    poll(generated, reader, out, PollResult((batch([START_US + DAY_US]),)))
+    assert out.watermarks == []
+    assert generated._context.metrics.extra["futureTimestamps"] == 1
+
+
+def test_a_mark_outside_the_calendar_is_an_error(bench, reader, out):
+    operator = running(bench, WatermarkStrategy.punctuated(timestamp="ts", watermark=pl.col("v") + (1 << 60)))
+    with pytest.raises(PenstockError, match="outside the years 1 to 9999"):
+        poll(operator, reader, out, PollResult((batch([5]),)))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "message"),
+    [
+        (WatermarkStrategy.punctuated(timestamp="ts", watermark="when"), "column 'when'"),
+        (WatermarkStrategy.punctuated(timestamp="ts", watermark=pl.col("when") + 1), "column 'when'"),
+        (WatermarkStrategy.punctuated(timestamp="ts", watermark="last"), "carry as a watermark is bool"),
+        (WatermarkStrategy.punctuated(timestamp="ts", watermark=5), "5 is not a column or an expression"),
+        (WatermarkStrategy.punctuated(timestamp="ts", watermark=pl.col("ts").max()), "row"),
+        (WatermarkStrategy.for_generator(Slow(), timestamp="ts"), "not a watermark generator's class or factory"),
+        (WatermarkStrategy.for_generator(Slow, timestamp="when"), "column 'when'"),
+        (WatermarkStrategy.monotonic(timestamp="ts").with_future_limit(-1), "must not be negative"),
+    ],
+)
+def test_a_strategy_that_does_not_fit_is_refused_when_the_job_is_built(strategy, message):
+    with pytest.raises(GraphError, match=message):
+        check_strategy(strategy, MARKED, "source"), packed(strategy)
+
+
+def test_ingestion_time_needs_no_column():
+    assert check_strategy(WatermarkStrategy.ingestion_time(), pa.schema([("v", pa.int64())]), "source")
+    assert pickle.loads(packed(WatermarkStrategy.for_generator(Slow, timestamp="ts"))) is Slow
+    assert dt.timedelta(milliseconds=WatermarkStrategy.ingestion_time().future_limit_ms) == dt.timedelta(days=365)
