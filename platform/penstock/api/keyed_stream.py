@@ -102,6 +102,38 @@ class KeyedStream(DataStream):
             self.environment.builder.update(stream.flow.upstreams[0].node, side_outputs=made.sides)
         return stream
 
+    def interval_join(
+        self, other: KeyedStream, lower: str | float, upper: str | float, *, suffix: str = "_right"
+    ) -> DataStream:
+        """Join with the rows of the same key in another stream whose event time is near.
+
+        A row at time t meets the other stream's rows from t + `lower` to t + `upper`, both inclusive (durations such as
+        "-5s", or seconds). Columns: this stream's, then the other's without its key columns; one whose name is taken
+        gets the `suffix`. The result's event time is the later of the two. Late rows are counted
+        (`numLateRecordsDropped`) and dropped.
+
+        Raises:
+            GraphError: the other stream is not keyed by columns of the same types, a side has no event time, the lower
+                bound is above the upper one, or a name would occur twice.
+        """
+        from penstock.api.two_inputs import append_two_input, require_keyed, require_partner, signed_us
+        from penstock.operators.join_schema import join_schema, parse_interval, validate_join
+
+        require_partner(self, other, "interval_join")
+        config = {
+            "left_key": list(self.keys),
+            "right_key": list(require_keyed(other, "interval_join").keys),
+            "suffix": suffix,
+            "lower_us": signed_us(lower, "interval_join: lower bound"),
+            "upper_us": signed_us(upper, "interval_join: upper bound"),
+        }
+        parse_interval(config)
+        left, right = self.flow.schema, other.flow.schema
+        validate_join(config, left, right, "interval_join")
+        name = f"IntervalJoin({lower}, {upper})"
+        spec = OperatorSpec(uid="", name=name, kind="interval_join", config=config, stateful=True)
+        return append_two_input(self, other, spec, join_schema(config, left, right))
+
     def with_hidden_columns(self, columns: dict[str, Any]) -> KeyedStream:
         """Return the stream with columns that are computed before rows are sent to their keys."""
         upstreams = tuple(msgspec.structs.replace(u, partitioner=None) for u in self.flow.upstreams)

@@ -22,6 +22,7 @@ _STATE_CONFIG = {
     "window_top": ("window", "by", "count", "descending", "ties"),
     "running_aggregate": ("key", "aggregates"),
     "deduplicate": ("key", "keep", "by"),
+    "interval_join": ("left_key", "right_key", "suffix"),
 }
 
 

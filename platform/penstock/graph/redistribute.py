@@ -1,7 +1,8 @@
 """How non-keyed operator state is handed to a new number of subtasks: `list`, `union` and `subtask` mode.
 
 `list` goes round robin, `union` goes to everybody, `subtask` stays where it was when the number of subtasks is
-unchanged, else everybody gets the element-wise minimum (watermarks). `split` is the job's to assign. Called by
+unchanged, else everybody gets the element-wise minimum (watermarks). The watermark of a task's input is always the
+minimum: what it is fed by may be given other splits. `split` is the job's to assign. Called by
 `penstock.graph.restore_plan`.
 """
 
@@ -51,9 +52,10 @@ def _items(name: str, mode: str, states: Sequence[Left], scale: tuple[int, int])
         return [union] * parallelism
     if mode == "subtask":
         own = {subtask: state.items for subtask, state in states}
-        if old_parallelism == parallelism:
+        tasks_own = name.startswith(TASK_STATE_PREFIX)
+        if old_parallelism == parallelism and not tasks_own:
             return [own.get(subtask, ()) for subtask in range(parallelism)]
-        if len(own) < old_parallelism and name.startswith(TASK_STATE_PREFIX):
+        if len(own) < old_parallelism and tasks_own:
             # a task that saved none had not seen any watermark; an operator that saved none was idle
             return [()] * parallelism
         return [_minimum(name, list(own.values()))] * parallelism

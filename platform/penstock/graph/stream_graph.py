@@ -51,7 +51,10 @@ class StreamNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamEdge(msgspec.Struct, frozen=True, kw_only=True):
-    """Rows of `source` flow to input `input_index` of `target` (a union gives each of its streams an index)."""
+    """Rows of `source` flow to input `input_index` of `target`.
+
+    Behind a union each of its streams has an index of its own; a side of a join has one, however many streams it is of.
+    """
 
     source: int
     target: int
@@ -112,21 +115,29 @@ class StreamGraphBuilder:
 
         `combine`: as in `JobEdge`.
         """
+        return self._enter(node, [(index, *given) for index, given in enumerate(inputs)], combine or {})
+
+    def add_two_input(
+        self, node: StreamNode, first: Iterable[tuple[Upstream, str]], second: Iterable[tuple[Upstream, str]]
+    ) -> int:
+        """Add an operator that tells its inputs apart: all of `first` is input 0, all of `second` input 1."""
+        return self._enter(node, [*((0, *given) for given in first), *((1, *given) for given in second)], {})
+
+    def _enter(self, node: StreamNode, inputs: Iterable[tuple[int, Upstream, str]], combine: dict[str, Any]) -> int:
         self._last_id += 1
         node_id = self._last_id
         self._nodes[node_id] = msgspec.structs.replace(node, id=node_id)
-        for index, (upstream, schema) in enumerate(inputs):
-            self._edges.append(
-                StreamEdge(
-                    source=upstream.node,
-                    target=node_id,
-                    input_index=index,
-                    partitioner=upstream.partitioner,
-                    schema=schema,
-                    side_output=upstream.side_output,
-                    combine=combine or {},
-                )
+        for index, upstream, schema in inputs:
+            edge = StreamEdge(
+                source=upstream.node,
+                target=node_id,
+                input_index=index,
+                partitioner=upstream.partitioner,
+                schema=schema,
+                side_output=upstream.side_output,
+                combine=combine,
             )
+            self._edges.append(edge)
         return node_id
 
     def remove(self, node_id: int) -> None:

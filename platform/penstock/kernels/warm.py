@@ -27,6 +27,7 @@ _MODULES = (
     "merge",
     "combine",
     "rows",
+    "joins",
     "running",
     "cold",
     "windows",

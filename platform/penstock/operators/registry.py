@@ -28,6 +28,7 @@ OPERATORS = {
     "window_top": "penstock.operators.top:WindowTopOperator",
     "running_aggregate": "penstock.operators.running:RunningAggregateOperator",
     "deduplicate": "penstock.operators.deduplicate:DeduplicateOperator",
+    "interval_join": "penstock.operators.interval_join:IntervalJoinOperator",
     "sink": "penstock.operators.sink:SinkOperator",
     "collect": "penstock.operators.collect:CollectOperator",
 }

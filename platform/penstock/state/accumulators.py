@@ -23,6 +23,8 @@ from penstock.kernels.compile import F64, I64, U8
 Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last"]
 
 KEY_HASH, NAMESPACE, DELETED, SEQ, ROWS = "__key_hash", "__namespace", "__deleted", "__seq", "__rows"
+#: Tells rows of one key and time apart, where a state holds several.
+ROW = "__row"
 _OPS: dict[tuple[str, str], int] = {
     ("sum", "int64"): merge.SUM_I,
     ("min", "int64"): merge.MIN_I,

@@ -17,6 +17,7 @@ from penstock.kernels.rows import number_slots
 from penstock.state.key_index import KeyIndex
 from penstock.state.row_spec import TIMERS, RowSpec
 from penstock.state.row_table import RowTable
+from penstock.state.timed_rows import TimedRows, TimedSpec
 from penstock.state.timers import TimerTable
 
 if TYPE_CHECKING:
@@ -85,6 +86,18 @@ class RowState:
         made: TimerTable = self._declare(TIMERS + name, spec, make)
         return made
 
+    def timed_rows(self, name: str, values: tuple[pa.Field, ...]) -> TimedRows:
+        """Declare rows by key and time; they are restored when this returns."""
+        spec = TimedSpec(RowSpec(self.index.schema, values))
+
+        def make(source: FrozenSource) -> TimedRows:
+            table = TimedRows(source, spec, self)
+            self._tables.append(table)
+            return table
+
+        made: TimedRows = self._declare(name, spec, make)
+        return made
+
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
@@ -124,7 +137,7 @@ class RowState:
             raise PenstockError(
                 f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
-                hint="raise managed_memory_bytes or the parallelism; values and timers of process functions stay in "
+                hint="raise managed_memory_bytes or the parallelism; process functions and joins keep their state in "
                 "memory with every state_backend",
             )
 

@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, SEQ
+from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, ROW, SEQ
 from penstock.state.key_index import KeyIndex
 from penstock.state.keyed import EncodedSegment
 
@@ -169,12 +169,14 @@ def merge_segments(
 
 
 def _newest(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Table:
-    """Keep the last row of every (key, namespace); rows come in order."""
-    names = (*key_names(schema), NAMESPACE)
+    """Keep the last row of every (key, namespace), or (key, namespace, `__row`); rows come in order."""
+    names = (*key_names(schema), *(name for name in (NAMESPACE, ROW) if name in schema.names))
     batch = table.combine_chunks().to_batches(max_chunksize=table.num_rows)[0]
     hashes = table.column(KEY_HASH).to_numpy()
     namespaces = table.column(NAMESPACE).to_numpy()
     mixed = hashes ^ (namespaces.view(np.uint64) * np.uint64(0x9E3779B185EBCA87)).view(np.int64)
+    if ROW in names:  # not part of the hash, and the same key may have many
+        mixed ^= (table.column(ROW).to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)).view(np.int64)
     index = KeyIndex(pa.schema([schema.field(n) for n in names]))
     slots = index.upsert(key_columns(batch, names), mixed)
     last = np.empty(index.count, np.int64)

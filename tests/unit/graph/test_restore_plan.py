@@ -156,6 +156,12 @@ def test_subtask_state_stays_where_it_was(job):
     assert [p.operator[0].items for p in parts] == [(10,), (20,)]
 
 
+def test_the_watermark_of_a_tasks_input_is_the_lowest_because_its_sources_may_be_given_other_splits(job):
+    graph = job(2)
+    parts = restored(assign_state(graph, listed("subtask", (10,), (20,), name="__input_watermark")), graph, "a")
+    assert [p.operator[0].items for p in parts] == [(10,), (10,)]
+
+
 @pytest.mark.parametrize(
     ("left", "expected"),
     [

@@ -1,0 +1,159 @@
+"""Joins as a configuration: validation, output schema, key types, without the operators.
+
+Called by the API when the graph is built, and by the join operators when they open. The result has the columns of the
+left side, then those of the right side without its key columns (they are equal to the left's); a right column whose
+name is taken gets the suffix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.core.elements import TS_COLUMN
+from penstock.core.errors import GraphError
+from penstock.graph.validate import require_key_types
+from penstock.operators.columns import TS_FIELD, without_ts
+
+#: Interval bounds beyond this (36 000 years) are refused instead of wrapping around.
+_MOST_US = 1 << 60
+
+
+@dataclass(frozen=True, slots=True)
+class JoinSides:
+    """Key columns of both sides, in the same order, and what tells equal names apart."""
+
+    left: tuple[str, ...]
+    right: tuple[str, ...]
+    suffix: str
+
+    def key(self, side: int) -> tuple[str, ...]:
+        """Return the key columns of side 0 or 1."""
+        return self.right if side else self.left
+
+
+def parse_sides(config: dict[str, Any]) -> JoinSides:
+    """Return the sides of a join's configuration.
+
+    Raises:
+        GraphError: a part is missing.
+    """
+    try:
+        return JoinSides(tuple(config["left_key"]), tuple(config["right_key"]), str(config["suffix"]))
+    except KeyError as error:
+        raise GraphError(
+            f"join: {error.args[0]!r} is missing in its configuration", hint="it has left_key, right_key and suffix"
+        ) from error
+
+
+def validate_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str) -> None:
+    """Check a join against the rows it will see.
+
+    Raises:
+        GraphError: a side has no event time, the keys do not fit each other, or a column cannot be kept.
+    """
+    sides = parse_sides(config)
+    for name, schema in (("left", left), ("right", right)):
+        if TS_COLUMN not in schema.names:
+            raise GraphError(
+                f"{where}: the {name} side has no event time", hint="give env.from_source(..., watermarks=...)"
+            )
+        for field in schema:
+            if pt.is_dictionary(field.type):
+                raise GraphError(
+                    f"{where}: column {field.name!r} of the {name} side has the type {field.type}",
+                    hint="cast it to its values first, with .with_columns(...)",
+                )
+    require_equal_keys(sides, left, right, where)
+    joined_fields(sides, left, right, where)
+
+
+def require_equal_keys(sides: JoinSides, left: pa.Schema, right: pa.Schema, where: str) -> None:
+    """Check that the keys of both sides have the same types, one by one.
+
+    Raises:
+        GraphError: they do not.
+    """
+    require_key_types(sides.left, left, f"{where}, left side")
+    require_key_types(sides.right, right, f"{where}, right side")
+    ours = [left.field(name).type for name in sides.left]
+    theirs = [right.field(name).type for name in sides.right]
+    if ours != theirs:
+        raise GraphError(
+            f"{where}: the keys differ: {_shown(sides.left, ours)} and {_shown(sides.right, theirs)}",
+            hint="key both sides by as many columns of the same types; convert one with .with_columns(...) first",
+        )
+
+
+def joined_fields(sides: JoinSides, left: pa.Schema, right: pa.Schema, where: str) -> list[pa.Field]:
+    """Return the fields of the result, without `__ts`.
+
+    Raises:
+        GraphError: a name is taken even with the suffix.
+    """
+    fields = list(without_ts(left))
+    taken = {field.name for field in fields}
+    for field in value_fields(right, sides.right):
+        name = field.name if field.name not in taken else field.name + sides.suffix
+        if name in taken:
+            raise GraphError(
+                f"{where}: the result would have two columns {name!r}",
+                hint="rename a column of the right side with .select(...), or give another suffix=",
+            )
+        taken.add(name)
+        fields.append(field.with_name(name))
+    return fields
+
+
+def join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema) -> pa.Schema:
+    """Return the result's schema, with `__ts`."""
+    return pa.schema([*joined_fields(parse_sides(config), left, right, "join"), TS_FIELD])
+
+
+def value_fields(schema: pa.Schema, key: Sequence[str]) -> list[pa.Field]:
+    """Return what a side keeps of a row besides its key and its time."""
+    return [field for field in without_ts(schema) if field.name not in key]
+
+
+def key_schema_of(sides: JoinSides, left: pa.Schema) -> pa.Schema:
+    """Return the key's columns, named as on the left side."""
+    return pa.schema([left.field(name).with_nullable(True) for name in sides.left])
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """Bounds of the right row's time minus the left one's, inclusive, in microseconds."""
+
+    lower: int
+    upper: int
+
+
+def parse_interval(config: dict[str, Any]) -> Interval:
+    """Return the bounds of an interval join.
+
+    Raises:
+        GraphError: they are missing, in the wrong order, or too far apart.
+    """
+    try:
+        interval = Interval(int(config["lower_us"]), int(config["upper_us"]))
+    except KeyError as error:
+        raise GraphError(
+            f"interval_join: {error.args[0]!r} is missing in its configuration", hint="it has lower_us and upper_us"
+        ) from error
+    if interval.lower > interval.upper:
+        raise GraphError(
+            f"interval_join: the lower bound ({interval.lower / 1e6:g} s) is above the upper one"
+            f" ({interval.upper / 1e6:g} s)",
+            hint="a row at time t meets rows of the other side from t + lower to t + upper",
+        )
+    if max(-interval.lower, interval.upper) > _MOST_US:
+        raise GraphError("interval_join: a bound is beyond 36,000 years", hint="use a smaller one")
+    return interval
+
+
+def _shown(names: Sequence[str], types: Sequence[pa.DataType]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in zip(names, types, strict=True))

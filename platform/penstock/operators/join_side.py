@@ -1,0 +1,131 @@
+"""What the join operators share: one side's batches taken apart and kept, and result rows put together.
+
+Used by `operators.interval_join`, `operators.window_join` and `operators.temporal_join`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch
+from penstock.core.errors import PenstockError
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_key_columns
+from penstock.kernels.windows import TIME_LIMIT
+from penstock.operators.join_schema import JoinSides, value_fields
+from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.state.timed_rows import CHUNK
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.kernels.compile import I32, I64
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.state.row_state import RowState
+
+#: Name of the operator state that holds the watermark, by hash range.
+WATERMARK = "watermark"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The rows of a batch that are not late: slots of their keys, times, columns."""
+
+    slots: I32
+    times: I64
+    data: pa.RecordBatch
+
+    def columns(self, names: Sequence[str]) -> list[pa.Array]:
+        """Return these columns."""
+        return [self.data.column(name) for name in names]
+
+
+class JoinInput:
+    """Both sides' way in: finds the keys, leaves out what is late."""
+
+    def __init__(self, context: OperatorContext, sides: JoinSides, state: RowState) -> None:
+        """Take the watermark up where it was; `state` numbers the keys."""
+        self._context = context
+        self._sides = sides
+        self._state = state
+        saved = [item for s in context.restored if s.name == WATERMARK for item in s.items]
+        self.watermarks = RangeWatermarks.restored(context.hash_range, saved)
+
+    def take(self, batch: Batch, side: int, last: I64 | None = None) -> Arrived | None:
+        """Return the rows of a side with their keys' slots; those that are late are counted and left out.
+
+        A row is late when its time, or its `last` time of use, is below the watermark.
+
+        Raises:
+            PenstockError: a row's event time is impossible.
+        """
+        data = batch.data
+        times: I64 = data.column(TS_COLUMN).to_numpy()
+        if data.num_rows == 0:
+            return None
+        if int(times.min()) <= -TIME_LIMIT or int(times.max()) >= TIME_LIMIT:
+            raise PenstockError(
+                f"{self._context.spec.uid}: a row has an event time more than 73,000 years from 1970",
+                hint="event time is microseconds since the epoch; check the unit of the timestamp column",
+            )
+        keys = key_columns(data, self._sides.key(side))
+        hashes = hash_key_columns(keys, data.num_rows)
+        on_time = (times if last is None else last) >= self._bounds(hashes)
+        if not on_time.all():
+            self._context.metrics.late_records_dropped += int(len(times) - on_time.sum())
+            if not on_time.any():
+                return None
+            data = data.filter(pa.array(on_time))
+            times, hashes = data.column(TS_COLUMN).to_numpy(), hashes[on_time]
+            keys = key_columns(data, self._sides.key(side))
+        return Arrived(self._state.upsert(keys, hashes).copy(), times, data)
+
+    def _bounds(self, hashes: I64) -> I64 | int:
+        """Return the time from which on rows are not late; after a rescale that differs by key."""
+        low = self.watermarks.low
+        if not self.watermarks.differ:
+            return low
+        bounds = np.full(len(hashes), low, np.int64)
+        for owned, watermark in self.watermarks.ahead():
+            bounds[(hashes >= owned.low) & (hashes <= owned.high)] = watermark
+        return bounds
+
+
+class JoinOutput:
+    """Puts result rows together and emits them in batches of a good size."""
+
+    def __init__(self, schema: pa.Schema, sides: JoinSides, left: pa.Schema, right: pa.Schema) -> None:
+        """`schema`: the result's, with `__ts`."""
+        self._schema = schema
+        self._left = [name for name in left.names if name != TS_COLUMN]
+        self._key = sides.left
+        self._values = {f.name for f in value_fields(left, sides.left)}
+        self._right_count = len(value_fields(right, sides.right))
+        self._waiting: list[pa.RecordBatch] = []
+        self._rows = 0
+
+    def add(self, columns: tuple[Sequence[Any], Sequence[Any], Sequence[Any]], times: I64, out: Collector) -> None:
+        """Add rows: (key columns, left value columns, right value columns), in the order of the sides' schemas."""
+        keys, left, right = columns
+        by_name = dict(zip(self._key, keys, strict=True))
+        values = iter(left)
+        arrays = [by_name[name] if name in by_name else next(values) for name in self._left]
+        self._waiting.append(pa.RecordBatch.from_arrays([*arrays, *right, pa.array(times)], schema=self._schema))
+        self._rows += len(times)
+        if self._rows >= CHUNK:
+            self.flush(out)
+
+    def flush(self, out: Collector) -> None:
+        """Emit what waits."""
+        if self._rows:
+            waiting, self._waiting, self._rows = self._waiting, [], 0
+            out.batch(Batch(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)))
+
+
+def below(watermark: int, distance: int) -> int:
+    """Return `watermark - distance`, which may be below all times."""
+    return max(MIN_TIMESTAMP, watermark - distance)

@@ -1,0 +1,279 @@
+"""`TimedRows`: any number of rows by key and time until the watermark has passed them: the buffer of a join's side.
+
+Rows lie in runs sorted by (slot, time), each about twice as large as the next, so that a row is moved a few times in
+its life and what is asked for is found by a binary search a run. A freeze keeps references to what was added since the
+last one. What was cleaned is one tombstone. Owned by one subtask thread; a frozen part is encoded by any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.kernels.columns import key_columns
+from penstock.kernels.joins import find_ranges, write_pairs
+from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
+from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.key_index import KeyView
+    from penstock.state.row_spec import RowSpec
+    from penstock.state.row_state import RowState
+
+#: Pairs that are made at a time.
+CHUNK = 65_536
+#: Runs are not merged beyond this: the offsets of strings are 32 bits wide.
+_MOST_BYTES = 1 << 29
+
+
+@dataclass(frozen=True)
+class TimedSpec:
+    """Key and value columns of a state whose rows are told apart by their time and a number."""
+
+    rows: RowSpec
+
+    @cached_property
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this state's Parquet files: those of a value by key, and `__row` behind the namespace."""
+        plain = self.rows.segment_schema
+        number = pa.field(ROW, pa.int64(), True, {"id": "5", "PARQUET:field_id": "5"})
+        return plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
+
+
+@dataclass(slots=True)
+class _Run:
+    """Rows in order of (slot, time); `look_at`: the middle of their times, up to which they are cleaned at once."""
+
+    slots: I32
+    times: I64
+    values: list[pa.Array]
+    size: int
+    look_at: int
+
+    @classmethod
+    def of(cls, slots: I32, times: I64, values: list[pa.Array]) -> _Run:
+        """Put rows in order."""
+        order = _order(slots, times)
+        chosen = pa.array(order)
+        return cls.ordered(slots[order], times[order], [value.take(chosen) for value in values])
+
+    @classmethod
+    def ordered(cls, slots: I32, times: I64, values: list[pa.Array]) -> _Run:
+        """Rows are in order."""
+        size = int(slots.nbytes + times.nbytes) + sum(int(value.nbytes) for value in values)
+        low, high = int(times.min()), int(times.max())
+        return cls(slots, times, values, size, low + (high - low) // 2)
+
+    def without(self, cleaned: int) -> _Run | None:
+        """Leave out what was cleaned."""
+        kept = self.times > cleaned
+        if kept.all():
+            return self
+        if not kept.any():
+            return None
+        mask = pa.array(kept)
+        return _Run.ordered(self.slots[kept], self.times[kept], [value.filter(mask) for value in self.values])
+
+
+@dataclass(frozen=True, slots=True)
+class _Added:
+    """Rows as they came; their numbers go up from `first`."""
+
+    slots: I32
+    times: I64
+    values: list[pa.Array]
+    first: int
+
+    @property
+    def size(self) -> int:
+        return int(self.slots.nbytes + self.times.nbytes) + sum(int(value.nbytes) for value in self.values)
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenTimedRows:
+    """The rows added between two freezes."""
+
+    spec: TimedSpec
+    keys: KeyView
+    pieces: tuple[_Added, ...]
+    cleaned: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows."""
+        return sum(piece.size for piece in self.pieces)
+
+    def table(self) -> pa.Table:
+        """Return the rows that were not cleaned as columns of a segment, sorted by hash."""
+        slots = np.concatenate([piece.slots for piece in self.pieces])
+        times = np.concatenate([piece.times for piece in self.pieces])
+        numbers = np.concatenate([piece.first + np.arange(len(piece.slots)) for piece in self.pieces])
+        kept = np.flatnonzero(times > self.cleaned)
+        kept = kept[np.argsort(self.keys.hashes[slots[kept]], kind="stable")]
+        slots, chosen = slots[kept], pa.array(kept)
+        values = zip(*(piece.values for piece in self.pieces), strict=True)
+        columns = [
+            pa.array(self.keys.hashes[slots]),
+            *self.keys.gather(slots),
+            pa.array(times[kept]),
+            pa.array(numbers[kept]),
+            *(pa.concat_arrays(list(parts)).take(chosen) for parts in values),
+            pa.array(np.zeros(len(kept), np.bool_)),
+            pa.array(np.arange(len(kept))),
+        ]
+        return pa.Table.from_arrays(columns, schema=self.spec.segment_schema)
+
+
+class TimedRows:
+    """Rows by slot of the keys that all states of an operator share, and by time."""
+
+    def __init__(self, source: FrozenSource, spec: TimedSpec, state: RowState) -> None:
+        """No rows; `load` brings in restored ones."""
+        self.source = source
+        self.spec = spec
+        self._state = state
+        source.memory = self
+        self._runs: list[_Run] = []
+        self._added: list[_Added] = []
+        self._added_bytes = 0
+        self._next_row = 0
+        #: Rows up to this time are gone, some of them only to whoever asks.
+        self._cleaned = MIN_TIMESTAMP
+        self._tombstone_at = MIN_TIMESTAMP
+        self._waiting: list[FrozenSegment] = []
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def add(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
+        """Add rows, none of them of a time that was cleaned; the arrays become the table's."""
+        if len(slots) == 0:
+            return
+        added = _Added(slots, times, values, self._next_row)
+        self._added.append(added)
+        self._added_bytes += added.size
+        self._next_row += len(slots)
+        self._put(slots, times, values)
+
+    def pairs(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[I32, I32, _Run]]:
+        """Yield (asking row, place in a run, the run) of all rows of a slot in its span (inclusive), in pieces."""
+        for run in self._runs:
+            ranges = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
+            total = find_ranges((run.slots, run.times), slots, (lows, highs), ranges)
+            state = np.zeros(2, np.int64)
+            while total > 0:
+                room = min(total, CHUNK)
+                asking, found = np.empty(room, np.int32), np.empty(room, np.int32)
+                total -= int(write_pairs(ranges, state, (asking, found)))
+                yield asking, found, run
+
+    def clean(self, up_to: int) -> None:
+        """Forget all rows up to a time (inclusive)."""
+        if up_to <= self._cleaned:
+            return
+        self._cleaned = up_to
+        if any(up_to >= run.look_at for run in self._runs):
+            left = (run.without(up_to) if up_to >= run.look_at else run for run in self._runs)
+            self._runs = [run for run in left if run is not None]
+
+    @property
+    def count(self) -> int:
+        """How many rows are in memory."""
+        return sum(len(run.slots) for run in self._runs)
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the rows as they are."""
+        log = self.source.log
+        if self._cleaned > self._tombstone_at:
+            self._tombstone_at = self._cleaned
+            log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._cleaned)
+        pieces = tuple(piece for piece in self._added if int(piece.times.max()) > self._cleaned)
+        self._added, self._added_bytes = [], 0
+        if pieces:
+            position = log.next_position()
+            log.append(position)
+            rows = FrozenTimedRows(self.spec, self._state.index.view(), pieces, self._cleaned)
+            self._waiting.append(FrozenSegment(self.source.spec, position, rows))
+        return FrozenTable(self.source, log.view(), tuple(self._undurable()))
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Nothing has to be copied: rows are never overwritten."""
+        del limit, up_to
+        return True
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored rows in."""
+        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+        slots = self._state.upsert(
+            key_columns(batch, tuple(self.spec.rows.key_schema.names)), batch.column(KEY_HASH).to_numpy()
+        )
+        self._next_row = max(self._next_row, int(batch.column(ROW).to_numpy().max()) + 1)
+        values = [batch.column(name) for name in self.spec.rows.value_names]
+        self._put(slots.copy(), batch.column(NAMESPACE).to_numpy(), values)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the rows in memory and of those waiting for an upload."""
+        return self.hot_bytes + sum(s.memory_bytes for s in self._undurable())
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the rows in memory."""
+        return self._added_bytes + sum(run.size for run in self._runs)
+
+    def close(self) -> None:
+        """Forget what waits."""
+        self._waiting = []
+
+    def _undurable(self) -> list[FrozenSegment]:
+        self._waiting = [s for s in self._waiting if not s.durable]
+        return self._waiting
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a row, or one that is yet to be saved."""
+        self._runs = [kept for run in self._runs if (kept := run.without(self._cleaned)) is not None]
+        for run in self._runs:
+            used[run.slots] = True
+        for piece in self._added:
+            used[piece.slots] = True
+
+    def renumber(self, numbers: I32) -> None:
+        """The keys were numbered anew: slot s is now `numbers[s]`; order is kept, so runs stay sorted."""
+        for run in self._runs:
+            run.slots = numbers[run.slots]
+        self._added = [_Added(numbers[p.slots], p.times, p.values, p.first) for p in self._added]
+
+    def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
+        """Make a run of rows; runs that are not twice as large as the next are merged with it."""
+        new = _Run.of(slots, times, values)
+        while self._runs and len(self._runs[-1].slots) <= 2 * len(new.slots):
+            if self._runs[-1].size + new.size > _MOST_BYTES:
+                break
+            last = self._runs.pop().without(self._cleaned)
+            if last is not None:
+                new = _Run.of(
+                    np.concatenate([last.slots, new.slots]),
+                    np.concatenate([last.times, new.times]),
+                    [pa.concat_arrays([a, b]) for a, b in zip(last.values, new.values, strict=True)],
+                )
+        self._runs.append(new)
+
+
+def _order(slots: I32, times: I64) -> I64:
+    """Return the order of (slot, time); one word a row where both fit, so that sorted parts are merged in one pass."""
+    low, span = int(times.min()), int(times.max()) - int(times.min())
+    bits = span.bit_length()
+    if bits + int(slots.max()).bit_length() < 63:
+        return np.argsort((slots.astype(np.int64) << bits) | (times - low), kind="stable")
+    return np.lexsort((times, slots))

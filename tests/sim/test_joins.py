@@ -1,0 +1,68 @@
+"""Joins under faults, stops and rescales: every pair comes out once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import polars as pl
+import pytest
+from tests.sim.faults import Swarm
+from tests.sim.scheduler import SimulationError
+from tests.sim.workload import Phase, Plan
+from tests.sim.world import World
+
+import penstock as ps
+from penstock.state.timed_rows import TimedRows
+
+_LOWER, _UPPER = -20_000, 15_000
+
+
+class IntervalPlan(Plan):
+    """Even amounts meet odd ones of the same user that are at most 20 ms older or 15 ms newer."""
+
+    def totals(self, orders: ps.DataStream) -> ps.DataStream:
+        even = orders.filter(pl.col("amount") % 2 == 0).key_by("user_id")
+        odd = orders.filter(pl.col("amount") % 2 != 0).select("ts", "amount", buyer="user_id").key_by("buyer")
+        return even.interval_join(odd, "-20ms", "15ms").uid("pairs")
+
+    def expected(self) -> Counter[tuple[int, ...]]:
+        rows = [row for part in self.rows for row in part]
+        return Counter(
+            (user, amount, time, other_time, other)
+            for user, amount, time in rows
+            for other_user, other, other_time in rows
+            if user == other_user and amount % 2 == 0 and other % 2 and _LOWER <= other_time - time <= _UPPER
+        )
+
+
+def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm):
+    plan = kind.drawn(random.Random(f"plan {seed}"))
+    plan.phases, plan.input_ms, plan.inline_bytes = phases, 1500.0, 0
+    plan.settings["checkpoint_tolerated_failures"] = 100
+    return World(seed, plan, swarm).execute()
+
+
+@pytest.mark.parametrize("kind", [IntervalPlan])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_workers_leave_no_pair_out_and_none_twice(kind, seed):
+    swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=300.0)
+    result = run(kind, seed, [Phase(2)], swarm)
+    assert result.rows > 10
+    assert result.counts["worker-killed"] > 0
+    assert result.counts["checkpoint-completed"] > 1
+
+
+@pytest.mark.parametrize("kind", [IntervalPlan])
+def test_a_rescale_takes_both_sides_along(kind):
+    phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
+    result = run(kind, 3, phases, Swarm.quiet(random.Random(3)))
+    assert result.counts["rescaled"] == 3
+    assert result.rows > 10
+
+
+@pytest.mark.parametrize("kind", [IntervalPlan])
+def test_a_side_that_is_lost_on_restore_is_caught(kind, monkeypatch):
+    monkeypatch.setattr(TimedRows, "load", lambda self, rows: None)
+    with pytest.raises(SimulationError):
+        run(kind, 3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)))

@@ -1,0 +1,102 @@
+"""Joins: what they tell the operator, the columns of the result, and what is refused."""
+
+from datetime import datetime
+
+import polars as pl
+import pytest
+
+import penstock as ps
+from penstock.graph.job_graph import KeyGroup
+
+
+class Click(ps.Schema):
+    amount: str
+    user: int
+    ts: datetime
+
+
+@pytest.fixture
+def clicks(env, source, watermarks):
+    return env.from_source(source(Click, bounded=True), watermarks=watermarks, uid="clicks")
+
+
+def refused(call, *words):
+    with pytest.raises(ps.GraphError) as caught:
+        call()
+    for word in words:
+        assert word in str(caught.value)
+    assert caught.value.hint
+
+
+def operator_of(env, stream):
+    return env.builder.node(stream.flow.upstreams[0].node).operator
+
+
+def test_an_interval_join_gives_both_sides_columns_and_the_key_once(env, orders, clicks):
+    stream = orders.key_by("user_id").interval_join(clicks.key_by("user"), "-5s", 1.5)
+    assert stream.columns == ["user_id", "amount", "product", "ts", "amount_right", "ts_right"]
+    assert stream.flow.has_event_time
+    operator = operator_of(env, stream)
+    assert (operator.kind, operator.stateful) == ("interval_join", True)
+    assert operator.config == {
+        "left_key": ["user_id"],
+        "right_key": ["user"],
+        "suffix": "_right",
+        "lower_us": -5_000_000,
+        "upper_us": 1_500_000,
+    }
+    other = orders.key_by("user_id").interval_join(clicks.key_by("user"), 0, 0, suffix="_2")
+    assert other.columns[-2:] == ["amount_2", "ts_2"]
+
+
+def test_each_side_has_its_own_key_and_input(env, orders, clicks, sink):
+    both = orders.union(orders.filter(pl.col("amount") > 3))
+    both.key_by("user_id").interval_join(clicks.key_by("user"), 0, "1s").uid("j").sink_to(sink(), uid="out")
+    graph = env.job_graph("job")
+    join = next(v for v in graph.vertices if v.operators[0].kind == "interval_join")
+    edges = graph.in_edges(join.id)
+    assert [e.input_index for e in edges] == [0, 0, 1]
+    assert [e.partitioner for e in edges] == [KeyGroup(("user_id",))] * 2 + [KeyGroup(("user",))]
+    assert [o.kind for o in join.operators] == ["interval_join", "sink"]
+
+
+def test_a_stream_can_be_joined_with_itself(env, orders, sink):
+    keyed = orders.key_by("user_id")
+    keyed.interval_join(keyed, 0, "1s").uid("j").sink_to(sink(), uid="out")
+    graph = env.job_graph("job")
+    assert [e.input_index for e in graph.edges] == [0, 1]
+
+
+def test_another_key_is_another_fingerprint(orders, env, source, watermarks, sink):
+    def fingerprint(key):
+        made = ps.Environment(checkpoint_interval="5s", checkpoint_root="unused")
+        left = made.from_source(source(Click, bounded=True), watermarks=watermarks, uid="a")
+        right = made.from_source(source(Click, bounded=True), watermarks=watermarks, uid="b")
+        left.key_by("user").interval_join(right.key_by(key), 0, 0).uid("j").sink_to(sink(), uid="out")
+        return made.job_graph("job").fingerprint
+
+    assert fingerprint("user") == fingerprint("user")
+    made = ps.Environment(checkpoint_interval="5s", checkpoint_root="unused")
+    left = made.from_source(source(Click, bounded=True), watermarks=watermarks, uid="a")
+    left.key_by("user", "ts").interval_join(left.key_by("user", "ts"), 0, 0).uid("j").sink_to(sink(), uid="out")
+    assert made.job_graph("job").fingerprint != fingerprint("user")
+
+
+def test_what_cannot_be_joined_is_refused(env, orders, clicks, source):
+    left, right = orders.key_by("user_id"), clicks.key_by("user")
+    refused(lambda: left.interval_join(clicks, 0, 0), "the other stream has no key")
+    refused(lambda: left.interval_join("clicks", 0, 0), "'clicks' is not a stream")
+    refused(lambda: left.interval_join(right, "1s", "-1s"), "the lower bound (1 s) is above the upper one (-1 s)")
+    refused(
+        lambda: left.interval_join(clicks.key_by("amount"), 0, 0),
+        "the keys differ: user_id int64 and amount string",
+        "same types",
+    )
+    refused(lambda: left.interval_join(clicks.key_by("user", "ts"), 0, 0), "user int64, ts timestamp")
+    refused(lambda: left.interval_join(right, 0, 0, suffix=""), "two columns 'amount'")
+    timeless = env.from_source(source(Click, bounded=True), uid="timeless").key_by("user")
+    refused(lambda: left.interval_join(timeless, 0, 0), "the right side has no event time")
+    elsewhere = ps.Environment().from_source(source(Click), uid="x").key_by("user")
+    refused(lambda: left.interval_join(elsewhere, 0, 0), "different environments")
+    with pytest.raises(ps.UsageError, match="'soon' is not a duration"):
+        left.interval_join(right, "soon", 0)
