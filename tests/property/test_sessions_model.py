@@ -1,6 +1,7 @@
 """Session windows over their state against a plain Python model.
 
-Any order of batches, watermarks, freezes, failed uploads, compactions, restores and rescales gives the model's output.
+Any order of batches, watermarks, freezes, failed uploads, compactions, restores and rescales gives the model's output;
+late rows are counted or put aside, or within the allowed lateness make their session come out again.
 """
 
 import tempfile
@@ -65,13 +66,13 @@ class Out:
 class Model:
     """Sessions as lists of rows in order of arrival; each key has the watermark its subtask had."""
 
-    def __init__(self, gap):
-        self.gap, self.late = gap, []
+    def __init__(self, gap, lateness=0):
+        self.gap, self.lateness, self.late = gap, lateness, []
         self.sessions = {key: [] for key in KEYS}
         self.marks = dict.fromkeys(KEYS, MIN_TIMESTAMP)
 
     def copy(self):
-        other = Model(self.gap)
+        other = Model(self.gap, self.lateness)
         other.sessions = {k: [list(s) for s in v] for k, v in self.sessions.items()}
         other.marks = dict(self.marks)
         return other
@@ -81,16 +82,28 @@ class Model:
         mine = self.sessions[key]
         touched = [s for s in mine if first(s) - self.gap <= time <= last(s) + self.gap]
         merged = [r for s in touched for r in s] + [row]
-        if last(merged) + self.gap - 1 <= self.marks[key]:
+        if last(merged) + self.gap - 1 + self.lateness <= self.marks[key]:
             self.late.append(row)
-            return
+            return None
         self.sessions[key] = [s for s in mine if s not in touched] + [merged]
+        return row
+
+    def fire_again(self, rows):
+        """Return the sessions with one of these rows that had ended already."""
+        ended = [
+            (key, s)
+            for key, mine in self.sessions.items()
+            for s in mine
+            if last(s) + self.gap - 1 <= self.marks[key] and any(r is row for r in s for row in rows)
+        ]
+        return [self.result(key, s) for key, s in ended]
 
     def advance(self, keys, watermark):
         fired = []
         for key in keys:
-            ended = [s for s in self.sessions[key] if last(s) + self.gap - 1 <= watermark]
-            self.sessions[key] = [s for s in self.sessions[key] if s not in ended]
+            ends = [(last(s) + self.gap - 1, s) for s in self.sessions[key]]
+            ended = [s for end, s in ends if self.marks[key] < end <= watermark]
+            self.sessions[key] = [s for end, s in ends if end + self.lateness > watermark]
             self.marks[key] = max(self.marks[key], watermark)
             fired += [self.result(key, s) for s in ended]
         return fired
@@ -125,13 +138,14 @@ def order(rows):
 class Job:
     """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
 
-    def __init__(self, folder, gap, *, routed=False):
+    def __init__(self, folder, gap, lateness=0, *, routed=False):
         self.folder, self.gap = Path(folder), gap
         self.config = {"key": ["k"], "window": {"kind": "session", "gap_us": gap}, "aggregates": AGGREGATES}
         if routed:
             self.config["late_to"] = {"tag": "late", "columns": SCHEMA.names}
+        self.config["allowed_lateness_us"] = lateness
         self.files, self.frozen, self.subtasks = {}, [], []
-        self.model = Model(gap)
+        self.model = Model(gap, lateness)
         self.complete = (None, self.model.copy())
         self.checkpoint_id = self.attempt = self.late = 0
         batch = pa.RecordBatch.from_pydict({"k": pa.array(KEYS, pa.string())})
@@ -186,8 +200,8 @@ class Job:
             time = int(around + random.integers(-40, 40) * random.integers(1, 6))
             key = KEYS[int(random.integers(len(KEYS)))]
             rows.append({"k": key, "v": value, "x": float(random.integers(-50, 50)), TS_COLUMN: time})
-        for row in rows:
-            self.model.add(row)
+        expected = self.model.fire_again([row for row in rows if self.model.add(row) is not None])
+        found = []
         for s, (operator, _) in enumerate(self.subtasks):
             mine = [r for r in rows if r["k"] in self.owned(s)]
             if mine:
@@ -196,6 +210,8 @@ class Job:
                 operator.process_batch(Batch(data), 0, out)
                 self.late += operator._context.metrics.late_records_dropped - before
                 self.aside += out.late
+                found += out.rows
+        same(found, expected)
         if "late_to" in self.config:
             assert (self.late, sorted(map(repr, self.aside))) == (0, sorted(map(repr, self.model.late)))
         else:
@@ -205,12 +221,7 @@ class Job:
         out = Out()
         self.subtasks[subtask][0].process_watermark(Watermark(timestamp), out)
         assert out.watermarks == [timestamp]
-        expected = self.model.advance(self.owned(subtask), timestamp)
-        assert len(out.rows) == len(expected)
-        for got, wanted in zip(order(with_micros(out.rows)), order(expected), strict=True):
-            assert got.pop("first") in wanted.pop("first")
-            assert got.pop("last") in wanted.pop("last")
-            assert got == wanted
+        same(out.rows, self.model.advance(self.owned(subtask), timestamp))
 
     def freeze(self):
         self.checkpoint_id += 1
@@ -258,6 +269,14 @@ class Job:
         return FileRef(path=name, length=len(encoded.data))
 
 
+def same(found, expected):
+    assert len(found) == len(expected)
+    for got, wanted in zip(order(with_micros(found)), order(expected), strict=True):
+        assert got.pop("first") in wanted.pop("first")
+        assert got.pop("last") in wanted.pop("last")
+        assert got == wanted
+
+
 def with_micros(rows):
     kind = pa.timestamp("us", tz="UTC")
     bounds = ("window_start", "window_end")
@@ -281,12 +300,12 @@ OPERATIONS = st.lists(
 
 
 @pytest.mark.parametrize("routed", [False, True])
-@pytest.mark.parametrize("gap", [7, 30, 100])
+@pytest.mark.parametrize(("gap", "lateness"), [(7, 0), (30, 0), (100, 0), (7, 20), (30, 200), (100, 30)])
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS)
-def test_output_is_the_models(gap, routed, operations):
+def test_output_is_the_models(gap, lateness, routed, operations):
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, gap, routed=routed)
+        job = Job(folder, gap, lateness, routed=routed)
         now, marks = 0, {}
         for name, *arguments in operations:
             if name == "batch":

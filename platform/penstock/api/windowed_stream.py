@@ -54,11 +54,9 @@ class WindowedStream:
         if milliseconds < 0:
             msg = f"allowed_lateness({lateness!r}) is negative"
             raise GraphError(msg, hint="use 0 or a duration such as '1m'")
-        if milliseconds and self._kind != "window_aggregate":
-            msg = f"allowed_lateness({lateness!r}): a window of {self._window.label} does not keep what it has emitted"
-            raise GraphError(
-                msg, hint="leave it out, or use ps.Tumbling(size) or ps.Sliding(size, slide) in event time"
-            )
+        if milliseconds and self._window.time != "event":
+            msg = f"allowed_lateness({lateness!r}): no row is late for a window of {self._window.label}"
+            raise GraphError(msg, hint="leave it out, or use a window of event time")
         return self._with(lateness_us=milliseconds * 1000)
 
     def late_to(self, tag: str) -> WindowedStream:

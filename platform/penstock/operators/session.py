@@ -2,17 +2,20 @@
 
 Rows of a key that come at most `gap` after one another are one session, [first, last + gap). It fires when the
 watermark has reached its last microsecond. A row is late when the session it would be in, alone or with those it
-touches, has ended: it is counted and dropped, or put aside. Rows may come in any order and join sessions that were two.
+touches, has ended and its allowed lateness is over: it is counted and dropped, or put aside. Rows may come in any order
+and join sessions that were two. Within the allowed lateness a session that has fired is kept; when a batch has added to
+it, it is emitted again, or waits for the watermark if it has grown beyond it.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch
 from penstock.core.errors import GraphError, PenstockError
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
@@ -22,7 +25,7 @@ from penstock.operators.aggregates import AggregatePlan
 from penstock.operators.late import LateRows
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.range_watermarks import RangeWatermarks
-from penstock.operators.window_schema import Aggregate, WindowConfig, output_schema, parse
+from penstock.operators.window_schema import Aggregate, output_schema, parse
 from penstock.state.session_table import SessionRule
 
 if TYPE_CHECKING:
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from penstock.core.permits import CommitPermit
     from penstock.kernels.compile import I64
     from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.window_schema import WindowConfig
     from penstock.state.hot import Fired
     from penstock.state.keyed import KeyedStateStore
     from penstock.state.session_table import SessionTable
@@ -56,7 +60,10 @@ class SessionAggregateOperator(Operator):
         self._context = context
         self._config = config
         self._schema = output_schema(context.spec.config, rows)
-        bounded = WindowConfig(config.key, config.size, config.slide, 0, 0, (*config.aggregates, *_BOUNDS))
+        bounded = dataclasses.replace(config, aggregates=(*config.aggregates, *_BOUNDS))
+        self._lateness = config.allowed_lateness
+        #: With allowed lateness: no session that has yet to fire has its last time below this.
+        self._least_open = MIN_TIMESTAMP
         self._plan = AggregatePlan(bounded, rows)
         self._rule = SessionRule(config.size, self._plan.word("min", TS_COLUMN), self._plan.word("max", TS_COLUMN))
         self._store = context.keyed_state
@@ -71,10 +78,15 @@ class SessionAggregateOperator(Operator):
         """Add the rows to their panes; those that may be late are looked at one by one."""
         data = batch.data
         times = data.column(TS_COLUMN).to_numpy()
-        late = np.flatnonzero(times <= self._closed_to(data))
+        late = np.flatnonzero(times <= self._closed_to(data, self._lateness))
         if len(late) == 0:
             self._add(data, times)
-            return
+        else:
+            self._add_with_late(data, times, late, out)
+        if self._lateness:
+            self._fire_again(data, times, out)
+
+    def _add_with_late(self, data: pa.RecordBatch, times: I64, late: I64, out: Collector) -> None:
         done = 0
         for row in late[self._may_touch(data, times, late)].tolist():
             self._add_between(data, late, (done, row), out)
@@ -90,9 +102,12 @@ class SessionAggregateOperator(Operator):
         """Fire the sessions that the watermark closes, then pass it on."""
         if watermark.timestamp > self._watermarks.low:
             closed_to = watermark.timestamp - self._config.size + 1
-            if self._table.least_last <= closed_to:
-                for piece in self._table.take_ended(self._rule, closed_to):
-                    self._emit(piece, out)
+            if self._lateness:
+                self._fire_due(closed_to, out)
+            if self._table.least_last <= closed_to - self._lateness:
+                for piece in self._table.take_ended(self._rule, closed_to - self._lateness):
+                    if not self._lateness:
+                        self._emit(piece, out)
             self._watermarks.advance(watermark.timestamp)
         out.watermark(watermark)
 
@@ -108,16 +123,20 @@ class SessionAggregateOperator(Operator):
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
-    def _closed_to(self, data: pa.RecordBatch) -> I64 | int:
-        """Return up to which time a row that touches no open session is late; after a rescale that differs by key."""
-        low = self._watermarks.low
-        bound = low if low == MIN_TIMESTAMP else low - self._config.size + 1
+    def _closed_to(self, data: pa.RecordBatch, lateness: int) -> I64 | int:
+        """Return up to which last time a row's session has ended that long ago; after a rescale that differs by key."""
         if not self._watermarks.differ:
-            return bound
-        hashes = hash_key_columns(key_columns(data, self._config.key), data.num_rows)
-        bounds = np.full(data.num_rows, bound, np.int64)
+            return self._bound(self._watermarks.low, lateness)
+        return self._bounds(hash_key_columns(key_columns(data, self._config.key), data.num_rows), lateness)
+
+    def _bound(self, watermark: int, lateness: int) -> int:
+        return watermark if watermark == MIN_TIMESTAMP else watermark - self._config.size + 1 - lateness
+
+    def _bounds(self, hashes: I64, lateness: int) -> I64:
+        """As `_closed_to`, for keys of these hashes."""
+        bounds = np.full(len(hashes), self._bound(self._watermarks.low, lateness), np.int64)
         for owned, watermark in self._watermarks.ahead():
-            bounds[(hashes >= owned.low) & (hashes <= owned.high)] = watermark - self._config.size + 1
+            bounds[(hashes >= owned.low) & (hashes <= owned.high)] = self._bound(watermark, lateness)
         return bounds
 
     def _may_touch(self, data: pa.RecordBatch, times: I64, late: I64) -> np.ndarray:
@@ -157,9 +176,36 @@ class SessionAggregateOperator(Operator):
             )
         keys = key_columns(data, self._config.key)
         self._table.update(keys, hash_key_columns(keys, len(times)), panes, self._plan.inputs(data))
-        self._table.least_last = min(self._table.least_last, int(times.min()))
+        least = int(times.min())
+        self._table.least_last = min(self._table.least_last, least)
+        self._least_open = min(self._least_open, least)
 
     # --- sessions ---------------------------------------------------------------------------------------------------
+
+    def _fire_due(self, closed_to: int, out: Collector) -> None:
+        """Emit the sessions whose last time is at most `closed_to` and that have not fired before."""
+        if self._least_open > closed_to:
+            return
+        slots, cells = self._table.sessions(self._rule)
+        last = cells[:, self._rule.last_word]
+        waiting = last > self._bounds(self._table.hashes(slots), 0)
+        due = waiting & (last <= closed_to)
+        for piece in self._table.fired(slots[due], cells[due]):
+            self._emit(piece, out)
+        self._least_open = int(last[waiting & ~due].min(initial=MAX_TIMESTAMP))
+
+    def _fire_again(self, data: pa.RecordBatch, times: I64, out: Collector) -> None:
+        """Emit sessions that had ended before this batch added to them."""
+        behind = times <= self._closed_to(data, 0)
+        if not behind.any():
+            return
+        rows = data.filter(pa.array(behind))
+        keys = key_columns(rows, self._config.key)
+        hashes = hash_key_columns(keys, rows.num_rows)
+        slots, cells = self._table.sessions_with(keys, hashes, times[behind], self._rule)
+        ended = cells[:, self._rule.last_word] <= self._bounds(self._table.hashes(slots), 0)
+        for piece in self._table.fired(slots[ended], cells[ended]):
+            self._emit(piece, out)
 
     def _emit(self, piece: Fired, out: Collector) -> None:
         starts = np.ascontiguousarray(piece.cells[:, self._rule.first_word])

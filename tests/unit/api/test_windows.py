@@ -68,7 +68,7 @@ def test_windows_of_processing_time_need_no_event_time(env, source):
     assert node.operator.config["window"]["time"] == "processing"
     (edge,) = [e for e in env.builder._edges if e.target == node.id]
     assert schema_from_text(edge.schema).names == ["user_id"], "only what the window looks at travels to it"
-    refused(lambda: stream.allowed_lateness("1s"), "does not keep what it has emitted")
+    refused(lambda: stream.allowed_lateness("1s"), "no row is late")
 
 
 def test_the_best_rows_of_a_window_are_chosen_in_one_subtask_behind_many(env, orders):
