@@ -40,6 +40,10 @@ def _pieces(longest: int) -> int:
     return -(-longest // kernels.WIDE)
 
 
+def _cut(text: str, start: int, size: int) -> str:
+    return text[start : start + size]
+
+
 class _Table:
     """A list of strings to draw from."""
 
@@ -143,7 +147,7 @@ class Strings:
         text = self._letters.slice(0, _POOL_BYTES).to_pybytes().decode()
         found = []
         for i in range(len(_HOT_CHANNELS) + _CHANNELS):
-            parts = "/".join(text[15 * i + 5 * k :][: 3 + (i + k) % 3] for k in range(3))
+            parts = "/".join(_cut(text, 15 * i + 5 * k, 3 + (i + k) % 3) for k in range(3))
             url = f"https://www.nexmark.com/{parts}/item.htm?query=1"
             number = i - len(_HOT_CHANNELS)
             if number < 0:
@@ -164,4 +168,4 @@ class Strings:
             kernels.picks(np.arange(40_000), salt(self._seed, "digits"), 10_000, draws)
             return [" ".join(f"{part:04d}" for part in row) for row in draws.reshape(-1, 4).tolist()]
         text = self._letters.slice(0, _POOL_BYTES).to_pybytes().decode()
-        return [f"{text[12 * i :][: 3 + i % 4]}@{text[12 * i + 7 :][: 3 + i % 2]}.com" for i in range(10_000)]
+        return [f"{_cut(text, 12 * i, 3 + i % 4)}@{_cut(text, 12 * i + 7, 3 + i % 2)}.com" for i in range(10_000)]
