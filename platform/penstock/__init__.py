@@ -43,6 +43,10 @@ if TYPE_CHECKING:
     from penstock.graph.executor import JobExecutor as JobExecutor
     from penstock.graph.executor import JobHandle as JobHandle
     from penstock.graph.executor import JobResult as JobResult
+    from penstock.operators.keyed_collections import ListState as ListState
+    from penstock.operators.keyed_collections import MapState as MapState
+    from penstock.operators.keyed_collections import list_state as list_state
+    from penstock.operators.keyed_collections import map_state as map_state
     from penstock.operators.process_function import KeyedProcessFunction as KeyedProcessFunction
     from penstock.operators.process_function import OpenContext as OpenContext
     from penstock.operators.process_function import ProcessContext as ProcessContext
@@ -66,6 +70,7 @@ _MODULES = {
     "penstock.core.schema": ["Precision", "Schema"],
     "penstock.eventtime.generator": ["WatermarkGenerator"],
     "penstock.graph.executor": ["JobExecutor", "JobHandle", "JobResult"],
+    "penstock.operators.keyed_collections": ["ListState", "MapState", "list_state", "map_state"],
     "penstock.operators.process_function": [
         "KeyedProcessFunction",
         "OpenContext",

@@ -100,6 +100,8 @@ assert_type(totals, ps.DataStream)
 class Seen(ps.KeyedProcessFunction):
     count: ps.ValueState[int] = ps.value_state()
     newest: ps.ValueState[datetime] = ps.value_state()
+    amounts: ps.ListState[int] = ps.list_state()
+    by_day: ps.MapState[str, int] = ps.map_state()
 
     def open(self, ctx: ps.OpenContext) -> None:
         self.subtask = ctx.subtask
@@ -108,6 +110,16 @@ class Seen(ps.KeyedProcessFunction):
         assert_type(self.count.value(), int | None)
         self.count.update((self.count.value() or 0) + 1)
         self.newest.update(row.ts)
+        self.amounts.append(row.amount)
+        self.amounts.append("one")  # type: ignore[arg-type]
+        self.amounts.set([1, 2])
+        assert_type(list(self.amounts.get()), list[int])
+        assert_type(self.amounts[0], int)
+        assert_type(self.by_day.get("x"), int | None)
+        assert_type(self.by_day.get("x", 0.5), int | float)
+        self.by_day["x"] = self.by_day["x"] + len(self.amounts)
+        self.by_day.put("x", "y")  # type: ignore[arg-type]
+        assert_type(list(self.by_day.items()), list[tuple[str, int]])
         ctx.timers.event(row.ts)
         ctx.timers.processing(ctx.processing_time + 1_000_000)
         ctx.timers.delete(ctx.watermark, processing=True)

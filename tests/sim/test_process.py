@@ -13,6 +13,7 @@ from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
 import penstock as ps
+from penstock.state.entry_table import EntryTable
 from penstock.state.row_table import RowTable
 from penstock.state.timers import TimerTable
 
@@ -59,36 +60,65 @@ class ByHand(ps.KeyedProcessFunction):
         self.open_windows.update(text or None)
 
 
+class ByEntries(ps.KeyedProcessFunction):
+    """The same with a map of counts by window and a list of all amounts."""
+
+    counts: ps.MapState[int, int] = ps.map_state()
+    amounts: ps.ListState[tuple[int, int]] = ps.list_state()
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def process(self, row, ctx) -> Iterator[Total]:
+        start = ctx.timestamp // self.size * self.size
+        self.counts[start] = self.counts.get(start, 0) + 1
+        self.amounts.append((start, row.amount))
+        ctx.timers.event(start + self.size - 1)
+        return ()
+
+    def on_timer(self, timestamp, ctx):
+        start = timestamp + 1 - self.size
+        total = sum(amount for at, amount in self.amounts if at == start)
+        yield Total(ctx.key, start, timestamp + 1, self.counts.pop(start), total)
+        self.amounts.set([(at, amount) for at, amount in self.amounts if at != start])
+
+
 class ProcessPlan(Plan):
     """Tumbling windows by a process function; the same rows are expected of it."""
 
+    function: type[ps.KeyedProcessFunction] = ByHand
+
     def totals(self, orders: ps.DataStream) -> ps.DataStream:
-        return orders.key_by("user_id").process(ByHand(self.size_ms * 1000), returns=Total).uid("totals")
+        made = self.function(self.size_ms * 1000)
+        return orders.key_by("user_id").process(made, returns=Total).uid("totals")
 
 
-def run(seed: int, phases: list[Phase], swarm: Swarm):
+def run(seed: int, phases: list[Phase], swarm: Swarm, function=ByHand):
     plan = ProcessPlan.drawn(random.Random(f"plan {seed}"))
+    plan.function = function
     plan.phases, plan.input_ms, plan.inline_bytes, plan.slide_ms = phases, 1500.0, 0, plan.size_ms
     plan.settings["checkpoint_tolerated_failures"] = 100
     return World(seed, plan, swarm).execute()
 
 
+@pytest.mark.parametrize("function", [ByHand, ByEntries])
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_killed_workers_lose_no_timer_and_fire_none_twice(seed):
+def test_killed_workers_lose_no_timer_and_fire_none_twice(seed, function):
     swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=300.0)
-    result = run(seed, [Phase(2)], swarm)
+    result = run(seed, [Phase(2)], swarm, function)
     assert result.counts["worker-killed"] > 0
     assert result.counts["checkpoint-completed"] > 1
 
 
-def test_a_rescale_takes_values_and_timers_along():
+@pytest.mark.parametrize("function", [ByHand, ByEntries])
+def test_a_rescale_takes_state_and_timers_along(function):
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
-    result = run(3, phases, Swarm.quiet(random.Random(3)))
+    result = run(3, phases, Swarm.quiet(random.Random(3)), function)
     assert result.counts["rescaled"] == 3
 
 
-@pytest.mark.parametrize("table", [RowTable, TimerTable])
-def test_state_that_is_lost_on_restore_is_caught(table, monkeypatch):
+@pytest.mark.parametrize(("table", "function"), [(RowTable, ByHand), (TimerTable, ByHand), (EntryTable, ByEntries)])
+def test_state_that_is_lost_on_restore_is_caught(table, function, monkeypatch):
     monkeypatch.setattr(table, "load", lambda self, rows: None)
     with pytest.raises(SimulationError):
-        run(3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)))
+        run(3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)), function)

@@ -7,22 +7,22 @@ The payload is cloudpickle of `(function, input row type or None, {state: row ty
 from __future__ import annotations
 
 import typing
-from typing import TYPE_CHECKING, Any, get_args, get_origin
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa
 
+from penstock.api.process_states import declared_states
 from penstock.api.row_functions import input_type, is_row_type, output_schema, pickled, result_type
 from penstock.core.errors import GraphError
-from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
+from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import require_name
-from penstock.operators.process_function import KeyedProcessFunction, ValueState
+from penstock.operators.process_function import KeyedProcessFunction
 
 if TYPE_CHECKING:
     from penstock.api.keyed_stream import KeyedStream
 
-_STATE_TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or row type of these"
 _BASE: Any = KeyedProcessFunction
 
 
@@ -56,14 +56,17 @@ def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, strea
     given = input_type(annotated, stream.flow.row_type, schema, where)
     output_type = returns if returns is not None else result_type("flat_map", result, where)
     output = output_schema(output_type, schema, where)
-    states = _states(type(function), where)
+    states = declared_states(type(function), where)
     side_schemas = {tag: schema_to_text(_side(tag, side, schema, where)) for tag, side in sides.items()}
     config = {
         "key": list(stream.keys),
-        "states": {name: schema_to_text(state) for name, (state, _) in states.items()},
+        "states": {name: schema_to_text(state.values) for name, state in states.items()},
         "sides": side_schemas,
     }
-    types = {name: state_type for name, (_, state_type) in states.items()}
+    kinds = {name: state.kind for name, state in states.items() if state.kind}
+    if kinds:
+        config["kinds"] = kinds
+    types = {name: row_type for state in states.values() for name, row_type in state.types.items()}
     spec = OperatorSpec(
         uid="",
         name=where,
@@ -92,47 +95,3 @@ def _annotations(method: Any, where: str, *, needed: bool) -> tuple[Any, Any]:
 def _side(tag: str, side: Any, schema: pa.Schema, where: str) -> pa.Schema:
     require_name(tag, f"{where}: side output")
     return output_schema(side, schema, f"{where}: side output {tag!r}")
-
-
-def _states(function: type, where: str) -> dict[str, tuple[pa.Schema, Any]]:
-    """Return every declared state's value columns, and its row type when it has several."""
-    declared = {
-        name: value
-        for base in reversed(function.__mro__)
-        for name, value in vars(base).items()
-        if isinstance(value, ValueState)
-    }
-    if not declared:
-        return {}
-    try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError) as error:
-        msg = f"{where}: the annotations of its states cannot be read: {error}"
-        raise GraphError(msg, hint="the types of states must be known where the class is written") from error
-    return {name: _state(hints.get(name), f"{where}: state {name!r}", name) for name in declared}
-
-
-def _state(annotated: Any, where: str, name: str) -> tuple[pa.Schema, Any]:
-    require_name(name, "state")
-    args = get_args(annotated)
-    if get_origin(annotated) is not ValueState or not args:
-        msg = f"{where} has no type"
-        raise GraphError(msg, hint=f"annotate it: {name}: ps.ValueState[int] = ps.value_state()")
-    row_type = args[0] if is_row_type(args[0]) else None
-    members = get_args(args[0]) if get_origin(args[0]) is tuple else ()
-    try:
-        if members and Ellipsis not in members:
-            row_type = tuple
-            schema = pa.schema([arrow_field_of(f"f{i}", hint, f"its member {i}") for i, hint in enumerate(members)])
-        elif row_type is None:
-            schema = pa.schema([arrow_field_of("value", args[0], "its value").with_nullable(False)])
-        else:
-            schema = arrow_schema_of(row_type)
-    except GraphError as error:
-        raise GraphError(f"{where}: {error.message}", hint=f"use {_STATE_TYPES}") from error
-    for field in schema:
-        if pa.types.is_list(field.type):
-            raise GraphError(f"{where}: {field.name} is a list, which a value cannot hold", hint=f"use {_STATE_TYPES}")
-        if field.name.startswith("__"):
-            raise GraphError(f"{where}: names that begin with '__' are reserved", hint="choose another name")
-    return schema, row_type

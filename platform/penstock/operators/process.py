@@ -1,4 +1,4 @@
-"""The row path (kind `process`): a Python function by row, with values and timers by key.
+"""The row path (kind `process`): a Python function by row, with state and timers by key.
 
 A batch is decoded once, the slots of its keys are found at once, the function runs row by row on Python values, and
 what it has changed is written back into columns behind the batch; so a barrier finds nothing left to encode. Timers
@@ -26,7 +26,7 @@ from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.process_function import Current, KeyedProcessFunction, OpenContext, ProcessContext, Timers
 from penstock.operators.process_output import ProcessOutput
-from penstock.operators.process_values import bind_values
+from penstock.operators.process_states import bind_states
 from penstock.operators.rows import RowDecoder
 from penstock.operators.timer_queue import TimerQueue
 from penstock.state.row_columns import python_values
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.core.permits import CommitPermit
     from penstock.kernels.compile import I32
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.operators.process_values import BoundValue
+    from penstock.operators.process_states import BoundState
     from penstock.state.keyed import KeyedStateStore
     from penstock.state.row_state import RowState
     from penstock.state.timers import TimerTable
@@ -52,7 +52,7 @@ class KeyedProcessOperator(Operator):
 
     _store: KeyedStateStore
     _state: RowState
-    _values: list[BoundValue]
+    _states: list[BoundState]
     _event_table: TimerTable
     _processing_table: TimerTable
 
@@ -86,10 +86,7 @@ class KeyedProcessOperator(Operator):
         schema = without_ts(context.input_schemas[0])
         self._state = self._store.row_state(pa.schema([schema.field(name) for name in self._key]))
         self._current = Current()
-        schemas = {name: schema_from_text(text) for name, text in config.get("states", {}).items()}
-        self._values = bind_values(
-            function, schemas, types, state=self._state, current=self._current, where=self._where
-        )
+        self._states = bind_states(function, config, types, state=self._state, current=self._current, where=self._where)
         self._event, self._processing = TimerQueue(), TimerQueue()
         self._event_table, self._processing_table = self._state.timers("event"), self._state.timers("processing")
         self._store.check_all_declared()
@@ -192,8 +189,8 @@ class KeyedProcessOperator(Operator):
     # --- a batch of keys --------------------------------------------------------------------------------------------
 
     def _begin(self, distinct: I32) -> None:
-        for value in self._values:
-            value.begin(distinct)
+        for bound in self._states:
+            bound.begin(distinct)
         state = self._state
 
         def keys() -> list[Any]:
@@ -204,8 +201,8 @@ class KeyedProcessOperator(Operator):
 
     def _end(self, distinct: I32, out: Collector) -> None:
         """Write back what the function has changed, and emit what it has yielded."""
-        for value in self._values:
-            value.write_back()
+        for state in self._states:
+            state.write_back()
         self._change(self._event_table, self._event, distinct)
         if self._processing.times:
             self._change(self._processing_table, self._processing, distinct)
@@ -230,7 +227,7 @@ class KeyedProcessOperator(Operator):
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze values and timers."""
+        """Freeze states and timers."""
         self._ended = self._ended or barrier.kind.ends_job
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id))
 

@@ -32,7 +32,12 @@ class Current:
         self.at = -1
 
 
-def _unbound() -> NoReturn:
+def unbound() -> NoReturn:
+    """Refuse: a declaration holds no state.
+
+    Raises:
+        UsageError: always.
+    """
     msg = "state belongs to a key: it can only be used in process and on_timer, while the job runs"
     raise UsageError(msg, hint="prepare what is the same for all keys in open(self, ctx)")
 
@@ -46,7 +51,7 @@ class ValueState(Generic[T]):
         """A declaration; what the operator binds to a batch is a copy of its own."""
         self.name = ""
         self.current = Current()
-        self.load: Callable[[], list[Any]] = _unbound
+        self.load: Callable[[], list[Any]] = unbound
         #: By place of the key in the batch; None until the first one is asked for.
         self.values: list[Any] | None = None
         self.changed = bytearray()

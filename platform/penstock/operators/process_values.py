@@ -1,6 +1,6 @@
-"""From a process function's value to columns and back, and the handle of one state bound to its table.
+"""From a process function's value to columns and back, and the handle of a value bound to its table.
 
-Called by `penstock.operators.process`, once a batch for each state that the function has touched.
+Called by `penstock.operators.process`, once a batch for each value that the function has touched.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from penstock.kernels.compile import I32
-    from penstock.state.row_state import RowState
     from penstock.state.row_table import RowTable
 
 
@@ -116,16 +115,3 @@ class BoundValue:
         for place, value in zip(present.tolist(), found, strict=True):
             values[place] = value
         return values
-
-
-def bind_values(
-    function: Any, config: dict[str, pa.Schema], types: dict[str, Any], *, state: RowState, current: Current, where: str
-) -> list[BoundValue]:
-    """Declare (and so restore) every state of a function and give the function its handles."""
-    bound = []
-    for name, schema in config.items():
-        codec = ValueCodec(schema, types.get(name), f"{where}: state {name!r}")
-        value = BoundValue(name, current, state.value(name, tuple(schema)), codec)
-        setattr(function, name, value.handle)
-        bound.append(value)
-    return bound

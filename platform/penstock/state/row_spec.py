@@ -1,7 +1,8 @@
 """What a state of the row path stores: the key's columns and the value's, and how both look in a segment.
 
 Made by `penstock.operators.process` from what a process function declares; read by the tables, the segment writer and
-restore. A timer is a row without value columns whose namespace is its time.
+restore. A timer is a row without value columns whose namespace is its time; an element of a list or an entry of a map
+is a row whose entry columns say which.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, SEQ
+from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, NAMESPACE, SEQ
 
 #: States of this name and an ending hold timers.
 TIMERS = "__timers_"
+#: The entry column of a list or of a map with plain keys; with others their names begin with it.
+ENTRY = "__entry"
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,8 @@ class RowSpec:
     key_schema: pa.Schema
     #: Value columns as the function declares them; in a segment each may be null (a deleted row has no value).
     values: tuple[pa.Field, ...] = ()
+    #: Of a list its index, of a map its key: columns that tell the rows of one key apart.
+    entries: tuple[pa.Field, ...] = ()
 
     @cached_property
     def segment_schema(self) -> pa.Schema:
@@ -34,8 +39,11 @@ class RowSpec:
             _field(name, f.type, 1001 + i, nullable=True)
             for i, (name, f) in enumerate(zip(self.value_names, self.values, strict=True))
         ]
+        entries = [_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
         head, namespace = _field(KEY_HASH, pa.int64(), 1), _field(NAMESPACE, pa.int64(), 2)
-        return pa.schema([head, *keys, namespace, *values, _field(DELETED, pa.bool_(), 3), _field(SEQ, pa.int64(), 4)])
+        return pa.schema(
+            [head, *keys, namespace, *entries, *values, _field(DELETED, pa.bool_(), 3), _field(SEQ, pa.int64(), 4)]
+        )
 
     @cached_property
     def value_names(self) -> tuple[str, ...]:

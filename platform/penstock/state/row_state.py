@@ -1,7 +1,7 @@
-"""`RowState`: all state of one process function; its values and timers share one index of keys.
+"""`RowState`: all state of one process function; its values, lists, maps and timers share one index of keys.
 
 The operator finds the slots of a batch's keys once (`upsert`, `distinct`), then reads and writes every state by slot.
-When memory is counted (`settle`), keys that have neither a value nor a timer left are dropped. Owned by one thread.
+When memory is counted (`settle`), keys that have nothing left are dropped. Owned by one thread.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 from penstock.core.errors import PenstockError
 from penstock.kernels.columns import key_column
 from penstock.kernels.rows import number_slots
+from penstock.state.entry_table import EntryTable
 from penstock.state.key_index import KeyIndex
 from penstock.state.row_spec import TIMERS, RowSpec
 from penstock.state.row_table import RowTable
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.budget import MemoryBudget
+    from penstock.state.entry_table import EntryCodec
     from penstock.state.frozen import FrozenSource, StateSpec
 
 #: Fewer keys than this are never looked through for dead ones.
@@ -48,7 +50,7 @@ class _SlotTable(Protocol):
 
 
 class RowState:
-    """Keys, values and timers of one operator of one subtask."""
+    """Keys, state and timers of one operator of one subtask."""
 
     def __init__(self, key_schema: pa.Schema, holder: str, budget: MemoryBudget, declare: Declare) -> None:
         """No state is declared yet; `holder` names it to the budget."""
@@ -72,6 +74,21 @@ class RowState:
             return table
 
         made: RowTable = self._declare(name, spec, make)
+        return made
+
+    def entries(
+        self, name: str, entries: tuple[pa.Field, ...], values: tuple[pa.Field, ...], codec: EntryCodec, *, lists: bool
+    ) -> EntryTable:
+        """Declare a list (whose one entry column is the index) or a map by key; it is restored when this returns."""
+        spec = RowSpec(self.index.schema, values, entries)
+
+        def make(source: FrozenSource) -> EntryTable:
+            table = EntryTable(source, spec, self, codec, lists=lists)
+            self._tables.append(table)
+            return table
+
+        made: EntryTable = self._declare(name, spec, make)
+        made.loaded()
         return made
 
     def timers(self, name: str) -> TimerTable:
@@ -120,7 +137,7 @@ class RowState:
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes of keys, values and timers in memory."""
+        """Bytes of keys, state and timers in memory."""
         return self.index.memory_bytes + int(self._numbers.nbytes) + sum(table.hot_bytes for table in self._tables)
 
     def settle(self) -> None:

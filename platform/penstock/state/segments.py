@@ -18,7 +18,8 @@ import pyarrow.types as pt
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, ROW, SEQ
+from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, NAMESPACE, ROW, SEQ
+from penstock.state.entry_order import last_entries
 from penstock.state.key_index import KeyIndex
 from penstock.state.keyed import EncodedSegment
 
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 ROW_GROUP = 65_536
 #: Rows merged at a time; more segments than memory holds are merged hash range by hash range.
 _MERGE_ROWS = 1_000_000
-_KEY_IDS = range(101, 1001)
+_KEY_IDS = range(101, FIRST_ENTRY)
+_ENTRY_IDS = range(FIRST_ENTRY, 1001)
 
 
 class SegmentWriter:
@@ -90,7 +92,16 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 def key_names(schema: pa.Schema) -> tuple[str, ...]:
     """Return the key columns of a segment's schema, by their field ids."""
-    return tuple(f.name for f in schema if int((f.metadata or {}).get(b"id", b"0")) in _KEY_IDS)
+    return _names(schema, _KEY_IDS)
+
+
+def entry_names(schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns that tell a key's elements of a list or entries of a map apart; none for other states."""
+    return _names(schema, _ENTRY_IDS)
+
+
+def _names(schema: pa.Schema, ids: range) -> tuple[str, ...]:
+    return tuple(f.name for f in schema if int((f.metadata or {}).get(b"id", b"0")) in ids)
 
 
 def read_segment(data: bytes, within: HashRange) -> Iterator[pa.Table]:
@@ -169,7 +180,7 @@ def merge_segments(
 
 
 def _newest(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Table:
-    """Keep the last row of every (key, namespace), or (key, namespace, `__row`); rows come in order."""
+    """Keep the last row of every (key, namespace), or (key, namespace, `__row`) or entry; rows come in order."""
     names = (*key_names(schema), *(name for name in (NAMESPACE, ROW) if name in schema.names))
     batch = table.combine_chunks().to_batches(max_chunksize=table.num_rows)[0]
     hashes = table.column(KEY_HASH).to_numpy()
@@ -179,8 +190,12 @@ def _newest(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Tab
         mixed ^= (table.column(ROW).to_numpy().view(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)).view(np.int64)
     index = KeyIndex(pa.schema([schema.field(n) for n in names]))
     slots = index.upsert(key_columns(batch, names), mixed)
-    last = np.empty(index.count, np.int64)
-    last[slots] = np.arange(len(slots))  # of equal slots the last assignment stays
+    entries = [batch.column(name) for name in entry_names(schema)]
+    if entries:
+        last = last_entries(slots, entries)
+    else:
+        last = np.empty(index.count, np.int64)
+        last[slots] = np.arange(len(slots))  # of equal slots the last assignment stays
     if not keep_deleted:
         deleted = table.column(DELETED).to_numpy()
         last = last[~deleted[last]]

@@ -1,5 +1,6 @@
 """Process functions when a job is built: types from annotations, what is refused."""
 
+import dataclasses
 import pickle
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -53,6 +54,35 @@ class Strange(Fine):
     strange: ps.ValueState[object] = ps.value_state()
 
 
+@dataclasses.dataclass
+class Changing:
+    number: int
+
+
+class ListOfChanging(Fine):
+    some: ps.ListState[Changing] = ps.list_state()
+
+
+class MapOfLists(Fine):
+    some: ps.MapState[str, list[int]] = ps.map_state()
+
+
+class ByFloat(Fine):
+    some: ps.MapState[tuple[int, float], int] = ps.map_state()
+
+
+class ByNone(Fine):
+    some: ps.MapState[str | None, int] = ps.map_state()
+
+
+class ByModel(Fine):
+    some: ps.MapState[Total, int] = ps.map_state()
+
+
+class Bare(Fine):
+    some = ps.map_state()
+
+
 class NoMethod(ps.KeyedProcessFunction):
     pass
 
@@ -79,6 +109,19 @@ def test_the_operator_has_the_states_and_the_schema(env, orders, sink):
     assert types == {"plain": None, "nullable": None, "pair": Pair, "two": tuple}
 
 
+def test_lists_and_maps_say_their_kind(env, orders, sink):
+    class Some(Fine):
+        numbers: ps.ListState[int | None] = ps.list_state()
+        by_pair: ps.MapState[tuple[int, str], Pair] = ps.map_state()
+
+    orders.key_by("user_id").process(Some()).uid("fn").sink_to(sink(), uid="out")
+    (operator,) = [o for v in env.job_graph("j").vertices for o in v.operators if o.kind == "process"]
+    assert list(operator.config["states"])[-2:] == ["numbers", "by_pair"]
+    assert operator.config["kinds"]["numbers"] == {"kind": "list"}
+    assert schema_from_text(operator.config["kinds"]["by_pair"]["keys"]).names == ["f0", "f1"]
+    assert schema_from_text(operator.config["states"]["numbers"]).field("value").nullable
+
+
 def test_returns_stands_in_for_the_annotation(orders):
     assert orders.key_by("user_id").process(NoReturn(), returns=Total).columns == ["user_id", "total"]
 
@@ -93,6 +136,12 @@ def test_returns_stands_in_for_the_annotation(orders):
         (OneRow(), r"must return several rows.*Iterator\[Row\]"),
         (AnyLength(), "state 'many': its value: .* has no Arrow type"),
         (ListValue(), "state 'many': value is a list"),
+        (ListOfChanging(), "state 'some': a Changing can be changed in place.*put a new one"),
+        (MapOfLists(), "state 'some': value is a list"),
+        (ByFloat(), "state 'some': double cannot be .* a map key"),
+        (ByNone(), "state 'some': a map key cannot be None"),
+        (ByModel(), "state 'some': Total cannot be a map key"),
+        (Bare(), r"state 'some' has no type.*some: ps.MapState\[str, int\] = ps.map_state"),
         (Strange(), "state 'strange': its value: .* has no Arrow type"),
     ],
 )

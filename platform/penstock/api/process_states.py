@@ -1,0 +1,130 @@
+"""The states that the class of a process function declares: their columns and types, read from the annotations.
+
+Called by `penstock.api.process`; what is found here is bound by `penstock.operators.process_states`.
+"""
+
+from __future__ import annotations
+
+import typing
+from typing import Any, get_args, get_origin
+
+import msgspec
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.api.row_functions import is_row_type
+from penstock.core.errors import GraphError
+from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
+from penstock.graph.validate import require_name
+from penstock.kernels.key_types import is_key_type
+from penstock.operators.keyed_collections import ListState, MapState
+from penstock.operators.process_function import ValueState
+
+_TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or row type of these"
+_KEY_TYPES = "int, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or NamedTuple of these"
+#: Class of the declaration -> how it is written.
+_WRITTEN: dict[type, str] = {
+    ValueState: "ps.ValueState[int] = ps.value_state()",
+    ListState: "ps.ListState[int] = ps.list_state()",
+    MapState: "ps.MapState[str, int] = ps.map_state()",
+}
+
+
+class DeclaredState(msgspec.Struct, frozen=True):
+    """One state: its value columns, what the config says of its kind (nothing for a value), its row types by name."""
+
+    values: pa.Schema
+    kind: dict[str, Any]
+    types: dict[Any, Any]
+
+
+def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
+    """Return every state that a class and its bases declare.
+
+    Raises:
+        GraphError: one has no annotation, or its type cannot be kept.
+    """
+    declared = {
+        name: value
+        for base in reversed(function.__mro__)
+        for name, value in vars(base).items()
+        if isinstance(value, tuple(_WRITTEN))
+    }
+    if not declared:
+        return {}
+    try:
+        hints = typing.get_type_hints(function, include_extras=True)
+    except (NameError, TypeError) as error:
+        msg = f"{where}: the annotations of its states cannot be read: {error}"
+        raise GraphError(msg, hint="the types of states must be known where the class is written") from error
+    return {name: _state(name, state, hints.get(name), f"{where}: state {name!r}") for name, state in declared.items()}
+
+
+def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
+    require_name(name, "state")
+    args = get_args(annotated)
+    if get_origin(annotated) is not type(state) or not args:
+        msg = f"{where} has no type"
+        raise GraphError(msg, hint=f"annotate it: {name}: {_WRITTEN[type(state)]}")
+    if isinstance(state, ListState):
+        schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=True)
+        _require_constant(row_type, where)
+        return DeclaredState(schema, {"kind": "list"}, {name: row_type})
+    if isinstance(state, MapState):
+        keys, key_type = _key_columns(args[0], where)
+        schema, row_type = _columns(args[1], f"{where}: its value", where, nullable=True)
+        _require_constant(row_type, where)
+        kind = {"kind": "map", "keys": schema_to_text(keys)}
+        return DeclaredState(schema, kind, {name: row_type, (name, "key"): key_type})
+    schema, row_type = _columns(args[0], f"{where}: its value", where, nullable=False)
+    return DeclaredState(schema, {}, {name: row_type})
+
+
+def _columns(hint: Any, what: str, where: str, *, nullable: bool) -> tuple[pa.Schema, Any]:
+    """Return the columns of a type, and its row type when it has several: `tuple` for a plain tuple."""
+    row_type = hint if is_row_type(hint) else None
+    members = get_args(hint) if get_origin(hint) is tuple else ()
+    try:
+        if members and Ellipsis not in members:
+            row_type = tuple
+            schema = pa.schema([arrow_field_of(f"f{i}", part, f"its member {i}") for i, part in enumerate(members)])
+        elif row_type is None:
+            field = arrow_field_of("value", hint, what.removeprefix(f"{where}: "))
+            schema = pa.schema([field if nullable else field.with_nullable(False)])
+        else:
+            schema = arrow_schema_of(row_type)
+    except GraphError as error:
+        raise GraphError(f"{where}: {error.message}", hint=f"use {_TYPES}") from error
+    for field in schema:
+        if pt.is_list(field.type):
+            raise GraphError(f"{where}: {field.name} is a list, which a value cannot hold", hint=f"use {_TYPES}")
+        if field.name.startswith("__"):
+            raise GraphError(f"{where}: names that begin with '__' are reserved", hint="choose another name")
+    return schema, row_type
+
+
+def _key_columns(hint: Any, where: str) -> tuple[pa.Schema, Any]:
+    """Return the columns of a map's key and its row type."""
+    schema, row_type = _columns(hint, f"{where}: its map key", where, nullable=True)
+    if row_type is not None and not issubclass(row_type, tuple):
+        raise GraphError(f"{where}: {row_type.__name__} cannot be a map key", hint=f"use {_KEY_TYPES}")
+    for field in schema:
+        if field.nullable:
+            raise GraphError(f"{where}: a map key cannot be None", hint="leave out the `| None`")
+        if pt.is_floating(field.type) or not is_key_type(field.type):
+            raise GraphError(f"{where}: {field.type} cannot be (part of) a map key", hint=f"use {_KEY_TYPES}")
+    return schema, row_type
+
+
+def _require_constant(row_type: Any, where: str) -> None:
+    """Elements stay in memory as objects: one that is changed in place would be another after a restart.
+
+    Raises:
+        GraphError: rows of the type can be changed.
+    """
+    frozen = getattr(getattr(row_type, "__dataclass_params__", None), "frozen", True)
+    if not frozen or typing.is_typeddict(row_type):
+        raise GraphError(
+            f"{where}: a {row_type.__name__} can be changed in place, which no checkpoint would see",
+            hint="use a NamedTuple, a ps.Schema or @dataclass(frozen=True), and put a new one to change it",
+        )

@@ -1,0 +1,296 @@
+"""Lists and maps by key as the author of a process function sees them: `ListState` and `MapState`.
+
+Before a batch `penstock.operators.process` gives a handle the batch's keys, before a row the place of the row's key. A
+handle works on the very list or dict that the table keeps, and notes what has changed; behind the batch only that is
+written back. Nothing here knows of Arrow or of slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import Any, Generic, TypeVar, overload
+
+from penstock.operators.process_function import Current, unbound
+
+T = TypeVar("T")
+K = TypeVar("K")
+V = TypeVar("V")
+_NOTHING: dict[Any, Any] = {}
+_MISSING: Any = object()
+
+
+class Elements(Sequence[T]):
+    """The elements of a list state, read in place."""
+
+    __slots__ = ("_list",)
+
+    def __init__(self, elements: list[T]) -> None:
+        """Made by `ListState.get`."""
+        self._list = elements
+
+    def __len__(self) -> int:
+        return len(self._list)
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        return self._list[index]
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._list)
+
+    def __contains__(self, value: object) -> bool:
+        return value in self._list
+
+    def __eq__(self, other: object) -> bool:
+        return self._list == (other._list if isinstance(other, Elements) else other)
+
+    __hash__ = None  # type: ignore[assignment] # it changes
+
+    def __repr__(self) -> str:
+        return repr(self._list)
+
+
+class ListState(Generic[T]):
+    """A list for every key; declared as a class attribute: `last: ps.ListState[int] = ps.list_state()`."""
+
+    __slots__ = ("cleared", "current", "load", "name", "places", "starts")
+
+    def __init__(self) -> None:
+        """A declaration; what the operator binds to a batch is a copy of its own."""
+        self.name = ""
+        self.current = Current()
+        self.load: Callable[[], list[Any]] = unbound
+        #: By place of the key in the batch; None until the first one is asked for.
+        self.places: list[Any] | None = None
+        #: Place -> how many elements are saved already: those behind are new.
+        self.starts: dict[int, int] = {}
+        #: Places whose saved elements are all gone.
+        self.cleared: set[int] = set()
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def append(self, value: T) -> None:
+        """Add an element at the end."""
+        self._own().append(value)
+
+    def extend(self, values: Iterable[T]) -> None:
+        """Add elements at the end."""
+        self._own().extend(values)
+
+    def get(self) -> Elements[T]:
+        """Return the current key's elements, in order; not a copy, and valid for this row."""
+        return Elements(self._here() or [])
+
+    def set(self, values: Iterable[T]) -> None:
+        """Replace all elements."""
+        fresh = list(values)
+        self.clear()
+        if fresh:
+            self._own().extend(fresh)
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        if self._here():
+            at = self.current.at
+            self.places[at] = None  # type: ignore[index] # loaded
+            self.starts[at] = 0
+            self.cleared.add(at)
+
+    def __len__(self) -> int:
+        return len(self._here() or ())
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._here() or ())
+
+    def __contains__(self, value: object) -> bool:
+        return value in (self._here() or ())
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[T]: ...
+
+    def __getitem__(self, index: int | slice) -> T | list[T]:
+        found: T | list[T] = (self._here() or [])[index]
+        return found
+
+    def _here(self) -> list[T] | None:
+        try:
+            found: list[T] | None = self.places[self.current.at]  # type: ignore[index] # None: the first call
+        except TypeError:
+            self.places = self.load()
+            found = self.places[self.current.at]
+        return found
+
+    def _own(self) -> list[T]:
+        """Return the list of the current key, which is going to grow."""
+        elements, at = self._here(), self.current.at
+        if elements is None:
+            elements = self.places[at] = []  # type: ignore[index] # loaded
+        if at not in self.starts:
+            self.starts[at] = len(elements)
+        return elements
+
+
+class MapState(Generic[K, V]):
+    """A map for every key; declared as a class attribute: `seen: ps.MapState[str, int] = ps.map_state()`.
+
+    Iteration has the rules of a dict. Its order is that of insertion, but after a restart that of the last change.
+    """
+
+    __slots__ = ("changed", "cleared", "current", "load", "name", "normal", "places")
+
+    def __init__(self) -> None:
+        """A declaration; what the operator binds to a batch is a copy of its own."""
+        self.name = ""
+        self.current = Current()
+        self.load: Callable[[], list[Any]] = unbound
+        #: By place of the key in the batch; None until the first one is asked for.
+        self.places: list[Any] | None = None
+        #: Place -> map keys that were put or removed.
+        self.changed: dict[int, set[Any]] = {}
+        #: Places whose saved entries are all gone.
+        self.cleared: set[int] = set()
+        #: For map keys that are equal as columns, but not as objects.
+        self.normal: Callable[[Any], Any] | None = None
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def get(self, key: K) -> V | None: ...
+
+    @overload
+    def get(self, key: K, default: T) -> V | T: ...
+
+    def get(self, key: K, default: Any = None) -> Any:
+        """Return the value of a map key, `default` where there is none."""
+        try:
+            entries = self.places[self.current.at]  # type: ignore[index] # None is the case of the first call
+        except TypeError:
+            entries = self._here()
+        if entries is None:
+            return default
+        return entries.get(key if self.normal is None else self.normal(key), default)
+
+    def put(self, key: K, value: V) -> None:
+        """Set the value of a map key."""
+        at = self.current.at
+        try:
+            entries = self.places[at]  # type: ignore[index] # None is the case of the first call
+        except TypeError:
+            entries = self._here()
+        if entries is None:
+            entries = self.places[at] = {}  # type: ignore[index] # loaded
+        if self.normal is not None:
+            key = self.normal(key)
+        entries[key] = value
+        changed = self.changed.get(at)
+        if changed is None:
+            self.changed[at] = {key}
+        else:
+            changed.add(key)
+
+    def update(self, entries: Mapping[K, V]) -> None:
+        """Set the values of several map keys."""
+        for key, value in entries.items():
+            self.put(key, value)
+
+    def remove(self, key: K) -> None:
+        """Remove a map key, if it is there."""
+        self.pop(key, None)
+
+    @overload
+    def pop(self, key: K) -> V: ...
+
+    @overload
+    def pop(self, key: K, default: T) -> V | T: ...
+
+    def pop(self, key: K, default: Any = _MISSING) -> Any:
+        """Remove a map key and return its value.
+
+        Raises:
+            KeyError: it is not there and no default is given.
+        """
+        if self.normal is not None:
+            key = self.normal(key)
+        entries = self._here()
+        if entries is None or key not in entries:
+            if default is _MISSING:
+                raise KeyError(key)
+            return default
+        self.changed.setdefault(self.current.at, set()).add(key)
+        return entries.pop(key)
+
+    def clear(self) -> None:
+        """Remove all entries."""
+        if self._here():
+            at = self.current.at
+            self.places[at] = None  # type: ignore[index] # loaded
+            self.changed[at] = set()
+            self.cleared.add(at)
+
+    def keys(self) -> KeysView[K]:
+        """Return the current key's map keys."""
+        return (self._here() or _NOTHING).keys()
+
+    def values(self) -> ValuesView[V]:
+        """Return the current key's values."""
+        return (self._here() or _NOTHING).values()
+
+    def items(self) -> ItemsView[K, V]:
+        """Return the current key's entries."""
+        return (self._here() or _NOTHING).items()
+
+    def __getitem__(self, key: K) -> V:
+        found = self.get(key, _MISSING)
+        if found is _MISSING:
+            raise KeyError(key)
+        value: V = found
+        return value
+
+    __setitem__ = put
+
+    def __delitem__(self, key: K) -> None:
+        self.pop(key)
+
+    def __contains__(self, key: object) -> bool:
+        return self.get(key, _MISSING) is not _MISSING  # type: ignore[arg-type] # as for any mapping
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._here() or _NOTHING)
+
+    def __len__(self) -> int:
+        return len(self._here() or _NOTHING)
+
+    def _here(self) -> dict[K, V] | None:
+        try:
+            found: dict[K, V] | None = self.places[self.current.at]  # type: ignore[index] # None: the first call
+        except TypeError:
+            self.places = self.load()
+            found = self.places[self.current.at]
+        return found
+
+
+def list_state() -> ListState[Any]:
+    """Declare a list by key: `last: ps.ListState[int] = ps.list_state()`.
+
+    Elements are of any type a value can have, but must not change: of dataclasses, only frozen ones.
+    """
+    return ListState()
+
+
+def map_state() -> MapState[Any, Any]:
+    """Declare a map by key: `seen: ps.MapState[str, int] = ps.map_state()`.
+
+    Map keys are of any type a key can have, or a tuple or NamedTuple of these, and never None; values are as the
+    elements of a list.
+    """
+    return MapState()

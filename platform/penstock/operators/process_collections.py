@@ -1,0 +1,264 @@
+"""The handles of lists and maps bound to their tables, once for every batch that touches them.
+
+Called by `penstock.operators.process`, as `process_values` is for values.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from penstock.operators.keyed_collections import ListState, MapState
+from penstock.operators.process_values import ValueCodec
+from penstock.state.row_columns import plain_values
+from penstock.state.row_spec import ENTRY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.kernels.compile import I32
+    from penstock.operators.process_function import Current
+    from penstock.operators.process_states import StateConfig, StateTypes
+    from penstock.state.entry_table import EntryTable
+    from penstock.state.row_state import RowState
+
+#: Arrow types whose values in memory are of one Python type, and equal to what comes back from columns.
+_PLAIN: dict[pa.DataType, type] = {
+    pa.int64(): int,
+    pa.float64(): float,
+    pa.bool_(): bool,
+    pa.string(): str,
+    pa.binary(): bytes,
+    pa.date32(): dt.date,
+}
+#: Place in the batch, the map, the map key.
+_Change: TypeAlias = tuple[int, dict[Any, Any], Any]
+#: What a number, a date... and what a tuple or row takes in memory, without what they point to.
+_SCALAR_BYTES, _ROW_BYTES = 40, 64
+
+
+class ObjectCodec:
+    """Objects of one declared type, as they are kept in memory between batches."""
+
+    def __init__(self, schema: pa.Schema, row_type: type | None, where: str) -> None:
+        """As `ValueCodec`."""
+        self._codec = ValueCodec(schema, row_type, where)
+        self.decode = self._codec.decode
+        self._plain = {_PLAIN.get(schema.field(0).type)} if row_type is None else set()
+        if row_type is None and schema.field(0).nullable:
+            self._plain.add(type(None))
+        self._texts = [i for i, f in enumerate(schema) if not pt.is_primitive(f.type)]
+        self._names = [schema.names[i] for i in self._texts]
+        self._scalars = row_type is None
+        self._tuples = row_type is not None and issubclass(row_type, tuple)
+        self.object_bytes = len(schema) * _SCALAR_BYTES + (0 if row_type is None else _ROW_BYTES)
+
+    def encode(self, values: Sequence[Any]) -> tuple[list[pa.Array], list[Any] | None]:
+        """Return the columns of values; and the values as these columns mean them, None where they are the same.
+
+        Raises:
+            ColumnError: one does not fit its declared type.
+        """
+        arrays = self._codec.encode(values)
+        if set(map(type, values)) <= self._plain:
+            return arrays, None
+        return arrays, self.decode([plain_values(array) for array in arrays])
+
+    def text_bytes(self, arrays: Sequence[pa.Array]) -> int:
+        """Return the bytes of the strings among the columns."""
+        return sum(arrays[i].nbytes for i in self._texts)
+
+    def measured(self, values: Any) -> int:
+        """Return the bytes of the strings of values."""
+        if not self._texts:
+            return 0
+        if self._scalars:
+            return sum(map(sys.getsizeof, values))
+        if self._tuples:
+            return sum(sys.getsizeof(value[i]) for value in values for i in self._texts)
+        return sum(sys.getsizeof(getattr(value, name)) for value in values for name in self._names)
+
+
+class MapCodec:
+    """Map keys (of a list: indices) and values."""
+
+    def __init__(self, keys: ObjectCodec | None, values: ObjectCodec, width: int) -> None:
+        """`keys` is None for a list; `width` entry columns stand before the value's."""
+        self.keys = keys
+        self.values = values
+        self._width = width
+        self.object_bytes = values.object_bytes + (0 if keys is None else keys.object_bytes)
+
+    def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
+        """Return map keys or indices."""
+        return columns[0] if self.keys is None else self.keys.decode(columns)
+
+    def decode_values(self, columns: list[list[Any]]) -> list[Any]:
+        """Return values."""
+        return self.values.decode(columns)
+
+    def text_bytes(self, columns: Sequence[pa.Array]) -> int:
+        """Return the bytes of the strings of entry and value columns."""
+        keys = 0 if self.keys is None else self.keys.text_bytes(columns[: self._width])
+        return keys + self.values.text_bytes(columns[self._width :])
+
+    def measured(self, container: Any) -> int:
+        """Return the bytes of the strings of a list or dict."""
+        if self.keys is None:
+            return self.values.measured(container)
+        return self.keys.measured(container) + self.values.measured(container.values())
+
+
+def bind_entries(name: str, declared: StateConfig, types: StateTypes, *, state: RowState, current: Current) -> Any:
+    """Declare (and so restore) a list or a map and return it bound."""
+    values = ObjectCodec(declared.values, types.values, declared.where)
+    keys = None if declared.keys is None else ObjectCodec(declared.keys, types.keys, f"{declared.where}: map key")
+    fields = (pa.field(ENTRY, pa.int64()),) if declared.keys is None else _entry_fields(declared.keys, types.keys)
+    codec = MapCodec(keys, values, len(fields))
+    table = state.entries(name, fields, tuple(declared.values), codec, lists=keys is None)
+    return BoundList(name, current, table, codec) if keys is None else BoundMap(name, current, table, codec)
+
+
+def _entry_fields(schema: pa.Schema, row_type: type | None) -> tuple[pa.Field, ...]:
+    if row_type is None:
+        return (schema.field(0).with_name(ENTRY),)
+    return tuple(field.with_name(f"{ENTRY}_{field.name}") for field in schema)
+
+
+class BoundList:
+    """A `ListState` over its table, for the keys of one batch after another."""
+
+    def __init__(self, name: str, current: Current, table: EntryTable, codec: MapCodec) -> None:
+        """Make the handle that the function is given."""
+        self.handle: ListState[Any] = ListState()
+        self.handle.name = name
+        self.handle.current = current
+        self._table = table
+        self._codec = codec
+        self._slots: I32 = np.empty(0, np.int32)
+
+    def begin(self, slots: I32) -> None:
+        """The next calls are for these keys."""
+        self._slots = slots
+        handle = self.handle
+        handle.load, handle.places = self._load, None
+
+    def write_back(self) -> None:
+        """Save what has changed."""
+        handle, table = self.handle, self._table
+        places, starts = handle.places, handle.starts
+        handle.places = None
+        if not places or not starts:
+            return
+        touched = list(starts)
+        lists = [places[at] or [] for at in touched]
+        slots = self._slots[touched]
+        if handle.cleared:
+            table.clear(self._slots[list(handle.cleared)])
+            handle.cleared.clear()
+        added = [found[start:] for found, start in zip(lists, starts.values(), strict=True)]
+        values = [value for new in added for value in new]
+        if values:
+            arrays, meant = self._codec.values.encode(values)
+            if meant is not None:
+                _replace(lists, starts.values(), meant)
+            counts = np.fromiter(map(len, added), np.int64, len(added))
+            ends = table.ends(slots)
+            behind = np.cumsum(counts)
+            indices = np.arange(len(values)) + np.repeat(ends - (behind - counts), counts)
+            table.put(np.repeat(slots, counts), [pa.array(indices)], arrays)
+            table.set_ends(slots, ends + counts)
+        table.changed(slots, lists)
+        starts.clear()
+
+    def _load(self) -> list[Any]:
+        return self._table.containers(self._slots)
+
+
+class BoundMap:
+    """A `MapState` over its table, for the keys of one batch after another."""
+
+    def __init__(self, name: str, current: Current, table: EntryTable, codec: MapCodec) -> None:
+        """Make the handle that the function is given."""
+        self.handle: MapState[Any, Any] = MapState()
+        self.handle.name = name
+        self.handle.current = current
+        self.handle.normal = _normal(table.spec.entries)
+        self._table = table
+        assert codec.keys is not None  # noqa: S101 - a map's
+        self._keys, self._values = codec.keys, codec.values
+        self._slots: I32 = np.empty(0, np.int32)
+
+    def begin(self, slots: I32) -> None:
+        """The next calls are for these keys."""
+        self._slots = slots
+        handle = self.handle
+        handle.load, handle.places = self._load, None
+
+    def write_back(self) -> None:
+        """Save what has changed."""
+        handle, table = self.handle, self._table
+        places, changed = handle.places, handle.changed
+        handle.places = None
+        if not places or not changed:
+            return
+        if handle.cleared:
+            table.clear(self._slots[list(handle.cleared)])
+            handle.cleared.clear()
+        maps = [places[at] or {} for at in changed]
+        gone: list[_Change] = []
+        put: list[_Change] = []
+        for at, entries, keys in zip(changed, maps, changed.values(), strict=True):
+            for key in keys:
+                (put if key in entries else gone).append((at, entries, key))
+        if gone:
+            table.remove(self._slots[[at for at, *_ in gone]], self._keys.encode([key for *_, key in gone])[0])
+        if put:
+            self._put(put)
+        table.changed(self._slots[list(changed)], maps)
+        changed.clear()
+
+    def _put(self, put: list[_Change]) -> None:
+        names, meant_names = self._keys.encode([key for *_, key in put])
+        values, meant_values = self._values.encode([entries[key] for _, entries, key in put])
+        self._table.put(self._slots[[at for at, *_ in put]], names, values)
+        if meant_values is not None:
+            for (_, entries, key), value in zip(put, meant_values, strict=True):
+                entries[key] = value
+        if meant_names is not None:
+            for (_, entries, key), name in zip(put, meant_names, strict=True):
+                entries[name] = entries.pop(key)
+
+    def _load(self) -> list[Any]:
+        return self._table.containers(self._slots)
+
+
+def _replace(lists: list[list[Any]], starts: Any, meant: list[Any]) -> None:
+    first = 0
+    for found, start in zip(lists, starts, strict=True):
+        stop = first + len(found) - start
+        found[start:] = meant[first:stop]
+        first = stop
+
+
+def _normal(fields: Sequence[pa.Field]) -> Callable[[Any], Any] | None:
+    """Return what makes one object of map keys that are one as columns: naive times and those of UTC."""
+    if not any(pt.is_timestamp(field.type) for field in fields):
+        return None
+    if len(fields) == 1:
+        return _utc
+
+    def normal(key: Any) -> Any:
+        parts = map(_utc, key)
+        return key._make(parts) if hasattr(key, "_make") else tuple(parts)
+
+    return normal
+
+
+def _utc(part: Any) -> Any:
+    return part.replace(tzinfo=dt.UTC) if isinstance(part, dt.datetime) and part.tzinfo is None else part

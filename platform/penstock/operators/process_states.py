@@ -1,0 +1,82 @@
+"""The states a process function declares, each bound to a table of its operator.
+
+What the API has found in the class travels in the operator's config (`states`: value columns; `kinds`: what a state
+that is no value is) and payload (row types). Called by `penstock.operators.process` when it opens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from penstock.core.schema import schema_from_text
+from penstock.operators.process_collections import bind_entries
+from penstock.operators.process_values import BoundValue, ValueCodec
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.kernels.compile import I32
+    from penstock.operators.process_function import Current
+    from penstock.state.row_state import RowState
+
+
+@dataclass(frozen=True, slots=True)
+class StateConfig:
+    """One state as the operator's config has it."""
+
+    kind: str
+    values: pa.Schema
+    #: The columns of a map's keys.
+    keys: pa.Schema | None
+    #: Begins every error.
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateTypes:
+    """Row types (None: a plain value) of values, and of a map's keys."""
+
+    values: type | None
+    keys: type | None
+
+
+class BoundState(Protocol):
+    """A state's handle over its table."""
+
+    @property
+    def handle(self) -> Any:
+        """What the function is given."""
+
+    def begin(self, slots: I32) -> None:
+        """The next calls are for these keys."""
+
+    def write_back(self) -> None:
+        """Save what has changed."""
+
+
+def bind_states(
+    function: Any, config: dict[str, Any], types: dict[Any, Any], *, state: RowState, current: Current, where: str
+) -> list[BoundState]:
+    """Declare (and so restore) every state of a function and give the function its handles."""
+    bound: list[BoundState] = []
+    kinds = config.get("kinds", {})
+    for name, text in config.get("states", {}).items():
+        kind = kinds.get(name, {})
+        keys = kind.get("keys")
+        declared = StateConfig(
+            kind.get("kind", "value"),
+            schema_from_text(text),
+            None if keys is None else schema_from_text(keys),
+            f"{where}: state {name!r}",
+        )
+        found = StateTypes(types.get(name), types.get((name, "key")))
+        made: BoundState
+        if declared.kind in ("list", "map"):
+            made = bind_entries(name, declared, found, state=state, current=current)
+        else:
+            codec = ValueCodec(declared.values, found.values, declared.where)
+            made = BoundValue(name, current, state.value(name, tuple(declared.values)), codec)
+        setattr(function, name, made.handle)
+        bound.append(made)
+    return bound

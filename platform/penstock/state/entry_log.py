@@ -1,0 +1,133 @@
+"""What has changed in the lists or maps of a state since the last freeze, as columns.
+
+Rows are appended behind every batch and never changed; when they have grown, those that a later one replaces are left
+out. Owned by one subtask thread; a frozen part is encoded by any.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.state.accumulators import DELETED
+from penstock.state.entry_order import last_entries
+from penstock.state.row_table import segment_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.kernels.compile import I32
+    from penstock.state.key_index import KeyView
+    from penstock.state.row_spec import RowSpec
+
+_SLOT = "__slot"
+#: Changes are reduced to what still counts when they have grown by this many rows.
+_MANY = 262_144
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenEntries:
+    """The changes between two freezes."""
+
+    spec: RowSpec
+    keys: KeyView
+    parts: tuple[pa.RecordBatch, ...]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the changes."""
+        return sum(part.nbytes for part in self.parts)
+
+    def table(self) -> pa.Table:
+        """Return the changes that count as columns of a segment, sorted by hash; those of a key stay in order."""
+        changes = reduced(self.parts, len(self.spec.entries))
+        slots = _slots(changes)
+        order = np.argsort(self.keys.hashes[slots], kind="stable")
+        changes, slots = changes.take(pa.array(order)), slots[order]
+        return segment_table(
+            self.spec,
+            self.keys,
+            slots,
+            namespaces=np.zeros(len(slots), np.int64),
+            values=changes.columns[1:-1],
+            deleted=changes.column(DELETED).to_numpy(zero_copy_only=False),
+        )
+
+
+class EntryLog:
+    """Changes in order: puts, removals, and clearings of all that a slot has."""
+
+    def __init__(self, spec: RowSpec) -> None:
+        """Nothing has changed."""
+        self._spec = spec
+        fields = [f.with_nullable(True).remove_metadata() for f in (*spec.entries, *spec.values)]
+        self._schema = pa.schema([(_SLOT, pa.int32()), *fields, (DELETED, pa.bool_())])
+        self._parts: list[pa.RecordBatch] = []
+        self._rows = 0
+        self._reduce_at = _MANY
+        #: Bytes of the changes.
+        self.nbytes = 0
+
+    def clear(self, slots: I32) -> None:
+        """All entries of the slots are gone."""
+        nulls = [pa.nulls(len(slots), field.type) for field in self._schema][1:-1]
+        self._append(slots, nulls, deleted=True)
+
+    def remove(self, slots: I32, entries: Sequence[pa.Array]) -> None:
+        """One entry of each of the slots is gone."""
+        nulls = [pa.nulls(len(slots), field.type) for field in self._spec.values]
+        self._append(slots, [*entries, *nulls], deleted=True)
+
+    def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
+        """One entry of each of the slots has this value."""
+        self._append(slots, [*entries, *values], deleted=False)
+
+    def freeze(self, keys: KeyView) -> FrozenEntries | None:
+        """Take the changes out; None when there are none."""
+        if not self._parts:
+            return None
+        frozen = FrozenEntries(self._spec, keys, tuple(self._parts))
+        self._keep([])
+        return frozen
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have a change yet to be saved."""
+        for part in self._parts:
+            used[_slots(part)] = True
+
+    def renumber(self, numbers: I32) -> None:
+        """Slot s is now `numbers[s]`."""
+        self._keep([part.set_column(0, _SLOT, pa.array(numbers[_slots(part)])) for part in self._parts])
+
+    def _append(self, slots: I32, columns: list[pa.Array], *, deleted: bool) -> None:
+        if len(slots) == 0:
+            return
+        flags = pa.repeat(pa.scalar(deleted), len(slots))
+        part = pa.RecordBatch.from_arrays([pa.array(slots, pa.int32()), *columns, flags], schema=self._schema)
+        self._parts.append(part)
+        self._rows += len(slots)
+        self.nbytes += part.nbytes
+        if self._rows >= self._reduce_at:
+            self._keep([reduced(self._parts, len(self._spec.entries))])
+            self._reduce_at = 2 * self._rows + _MANY
+
+    def _keep(self, parts: list[pa.RecordBatch]) -> None:
+        self._parts = parts
+        self._rows, self.nbytes = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
+        if not parts:
+            self._reduce_at = _MANY
+
+
+def reduced(parts: Sequence[pa.RecordBatch], entries: int) -> pa.RecordBatch:
+    """Return the changes that count, in order, as one batch; `entries` columns behind the slot say which entry."""
+    every = parts[0] if len(parts) == 1 else pa.concat_batches(parts)
+    places = last_entries(_slots(every), every.columns[1 : 1 + entries])
+    return every if len(places) == every.num_rows else every.take(pa.array(places))
+
+
+def _slots(part: pa.RecordBatch) -> I32:
+    slots: I32 = part.column(_SLOT).to_numpy()
+    return slots

@@ -1,0 +1,259 @@
+"""`EntryTable`: a list or a map by key, the state behind a `ListState` or `MapState`.
+
+What functions see are Python lists and dicts, one for each slot that has elements, kept from batch to batch: nothing is
+decoded when it is read again. Behind a batch what has changed goes into a log as columns, so a barrier finds nothing
+left to encode. Owned by one subtask thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.kernels.columns import key_columns
+from penstock.state.accumulators import DELETED, KEY_HASH
+from penstock.state.entry_log import EntryLog
+from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.row_columns import plain_values
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.row_spec import RowSpec
+    from penstock.state.row_state import RowState
+
+_FIRST_SLOTS = 1024
+#: An empty list or dict with the room it takes when the first few elements come.
+_CONTAINER_BYTES = 200
+#: A place in a list; a place in a dict with the free room beside it.
+_LIST_PLACE, _DICT_PLACE = 10, 80
+#: Strings are measured again when they may have doubled since, and grown by this.
+_MEASURE_BYTES = 16 << 20
+
+
+class EntryCodec(Protocol):
+    """From columns to what functions see, and what that takes in memory."""
+
+    def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
+        """Return map keys (of a list: indices) of their columns."""
+
+    def decode_values(self, columns: list[list[Any]]) -> list[Any]:
+        """Return values of their columns."""
+
+    @property
+    def object_bytes(self) -> int:
+        """Bytes of a key and its value as objects, without what strings hold."""
+
+    def text_bytes(self, columns: Sequence[pa.Array]) -> int:
+        """Return the bytes that the strings of entry and value columns take as objects; 0 for types without any."""
+
+    def measured(self, container: Any) -> int:
+        """Return the bytes that the strings of a list or dict take."""
+
+
+class EntryTable:
+    """Lists or maps by slot of the keys that all states of an operator share."""
+
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState, codec: EntryCodec, *, lists: bool) -> None:
+        """An empty table; `load` fills it at a restore, `loaded` ends that."""
+        self.source = source
+        self.spec = spec
+        self.lists = lists
+        self._state = state
+        self._codec = codec
+        source.memory = self
+        self._log = EntryLog(spec)
+        self._held: list[Any] = [None] * _FIRST_SLOTS
+        self._lengths: I32 = np.zeros(_FIRST_SLOTS, np.int32)
+        #: Of a list: the index behind its last element; it starts again only when nothing of it is left anywhere.
+        self._ends: I64 = np.zeros(_FIRST_SLOTS if lists else 0, np.int64)
+        self._containers = self._entries = self._text = 0
+        self._measure_at = _MEASURE_BYTES
+        self._waiting: list[FrozenSegment] = []
+
+    # --- entries ----------------------------------------------------------------------------------------------------
+
+    def containers(self, slots: I32) -> list[Any]:
+        """Return the list or dict of every slot, None where it has none; the function changes them in place."""
+        self._fit_slots()
+        held = self._held
+        return [held[slot] for slot in slots.tolist()]
+
+    def ends(self, slots: I32) -> I64:
+        """Return the next index of the lists of slots."""
+        self._fit_slots()
+        return self._ends[slots]
+
+    def changed(self, slots: I32, containers: Sequence[Any]) -> None:
+        """These are the lists or dicts of the slots now; empty ones are forgotten."""
+        held = self._held
+        lengths = np.fromiter(map(len, containers), np.int32, len(containers))
+        for slot, container in zip(slots.tolist(), containers, strict=True):
+            held[slot] = container or None
+        before = self._lengths[slots]
+        self._entries += int(lengths.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
+        self._containers += int(np.count_nonzero(lengths)) - int(np.count_nonzero(before))
+        self._lengths[slots] = lengths
+
+    def clear(self, slots: I32) -> None:
+        """Save that nothing of the slots is left, before what is put again."""
+        self._log.clear(slots)
+
+    def remove(self, slots: I32, entries: Sequence[pa.Array]) -> None:
+        """Save that an entry of each of the slots is gone."""
+        self._log.remove(slots, entries)
+
+    def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
+        """Save an entry of each of the slots."""
+        self._log.put(slots, entries, values)
+        self._text += self._codec.text_bytes([*entries, *values])
+        if self._text > self._measure_at:
+            self._measure()
+
+    def set_ends(self, slots: I32, ends: I64) -> None:
+        """The next elements of these lists have these indices."""
+        self._ends[slots] = ends
+
+    # --- snapshots --------------------------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is."""
+        rows = self._log.freeze(self._state.index.view())
+        log = self.source.log
+        if rows is not None:
+            position = log.next_position()
+            log.append(position)
+            self._waiting.append(FrozenSegment(self.source.spec, position, rows))
+        return FrozenTable(self.source, log.view(), tuple(self._undurable()))
+
+    def copy_frozen(self, limit: int, up_to: int) -> bool:
+        """Nothing has to be copied: changes are never overwritten."""
+        del limit, up_to
+        return True
+
+    def load(self, table: pa.Table) -> None:
+        """Put restored rows in, newest last; until `loaded` a list is a dict by index."""
+        batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+        keys = key_columns(batch, tuple(self.spec.key_schema.names))
+        slots = self._state.upsert(keys, batch.column(KEY_HASH).to_numpy())
+        self._fit_slots()
+        deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
+        entries = [batch.column(field.name) for field in self.spec.entries]
+        live = np.flatnonzero(~deleted)
+        found = [batch.column(name) for name in self.spec.value_names]
+        if len(live) < len(slots):
+            found = [array.take(pa.array(live)) for array in found]
+        values: list[Any] = [None] * len(slots)
+        for place, value in zip(
+            live.tolist(), self._codec.decode_values([plain_values(a) for a in found]), strict=True
+        ):
+            values[place] = value
+        if self.lists:
+            np.maximum.at(self._ends, slots, entries[0].fill_null(-1).to_numpy() + 1)
+        names = self._codec.decode_keys([plain_values(a) for a in entries])
+        if entries[0].null_count:
+            for place in np.flatnonzero(entries[0].is_null().to_numpy(zero_copy_only=False)).tolist():
+                names[place] = None  # clears
+        self._apply(slots, names, values, deleted)
+        self._text += self._codec.text_bytes([*entries, *found])
+
+    def _apply(self, slots: I32, keys: list[Any], values: list[Any], deleted: np.ndarray) -> None:
+        """Enter rows, those of one slot at a time."""
+        cuts = np.flatnonzero(np.diff(slots)) + 1
+        firsts, stops = [0, *cuts.tolist()], [*cuts.tolist(), len(slots)]
+        some_deleted = np.logical_or.reduceat(deleted, firsts).tolist()
+        owners, containers = slots[firsts], []
+        for slot, first, stop, some in zip(owners.tolist(), firsts, stops, some_deleted, strict=True):
+            container = self._held[slot]
+            if container is None:
+                container = self._held[slot] = {}
+            if not some:
+                container.update(zip(keys[first:stop], values[first:stop], strict=True))
+            else:
+                for place in range(first, stop):
+                    if not deleted[place]:
+                        container[keys[place]] = values[place]
+                    elif keys[place] is None:
+                        container.clear()
+                    else:
+                        container.pop(keys[place], None)
+            containers.append(container)
+        # a hash that two keys share may bring one of them twice: the last time counts
+        last = dict(zip(owners.tolist(), containers, strict=True))
+        self.changed(np.fromiter(last, np.int32, len(last)), list(last.values()))
+
+    def loaded(self) -> None:
+        """All is restored: lists become lists."""
+        if self.lists:
+            for slot in np.flatnonzero(self._lengths).tolist():
+                by_index = self._held[slot]
+                self._held[slot] = [by_index[index] for index in sorted(by_index)]
+        if self._text > self._measure_at:
+            self._measure()
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the objects and changes in memory and of those waiting for an upload."""
+        return self.hot_bytes + sum(s.memory_bytes for s in self._undurable())
+
+    @property
+    def hot_bytes(self) -> int:
+        """Bytes of the objects, as CPython lays them out, and of the changes in memory."""
+        place = _LIST_PLACE if self.lists else _DICT_PLACE
+        objects = self._containers * _CONTAINER_BYTES + self._entries * (place + self._codec.object_bytes)
+        return objects + self._text + self._log.nbytes + 20 * len(self._held)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._waiting, self._held = [], []
+
+    def _undurable(self) -> list[FrozenSegment]:
+        self._waiting = [s for s in self._waiting if not s.durable]
+        return self._waiting
+
+    # --- room -------------------------------------------------------------------------------------------------------
+
+    def mark_used(self, used: np.ndarray) -> None:
+        """Set the slots that have elements, or a change yet to be saved."""
+        self._fit_slots()
+        used |= self._lengths[: len(used)] > 0
+        self._log.mark_used(used)
+
+    def renumber(self, numbers: I32) -> None:
+        """The keys were numbered anew: slot s is now `numbers[s]`, those not in use are negative."""
+        self._fit_slots()
+        old = np.flatnonzero(numbers >= 0)
+        new = numbers[old]
+        size = max(_FIRST_SLOTS, 2 * len(old))
+        held: list[Any] = [None] * size
+        for source, target in zip(old.tolist(), new.tolist(), strict=True):
+            held[target] = self._held[source]
+        self._lengths = _moved(self._lengths, old, new, size)
+        if self.lists:
+            self._ends = _moved(self._ends, old, new, size)
+        self._held = held
+        self._log.renumber(numbers)
+
+    def _fit_slots(self) -> None:
+        count, size = self._state.index.count, len(self._held)
+        if count > size:
+            wider = max(count, 2 * size)
+            self._held += [None] * (wider - size)
+            every = np.arange(size)
+            self._lengths = _moved(self._lengths, every, every, wider)
+            if self.lists:
+                self._ends = _moved(self._ends, every, every, wider)
+
+    def _measure(self) -> None:
+        """Count strings that were replaced since no longer."""
+        self._text = sum(self._codec.measured(container) for container in self._held if container)
+        self._measure_at = 2 * self._text + _MEASURE_BYTES
+
+
+def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int) -> np.ndarray:
+    moved = np.zeros(size, array.dtype)
+    moved[new] = array[old]
+    return moved
