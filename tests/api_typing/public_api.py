@@ -146,6 +146,8 @@ assert_type(handle, ps.JobHandle)
 assert_type(handle.wait(timeout_ms=1000), str)
 assert_type(totals.execute_and_collect(), pl.DataFrame)
 assert_type(orders.key_by("user_id").interval_join(orders.key_by("user_id"), "-5s", 2.5, suffix="_b"), ps.DataStream)
+per_window = orders.join(orders, how="full").where("user_id").equal_to("user_id").window(ps.Tumbling("10s"))
+assert_type(per_window, ps.DataStream)
 try:
     env.execute("order-totals")
 except ps.PenstockError as error:

@@ -63,7 +63,7 @@ def tight(monkeypatch):
 
 
 @pytest.mark.parametrize(("lower", "upper"), [(-30, 20), (0, 0), (5, 60), (-40, -10)])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS)
 def test_output_is_the_models(lower, upper, operations):
     with tempfile.TemporaryDirectory() as folder:
@@ -71,12 +71,10 @@ def test_output_is_the_models(lower, upper, operations):
         run(job, operations)
         for subtask in range(len(job.subtasks)):
             job.watermark(subtask, MAX_TIMESTAMP)
-        assert [table.count for operator, _ in job.subtasks for table in operator._tables] == [0] * 2 * len(
+        assert [table.count for operator, _ in job.subtasks for table in operator._state.tables] == [0] * 2 * len(
             job.subtasks
         ), "a row outlives all it could meet"
-        job.frozen = []
-        job.freeze()
-        job.finish("done")
+        job.checkpoint()
         assert job.rows_of("left") == job.rows_of("right") == [], "a checkpoint holds rows that were cleaned"
         job.close()
 

@@ -83,6 +83,7 @@ class Job:
         self.complete = (None, model.copy())
         self.checkpoint_id = self.attempt = self.late = self.next_id = 0
         self.clock = ManualClock(start_ms=0)
+        self.emitted = 0
         hashes = hash_columns(pa.record_batch({"k": pa.array(KEYS, pa.string())}), ("k",)).tolist()
         self.hash = dict(zip(KEYS, hashes, strict=True))
         self.restart(1)
@@ -147,6 +148,7 @@ class Job:
                 before = self.dropped(s)
                 operator.process_batch(Batch(data), side, out)
                 self.late += self.dropped(s) - before
+        self.emitted += len(out.rows)
         assert counted(out.rows) == counted(expected)
         assert self.late == self.model.late
 
@@ -167,6 +169,7 @@ class Job:
         out = Out()
         self.subtasks[subtask][0].process_watermark(Watermark(timestamp), out)
         assert out.watermarks == [timestamp]
+        self.emitted += len(out.rows)
         assert counted(out.rows) == counted(self.model.advance(self.owned(subtask), timestamp))
 
     def freeze(self):
@@ -196,6 +199,12 @@ class Job:
         for operator, _ in self.subtasks:
             operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
 
+    def checkpoint(self):
+        while self.frozen:
+            self.finish("done")
+        self.freeze()
+        self.finish("done")
+
     def rows_of(self, state):
         """What the newest complete checkpoint holds of a state, as an offline reader sees it."""
         keyed = [s for s in (self.complete[0] or ([], []))[0] if s.state == state]
@@ -220,16 +229,20 @@ class Job:
 
 OPERATIONS = st.lists(
     st.one_of(
-        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(1, 40)),
-        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(1, 40)),
+        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(5, 40)),
+        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(5, 40)),
+        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(5, 40)),
         st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 200)),
         st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 200)),
+        st.tuples(st.just("checkpoint")),
+        st.tuples(st.just("checkpoint")),
         st.tuples(st.just("freeze")),
         st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
         st.tuples(st.just("compact")),
         st.tuples(st.just("restart"), st.integers(1, 4)),
     ),
-    max_size=60,
+    min_size=15,
+    max_size=50,
 )
 
 

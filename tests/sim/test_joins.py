@@ -13,6 +13,7 @@ from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
 
 import penstock as ps
+from penstock.eventtime.windows import sliding_windows
 from penstock.state.timed_rows import TimedRows
 
 _LOWER, _UPPER = -20_000, 15_000
@@ -36,6 +37,31 @@ class IntervalPlan(Plan):
         )
 
 
+class WindowPlan(Plan):
+    """Even amounts meet odd ones of the same user and sliding window."""
+
+    def totals(self, orders: ps.DataStream) -> ps.DataStream:
+        even, odd = orders.filter(pl.col("amount") % 2 == 0), orders.filter(pl.col("amount") % 2 != 0)
+        joined = even.join(odd.select("user_id", "amount")).where("user_id").equal_to("user_id")
+        window = ps.Sliding(f"{self.size_ms}ms", f"{self.slide_ms}ms")
+        pairs = joined.window(window).uid("pairs")
+        return pairs.select("user_id", "window_start", "ts", "amount", "amount_right")
+
+    def expected(self) -> Counter[tuple[int, ...]]:
+        rows = [row for part in self.rows for row in part]
+        windows = {
+            row: sliding_windows(row[2], self.size_ms * 1000, self.slide_ms * 1000) for row in dict.fromkeys(rows)
+        }
+        return Counter(
+            (user, window.start, time, amount, other)
+            for user, amount, time in rows
+            for other_user, other, other_time in rows
+            if user == other_user and amount % 2 == 0 and other % 2
+            for window in windows[user, amount, time]
+            if window.start <= other_time < window.end
+        )
+
+
 def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm):
     plan = kind.drawn(random.Random(f"plan {seed}"))
     plan.phases, plan.input_ms, plan.inline_bytes = phases, 1500.0, 0
@@ -43,7 +69,7 @@ def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm):
     return World(seed, plan, swarm).execute()
 
 
-@pytest.mark.parametrize("kind", [IntervalPlan])
+@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_workers_leave_no_pair_out_and_none_twice(kind, seed):
     swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=300.0)
@@ -53,7 +79,7 @@ def test_killed_workers_leave_no_pair_out_and_none_twice(kind, seed):
     assert result.counts["checkpoint-completed"] > 1
 
 
-@pytest.mark.parametrize("kind", [IntervalPlan])
+@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan])
 def test_a_rescale_takes_both_sides_along(kind):
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
     result = run(kind, 3, phases, Swarm.quiet(random.Random(3)))
@@ -61,7 +87,7 @@ def test_a_rescale_takes_both_sides_along(kind):
     assert result.rows > 10
 
 
-@pytest.mark.parametrize("kind", [IntervalPlan])
+@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan])
 def test_a_side_that_is_lost_on_restore_is_caught(kind, monkeypatch):
     monkeypatch.setattr(TimedRows, "load", lambda self, rows: None)
     with pytest.raises(SimulationError):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.api.connectors import Sink
     from penstock.api.environment import Environment
     from penstock.api.expressions import ColumnLike, Mode
+    from penstock.api.joined_streams import How, JoinedStreams
     from penstock.api.keyed_stream import KeyedStream
     from penstock.api.windows import Window
 
@@ -150,6 +151,20 @@ class DataStream(OperatorHandle):
 
         flow = Flow(upstreams=(Upstream(node=node, side_output=tag),), schema=schema_from_text(tags[tag]))
         return DataStream(self.environment, flow)
+
+    # --- two streams
+    # ---------------------------------------------------------------------------------------------------------
+
+    def join(self, other: DataStream, *, how: How = "inner", suffix: str = "_right") -> JoinedStreams:
+        """Join with another stream by key and window: `a.join(b).where("x").equal_to("y").window(ps.Tumbling("10s"))`.
+
+        `how`: "inner", or "left", "right", "full" for rows of that side, or of both, that meet none, too.
+        """
+        from penstock.api.joined_streams import JoinedStreams
+        from penstock.api.two_inputs import require_partner
+
+        require_partner(self, other, "join")
+        return JoinedStreams(self, other, how, suffix)
 
     # --- windows over all keys
     # -----------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ _STATE_CONFIG = {
     "running_aggregate": ("key", "aggregates"),
     "deduplicate": ("key", "keep", "by"),
     "interval_join": ("left_key", "right_key", "suffix"),
+    "window_join": ("left_key", "right_key", "suffix", "window", "how"),
 }
 
 

@@ -16,11 +16,14 @@ import pyarrow.types as pt
 
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
-from penstock.graph.validate import require_key_types
+from penstock.eventtime.windows import validate_window
+from penstock.graph.validate import WINDOW_COLUMNS, require_key_types
 from penstock.operators.columns import TS_FIELD, without_ts
 
 #: Interval bounds beyond this (36 000 years) are refused instead of wrapping around.
 _MOST_US = 1 << 60
+#: Which rows of a window join come out: pairs alone, or rows without a partner of one side or both too.
+JOIN_KINDS = ("inner", "left", "right", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,57 @@ def value_fields(schema: pa.Schema, key: Sequence[str]) -> list[pa.Field]:
 def key_schema_of(sides: JoinSides, left: pa.Schema) -> pa.Schema:
     """Return the key's columns, named as on the left side."""
     return pa.schema([left.field(name).with_nullable(True) for name in sides.left])
+
+
+@dataclass(frozen=True, slots=True)
+class JoinWindow:
+    """The windows of a window join, in microseconds, and which rows without a partner come out too."""
+
+    size: int
+    slide: int
+    offset: int
+    how: str
+
+    def outer(self, side: int) -> bool:
+        """Whether rows of side 0 or 1 come out also when they meet none."""
+        return self.how in ("full", ("left", "right")[side])
+
+
+def parse_join_window(config: dict[str, Any]) -> JoinWindow:
+    """Return the windows of a window join.
+
+    Raises:
+        GraphError: a part is missing or makes no sense.
+    """
+    try:
+        window, how = config["window"], str(config["how"])
+        size, slide, offset = int(window["size_us"]), int(window["slide_us"]), int(window.get("offset_us", 0))
+    except KeyError as error:
+        raise GraphError(
+            f"window join: {error.args[0]!r} is missing in its configuration", hint="it has window and how"
+        ) from error
+    validate_window(size, slide, offset)
+    if how not in JOIN_KINDS:
+        raise GraphError(f"join(how={how!r}) is not known", hint=f"use one of {', '.join(JOIN_KINDS)}")
+    return JoinWindow(size, slide, offset, how)
+
+
+def window_join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema) -> pa.Schema:
+    """Return the result's schema, with `__ts`; what may have no partner makes the other side's columns nullable."""
+    sides, window = parse_sides(config), parse_join_window(config)
+    fields = joined_fields(sides, left, right, "join")
+    lefts = len(without_ts(left))
+    fields = [
+        field.with_nullable(field.nullable or window.outer(int(place < lefts)))
+        if field.name not in sides.left
+        else field
+        for place, field in enumerate(fields)
+    ]
+    time = pa.timestamp("us", tz="UTC")
+    bounds = [pa.field(name, time, nullable=False) for name in WINDOW_COLUMNS]
+    nullable_keys = {name for name, other in zip(*map(sides.key, (0, 1)), strict=True) if right.field(other).nullable}
+    fields = [f.with_nullable(True) if f.name in nullable_keys else f for f in fields]
+    return pa.schema([*fields, *bounds, TS_FIELD])
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,21 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch
-from penstock.core.errors import PenstockError
+from penstock.core.errors import GraphError, PenstockError
+from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.windows import TIME_LIMIT
-from penstock.operators.join_schema import JoinSides, value_fields
+from penstock.operators.join_schema import JoinSides, key_schema_of, value_fields
+from penstock.operators.operator import OperatorSnapshot
 from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.state.timed_rows import CHUNK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.kernels.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.state.row_state import RowState
 
 #: Name of the operator state that holds the watermark, by hash range.
 WATERMARK = "watermark"
@@ -44,21 +45,36 @@ class Arrived:
         return [self.data.column(name) for name in names]
 
 
-class JoinInput:
-    """Both sides' way in: finds the keys, leaves out what is late."""
+class JoinState:
+    """Both sides' rows, their keys, and the watermark: what a join operator keeps."""
 
-    def __init__(self, context: OperatorContext, sides: JoinSides, state: RowState) -> None:
-        """Take the watermark up where it was; `state` numbers the keys."""
+    def __init__(self, context: OperatorContext, sides: JoinSides) -> None:
+        """Declare (and so restore) both sides' rows, and take up the watermark where it was.
+
+        Raises:
+            GraphError: the operator was deployed without keyed state.
+        """
+        if context.keyed_state is None:
+            raise GraphError(f"{context.spec.uid}: a join needs keyed state", hint="key both sides before the join")
         self._context = context
         self._sides = sides
-        self._state = state
+        self._store = context.keyed_state
+        left, right = context.input_schemas
+        self.rows = self._store.row_state(key_schema_of(sides, left))
+        fields = value_fields(left, sides.left), value_fields(right, sides.right)
+        #: Rows of the left and of the right side, and the names of the columns they keep.
+        self.tables = tuple(
+            self.rows.timed_rows(name, tuple(kept)) for name, kept in zip(("left", "right"), fields, strict=True)
+        )
+        self.names = tuple([field.name for field in kept] for kept in fields)
+        self._store.check_all_declared()
         saved = [item for s in context.restored if s.name == WATERMARK for item in s.items]
         self.watermarks = RangeWatermarks.restored(context.hash_range, saved)
 
-    def take(self, batch: Batch, side: int, last: I64 | None = None) -> Arrived | None:
+    def take(self, batch: Batch, side: int, last: Callable[[I64], I64] | None = None) -> Arrived | None:
         """Return the rows of a side with their keys' slots; those that are late are counted and left out.
 
-        A row is late when its time, or its `last` time of use, is below the watermark.
+        A row is late when its time (or the `last` time of its use) is below the watermark.
 
         Raises:
             PenstockError: a row's event time is impossible.
@@ -74,7 +90,7 @@ class JoinInput:
             )
         keys = key_columns(data, self._sides.key(side))
         hashes = hash_key_columns(keys, data.num_rows)
-        on_time = (times if last is None else last) >= self._bounds(hashes)
+        on_time = (times if last is None else last(times)) >= self._bounds(hashes)
         if not on_time.all():
             self._context.metrics.late_records_dropped += int(len(times) - on_time.sum())
             if not on_time.any():
@@ -82,7 +98,22 @@ class JoinInput:
             data = data.filter(pa.array(on_time))
             times, hashes = data.column(TS_COLUMN).to_numpy(), hashes[on_time]
             keys = key_columns(data, self._sides.key(side))
-        return Arrived(self._state.upsert(keys, hashes).copy(), times, data)
+        return Arrived(self.rows.upsert(keys, hashes).copy(), times, data)
+
+    def keep(self, arrived: Arrived, side: int) -> None:
+        """Keep rows that `take` has returned; slots may have new numbers when this returns."""
+        self.tables[side].add(arrived.slots, arrived.times, arrived.columns(self.names[side]))
+        self.rows.settle()
+
+    def snapshot(self, checkpoint_id: int) -> OperatorSnapshot:
+        """Freeze the rows of both sides; the watermark goes with the hash range it holds for."""
+        items: tuple[Any, ...] = self.watermarks.items()
+        watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=WATERMARK, mode="union", items=items)
+        return OperatorSnapshot(keyed=self._store.freeze(checkpoint_id), operator=(watermark,))
+
+    def completed(self, checkpoint_id: int) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._store.completed(checkpoint_id)
 
     def _bounds(self, hashes: I64) -> I64 | int:
         """Return the time from which on rows are not late; after a rescale that differs by key."""
@@ -98,18 +129,16 @@ class JoinInput:
 class JoinOutput:
     """Puts result rows together and emits them in batches of a good size."""
 
-    def __init__(self, schema: pa.Schema, sides: JoinSides, left: pa.Schema, right: pa.Schema) -> None:
-        """`schema`: the result's, with `__ts`."""
+    def __init__(self, schema: pa.Schema, sides: JoinSides, left: pa.Schema) -> None:
+        """`schema`: the result's, with `__ts`; `left`: that of the left side."""
         self._schema = schema
         self._left = [name for name in left.names if name != TS_COLUMN]
         self._key = sides.left
-        self._values = {f.name for f in value_fields(left, sides.left)}
-        self._right_count = len(value_fields(right, sides.right))
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
 
     def add(self, columns: tuple[Sequence[Any], Sequence[Any], Sequence[Any]], times: I64, out: Collector) -> None:
-        """Add rows: (key columns, left value columns, right value columns), in the order of the sides' schemas."""
+        """Add rows: (key columns, other columns of the left side, all that follows), in the order of the schemas."""
         keys, left, right = columns
         by_name = dict(zip(self._key, keys, strict=True))
         values = iter(left)

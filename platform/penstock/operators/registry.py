@@ -29,6 +29,7 @@ OPERATORS = {
     "running_aggregate": "penstock.operators.running:RunningAggregateOperator",
     "deduplicate": "penstock.operators.deduplicate:DeduplicateOperator",
     "interval_join": "penstock.operators.interval_join:IntervalJoinOperator",
+    "window_join": "penstock.operators.window_join:WindowJoinOperator",
     "sink": "penstock.operators.sink:SinkOperator",
     "collect": "penstock.operators.collect:CollectOperator",
 }

@@ -49,7 +49,7 @@ class TimedSpec:
 
 
 @dataclass(slots=True)
-class _Run:
+class Run:
     """Rows in order of (slot, time); `look_at`: the middle of their times, up to which they are cleaned at once."""
 
     slots: I32
@@ -59,28 +59,43 @@ class _Run:
     look_at: int
 
     @classmethod
-    def of(cls, slots: I32, times: I64, values: list[pa.Array]) -> _Run:
+    def of(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
         """Put rows in order."""
         order = _order(slots, times)
         chosen = pa.array(order)
         return cls.ordered(slots[order], times[order], [value.take(chosen) for value in values])
 
     @classmethod
-    def ordered(cls, slots: I32, times: I64, values: list[pa.Array]) -> _Run:
+    def ordered(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
         """Rows are in order."""
         size = int(slots.nbytes + times.nbytes) + sum(int(value.nbytes) for value in values)
         low, high = int(times.min()), int(times.max())
         return cls(slots, times, values, size, low + (high - low) // 2)
 
-    def without(self, cleaned: int) -> _Run | None:
+    def without(self, cleaned: int) -> Run | None:
         """Leave out what was cleaned."""
         kept = self.times > cleaned
         if kept.all():
             return self
         if not kept.any():
             return None
+        return self.chosen(kept)
+
+    def chosen(self, kept: np.ndarray) -> Run:
+        """Return some of the rows, at least one."""
         mask = pa.array(kept)
-        return _Run.ordered(self.slots[kept], self.times[kept], [value.filter(mask) for value in self.values])
+        return Run.ordered(self.slots[kept], self.times[kept], [value.filter(mask) for value in self.values])
+
+    def pairs(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[I32, I32]]:
+        """Yield (asking row, place in this run) of all rows of an asking slot in its span (inclusive), in pieces."""
+        ranges = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
+        total = find_ranges((self.slots, self.times), slots, (lows, highs), ranges)
+        state = np.zeros(2, np.int64)
+        while total > 0:
+            room = min(total, CHUNK)
+            asking, found = np.empty(room, np.int32), np.empty(room, np.int32)
+            total -= int(write_pairs(ranges, state, (asking, found)))
+            yield asking, found
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +156,7 @@ class TimedRows:
         self.spec = spec
         self._state = state
         source.memory = self
-        self._runs: list[_Run] = []
+        self._runs: list[Run] = []
         self._added: list[_Added] = []
         self._added_bytes = 0
         self._next_row = 0
@@ -162,17 +177,24 @@ class TimedRows:
         self._next_row += len(slots)
         self._put(slots, times, values)
 
-    def pairs(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[I32, I32, _Run]]:
-        """Yield (asking row, place in a run, the run) of all rows of a slot in its span (inclusive), in pieces."""
+    def runs(self) -> tuple[Run, ...]:
+        """Return the runs of all rows."""
+        return tuple(self._runs)
+
+    def within(self, low: int, high: int) -> Run | None:
+        """Return all rows of a span of time (inclusive) as one run; None when there are none."""
+        parts = []
         for run in self._runs:
-            ranges = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
-            total = find_ranges((run.slots, run.times), slots, (lows, highs), ranges)
-            state = np.zeros(2, np.int64)
-            while total > 0:
-                room = min(total, CHUNK)
-                asking, found = np.empty(room, np.int32), np.empty(room, np.int32)
-                total -= int(write_pairs(ranges, state, (asking, found)))
-                yield asking, found, run
+            inside = (run.times >= low) & (run.times <= high)
+            if inside.any():
+                parts.append(run if inside.all() else run.chosen(inside))
+        if len(parts) < 2:
+            return parts[0] if parts else None
+        return Run.of(
+            np.concatenate([part.slots for part in parts]),
+            np.concatenate([part.times for part in parts]),
+            [pa.concat_arrays(list(columns)) for columns in zip(*(part.values for part in parts), strict=True)],
+        )
 
     def clean(self, up_to: int) -> None:
         """Forget all rows up to a time (inclusive)."""
@@ -256,13 +278,13 @@ class TimedRows:
 
     def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
         """Make a run of rows; runs that are not twice as large as the next are merged with it."""
-        new = _Run.of(slots, times, values)
+        new = Run.of(slots, times, values)
         while self._runs and len(self._runs[-1].slots) <= 2 * len(new.slots):
             if self._runs[-1].size + new.size > _MOST_BYTES:
                 break
             last = self._runs.pop().without(self._cleaned)
             if last is not None:
-                new = _Run.of(
+                new = Run.of(
                     np.concatenate([last.slots, new.slots]),
                     np.concatenate([last.times, new.times]),
                     [pa.concat_arrays([a, b]) for a, b in zip(last.values, new.values, strict=True)],

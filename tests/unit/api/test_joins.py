@@ -49,6 +49,45 @@ def test_an_interval_join_gives_both_sides_columns_and_the_key_once(env, orders,
     assert other.columns[-2:] == ["amount_2", "ts_2"]
 
 
+def test_a_window_join_gives_both_sides_columns_and_the_window(env, orders, clicks):
+    joined = orders.join(clicks, how="left").where("user_id").equal_to("user").window(ps.Sliding("10s", "2s"))
+    columns = ["user_id", "amount", "product", "ts", "amount_right", "ts_right", "window_start", "window_end"]
+    assert joined.columns == columns
+    nullable = {field.name for field in joined.schema if field.nullable}
+    assert nullable == {"product", "amount_right", "ts_right"}
+    operator = operator_of(env, joined)
+    assert (operator.kind, operator.config["how"], operator.stateful) == ("window_join", "left", True)
+    assert operator.config["window"] == ps.Sliding("10s", "2s").to_config()
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [("inner", {"product"}), ("right", {"product", "amount", "ts"}), ("full", {"product", "amount", "ts"})],
+)
+def test_columns_of_a_side_that_may_be_missing_may_be_null(orders, clicks, how, expected):
+    joined = orders.join(clicks, how=how).where("user_id").equal_to("user").window(ps.Tumbling("1s"))
+    nullable = {field.name for field in joined.schema if field.nullable}
+    assert nullable == expected | ({"amount_right", "ts_right"} if how == "full" else set())
+
+
+def test_what_cannot_be_joined_by_window_is_refused(env, orders, clicks, source, watermarks):
+    def by(where, equal_to, window=None, **options):
+        joined = orders.join(clicks, **options).where(*where).equal_to(*equal_to)
+        return lambda: joined.window(window or ps.Tumbling("1s"))
+
+    refused(lambda: orders.join(7), "7 is not a stream")
+    refused(lambda: orders.join(clicks).where("usr_id"), "did you mean 'user_id'?")
+    refused(by(["user_id"], ["amount"]), "the keys differ: user_id int64 and amount string")
+    refused(by(["user_id"], ["user"], how="outer"), "join(how='outer') is not known", "full")
+    refused(by(["user_id"], ["user"], ps.Session("1s")), "session 1s is not supported here")
+    refused(by(["user_id"], ["user"], ps.Tumbling("1s", time="processing")), "not supported here")
+    timeless = env.from_source(source(Click, bounded=True), uid="timeless")
+    joined = orders.join(timeless).where("user_id").equal_to("user")
+    refused(lambda: joined.window(ps.Tumbling("1s")), "the right side has no event time")
+    windowed = orders.with_columns(window_start=pl.col("ts")).join(clicks).where("user_id").equal_to("user")
+    refused(lambda: windowed.window(ps.Tumbling("1s")), "already has a column 'window_start'")
+
+
 def test_each_side_has_its_own_key_and_input(env, orders, clicks, sink):
     both = orders.union(orders.filter(pl.col("amount") > 3))
     both.key_by("user_id").interval_join(clicks.key_by("user"), 0, "1s").uid("j").sink_to(sink(), uid="out")

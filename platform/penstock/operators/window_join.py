@@ -1,0 +1,154 @@
+"""Window join (kind `window_join`): in each window of event time every left row meets every right row of its key.
+
+The rows wait until the watermark has reached the window's last microsecond; then all its pairs come out, and, where
+asked for, the rows that met none, with the event time of the window's end. A row is late when all its windows have
+come out.
+"""
+
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch
+from penstock.operators.join_schema import parse_join_window, parse_sides, validate_join, window_join_schema
+from penstock.operators.join_side import JoinOutput, JoinState
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.state.timed_rows import CHUNK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.core.elements import Barrier, Watermark
+    from penstock.core.permits import CommitPermit
+    from penstock.kernels.compile import I32, I64
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.state.timed_rows import Run
+
+
+class WindowJoinOperator(Operator):
+    """Inner or outer join of two keyed inputs by window."""
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare (and so restore) both sides' rows, and take up the watermark where it was."""
+        config, (left, right) = context.spec.config, context.input_schemas
+        validate_join(config, left, right, context.spec.uid)
+        sides = parse_sides(config)
+        self._window = parse_join_window(config)
+        self._state = JoinState(context, sides)
+        self._schema = window_join_schema(config, left, right)
+        self._output = JoinOutput(self._schema, sides, left)
+        self._types = tuple(
+            [schema.field(name).type for name in names]
+            for schema, names in zip((left, right), self._state.names, strict=True)
+        )
+        #: Starts of the last windows that rows in memory are in.
+        self._lasts: set[int] = set()
+        for table in self._state.tables:
+            for run in table.runs():
+                self._note(run.times)
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Keep the rows that are in a window still to come out."""
+        window = self._window
+        if window.slide > window.size:  # rows between two windows are in none
+            times = batch.data.column(TS_COLUMN).to_numpy()
+            batch = Batch(batch.data.filter(pa.array((times - window.offset) % window.slide < window.size)))
+        arrived = self._state.take(batch, input_index, self._usable)
+        if arrived is not None:
+            self._note(arrived.times)
+            self._state.keep(arrived, input_index)
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Emit the windows that close, in order, forget what is in no other, then pass the watermark on."""
+        before = self._state.watermarks.low
+        if watermark.timestamp > before:
+            window = self._window
+            for start in self._starts(before, watermark.timestamp):
+                self._fire(start, out)
+            self._output.flush(out)
+            self._state.watermarks.advance(watermark.timestamp)
+            closed = self._last(watermark.timestamp + 1 - window.size)
+            self._lasts = {last for last in self._lasts if last > closed}
+            for table in self._state.tables:
+                table.clean(max(MIN_TIMESTAMP, min(closed + window.slide - 1, MAX_TIMESTAMP)))
+        out.watermark(watermark)
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        """Freeze the rows of both sides."""
+        return self._state.snapshot(barrier.checkpoint_id)
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._state.completed(permit.checkpoint_id)
+
+    # --- windows ----------------------------------------------------------------------------------------------------
+
+    def _last(self, time: Any) -> Any:
+        """Return the start of the last window that begins at `time` or before."""
+        return time - (time - self._window.offset) % self._window.slide
+
+    def _usable(self, times: I64) -> I64:
+        """Return the last watermark before which rows are not late."""
+        last: I64 = self._last(times)
+        return last + (self._window.size - 2)
+
+    def _note(self, times: I64) -> None:
+        self._lasts.update(np.unique(self._last(times)).tolist())
+
+    def _starts(self, before: int, watermark: int) -> list[int]:
+        """Return the windows that may hold rows and end between two watermarks."""
+        window = self._window
+        reach = range(0, window.size, window.slide)
+        starts = {last - back for last in self._lasts for back in reach}
+        return sorted(start for start in starts if before < start + window.size - 1 <= watermark)
+
+    def _fire(self, start: int, out: Collector) -> None:
+        end = start + self._window.size
+        left, right = (self._of_window(table.within(start, end - 1), end) for table in self._state.tables)
+        met = tuple(np.zeros(0 if run is None else len(run.slots), np.bool_) for run in (left, right))
+        if left is not None and right is not None:
+            lows, highs = np.full(len(left.slots), start), np.full(len(left.slots), end - 1)
+            for asking, found in right.pairs(left.slots, lows, highs):
+                met[0][asking], met[1][found] = True, True
+                columns = self._taken(left, asking), self._taken(right, found)
+                self._add(left.slots[asking], columns, (start, end), out)
+        for side, run in enumerate((left, right)):
+            if run is not None and self._window.outer(side):
+                for alone in _pieces(np.flatnonzero(~met[side]).astype(np.int32)):
+                    mine, none = self._taken(run, alone), [pa.nulls(len(alone), t) for t in self._types[1 - side]]
+                    self._add(run.slots[alone], (none, mine) if side else (mine, none), (start, end), out)
+
+    def _of_window(self, run: Run | None, end: int) -> Run | None:
+        """Leave out the keys for which a former subtask has fired the window already."""
+        marks = self._state.watermarks
+        if run is None or not marks.differ:
+            return run
+        hashes = self._state.rows.index.hashes_of(run.slots)
+        open_still = np.ones(len(hashes), np.bool_)
+        for owned, watermark in marks.ahead():
+            if end - 1 <= watermark:
+                open_still[(hashes >= owned.low) & (hashes <= owned.high)] = False
+        return run.chosen(open_still) if open_still.any() else None
+
+    def _taken(self, run: Run, rows: I32) -> list[pa.Array]:
+        chosen = pa.array(rows)
+        return [column.take(chosen) for column in run.values]
+
+    def _add(
+        self, slots: I32, columns: tuple[list[pa.Array], list[pa.Array]], bounds: tuple[int, int], out: Collector
+    ) -> None:
+        left, right = columns
+        kind = self._schema.field("window_start").type
+        ends = [pa.array(np.full(len(slots), bound)).view(kind) for bound in bounds]
+        times = np.full(len(slots), bounds[1] - 1)
+        self._output.add((self._state.rows.keys(slots), left, [*right, *ends]), times, out)
+
+
+def _pieces(rows: I32) -> Iterator[I32]:
+    for first in range(0, len(rows), CHUNK):
+        yield rows[first : first + CHUNK]
