@@ -43,6 +43,11 @@ if TYPE_CHECKING:
     from penstock.graph.executor import JobExecutor as JobExecutor
     from penstock.graph.executor import JobHandle as JobHandle
     from penstock.graph.executor import JobResult as JobResult
+    from penstock.operators.folding_state import AggregatingState as AggregatingState
+    from penstock.operators.folding_state import Aggregator as Aggregator
+    from penstock.operators.folding_state import ReducingState as ReducingState
+    from penstock.operators.folding_state import aggregating_state as aggregating_state
+    from penstock.operators.folding_state import reducing_state as reducing_state
     from penstock.operators.keyed_collections import ListState as ListState
     from penstock.operators.keyed_collections import MapState as MapState
     from penstock.operators.keyed_collections import list_state as list_state
@@ -70,6 +75,13 @@ _MODULES = {
     "penstock.core.schema": ["Precision", "Schema"],
     "penstock.eventtime.generator": ["WatermarkGenerator"],
     "penstock.graph.executor": ["JobExecutor", "JobHandle", "JobResult"],
+    "penstock.operators.folding_state": [
+        "AggregatingState",
+        "Aggregator",
+        "ReducingState",
+        "aggregating_state",
+        "reducing_state",
+    ],
     "penstock.operators.keyed_collections": ["ListState", "MapState", "list_state", "map_state"],
     "penstock.operators.process_function": [
         "KeyedProcessFunction",

@@ -97,11 +97,28 @@ totals = (
 assert_type(totals, ps.DataStream)
 
 
+class Mean(ps.Aggregator[int, tuple[int, int], float]):
+    def create_accumulator(self) -> tuple[int, int]:
+        return 0, 0
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return accumulator[0] + 1, accumulator[1] + value
+
+    def get_result(self, accumulator: tuple[int, int]) -> float:
+        return accumulator[1] / accumulator[0]
+
+    def merge(self, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+        return left[0] + right[0], left[1] + right[1]
+
+
 class Seen(ps.KeyedProcessFunction):
     count: ps.ValueState[int] = ps.value_state()
     newest: ps.ValueState[datetime] = ps.value_state()
     amounts: ps.ListState[int] = ps.list_state()
     by_day: ps.MapState[str, int] = ps.map_state()
+    most: ps.ReducingState[int] = ps.reducing_state(max)
+    mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())
+    wrong: ps.AggregatingState[int, str] = ps.aggregating_state(Mean())  # type: ignore[arg-type]
 
     def open(self, ctx: ps.OpenContext) -> None:
         self.subtask = ctx.subtask
@@ -116,6 +133,10 @@ class Seen(ps.KeyedProcessFunction):
         assert_type(list(self.amounts.get()), list[int])
         assert_type(self.amounts[0], int)
         assert_type(self.by_day.get("x"), int | None)
+        self.most.add(row.amount)
+        assert_type(self.most.get(), int | None)
+        self.mean.add("x")  # type: ignore[arg-type]
+        assert_type(self.mean.get(), float | None)
         assert_type(self.by_day.get("x", 0.5), int | float)
         self.by_day["x"] = self.by_day["x"] + len(self.amounts)
         self.by_day.put("x", "y")  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Lists and maps of process functions against Python's own.
+"""Lists, maps and folding states of process functions against Python's own lists and dicts.
 
 Any order of rows, freezes, failed uploads, compactions, crashes and rescales gives the elements that a plain list and a
-plain dict have.
+plain dict have, and folding states what they make of all that was added.
 """
 
 import datetime as dt
@@ -46,6 +46,24 @@ class Out(NamedTuple):
     seen: str
 
 
+class Mean(ps.Aggregator[int, tuple[int, int], float]):
+    def create_accumulator(self) -> tuple[int, int]:
+        return 0, 0
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return accumulator[0] + 1, accumulator[1] + value
+
+    def get_result(self, accumulator: tuple[int, int]) -> float:
+        return accumulator[1] / accumulator[0]
+
+    def merge(self, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+        return left[0] + right[0], left[1] + right[1]
+
+
+def longest(left: Note, right: Note) -> Note:
+    return max(left, right, key=lambda note: note.n % 50)
+
+
 class Collections(ps.KeyedProcessFunction):
     """Does what its rows say."""
 
@@ -53,6 +71,8 @@ class Collections(ps.KeyedProcessFunction):
     notes: ps.ListState[Note] = ps.list_state()
     counts: ps.MapState[str, int] = ps.map_state()
     places: ps.MapState[Place, Annotated[Decimal, ps.Precision(12, 2)] | None] = ps.map_state()
+    mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())
+    most: ps.ReducingState[Note] = ps.reducing_state(longest)
 
     def process(self, row, ctx) -> Iterator[Out]:
         act(self, row.what, row.n)
@@ -65,16 +85,34 @@ class PlainList(list):
         self[:] = list(values)
 
 
+class PlainMean(list):
+    def add(self, value):
+        self.append(value)
+
+    def get(self):
+        return sum(self) / len(self) if self else None
+
+
+class PlainMost(list):
+    def add(self, value):
+        self.append(value)
+
+    def get(self):
+        return max(self, key=lambda note: note.n % 50) if self else None
+
+
 class Model:
     """What the function sees of one key."""
 
     def __init__(self):
         self.numbers, self.notes, self.counts, self.places = PlainList(), PlainList(), {}, {}
+        self.mean, self.most = PlainMean(), PlainMost()
 
     def copy(self):
         other = Model()
         other.numbers, other.notes = PlainList(self.numbers), PlainList(self.notes)
         other.counts, other.places = dict(self.counts), dict(self.places)
+        other.mean, other.most = PlainMean(self.mean), PlainMost(self.most)
         return other
 
 
@@ -90,7 +128,10 @@ def act(state, what, n):
     elif what == "set":
         state.notes.set([Note(-n, "set"), *state.notes] if n % 2 else [])
     elif what == "clear":
-        (state.numbers, state.notes, state.counts, state.places)[n % 4].clear()
+        (state.numbers, state.notes, state.counts, state.places, state.mean, state.most)[n % 6].clear()
+    elif what == "add":
+        state.mean.add(n)
+        state.most.add(Note(n, None if n % 4 == 0 else f"{n}"))
     elif what == "count":
         state.counts[name] = state.counts.get(name, 0) + 1
     elif what == "place":
@@ -110,10 +151,10 @@ def act(state, what, n):
 def seen(state):
     parts = [list(state.numbers), [tuple(note) for note in state.notes[-3:]], len(state.notes)]
     maps = [sorted(state.counts.items()), sorted(state.places.keys()), sorted(map(str, state.places.values()))]
-    return repr([*parts, *maps, None in state.numbers, state.counts.get("name-1")])
+    return repr([*parts, *maps, None in state.numbers, state.counts.get("name-1"), state.mean.get(), state.most.get()])
 
 
-WHAT = ["append", "append", "extend", "set", "clear", "count", "count", "place", "place", "remove", "all"]
+WHAT = ["append", "append", "extend", "set", "clear", "count", "count", "place", "place", "remove", "all", "add", "add"]
 
 
 class Job(ProcessJob):

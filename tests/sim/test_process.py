@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import random
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -83,6 +84,40 @@ class ByEntries(ps.KeyedProcessFunction):
         self.amounts.set([(at, amount) for at, amount in self.amounts if at != start])
 
 
+class Sum(ps.Aggregator[int, int, int]):
+    def create_accumulator(self) -> int:
+        return 0
+
+    def add(self, value: int, accumulator: int) -> int:
+        return accumulator + value
+
+    def get_result(self, accumulator: int) -> int:
+        return accumulator
+
+    def merge(self, left: int, right: int) -> int:
+        return left + right
+
+
+class ByFolds(ByEntries):
+    """The same, the total of a window being the difference between two totals of all that came."""
+
+    rows: ps.ReducingState[int] = ps.reducing_state(operator.add)
+    total: ps.AggregatingState[int, int] = ps.aggregating_state(Sum())
+    taken: ps.ValueState[tuple[int, int]] = ps.value_state()
+
+    def process(self, row, ctx) -> Iterator[Total]:
+        self.rows.add(1)
+        self.total.add(row.amount)
+        return super().process(row, ctx)
+
+    def on_timer(self, timestamp, ctx):
+        (out,) = super().on_timer(timestamp, ctx)
+        rows, total = self.taken.value() or (0, 0)
+        still = sum(self.counts.values()), sum(amount for _, amount in self.amounts)
+        yield out._replace(n=self.rows.get() - rows - still[0], total=self.total.get() - total - still[1])
+        self.taken.update((rows + out.n, total + out.total))
+
+
 class ProcessPlan(Plan):
     """Tumbling windows by a process function; the same rows are expected of it."""
 
@@ -101,7 +136,7 @@ def run(seed: int, phases: list[Phase], swarm: Swarm, function=ByHand):
     return World(seed, plan, swarm).execute()
 
 
-@pytest.mark.parametrize("function", [ByHand, ByEntries])
+@pytest.mark.parametrize("function", [ByHand, ByEntries, ByFolds])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_workers_lose_no_timer_and_fire_none_twice(seed, function):
     swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=300.0)
@@ -110,7 +145,7 @@ def test_killed_workers_lose_no_timer_and_fire_none_twice(seed, function):
     assert result.counts["checkpoint-completed"] > 1
 
 
-@pytest.mark.parametrize("function", [ByHand, ByEntries])
+@pytest.mark.parametrize("function", [ByHand, ByEntries, ByFolds])
 def test_a_rescale_takes_state_and_timers_along(function):
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
     result = run(3, phases, Swarm.quiet(random.Random(3)), function)

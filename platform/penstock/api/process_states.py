@@ -17,6 +17,7 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
 from penstock.graph.validate import require_name
 from penstock.kernels.key_types import is_key_type
+from penstock.operators.folding_state import AggregatingState, ReducingState
 from penstock.operators.keyed_collections import ListState, MapState
 from penstock.operators.process_function import ValueState
 
@@ -27,6 +28,8 @@ _WRITTEN: dict[type, str] = {
     ValueState: "ps.ValueState[int] = ps.value_state()",
     ListState: "ps.ListState[int] = ps.list_state()",
     MapState: "ps.MapState[str, int] = ps.map_state()",
+    ReducingState: "ps.ReducingState[int] = ps.reducing_state(max)",
+    AggregatingState: "ps.AggregatingState[int, float] = ps.aggregating_state(Mean())",
 }
 
 
@@ -76,8 +79,31 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
         _require_constant(row_type, where)
         kind = {"kind": "map", "keys": schema_to_text(keys)}
         return DeclaredState(schema, kind, {name: row_type, (name, "key"): key_type})
+    if isinstance(state, AggregatingState):
+        schema, row_type = _columns(_accumulator(state, where), f"{where}: its accumulator", where, nullable=False)
+        return DeclaredState(schema, {"kind": "aggregating"}, {name: row_type})
     schema, row_type = _columns(args[0], f"{where}: its value", where, nullable=False)
+    if isinstance(state, ReducingState):
+        if not callable(state.function):
+            raise GraphError(f"{where}: {state.function!r} is no function", hint=f"{_WRITTEN[ReducingState]}")
+        return DeclaredState(schema, {"kind": "reducing"}, {name: row_type})
     return DeclaredState(schema, {}, {name: row_type})
+
+
+def _accumulator(state: AggregatingState[Any, Any], where: str) -> Any:
+    """Return the type of an aggregator's accumulator."""
+    aggregator = state.aggregator
+    missing = [name for name in ("create_accumulator", "add", "get_result") if not hasattr(aggregator, name)]
+    if missing or isinstance(aggregator, type):
+        raise GraphError(
+            f"{where}: {aggregator!r} is no aggregator",
+            hint="make one of a class with create_accumulator, add, get_result and merge, such as a ps.Aggregator",
+        )
+    found = typing.get_type_hints(type(aggregator).create_accumulator, include_extras=True).get("return")
+    if found is None or isinstance(found, typing.TypeVar):
+        msg = f"{where}: the type of its accumulator is not known"
+        raise GraphError(msg, hint="annotate it: def create_accumulator(self) -> tuple[int, int]")
+    return found
 
 
 def _columns(hint: Any, what: str, where: str, *, nullable: bool) -> tuple[pa.Schema, Any]:

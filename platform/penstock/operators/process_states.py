@@ -77,6 +77,7 @@ def bind_states(
         else:
             codec = ValueCodec(declared.values, found.values, declared.where)
             made = BoundValue(name, current, state.value(name, tuple(declared.values)), codec)
-        setattr(function, name, made.handle)
+        folds = declared.kind in ("reducing", "aggregating")
+        setattr(function, name, getattr(type(function), name).over(made.handle) if folds else made.handle)
         bound.append(made)
     return bound

@@ -83,6 +83,33 @@ class Bare(Fine):
     some = ps.map_state()
 
 
+class NoType:
+    def create_accumulator(self):
+        return 0
+
+    def add(self, value, accumulator):
+        return accumulator + value
+
+    def get_result(self, accumulator):
+        return accumulator
+
+
+class UnknownAccumulator(Fine):
+    some: ps.AggregatingState[int, int] = ps.aggregating_state(NoType())
+
+
+class NoAggregator(Fine):
+    some: ps.AggregatingState[int, int] = ps.aggregating_state(max)
+
+
+class ClassOfAggregator(Fine):
+    some: ps.AggregatingState[int, int] = ps.aggregating_state(NoType)
+
+
+class NoFunction(Fine):
+    some: ps.ReducingState[int] = ps.reducing_state(7)
+
+
 class NoMethod(ps.KeyedProcessFunction):
     pass
 
@@ -141,6 +168,10 @@ def test_returns_stands_in_for_the_annotation(orders):
         (ByFloat(), "state 'some': double cannot be .* a map key"),
         (ByNone(), "state 'some': a map key cannot be None"),
         (ByModel(), "state 'some': Total cannot be a map key"),
+        (UnknownAccumulator(), "state 'some': the type of its accumulator is not known.*annotate it"),
+        (NoAggregator(), "state 'some': .* is no aggregator.*create_accumulator, add"),
+        (ClassOfAggregator(), "state 'some': .* is no aggregator"),
+        (NoFunction(), "state 'some': 7 is no function"),
         (Bare(), r"state 'some' has no type.*some: ps.MapState\[str, int\] = ps.map_state"),
         (Strange(), "state 'strange': its value: .* has no Arrow type"),
     ],
