@@ -46,6 +46,65 @@ def test_a_workload_is_right(arguments):
     assert min(figures["puts_per_checkpoint"]) >= 1, "the manifest at least"
     assert figures["max_freeze_ms"] >= 0
     assert 0 <= figures["worker_growth_mb"] <= figures["worker_private_mb"]
+    everything_is_there(figures)
+
+
+def everything_is_there(figures):
+    """What every workload says beside its delays."""
+    assert figures["events_per_second"] > 0
+    assert figures["cpu_seconds_per_million_events"] == pytest.approx(
+        figures["cpu_seconds"] / figures["events"] * 1e6, rel=0.05, abs=0.01
+    )
+    assert figures["peak_rss_mb"] > 0
+    assert figures["first_result_seconds"] > 0
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    ("arguments", "counted"),
+    [
+        (("w1", "--events", "1700000"), True),
+        (("w1", "--events", "1700000", "--keys", "string", "--nullable"), True),
+        (("w1s", "--events", "800000"), True),
+        (("w2", "--events", "400000"), True),
+        (("w2x", "--events", "400000"), True),
+        (("w3", "--events", "300001", "--parallelism", "1"), True),
+        (("w5", "--events", "1700000"), True),
+        (("shuffle", "--events", "300001"), True),
+        (("nexmark-q1", "--events", "300000"), True),
+        (("nexmark-q5", "--events", "2000000"), True),
+        (("nexmark-q7", "--events", "2500000"), True),
+        (("nexmark-q11", "--events", "2000000"), True),
+        (("nexmark-q12", "--events", "300000"), False),  # a window of the clock does not end in so short a run
+        (("nexmark-q17", "--events", "300000"), True),
+        (("nexmark-q18", "--events", "300000"), True),
+    ],
+)
+def test_delays_at_half_of_the_rate_and_the_answer_is_right_in_both_runs(arguments, counted):
+    figures = bench(*arguments, "--latency")
+    everything_is_there(figures)
+    delays_are_there(figures, counted=counted)
+    assert figures["latency"]["events"] == int(arguments[2])
+
+
+def delays_are_there(figures, *, counted):
+    late = figures["latency"]
+    assert late["rows_per_second"] == pytest.approx(late["most_rows_per_second"] / 2, abs=1)
+    assert (late["results"] > 0) is counted
+    if counted:
+        assert 0 <= late["p50_ms"] <= late["p99_ms"] <= late["p999_ms"]
+
+
+@pytest.mark.servers
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+def test_delays_of_w4_are_those_of_what_a_checkpoint_has_released():
+    figures = bench("w4", "--events", "1700000", "--checkpoint-interval", "300ms", "--latency")
+    everything_is_there(figures)
+    delays_are_there(figures, counted=True)
 
 
 @pytest.mark.servers
@@ -60,6 +119,7 @@ def test_w4_is_right_and_stands_beside_the_clients_without_a_job():
         "reader-json": 510_000,
     }
     assert figures["ratios"].keys() == figures["peers"].keys()
+    everything_is_there(figures)
 
 
 @pytest.mark.processes

@@ -10,10 +10,18 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
-_FIRST, _SUMS = "first", "sums"
+#: Column of the moment a row was due, in microseconds of the host's monotonic clock.
+DUE = "due"
+#: Column of the end of a result's window.
+WINDOW_END = "window_end"
+#: What a sink's results are: rows with `due`, windows of event time, windows of the clock; empty: no delays are noted.
+Timed = Literal["", "rows", "windows", "clock"]
+
+_FIRST, _RESULT, _SUMS = "first", "result", "sums"
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,8 @@ class Marks:
     sums: tuple[int, ...]
     #: Rows published by each writing subtask.
     rows: dict[int, int] = field(default_factory=dict)
+    #: When the first result came to the sink; 0 where none did.
+    first_result: float = 0.0
 
     @property
     def checksum(self) -> str:
@@ -43,9 +53,12 @@ class Published(msgspec.Struct, frozen=True, kw_only=True):
 
 def first_record(folder: str, subtask: int, now_ms: int) -> None:
     """Note the moment at which a subtask made its first row; a later life of it changes nothing."""
-    path = Path(folder) / f"{_FIRST}-{subtask}"
-    with contextlib.suppress(FileExistsError):
-        _put(path, str(now_ms).encode())
+    _note(Path(folder) / f"{_FIRST}-{subtask}", now_ms)
+
+
+def first_result(folder: str, subtask: int, now_ms: int) -> None:
+    """Note the moment at which the first row came to a sink's subtask; a later life of it changes nothing."""
+    _note(Path(folder) / f"{_RESULT}-{subtask}", now_ms)
 
 
 def published(folder: str, committable_id: str, content: Published) -> bool:
@@ -61,7 +74,9 @@ def published(folder: str, committable_id: str, content: Published) -> bool:
 def read_marks(folder: str | os.PathLike[str]) -> Marks:
     """Return what was left in the folder; sums of nothing are zeros."""
     place = Path(folder)
-    starts = [int(path.read_text(encoding="ascii")) for path in place.glob(f"{_FIRST}-*")]
+    starts, results = (
+        [int(path.read_text(encoding="ascii")) for path in place.glob(f"{what}-*")] for what in (_FIRST, _RESULT)
+    )
     found = [msgspec.json.decode(path.read_bytes(), type=Published) for path in place.glob(f"{_SUMS}-*")]
     rows: dict[int, int] = {}
     for one in found:
@@ -71,7 +86,13 @@ def read_marks(folder: str | os.PathLike[str]) -> Marks:
         last_result=max((one.at_ms for one in found), default=0) / 1000,
         sums=tuple(sum(one.sums[i] for one in found) for i in range(4)),
         rows=rows,
+        first_result=min(results, default=0) / 1000,
     )
+
+
+def _note(path: Path, now_ms: int) -> None:
+    with contextlib.suppress(FileExistsError):
+        _put(path, str(now_ms).encode())
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -1,184 +1,260 @@
-"""Source and sink of the latency benchmark: rows that carry the moment they were due, and a histogram of their delays.
+"""Any source at a steady rate: `PacedSource` gives its rows when they are due and keeps the moments they were due.
 
-`PacedSource` makes rows at a steady rate, each stamped with the moment it was due (not the moment it was made: a
-source that is held up makes rows late, and that counts). `DelaySink` subtracts the stamp from the moment a row arrives,
-both on the host's monotonic clock, and leaves a histogram when it is closed.
+The moment a row was due is not the one it was given: a source that is held up gives rows late, and that counts. Rows
+carry it in a column `due` (`stamp`), or what is kept is when event time reached what (`time`), for results that wait
+for a watermark. `delays` has the other end, and reads what is left in the folder. Used by the latency benchmarks.
 """
 
 from __future__ import annotations
 
-import os
 import threading
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from penstock.connector.sink import SinkSpec
+from penstock.connector.sink import load_factory
 from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.core.errors import GraphError
-from penstock.core.schema import schema_to_text
+from penstock.core.schema import schema_from_text, schema_to_text
+from penstock_connectors.workloads.delays import Schedule, leave_schedule
+from penstock_connectors.workloads.marks import DUE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.connector.sink import SinkContext
-    from penstock.connector.source import SourceContext
-    from penstock.core.snapshot import Committable
+    from penstock.connector.source import SourceContext, SourceFactory, SourceReader, SplitEnumerator
 
-#: Rows are made when this many milliseconds' worth of them are due (or one), as a consumer gets them from a broker.
+#: Rows are given when this many milliseconds' worth of them are due (or one), as a consumer gets them from a broker.
 TICK_MS = 2.0
-#: Resolution and length of the histogram; delays beyond it count as the last bin.
-BIN_US, BINS = 100, 100_000
-_SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("user_id", "amount", "due")])
 _MODULE = "penstock_connectors.workloads.paced"
-_KEYS = 100_003
+_LARGEST_POLL = 1 << 20
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
-class _SourceConfig(msgspec.Struct, frozen=True, kw_only=True):
+class Source(Protocol):
+    """A source as a user configures it."""
+
+    @property
+    def row_schema(self) -> Any:
+        """The row type or schema."""
+
+    def spec(self) -> SourceSpec:
+        """Return it as a value."""
+
+
+class _Config(msgspec.Struct, frozen=True, kw_only=True):
     """What travels in `SourceSpec.config`."""
 
-    rows: int
+    source: SourceSpec
     splits: int
     rate: float
-
-
-class Delays(msgspec.Struct, frozen=True, kw_only=True):
-    """What one subtask of the sink saw."""
-
-    rows: int
-    #: Monotonic milliseconds of the first and last arrival.
-    first_ms: float
-    last_ms: float
-    largest_us: int
-    #: Rows whose delay is in bin i; none of those that were due while the job settled.
-    counts: list[int]
-    beside: bool
+    stamp: bool
+    time: str
+    folder: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PacedSource:
-    """Rows (`user_id`, `amount`, `due`); `rate` rows a second in all, 0: as fast as they are taken."""
+    """The rows of `source`, which has `splits` splits; `rate` rows a second in all, 0: as fast as they are taken."""
 
-    rows: int
-    splits: int = 2
+    source: Source
+    splits: int
     rate: float = 0.0
+    #: Rows get a column `due`: microseconds of the host's monotonic clock.
+    stamp: bool = True
+    #: Column of event time (a timestamp, or milliseconds) whose progress is kept; empty: none is.
+    time: str = ""
+    #: Gets one file a subtask (`delays.read_schedules`); empty: none.
+    folder: str = ""
 
     @property
-    def row_schema(self) -> pa.Schema:
-        """Schema of the rows; `due` in microseconds of the monotonic clock."""
-        return _SCHEMA
+    def row_schema(self) -> Any:
+        """What the source says of its rows."""
+        return self.source.row_schema
 
     def spec(self) -> SourceSpec:
         """Return the source as a value.
 
         Raises:
-            GraphError: a number that makes no sense.
+            GraphError: a number that makes no sense, or a column that is not there.
         """
-        if self.rows < 1 or self.splits < 1 or self.rate < 0:
-            msg = f"PacedSource: {self.rows} rows in {self.splits} splits at {self.rate} a second"
-            raise GraphError(msg, hint="rows and splits are at least 1, a rate of 0 is none")
-        config = _SourceConfig(rows=self.rows, splits=self.splits, rate=self.rate)
+        inner = self.source.spec()
+        schema = schema_from_text(inner.schema)
+        if self.splits < 1 or self.rate < 0:
+            msg = f"PacedSource: {self.splits} splits at {self.rate} rows a second"
+            raise GraphError(msg, hint="splits are at least 1, a rate of 0 is none")
+        if self.time and self.time not in schema.names:
+            msg = f"PacedSource: there is no column {self.time!r}"
+            raise GraphError(msg, hint=f"columns: {', '.join(schema.names)}")
+        if self.stamp:
+            schema = schema.append(pa.field(DUE, pa.int64(), nullable=False))
+        config = _Config(
+            source=inner, splits=self.splits, rate=self.rate, stamp=self.stamp, time=self.time, folder=self.folder
+        )
         return SourceSpec(
             factory=f"{_MODULE}:PacedSourceFactory",
             config=msgspec.to_builtins(config),
-            schema=schema_to_text(_SCHEMA),
-            bounded=True,
-            preload=[_MODULE],
+            schema=schema_to_text(schema),
+            bounded=inner.bounded,
+            discovery_interval_ms=inner.discovery_interval_ms,
+            preload=[_MODULE, *inner.preload],
         )
 
 
 class PacedSourceFactory:
-    """Makes enumerator and reader from the spec."""
+    """Makes enumerator and reader from the spec: those of the source, the reader with a brake."""
 
-    def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> PacedEnumerator:
-        """Return the enumerator; the splits are the same in every run."""
-        del first_run
-        return PacedEnumerator(msgspec.convert(spec.config, _SourceConfig).splits)
+    def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> SplitEnumerator:
+        """Return the source's own."""
+        factory, inner = _inner(spec)
+        return factory.create_enumerator(inner, first_run=first_run)
 
     def create_reader(self, spec: SourceSpec, context: SourceContext) -> PacedReader:
         """Return a reader for one subtask."""
-        return PacedReader(msgspec.convert(spec.config, _SourceConfig), context)
+        factory, inner = _inner(spec)
+        return PacedReader(msgspec.convert(spec.config, _Config), factory.create_reader(inner, context), context)
 
     def validate(self, spec: SourceSpec) -> None:
-        """Check the config's form; there is nothing outside to reach."""
-        msgspec.convert(spec.config, _SourceConfig)
+        """Let the source check its own."""
+        factory, inner = _inner(spec)
+        factory.validate(inner)
 
 
-class PacedEnumerator:
-    """Lists the splits: `paced-0` and so on."""
+def _inner(spec: SourceSpec) -> tuple[SourceFactory, SourceSpec]:
+    inner = msgspec.convert(spec.config, _Config).source
+    factory: SourceFactory = load_factory(inner.factory)
+    return factory, inner
 
-    def __init__(self, splits: int) -> None:
-        self._splits = splits
 
-    def discover(self, known: frozenset[str]) -> tuple[SourceSplit, ...]:
-        """Return the splits not in `known`."""
-        ids = [f"paced-{index}" for index in range(self._splits)]
-        return tuple(SourceSplit(id=split_id, state={"position": 0}) for split_id in ids if split_id not in known)
+@dataclass(slots=True)
+class _Progress:
+    """Where the event time of one split reached a new height, and when those rows were due."""
 
-    def close(self) -> None:
-        """Nothing to free."""
+    largest: int = -(1 << 63)
+    times: list[Int64s] = field(default_factory=list)
+    dues: list[Int64s] = field(default_factory=list)
+
+    def add(self, times: Int64s, due: Int64s) -> None:
+        """Keep the rows of a batch that are higher than all before."""
+        heights = np.maximum.accumulate(times)
+        if heights[-1] <= self.largest:
+            return
+        higher = heights > self.largest
+        higher[1:] &= heights[1:] > heights[:-1]
+        self.largest = int(heights[-1])
+        self.times.append(heights[higher])
+        self.dues.append(due[higher])
 
 
 class PacedReader:
-    """Makes the rows of its splits that are due."""
+    """Gives the rows of a reader when they are due; the first row it has is due when it is found."""
 
-    def __init__(self, config: _SourceConfig, context: SourceContext) -> None:
-        self._share = -(-config.rows // config.splits)
-        self._per_ms = config.rate / config.splits / 1000
+    def __init__(self, config: _Config, reader: SourceReader, context: SourceContext) -> None:
+        """Nothing is due before there are splits."""
+        self._config = config
+        self._reader = reader
+        self._context = context
         self._clock = context.clock
-        self._positions: dict[str, int] = {}
-        self._begun: dict[str, float] = {}
-        tick_ms = max(TICK_MS, 1 / self._per_ms) if self._per_ms else 0.0
-        self._ticker = _Ticker(context.wake, tick_ms) if tick_ms and context.wake is not None else None
+        self._splits = 0
+        self._per_ms = 0.0
+        #: When the first row since the last change of splits was due, and rows given since.
+        self._begun: float | None = None
+        self._given = 0
+        self._first_ms: float | None = None
+        self._last_ms = 0.0
+        self._rows = 0
+        self._progress: dict[str, _Progress] = {}
+        self._schema: pa.Schema | None = None
+        share = config.rate / config.splits / 1000
+        self._ticker = _Ticker(context.wake, max(TICK_MS, 1 / share)) if share and context.wake is not None else None
 
     def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
         """Continue from the splits' positions, as if no time had passed since."""
-        now = self._clock.monotonic_ms()
-        for split in splits:
-            position = int(split.state["position"])
-            self._positions[split.id] = position
-            self._begun[split.id] = now - position / self._per_ms if self._per_ms else now
+        self._splits += sum(not split.finished for split in splits)
+        self._per_ms = self._config.rate / self._config.splits / 1000 * self._splits
+        self._begun, self._given = None, 0
+        self._reader.add_splits(splits)
 
     def poll(self, max_rows: int) -> PollResult:
-        """Make what is due of every split."""
+        """Return what is due and there."""
         now = self._clock.monotonic_ms()
-        batches, finished = [], []
-        for split_id, position in self._positions.items():
-            due = int((now - self._begun[split_id]) * self._per_ms) - position if self._per_ms else max_rows
-            count = min(due, max_rows, self._share - position)
-            if count > 0:
-                batches.append(SourceBatch(self._make(split_id, position, count, now), (split_id,)))
-                self._positions[split_id] = position + count
-            if self._positions[split_id] >= self._share:
-                finished.append(split_id)
-        return PollResult(tuple(batches), tuple(finished), drained=bool(self._per_ms))
+        asked = min(max_rows, _LARGEST_POLL)
+        due = asked
+        if self._per_ms:
+            due = 1 if self._begun is None else int((now - self._begun) * self._per_ms) + 1 - self._given
+            if due <= 0:
+                return PollResult(drained=True)
+        found = self._reader.poll(min(due, asked))
+        rows = sum(batch.data.num_rows for batch in found.batches)
+        if rows:
+            if self._begun is None:
+                self._begun = now
+            if self._first_ms is None:
+                self._first_ms = now
+            self._last_ms = now
+        return PollResult(
+            batches=tuple(self._stamped(batch, now) for batch in found.batches),
+            finished=found.finished,
+            caught_up=found.caught_up,
+            metrics=found.metrics,
+            drained=bool(self._per_ms) and rows >= due,
+        )
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return every split with its position."""
-        return tuple(
-            SourceSplit(id=split_id, state={"position": position}, finished=position >= self._share)
-            for split_id, position in self._positions.items()
-        )
+        return self._reader.snapshot()
 
     def notify_complete(self, splits: tuple[SourceSplit, ...]) -> None:
-        """Nothing outside wants to know."""
+        """Tell the source."""
+        self._reader.notify_complete(splits)
 
     def close(self) -> None:
-        """End the ticker."""
+        """Leave the schedule and end the ticker."""
         if self._ticker is not None:
             self._ticker.close()
+        self._reader.close()
+        if self._config.folder and self._first_ms is not None:
+            progress = {
+                name: (np.concatenate(p.times).tobytes(), np.concatenate(p.dues).tobytes())
+                for name, p in self._progress.items()
+            }
+            schedule = Schedule(
+                rows=self._rows,
+                first_ms=self._first_ms,
+                last_ms=self._last_ms,
+                wall_ms=self._clock.now_ms() - self._clock.monotonic_ms(),
+                progress=progress,
+            )
+            leave_schedule(self._config.folder, self._context.subtask, schedule)
 
-    def _make(self, split_id: str, position: int, count: int, now: float) -> pa.RecordBatch:
-        numbers = np.arange(position, position + count, dtype=np.int64)
+    def _stamped(self, batch: SourceBatch, now: float) -> SourceBatch:
+        count = batch.data.num_rows
         # The same work without a rate: what the job can take at most is measured with it.
-        begun, per_ms = (self._begun[split_id], self._per_ms) if self._per_ms else (now, 1e12)
-        due = ((begun + numbers / per_ms) * 1000).astype(np.int64)
-        keys = numbers * 7919 % _KEYS
-        return pa.RecordBatch.from_arrays([pa.array(column) for column in (keys, numbers & 1023, due)], schema=_SCHEMA)
+        begun, per_ms = (self._begun, self._per_ms) if self._per_ms and self._begun is not None else (now, 1e12)
+        numbers = np.arange(self._given, self._given + count, dtype=np.float64)
+        due = (np.minimum(begun + numbers / per_ms, now) * 1000).astype(np.int64)
+        self._given += count
+        self._rows += count
+        if self._config.time and count:
+            self._keep(batch, due)
+        if not self._config.stamp:
+            return batch
+        if self._schema is None:
+            self._schema = batch.data.schema.append(pa.field(DUE, pa.int64(), nullable=False))
+        data = pa.RecordBatch.from_arrays([*batch.data.columns, pa.array(due)], schema=self._schema)
+        return SourceBatch(data, batch.split_ids, batch.split_index, batch.dead_letters)
+
+    def _keep(self, batch: SourceBatch, due: Int64s) -> None:
+        column = batch.data.column(self._config.time)
+        times = column.view(pa.int64()).to_numpy() if pa.types.is_timestamp(column.type) else column.to_numpy() * 1000
+        for number, name in enumerate(batch.split_ids):
+            rows: Any = slice(None) if batch.split_index is None else np.flatnonzero(batch.split_index == number)
+            if len(times[rows]):
+                self._progress.setdefault(name, _Progress()).add(times[rows], due[rows])
 
 
 class _Ticker:
@@ -199,100 +275,3 @@ class _Ticker:
         """End the thread."""
         self._closing.set()
         self._thread.join(1.0)
-
-
-class _SinkConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SinkSpec.config`."""
-
-    folder: str
-    settle_ms: float
-    beside: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class DelaySink:
-    """Counts delays by size; `folder` gets one file a subtask (`read_delays` reads them)."""
-
-    folder: str
-    #: Rows due within so many milliseconds of the first arrival are not counted.
-    settle_ms: float = 2000.0
-    #: Stands in what is left: these rows are load, their delays are not asked for.
-    beside: bool = False
-
-    def spec(self, input_schema: pa.Schema) -> SinkSpec:
-        """Return the sink as a value.
-
-        Raises:
-            GraphError: the rows carry no `due`.
-        """
-        if "due" not in input_schema.names:
-            raise GraphError("DelaySink: there is no column `due`", hint="keep the one of PacedSource")
-        return SinkSpec(
-            factory=f"{_MODULE}:DelaySinkFactory",
-            config=msgspec.to_builtins(_SinkConfig(folder=self.folder, settle_ms=self.settle_ms, beside=self.beside)),
-            delivery="at-least-once",
-            schema=schema_to_text(input_schema),
-            preload=[_MODULE],
-        )
-
-
-class DelaySinkFactory:
-    """Makes the writer from the spec."""
-
-    def create_writer(self, spec: SinkSpec, context: SinkContext) -> DelayWriter:
-        """Return the writer of one subtask."""
-        return DelayWriter(msgspec.convert(spec.config, _SinkConfig), context)
-
-    def create_committer(self, spec: SinkSpec, context: SinkContext) -> None:
-        """Return None: nothing is committed."""
-
-    def validate(self, spec: SinkSpec, checkpoint_interval_ms: int | None) -> None:
-        """Check the config's form; the folder is the benchmark's own."""
-        del checkpoint_interval_ms
-        msgspec.convert(spec.config, _SinkConfig)
-
-
-class DelayWriter:
-    """The histogram of one subtask."""
-
-    def __init__(self, config: _SinkConfig, context: SinkContext) -> None:
-        self._config = config
-        self._context = context
-        self._counts = np.zeros(BINS, np.int64)
-        self._rows = self._largest_us = 0
-        self._first_ms = self._last_ms = -1.0
-
-    def write(self, batch: pa.RecordBatch) -> None:
-        """Count rows."""
-        now = self._context.clock.monotonic_ms()
-        if self._first_ms < 0:
-            self._first_ms = now
-        self._last_ms = now
-        self._rows += batch.num_rows
-        due = batch.column("due").to_numpy()
-        delays = int(now * 1000) - due[due >= (self._first_ms + self._config.settle_ms) * 1000]
-        if len(delays):
-            self._largest_us = max(self._largest_us, int(delays.max()))
-            self._counts += np.bincount(np.clip(delays // BIN_US, 0, BINS - 1), minlength=BINS)
-
-    def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
-        """Nothing is held back."""
-        del checkpoint_id
-        return ()
-
-    def close(self) -> None:
-        """Leave the histogram."""
-        folder = Path(self._config.folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        found = Delays(
-            rows=self._rows, first_ms=self._first_ms, last_ms=self._last_ms, largest_us=self._largest_us,
-            counts=self._counts.tolist(), beside=self._config.beside,
-        )  # fmt: skip
-        (folder / f"delays-{self._context.subtask}").write_bytes(msgspec.msgpack.encode(found))
-
-
-def read_delays(folder: str | os.PathLike[str]) -> tuple[Delays, ...]:
-    """Return what the sink's subtasks left."""
-    return tuple(
-        msgspec.msgpack.decode(path.read_bytes(), type=Delays) for path in sorted(Path(folder).glob("delays-*"))
-    )

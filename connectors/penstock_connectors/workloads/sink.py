@@ -20,7 +20,7 @@ from penstock.connector.sink import CommitOutcome, SinkSpec
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable
-from penstock_connectors.workloads.marks import Published, published
+from penstock_connectors.workloads.marks import DUE, WINDOW_END, Published, Timed, first_result, published
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.connector.sink import FileReader, SinkContext
     from penstock.core.permits import CommitPermit
     from penstock_connectors.workloads.checksum import Checksum
+    from penstock_connectors.workloads.delays import DelayRecorder
 
 Form = Literal["windows", "rows"]
 
@@ -43,6 +44,8 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[str, ...]
     unit_us: int
     cut_us: int
+    timed: Timed = ""
+    settle_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,10 @@ class ChecksumSink:
     columns: tuple[str, ...]
     unit_us: int = 10_000_000
     cut_us: int = _EVERY_WINDOW
+    #: Note how late results are (`delays`): of rows with a column `due`, or of windows with a column `window_end`.
+    timed: Timed = ""
+    #: Rows due within so many milliseconds of the first one are not counted.
+    settle_ms: float = 0.0
 
     def spec(self, input_schema: pa.Schema) -> SinkSpec:
         """Return the sink as a value.
@@ -66,9 +73,14 @@ class ChecksumSink:
         if self.form not in ("windows", "rows") or len(self.columns) != 4 or missing:
             msg = f"ChecksumSink: form {self.form!r} cannot be made of columns {', '.join(self.columns)}"
             raise GraphError(msg, hint=f"four of {', '.join(input_schema.names)}; form 'windows' or 'rows'")
+        needed = DUE if self.timed == "rows" else WINDOW_END
+        if self.timed and needed not in input_schema.names:
+            msg = f"ChecksumSink: there is no column `{needed}` to tell delays by"
+            raise GraphError(msg, hint=f"columns: {', '.join(input_schema.names)}")
         config = Config(
-            folder=self.folder, form=self.form, columns=self.columns, unit_us=self.unit_us, cut_us=self.cut_us
-        )
+            folder=self.folder, form=self.form, columns=self.columns, unit_us=self.unit_us, cut_us=self.cut_us,
+            timed=self.timed, settle_ms=self.settle_ms,
+        )  # fmt: skip
         return SinkSpec(
             factory=_FACTORY,
             config=msgspec.to_builtins(config),
@@ -84,8 +96,11 @@ class ChecksumSinkFactory:
     def create_writer(self, spec: SinkSpec, context: SinkContext) -> ChecksumWriter:
         """Return the writer of one subtask."""
         from penstock_connectors.workloads.checksum import Checksum
+        from penstock_connectors.workloads.delays import DelayRecorder
 
-        return ChecksumWriter(Checksum(msgspec.convert(spec.config, Config)), context)
+        config = msgspec.convert(spec.config, Config)
+        delays = DelayRecorder(config.timed, config.settle_ms, context.clock) if config.timed else None
+        return ChecksumWriter(Checksum(config), delays, config.folder, context)
 
     def create_committer(self, spec: SinkSpec, context: SinkContext) -> ChecksumCommitter:
         """Return the committer of one subtask."""
@@ -100,12 +115,20 @@ class ChecksumSinkFactory:
 class ChecksumWriter:
     """Adds up one epoch after another."""
 
-    def __init__(self, checksum: Checksum, context: SinkContext) -> None:
+    def __init__(self, checksum: Checksum, delays: DelayRecorder | None, folder: str, context: SinkContext) -> None:
         self._checksum = checksum
+        self._delays = delays
+        self._folder = folder
         self._context = context
+        self._began = False
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Add rows."""
+        if not self._began and batch.num_rows:
+            self._began = True
+            first_result(self._folder, self._context.subtask, self._context.clock.now_ms())
+        if self._delays is not None:
+            self._delays.add(batch)
         self._checksum.add(batch)
 
     def prepare_commit(self, checkpoint_id: int) -> tuple[Committable, ...]:
@@ -130,7 +153,10 @@ class ChecksumWriter:
         )
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Leave what was noted of delays."""
+        delays, self._delays = self._delays, None
+        if delays is not None:
+            delays.leave(self._folder, self._context.subtask)
 
 
 class ChecksumCommitter:

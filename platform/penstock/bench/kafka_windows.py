@@ -19,18 +19,23 @@ import msgspec
 
 import penstock as ps
 from penstock.bench import reference
+from penstock.bench.delays import latency_figures
+from penstock.bench.half_load import measure_latency
 from penstock.bench.marginal import marginal_figures
 from penstock.bench.measure import BenchJob, checkpoint_figures, contest, figures, require_right, run_child
 from penstock.bench.options import BenchOptions
 from penstock.bench.peers import Peer, run_peers
-from penstock.bench.sources import environment
-from penstock.bench.topics import Topics, checksum, stops
+from penstock.bench.sources import environment, paced
+from penstock.bench.topics import PARTITIONS, Topics, stops, windows
 from penstock.core.errors import PenstockError, UsageError
 from penstock_connectors.kafka import KafkaSink, KafkaSource
 from penstock_connectors.workloads import Marks
+from penstock_connectors.workloads.delays import Delays, read_schedules
 
 if TYPE_CHECKING:
+    from penstock.bench.topics import Int64s
     from penstock.bench.tree_meter import TreeMeter
+    from penstock_connectors.workloads.delays import Schedule
 
 _EVENTS = 1_000_000
 #: With so many events the job also runs with few.
@@ -79,6 +84,10 @@ def w4(options: BenchOptions) -> dict[str, Any]:
         events=options.events_or(_EVENTS),
         prepare=topics.trial_with_output,
     )
+    if options.latency:
+        return measure_latency(
+            job.events, options, lambda events, chosen: _measure_once(replace(job, events=events), chosen, topics)[0]
+        )
     found, meter = _measure_once(job, options, topics)
     few, marginal = _FEW if job.events >= _MANY else None, None
     if few is not None:
@@ -96,13 +105,32 @@ def _measure_once(job: BenchJob, options: BenchOptions, topics: Topics) -> tuple
         chosen = msgspec.structs.replace(options, events=job.events)
         meter, run = run_child(job.build, chosen, Path(folder))
         ended = float((Path(folder) / "ended").read_text(encoding="ascii"))
-    answer, everything = checksum(topics.bootstrap, sink, job.events)
-    require_right(job.workload, answer, job.right(job.events))
-    if everything != job.events:  # the checksum has only windows that are closed before the input ends
-        raise PenstockError(f"w4: the windows count {everything} of {job.events} events", hint="no figure is given")
-    sums = tuple(int(part) for part in answer.split(":"))
-    marks = Marks(first_record=run.running_at, last_result=ended, sums=sums)
-    return figures(job, chosen, marks, meter) | checkpoint_figures(run), meter
+        schedules = read_schedules(Path(folder) / "marks")
+    written = windows(topics.bootstrap, sink, job.events)
+    require_right(job.workload, written.checksum, job.right(job.events))
+    if written.events != job.events:  # the checksum has only windows that are closed before the input ends
+        raise PenstockError(f"w4: the windows count {written.events} of {job.events} events", hint="no figure is given")
+    marks = Marks(
+        first_record=run.running_at,
+        last_result=ended,
+        sums=tuple(int(part) for part in written.checksum.split(":")),
+        first_result=float(written.arrivals[:, 1].min()) / 1e6,
+    )
+    found = figures(job, chosen, marks, meter) | checkpoint_figures(run)
+    if options.rate is not None:
+        seen = [_seen(written.arrivals, schedules)]
+        found["latency"] = latency_figures(seen, schedules, "windows", bound_ms=5000, settle_ms=options.settle_ms)
+    return found, meter
+
+
+def _seen(arrivals: Int64s, schedules: tuple[Schedule, ...]) -> Delays:
+    """Return the windows' arrivals by the clock that the source went by; no rate is to be told from them.
+
+    They come when a checkpoint releases them, the last ones after the input has ended.
+    """
+    there = arrivals.copy()
+    there[:, 1] -= int(schedules[0].wall_ms * 1000)
+    return Delays(rows=len(there), first_ms=-1.0, last_ms=-1.0, arrivals=there.tobytes())
 
 
 def build(options: BenchOptions, folder: Path) -> None:
@@ -110,7 +138,8 @@ def build(options: BenchOptions, folder: Path) -> None:
     count, bootstrap = options.events_or(_EVENTS), str(options.bootstrap)
     topic_in, topic_out = (folder / "topics").read_text(encoding="ascii").split()
     ends = {(topic_in, partition): rows for partition, rows in stops(count).items()}
-    source = KafkaSource(bootstrap, topic=topic_in, schema=Event, start="earliest", bounded=ends)
+    messages = KafkaSource(bootstrap, topic=topic_in, schema=Event, start="earliest", bounded=ends)
+    source = paced(messages, options, folder, "windows", "ts_ms", PARTITIONS)
     strategy = ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts_ms")
     env = environment(options, folder)
     (

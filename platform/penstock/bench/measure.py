@@ -12,12 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.bench.delays import Results, latency_figures
+from penstock.bench.half_load import measure_latency
 from penstock.bench.marginal import FEW_EVENTS, FEW_RUNS, marginal_figures
 from penstock.bench.options import BenchOptions
 from penstock.bench.pairs import measure_pairs
@@ -27,6 +29,7 @@ from penstock.bench.tree_meter import TreeMeter, become_reaper
 from penstock.config.settings import JobSettings
 from penstock.core.errors import PenstockError
 from penstock_connectors.workloads import read_marks
+from penstock_connectors.workloads.delays import read_delays, read_schedules
 
 if TYPE_CHECKING:
     from penstock.bench.peers import Trial
@@ -47,6 +50,9 @@ class BenchJob:
     #: The right answer for a number of events, computed without the engine.
     right: Callable[[int], str]
     events: int
+    #: What comes to the sink, and how far the watermark stays behind: for delays.
+    results: Results = "rows"
+    bound_ms: int = 5000
     #: For peers that read from a broker: makes the topics of a run.
     prepare: Callable[[int], Trial] | None = None
 
@@ -75,6 +81,8 @@ def measure_job(job: BenchJob, options: BenchOptions) -> dict[str, Any]:
     """
     if options.pairs:
         return measure_pairs(options, lambda chosen: _measure_once(job, chosen))
+    if options.latency:
+        return measure_latency(job.events, options, lambda events, chosen: _measure_events(job, events, chosen))
     found = _measure_once(job, options)
     if options.peers is not None:
         found |= beside_peers(job, options, found)
@@ -121,9 +129,18 @@ def _total_of_few(job: BenchJob, options: BenchOptions) -> float:
 def _measure_once(job: BenchJob, options: BenchOptions) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         meter, run = run_child(job.build, options, Path(folder))
-        marks = read_marks(Path(folder) / "marks")
+        place = Path(folder) / "marks"
+        marks, seen, schedules = read_marks(place), read_delays(place), read_schedules(place)
     require_right(job.workload, marks.checksum, job.right(job.events))
-    return figures(job, options, marks, meter) | checkpoint_figures(run)
+    found = figures(job, options, marks, meter) | checkpoint_figures(run)
+    if options.rate is not None:
+        late = latency_figures(seen, schedules, job.results, bound_ms=job.bound_ms, settle_ms=options.settle_ms)
+        found["latency"] = late
+    return found
+
+
+def _measure_events(job: BenchJob, events: int, options: BenchOptions) -> dict[str, Any]:
+    return _measure_once(replace(job, events=events), msgspec.structs.replace(options, events=events))
 
 
 def checkpoint_figures(run: JobRun) -> dict[str, Any]:
@@ -184,6 +201,9 @@ def figures(job: BenchJob, options: BenchOptions, marks: Marks, meter: TreeMeter
         "events_per_cpu_second": round(job.events / cpu) if cpu else 0,
         "peak_rss_mb": meter.peak_rss_bytes // 1_000_000,
         "checksum": marks.checksum,
+        "events_per_second": round(job.events / wall) if wall else 0,
+        "cpu_seconds_per_million_events": round(cpu / job.events * 1e6, 4),
+        "first_result_seconds": round(marks.first_result - meter.started, 3),
         "cpu_seconds_total": round(meter.total, 3),
         "cpu_seconds_by_process": meter.by_process(),
         "managed_memory_mb": round(options.managed_memory_bytes / 1e6, 1),

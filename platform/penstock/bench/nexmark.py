@@ -10,9 +10,9 @@ the final rows with DuckDB.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -20,19 +20,22 @@ from typing import TYPE_CHECKING, Any
 
 import penstock as ps
 from penstock.bench import nexmark_answers as answers
-from penstock.bench.measure import BenchJob, beside_peers, checkpoint_figures, figures, require_right, run_child
-from penstock.bench.sources import environment
+from penstock.bench.measure import BenchJob, measure_job
+from penstock.bench.sources import due, environment, paced, timed
 from penstock_connectors.nexmark import NexmarkSource
-from penstock_connectors.workloads import ChecksumSink, read_marks
+from penstock_connectors.workloads import ChecksumSink
 
 if TYPE_CHECKING:
     import polars as pl
 
+    from penstock.api.connectors import Source
     from penstock.api.data_stream import DataStream
+    from penstock.bench.delays import Results
     from penstock.bench.options import BenchOptions
 
 _EVENTS = 10_000_000
 _RATE = 100_000
+_BOUND_MS = 4000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,29 +43,33 @@ class Query:
     """One query: what it reads, what it does, and what of its rows is checked."""
 
     columns: tuple[str, ...]
-    run: Callable[[DataStream], DataStream]
+    #: Of the bids; where results are rows, also of the columns that each has to take along.
+    run: Callable[..., DataStream]
     #: The checksum is over these: a key, two columns that are summed, one that is mixed with the key.
     shown: tuple[str, str, str, str]
     #: The right answer from the bids, with the columns of `shown`.
     answer: Callable[[pl.LazyFrame], pl.LazyFrame]
     #: Which of the checksum's four numbers are the same in every run; the others depend on arrival or on the clock.
     firm: tuple[int, ...] = (0, 1, 2, 3)
+    results: Results = "rows"
+    #: Length of the windows, where their ends are not among the columns.
+    window_s: int = 0
 
 
-def _q0(bids: DataStream) -> DataStream:
-    return bids.select("auction", "bidder", "price", "dateTime", "extra")
+def _q0(bids: DataStream, *along: str) -> DataStream:
+    return bids.select("auction", "bidder", "price", "dateTime", "extra", *along)
 
 
-def _q1(bids: DataStream) -> DataStream:
+def _q1(bids: DataStream, *along: str) -> DataStream:
     import polars as pl
 
-    return bids.select("auction", "bidder", pl.col("price") * Decimal("0.908"), "dateTime", "extra")
+    return bids.select("auction", "bidder", pl.col("price") * Decimal("0.908"), "dateTime", "extra", *along)
 
 
-def _q2(bids: DataStream) -> DataStream:
+def _q2(bids: DataStream, *along: str) -> DataStream:
     import polars as pl
 
-    return bids.filter(pl.col("auction") % 123 == 0).select("auction", "price")
+    return bids.filter(pl.col("auction") % 123 == 0).select("auction", "price", *along)
 
 
 def _q5(bids: DataStream) -> DataStream:
@@ -86,11 +93,11 @@ def _q12(bids: DataStream) -> DataStream:
     return counts.with_columns(weighted=pl.col("bidder") * pl.col("bid_count"))
 
 
-def _q17(bids: DataStream) -> DataStream:
+def _q17(bids: DataStream, *along: str) -> DataStream:
     import polars as pl
 
     price = pl.col("price")
-    by_day = bids.select("auction", "price", day=pl.col("dateTime").dt.date()).key_by("auction", "day")
+    by_day = bids.select("auction", "price", *along, day=pl.col("dateTime").dt.date()).key_by("auction", "day")
     running = by_day.aggregate(
         total_bids=ps.count(),
         rank1_bids=ps.count().where(price < 10_000),
@@ -100,11 +107,12 @@ def _q17(bids: DataStream) -> DataStream:
         max_price=ps.max("price"),
         avg_price=ps.mean("price"),
         sum_price=ps.sum("price"),
+        **{name: ps.max(name) for name in along},
     ).uid("q17-by-day")
     return running.with_columns(avg_price=pl.col("avg_price").cast(pl.Int64))
 
 
-def _q18(bids: DataStream) -> DataStream:
+def _q18(bids: DataStream, *along: str) -> DataStream:  # noqa: ARG001 - every column is there
     return bids.key_by("bidder", "auction").deduplicate(keep="last", by="dateTime").uid("q18-newest")
 
 
@@ -120,14 +128,26 @@ QUERIES = {
         answer=answers.q2,
     ),
     "q5": Query(
-        columns=("auction", "dateTime"), run=_q5, shown=("auction", "window_end", "num", "num"), answer=answers.q5
+        columns=("auction", "dateTime"),
+        run=_q5,
+        shown=("auction", "window_end", "num", "num"),
+        answer=answers.q5,
+        results="windows",
     ),
-    "q7": Query(columns=_PLAIN, run=_q7, shown=("bidder", "dateTime", "price", "auction"), answer=answers.q7),
+    "q7": Query(
+        columns=_PLAIN,
+        run=_q7,
+        shown=("bidder", "dateTime", "price", "auction"),
+        answer=answers.q7,
+        results="windows",
+        window_s=10,
+    ),
     "q11": Query(
         columns=("bidder", "dateTime"),
         run=_q11,
         shown=("bidder", "window_start", "bid_count", "window_end"),
         answer=answers.q11,
+        results="windows",
     ),
     "q12": Query(
         columns=("bidder", "dateTime"),
@@ -135,6 +155,7 @@ QUERIES = {
         shown=("bidder", "bid_count", "weighted", "bid_count"),
         answer=answers.q12,
         firm=(1, 2),
+        results="clock",
     ),
     "q17": Query(
         columns=("auction", "price", "dateTime"),
@@ -148,9 +169,9 @@ QUERIES = {
 }
 
 
-def bids_of(env: ps.Environment, source: NexmarkSource) -> DataStream:
+def bids_of(env: ps.Environment, source: Source) -> DataStream:
     """Return the stream of bids with V2's watermarks."""
-    strategy = ps.WatermarkStrategy.bounded_out_of_orderness("4s", timestamp="dateTime")
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness(_BOUND_MS / 1000, timestamp="dateTime")
     return env.from_source(source, watermarks=strategy, uid="bids")
 
 
@@ -160,29 +181,37 @@ def measure(name: str, options: BenchOptions, *, whole: bool = False) -> dict[st
     Raises:
         PenstockError: the job failed, or its answer is wrong.
     """
-    query, count = QUERIES[name], options.events_or(_EVENTS)
-    workload = f"nexmark-{name}{'-whole' if whole else ''}"
-    expected = _right(query, options, count)
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        build = f"penstock.bench.nexmark:build_{name}{'_whole' if whole else ''}"
-        meter, run = run_child(build, options, Path(folder))
-        marks = read_marks(Path(folder) / "marks")
-    require_right(workload, marks.checksum, expected)
-    job = BenchJob(workload=workload, build=build, right=partial(_right, query, options), events=count)
-    found = figures(job, options, marks, meter) | checkpoint_figures(run)
-    if options.peers is not None:
-        found |= beside_peers(job, options, found)
-    return found
+    query = QUERIES[name]
+    job = BenchJob(
+        workload=f"nexmark-{name}{'-whole' if whole else ''}",
+        build=f"penstock.bench.nexmark:build_{name}{'_whole' if whole else ''}",
+        right=partial(_right, query, options),
+        events=options.events_or(_EVENTS),
+        results=query.results,
+        bound_ms=_BOUND_MS,
+    )
+    return measure_job(job, options)
 
 
 def build(name: str, options: BenchOptions, folder: Path, *, whole: bool = False) -> None:
     """Run the job of a query."""
     query, count = QUERIES[name], options.events_or(_EVENTS)
     env = environment(options, folder)
-    source = _source(options, count, _EVERY if whole else query.columns, marks=str(folder / "marks"))
-    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=query.shown)
-    query.run(bids_of(env, source)).sink_to(sink, uid="out")
+    bids = _source(options, count, _EVERY if whole else query.columns, marks=str(folder / "marks"))
+    source = paced(bids, options, folder, query.results, "dateTime")
+    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=query.shown, **timed(options, query.results))
+    along = due(options) if query.results == "rows" else ()
+    result = query.run(bids_of(env, source), *along)
+    if query.window_s and options.rate is not None:
+        result = result.with_columns(window_end=_end_of_window(query.window_s))
+    result.sink_to(sink, uid="out")
     env.execute("bench")
+
+
+def _end_of_window(seconds: int) -> pl.Expr:
+    import polars as pl
+
+    return pl.col("dateTime").dt.truncate(f"{seconds}s") + timedelta(seconds=seconds)
 
 
 def _source(options: BenchOptions, count: int, columns: tuple[str, ...], marks: str = "") -> NexmarkSource:

@@ -13,6 +13,8 @@ _DEFAULT_INTERVAL_MS = 1000
 _MAX_EVENTS = 1 << 31
 _MAX_PARALLELISM = 1024
 _MAX_PAIRS = 100
+#: Of jobs whose delays are measured.
+BUFFER_TIMEOUT = "10ms"
 
 
 class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +33,12 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     peers: str | None = None
     #: How often the job runs both with and without checkpoints, in turn; 0: once, as the other options say.
     pairs: int = 0
+    #: Run at full speed, then at half of that rate, and say how late results are.
+    latency: bool = False
+    #: Set for each of these two runs: rows a second (0: full speed); None: sources and sinks take no notes of delays.
+    rate: float | None = None
+    #: Rows due within so many milliseconds of the first one are not counted.
+    settle_ms: float = 0.0
     #: Kafka broker of the workloads and peers that need one.
     bootstrap: str | None = None
     #: Settings of the job by name.
@@ -90,6 +98,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("--pairs with --no-checkpoints has nothing to compare", hint="leave one of them out")
         if self.pairs and self.peers is not None:
             raise UsageError("--pairs and --peers are two questions", hint="ask them one after the other")
+        if self.latency and (self.pairs or self.peers is not None):
+            raise UsageError("--latency is a question of its own", hint="ask for --pairs and --peers without it")
         if self.peers is not None and (self.keys != "int" or self.nullable):
             raise UsageError(
                 "the peers have no such variant", hint="--peers goes with integer keys that are never null"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import penstock as ps
 from penstock.bench import reference
 from penstock.bench.measure import BenchJob, measure_job
-from penstock.bench.sources import environment, events_of
+from penstock.bench.sources import Events, environment, events_of, timed
 from penstock.bench.topics import Topics
 
 if TYPE_CHECKING:
@@ -82,7 +82,8 @@ def w5(options: BenchOptions) -> dict[str, Any]:
     count = options.events_or(_EVENTS)
     right = cache(lambda events: reference.windows(events, _SIZE_MS, _SIZE_MS))
     prepare = None if options.bootstrap is None else Topics(options.bootstrap, keyed=True).trial
-    job = BenchJob(workload="w5", build="penstock.bench.process:build", right=right, events=count, prepare=prepare)
+    build = "penstock.bench.process:build"
+    job = BenchJob(workload="w5", build=build, right=right, events=count, results="windows", prepare=prepare)
     return measure_job(job, options)
 
 
@@ -98,7 +99,9 @@ def build(options: BenchOptions, folder: Path) -> None:
         columns=("user_id", "window_end", "cnt", "sm"),
         unit_us=_SIZE_US,
         cut_us=reference.last_sure_window(count, _SIZE_MS) * 1000,
+        **timed(options, "windows"),
     )
-    windows = events_of(env, options, folder, count).key_by("user_id").process(Windows(), returns=Total).uid("windows")
+    events = events_of(env, options, folder, Events(count=count, results="windows"))
+    windows = events.key_by("user_id").process(Windows(), returns=Total).uid("windows")
     windows.sink_to(sink, uid="out")
     env.execute("bench")

@@ -67,12 +67,18 @@ WORKLOADS: dict[str, tuple[str, str]] = {
 _PAIRED = {"w1", "w1s", "w1hot", "w1skew", "w2", "w2x", "w3", "w5", "shuffle"}
 
 
+#: Those that say themselves what they measure, and how often.
+_OWN = {"startup", "workers", "planning"}
+
+
 def needs_broker(name: str, options: BenchOptions) -> bool:
     """Whether the workload, or a peer of it, reads from a Kafka broker.
 
     Raises:
-        UsageError: the options ask for peers it does not have, or for pairs of what is not run in pairs.
+        UsageError: the options ask for peers or delays it does not have, or for pairs of what is not run in pairs.
     """
+    if options.latency and name in _OWN:
+        raise UsageError(f"{name} has no results that could be late", hint="--latency goes with the other workloads")
     peers = peers_of(options.peers, name) if options.peers is not None else ()
     if options.pairs and name not in _PAIRED:
         raise UsageError(f"{name} is not run in pairs", hint=f"--pairs goes with {', '.join(sorted(_PAIRED))}")

@@ -17,7 +17,7 @@ import penstock as ps
 from penstock.bench import reference
 from penstock.bench.measure import BenchJob, measure_job
 from penstock.bench.options import BenchOptions
-from penstock.bench.sources import environment, events_of
+from penstock.bench.sources import Events, due, environment, events_of, timed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,13 +44,16 @@ def build(options: BenchOptions, folder: Path) -> None:
     from penstock_connectors.workloads import ChecksumSink
 
     env = environment(options, folder)
+    aggregates = {"n": ps.count(), "total": ps.sum("amount")}
+    aggregates |= {name: ps.max(name) for name in due(options)}  # of rows in order: the row's own
     running = (
-        events_of(env, options, folder, options.events_or(_EVENTS), _KEYS)
+        events_of(env, options, folder, Events(count=options.events_or(_EVENTS), keys=_KEYS))
         .key_by("user_id")
-        .aggregate(n=ps.count(), total=ps.sum("amount"))
+        .aggregate(**aggregates)
         .uid("running")
     )
-    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=("user_id", "n", "total", "n"))
+    columns = ("user_id", "n", "total", "n")
+    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=columns, **timed(options, "rows"))
     running.sink_to(sink, uid="out")
     env.execute("bench")
 

@@ -2,46 +2,86 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import penstock as ps
+from penstock.bench.options import BUFFER_TIMEOUT
 from penstock_connectors.workloads import WorkloadSource
+from penstock_connectors.workloads.marks import DUE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from penstock.api.connectors import Source
     from penstock.api.data_stream import DataStream
+    from penstock.bench.delays import Results
     from penstock.bench.options import BenchOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class Events:
+    """Which events a job reads, and what becomes of them."""
+
+    count: int
+    keys: int = 100_000
+    skewed: bool = False
+    #: What comes to the sink.
+    results: Results = "rows"
 
 
 def environment(options: BenchOptions, folder: Path) -> ps.Environment:
     """Return an environment with the options' parallelism and checkpoints, its state in the folder."""
     interval = options.interval_ms
+    chosen: dict[str, Any] = {} if options.rate is None else {"buffer_timeout": BUFFER_TIMEOUT}
     return ps.Environment(
         parallelism=options.parallelism,
         checkpoint_interval=None if interval is None else interval / 1000,
         checkpoint_root=folder / "checkpoints",
+        **chosen,
     )
 
 
-def events_of(
-    env: ps.Environment,
-    options: BenchOptions,
-    folder: Path,
-    count: int,
-    keys: int = 100_000,
-    *,
-    skewed: bool = False,
-) -> DataStream:
-    """Return the stream of `count` events, one split a subtask, event time 5 s out of order."""
-    source = WorkloadSource(
-        events=count,
-        keys=keys,
+def timed(options: BenchOptions, results: Results) -> dict[str, Any]:
+    """Return what a checksum sink is told so that it notes delays; nothing where none are asked for."""
+    return {} if options.rate is None else {"timed": results, "settle_ms": options.settle_ms}
+
+
+def due(options: BenchOptions) -> tuple[str, ...]:
+    """Return the column of the moment a row was due, where rows carry it."""
+    return () if options.rate is None else (DUE,)
+
+
+def paced(source: Source, options: BenchOptions, folder: Path, results: Results, time: str, splits: int = 0) -> Source:
+    """Return the source as it is, or with the notes that delays are told by, at the options' rate.
+
+    `time` is the column of event time; `splits` are as many as subtasks if not said.
+    """
+    if options.rate is None:
+        return source
+    from penstock_connectors.workloads.paced import PacedSource
+
+    return PacedSource(
+        source=source,
+        splits=splits or options.parallelism,
+        rate=options.rate,
+        stamp=results == "rows",
+        time=time if results == "windows" else "",
+        folder=str(folder / "marks"),
+    )
+
+
+def events_of(env: ps.Environment, options: BenchOptions, folder: Path, events: Events) -> DataStream:
+    """Return the stream of events, one split a subtask, event time 5 s out of order."""
+    source: Source = WorkloadSource(
+        events=events.count,
+        keys=events.keys,
         splits=options.parallelism,
         key_type=options.keys,
         nullable=options.nullable,
         marks=str(folder / "marks"),
-        skewed=skewed,
+        skewed=events.skewed,
     )
+    source = paced(source, options, folder, events.results, "ts")
     strategy = ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts")
     return env.from_source(source, watermarks=strategy, uid="events")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.bench import reference
 from penstock.bench.measure import BenchJob, measure_job
-from penstock.bench.sources import environment, events_of
+from penstock.bench.sources import Events, due, environment, events_of, timed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,9 +34,11 @@ def build_w3(options: BenchOptions, folder: Path) -> None:
     from penstock_connectors.workloads import ChecksumSink
 
     env = environment(options, folder)
-    kept = events_of(env, options, folder, options.events_or(_EVENTS)).filter(pl.col("user_id") % 4 != 0)
-    result = kept.select("user_id", (pl.col("amount") * 908 // 1000).alias("net"), "ts")
-    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=("user_id", "ts", "net", "net"))
+    events = events_of(env, options, folder, Events(count=options.events_or(_EVENTS)))
+    kept = events.filter(pl.col("user_id") % 4 != 0)
+    result = kept.select("user_id", (pl.col("amount") * 908 // 1000).alias("net"), "ts", *due(options))
+    columns = ("user_id", "ts", "net", "net")
+    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=columns, **timed(options, "rows"))
     result.sink_to(sink, uid="out")
     env.execute("bench")
 
@@ -46,8 +48,9 @@ def build_shuffle(options: BenchOptions, folder: Path) -> None:
     from penstock_connectors.workloads import ChecksumSink
 
     env = environment(options, folder)
-    rows = events_of(env, options, folder, options.events_or(_EVENTS)).key_by("user_id")
-    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=("user_id", "ts", "amount", "amount"))
+    rows = events_of(env, options, folder, Events(count=options.events_or(_EVENTS))).key_by("user_id")
+    columns = ("user_id", "ts", "amount", "amount")
+    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=columns, **timed(options, "rows"))
     rows.sink_to(sink, uid="out")
     env.execute("bench")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +22,8 @@ _CHUNK = 100_000
 _SECONDS = 120
 _READ_S = 0.5
 _SIZE_MS = 10_000
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Topics:
@@ -59,7 +61,7 @@ class Topics:
         """Return a peer's topics as words; its answer is what lies in the output topic."""
         topic = self.sink()
         words = {"bootstrap": self.bootstrap, "topic": self.source(events), "out": topic}
-        return Trial(words=words, answer=lambda: checksum(self.bootstrap, topic, events)[0])
+        return Trial(words=words, answer=lambda: windows(self.bootstrap, topic, events).checksum)
 
     def _fill(self, topic: str, events: int) -> None:
         from confluent_kafka import Producer
@@ -92,19 +94,31 @@ def stops(events: int) -> dict[int, int]:
     return dict(enumerate(counts.tolist()))
 
 
-def checksum(bootstrap: str, topic: str, events: int) -> tuple[str, int]:
-    """Return the checksum of the windows in a topic as a read-committed consumer sees them, and all windows' count."""
+class Windows(NamedTuple):
+    """The windows in a topic, as a read-committed consumer sees them."""
+
+    checksum: str
+    #: Events counted by all of them, also by those that the checksum leaves out.
+    events: int
+    #: (end, arrival at the broker, 1) of each, in microseconds of the wall clock.
+    arrivals: Int64s
+
+
+def windows(bootstrap: str, topic: str, events: int) -> Windows:
+    """Read a topic back; its broker stamps what arrives (`_create`)."""
     everything = 0
     cut = reference.last_sure_window(events, _SIZE_MS)
     result = [0, 0, 0, 0]
-    for row in _read(bootstrap, topic):
+    arrivals = []
+    for row, arrived_ms in _read(bootstrap, topic):
         everything += row["cnt"]
         user, end, count, total = row["user_id"], _ms(row["window_end"]), row["cnt"], row["sm"]
+        arrivals.append((end * 1000, arrived_ms * 1000, 1))
         if end <= cut:
             number = (end - reference.T0_MS) // _SIZE_MS
             check = ((user * 31 + number * 17 + count) * (total + 7)) % reference.MODULUS
             result = [a + b for a, b in zip(result, (1, count, total, check), strict=True)]
-    return ":".join(map(str, result)), everything
+    return Windows(":".join(map(str, result)), everything, np.array(arrivals, np.int64).reshape(-1, 3))
 
 
 def _ms(time: int | str) -> int:
@@ -116,8 +130,9 @@ def _ms(time: int | str) -> int:
 def _create(bootstrap: str, topic: str) -> None:
     from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
+    made = NewTopic(topic, PARTITIONS, 1, config={"message.timestamp.type": "LogAppendTime"})
     admin = AdminClient({"bootstrap.servers": bootstrap})  # must outlive its futures
-    for future in admin.create_topics([NewTopic(topic, PARTITIONS, 1)], operation_timeout=20).values():
+    for future in admin.create_topics([made], operation_timeout=20).values():
         try:
             future.result(timeout=30)
         except Exception as error:
@@ -125,7 +140,8 @@ def _create(bootstrap: str, topic: str) -> None:
             raise ConnectorError(msg, hint="is it a reachable Kafka broker?") from error
 
 
-def _read(bootstrap: str, topic: str) -> Iterator[dict[str, Any]]:
+def _read(bootstrap: str, topic: str) -> Iterator[tuple[dict[str, Any], int]]:
+    """Yield every message and when the broker got it (ms)."""
     from confluent_kafka import Consumer, KafkaError, TopicPartition
 
     consumer = Consumer(
@@ -149,7 +165,7 @@ def _read(bootstrap: str, topic: str) -> Iterator[dict[str, Any]]:
             for message in messages:
                 error = message.error()
                 if error is None:
-                    yield json.loads(message.value() or b"")
+                    yield json.loads(message.value() or b""), message.timestamp()[1]
                 elif error.code() == KafkaError._PARTITION_EOF:  # noqa: SLF001 - the client's public constant
                     ended.add(message.partition())
                 else:

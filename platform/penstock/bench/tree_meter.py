@@ -35,6 +35,8 @@ class TreeMeter:
 
     def __init__(self, root: int) -> None:
         self._root = root
+        #: When the process was started, seconds since the epoch, if `start` is called right after that.
+        self.started = time.time()
         self._times: list[float] = []
         self._cpu: list[float] = []
         self.peak_rss_bytes = 0

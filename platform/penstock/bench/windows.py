@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import penstock as ps
 from penstock.bench import reference
 from penstock.bench.measure import BenchJob, measure_job
-from penstock.bench.sources import environment, events_of
+from penstock.bench.sources import Events, environment, events_of, timed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -66,7 +66,8 @@ def _measure(
 ) -> dict[str, Any]:
     count = options.events_or(_EVENTS)
     right = cache(lambda events: reference.windows(events, _SIZE_MS, slide_ms, nullable=options.nullable, users=users))
-    job = BenchJob(workload=name, build=f"penstock.bench.windows:build_{name}", right=right, events=count)
+    build = f"penstock.bench.windows:build_{name}"
+    job = BenchJob(workload=name, build=build, right=right, events=count, results="windows")
     return measure_job(job, options)
 
 
@@ -83,9 +84,11 @@ def _execute(
         columns=("user_id", "window_end", "cnt", "sm"),
         unit_us=slide_ms * 1000,
         cut_us=reference.last_sure_window(count, slide_ms) * 1000,
+        **timed(options, "windows"),
     )
+    events = Events(count=count, keys=users.keys, skewed=users.skewed, results="windows")
     (
-        events_of(env, options, folder, count, users.keys, skewed=users.skewed)
+        events_of(env, options, folder, events)
         .key_by("user_id")
         .window(window)
         .aggregate(cnt=ps.count(), sm=ps.sum("amount"))

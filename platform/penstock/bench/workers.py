@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
 
 _SETTLE_MS, _LIMIT_MS, _ROWS_PER_WORKER = 5_000.0, 240_000.0, 10.0
-_LONG = 1 << 40
+_LONG = 1 << 31
 
 
 def workers(options: BenchOptions) -> dict[str, Any]:
@@ -94,14 +94,15 @@ def memory_of(pid: int) -> dict[str, float]:
 
 
 def _job(options: BenchOptions, folder: Path) -> None:
-    from penstock_connectors.workloads.paced import DelaySink, PacedSource
+    from penstock_connectors.workloads import ChecksumSink, WorkloadSource
+    from penstock_connectors.workloads.paced import PacedSource
 
     env = ps.Environment(
         parallelism=options.parallelism, checkpoint_interval="10s", checkpoint_root=folder / "checkpoints"
     )
-    source = PacedSource(
-        rows=_LONG * options.parallelism, splits=options.parallelism, rate=_ROWS_PER_WORKER * options.parallelism
-    )
-    rows = env.from_source(source, uid="rows")
-    rows.key_by("user_id").sink_to(DelaySink(folder=str(folder / "delays")), uid="out")
+    events = WorkloadSource(events=_LONG, splits=options.parallelism)
+    source = PacedSource(source=events, splits=options.parallelism, rate=_ROWS_PER_WORKER * options.parallelism)
+    rows = env.from_source(source, uid="rows").select("user_id", "amount", "due")
+    sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=("user_id", "due", "amount", "amount"))
+    rows.key_by("user_id").sink_to(sink, uid="out")
     env.execute("bench")

@@ -32,6 +32,9 @@ def bench(
     nullable: Annotated[bool, typer.Option("--nullable", help="Key and amount may be null, and some are.")] = False,
     peers: Annotated[str | None, typer.Option(help="Folder of other engines; they run in the same call.")] = None,
     pairs: Annotated[int, typer.Option(help="Run so many pairs with and without checkpoints; show what is lost.")] = 0,
+    latency: Annotated[
+        bool, typer.Option("--latency", help="How late results are at half of the highest rate.")
+    ] = False,
     bootstrap: Annotated[str | None, typer.Option(help="Kafka broker of w4; default: one is started.")] = None,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
@@ -53,6 +56,7 @@ def bench(
         nullable=nullable,
         peers=peers,
         pairs=pairs,
+        latency=latency,
         bootstrap=bootstrap,
         settings=dict(_setting(text) for text in settings or []),
     )

@@ -52,6 +52,8 @@ def test_the_list_names_every_workload(monkeypatch, capsys):
         (["w1", "--pairs", "1", "--no-checkpoints"], "nothing to compare"),
         (["w1", "--pairs", "1", "--peers", "x"], "two questions"),
         (["latency", "--pairs", "1"], "not run in pairs"),
+        (["w1", "--latency", "--pairs", "1"], "a question of its own"),
+        (["startup", "--latency"], "no results that could be late"),
         (["w1", "--peers", "x", "--keys", "string"], "the peers have no such variant"),
         (["w1", "--peers", "/no/such/folder"], "cannot be read"),
     ],
