@@ -27,6 +27,7 @@ from penstock.jobmanager.job_store import JobStore
 from penstock.jobmanager.recover import JobIdentity
 from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
 from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
 
 if TYPE_CHECKING:
     from tests.sim.runs import Run
@@ -304,9 +305,9 @@ class Leader:
         manager = session.manager
         session.down.send("stop worker", lambda: manager.stop(session, worker_id), owner=manager.owner)
 
-    def _send(self, name: str, worker_ids: tuple[str, ...], message: msg.WorkerCommand) -> None:
+    def _send(self, name: str, worker_ids: tuple[str, ...], message: orders.WorkerCommand) -> None:
         session = self.sessions.get(name)
-        if isinstance(message, msg.CheckpointAborted):
+        if isinstance(message, orders.CheckpointAborted):
             self._count_abort(message.checkpoint_id)
         if session is None:
             return

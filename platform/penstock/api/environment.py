@@ -121,6 +121,7 @@ class Environment:
             kind="source",
             config={"source": msgspec.to_builtins(spec), "watermarks": strategy_to_builtins(watermarks)},
             payload=payload,
+            python=watermarks is not None and watermarks.kind == "generator",
             stateful=True,
             output_schema=schema_to_text(schema),
         )

@@ -24,7 +24,10 @@ def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where:
     Raises:
         GraphError: the timestamp column is unknown or holds no time, or a number is out of range.
     """
-    if strategy is None or not strategy.has_event_time:
+    if strategy is None:
+        return False
+    if not strategy.has_event_time:
+        strategy.validate(tuple(schema.names))
         return False
     strategy.validate(tuple(schema.names))
     if strategy.kind == "ingestion":

@@ -32,6 +32,7 @@ from penstock.jobmanager.recover import JobIdentity
 from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.status import JobStatus
 from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
 
 if TYPE_CHECKING:
     from penstock.bench.options import BenchOptions
@@ -126,15 +127,15 @@ class _World:
             case cmd.DiscoverSplits(uid, epoch):
                 splits = tuple({"id": f"s-{i}"} for i in range(self.graph.vertices[0].parallelism))
                 post(ev.SplitsDiscovered(uid, epoch, splits))
-            case cmd.SendToWorkers(_, worker_ids, msg.DeployPeers() as message):
+            case cmd.SendToWorkers(_, worker_ids, orders.DeployPeers() as message):
                 self.sent_bytes += len(message.table)
                 self._told.update(worker_ids)
-            case cmd.SendToWorker(worker_id, msg.DeployTasks() as message):
+            case cmd.SendToWorker(worker_id, orders.DeployTasks() as message):
                 began = self._clock.monotonic_ms()
                 self.sent_bytes += sum(map(len, message.tasks))
                 self._run(worker_id, [decode_deployment(data) for data in message.tasks])
                 self.workers_ms += self._clock.monotonic_ms() - began
-            case cmd.SendToWorker(_, msg.AssignSplits()):
+            case cmd.SendToWorker(_, orders.AssignSplits()):
                 self.assigned += 1
 
     def _run(self, worker_id: str, tasks: list[TaskDeployment]) -> None:

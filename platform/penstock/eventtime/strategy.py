@@ -29,6 +29,8 @@ Kind = Literal["bounded", "punctuated", "generator", "ingestion", "none"]
 #: for good.
 EARLIEST_US = -62_135_596_800_000_000
 LATEST_US = 253_402_300_799_999_999
+#: Under this name a source subtask reports its watermark (us), and the end of time when idle, for its alignment group.
+ALIGNMENT_METRIC = "alignmentWatermark"
 _FUTURE_LIMIT_MS = 365 * 86_400_000
 _PER_UNIT_US: dict[str, int] = {"s": 1_000_000, "ms": 1_000, "us": 1}
 
@@ -49,6 +51,9 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
     exact: bool = False
     #: Timestamps further ahead of the clock than this do not move the watermark; None = all do.
     future_limit_ms: int | None = _FUTURE_LIMIT_MS
+    #: Sources of one group wait for each other: none is further ahead of the last than its `max_drift_ms`.
+    alignment_group: str = ""
+    max_drift_ms: int = 0
     #: What was given to `punctuated` and `for_generator`: travels as the operator's payload, not in its config.
     code: Any = None
 
@@ -109,6 +114,15 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
         limit_ms = None if limit is None else parse_duration_ms(limit, "limit of future timestamps")
         return msgspec.structs.replace(self, future_limit_ms=limit_ms)
 
+    def with_watermark_alignment(self, group: str, max_drift: str | float) -> WatermarkStrategy:
+        """Let the source wait while its watermark is more than `max_drift` ahead of the group's last.
+
+        Compared about once a second, between the subtasks of all sources that name the group. A quiet one holds the
+        others up unless it has an idle time-out.
+        """
+        max_drift_ms = parse_duration_ms(max_drift, "drift of aligned watermarks")
+        return msgspec.structs.replace(self, alignment_group=group, max_drift_ms=max_drift_ms)
+
     @property
     def has_event_time(self) -> bool:
         """Whether rows get a `__ts` column."""
@@ -131,6 +145,9 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             GraphError: unknown timestamp column, negative bound or time-out.
         """
+        if self.alignment_group and (self.kind == "none" or self.max_drift_ms < 0):
+            msg = f"watermark strategy: alignment ({self.alignment_group!r}) needs event time and a drift of 0 or more"
+            raise GraphError(msg, hint="write for example monotonic(...).with_watermark_alignment('orders', '1m')")
         if self.kind in ("none", "ingestion"):
             return
         if self.timestamp not in columns:

@@ -1,7 +1,7 @@
 """The execution graph: a job graph times its parallelism, placed on workers; what each worker is told of each subtask.
 
 A pure planner: the scheduler says where each subtask runs, ids come from the caller. Called by `penstock.jobmanager` at
-every deployment (of the whole job or of one region); the result travels in `rpc.messages.DeployTasks`.
+every deployment (of the whole job or of one region); the result travels in `rpc.worker_commands.DeployTasks`.
 """
 
 from __future__ import annotations

@@ -34,15 +34,8 @@ from penstock.graph.deployment import ExecutionId
 from penstock.jobmanager.commands import AppendManifest, Command, DeleteEntries, OperationEnded, SendToWorker
 from penstock.jobmanager.deployment import Deployment
 from penstock.jobmanager.history import CheckpointHistory
-from penstock.rpc.messages import (
-    CheckpointAborted,
-    CheckpointAck,
-    CheckpointCompleted,
-    CheckpointDeclined,
-    SavepointWritten,
-    TriggerCheckpoint,
-    WriteSavepoint,
-)
+from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, SavepointWritten
+from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted, TriggerCheckpoint, WriteSavepoint
 
 _SWEEP_GRACE_MS = 60_000
 #: A copy may be many times larger than what a checkpoint writes; a worker that fails at it says so.

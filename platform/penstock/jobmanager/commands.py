@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.checkpoint.manifest import Manifest
 from penstock.jobmanager.scheduler import Slot
-from penstock.rpc.messages import WorkerCommand
+from penstock.rpc.worker_commands import WorkerCommand
 
 
 @dataclass(frozen=True, slots=True)

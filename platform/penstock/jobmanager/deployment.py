@@ -32,7 +32,7 @@ from penstock.jobmanager.commands import (
 )
 from penstock.jobmanager.scheduler import Slot, place
 from penstock.jobmanager.split_assignment import SplitAssigner
-from penstock.rpc.messages import AssignSplits, DeployPeers, DeployTasks, ResolvePending
+from penstock.rpc.worker_commands import AssignSplits, DeployPeers, DeployTasks, ResolvePending
 
 #: A start takes at most this long, and besides as long as it takes to read its state at a very low rate.
 START_TIMEOUT_MS = 600_000

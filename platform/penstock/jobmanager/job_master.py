@@ -36,7 +36,9 @@ from penstock.jobmanager.recover import JobIdentity, end_entry, ended_as, recove
 from penstock.jobmanager.restart import restart_decider
 from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.status import JobStatus, StatusMachine
+from penstock.jobmanager.watermark_alignment import WatermarkAlignment
 from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
 
 _LEAVE_TIMEOUT_MS = 10_000
 _END_TAG = "end"
@@ -61,6 +63,7 @@ class JobMaster:
         self.restarts = 0
         self.error = ""
         self._rand = rand
+        self._alignment = WatermarkAlignment(graph)
         self._restart = restart_decider(graph.settings.restart)
         self._slots: list[Slot] = []
         self._leaving: dict[str, Slot] = {}
@@ -154,7 +157,7 @@ class JobMaster:
             case msg.WorkerMetrics():
                 self.metrics.update(report.tasks)
                 self.worker_metrics[worker_id] = report.worker
-                return []
+                return self._alignment.limits(self.metrics, deployment, now_ms)
             case msg.TaskState():
                 return self._on_task_state(deployment, worker_id, report, now_ms)
             case msg.PendingResolved():
@@ -343,7 +346,7 @@ class JobMaster:
         commands = self.checkpointing.halt("the job was cancelled", now_ms)
         self.step, self._deadline_ms = Step.CANCELLING, now_ms + _LEAVE_TIMEOUT_MS
         if self.deployment is not None and self.deployment.deployed:
-            cancel = msg.CancelTasks(job_id=self.identity.job_id)
+            cancel = orders.CancelTasks(job_id=self.identity.job_id)
             commands += [SendToWorker(worker_id, cancel) for worker_id in self.deployment.workers]
         return commands
 
@@ -351,7 +354,7 @@ class JobMaster:
         self.step, self._deadline_ms = Step.FINISHING, now_ms + _LEAVE_TIMEOUT_MS
         if self.deployment is None or not self.deployment.deployed:
             return []
-        finish = msg.FinishTasks(job_id=self.identity.job_id)
+        finish = orders.FinishTasks(job_id=self.identity.job_id)
         return [SendToWorker(worker_id, finish) for worker_id in self.deployment.workers]
 
     def _close(self, state: JobStatus, now_ms: int) -> list[Command]:

@@ -30,6 +30,7 @@ from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.views import TaskManagerView, WorkerView
 from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
 from penstock.rpc.server import Session
 
 _LOG_TIMEOUT_S = 10.0
@@ -118,7 +119,7 @@ class TaskManagers:
             return
         manager.session.send(msg.StopWorker(worker_id=worker_id))
 
-    def send(self, taskmanager_id: str, worker_ids: tuple[str, ...], command: msg.WorkerCommand) -> None:
+    def send(self, taskmanager_id: str, worker_ids: tuple[str, ...], command: orders.WorkerCommand) -> None:
         """Relay; dropped when the TaskManager is gone (the job hears of that separately)."""
         manager = self._managers.get(taskmanager_id)
         if manager is not None:

@@ -154,6 +154,9 @@ class SourceOperator(Protocol):
     def add_splits(self, splits: Iterable[Any], *, no_more: bool) -> None:
         """Splits assigned by the job."""
 
+    def align(self, limit: int) -> None:
+        """Wait while the watermark is above `limit` (us): other sources are behind."""
+
     @property
     def drained(self) -> bool:
         """Whether the last poll took all there was: the next one may wait a moment for company."""

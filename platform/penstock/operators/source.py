@@ -23,7 +23,7 @@ from penstock.core.errors import BadRecordError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.eventtime.split_watermarks import SplitWatermarks
-from penstock.eventtime.strategy import strategy_from_builtins
+from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
 from penstock.operators.columns import conform, with_ts
 from penstock.operators.event_time import TimestampColumn
 from penstock.operators.operator import Operator, OperatorSnapshot
@@ -69,6 +69,8 @@ class SourceOperator(Operator):
         self._known: set[str] = set()
         self._unfinished: set[str] = set()
         self._assigned = self._no_more = self._ended = self._suspended = self._idle = self._drained = False
+        #: While the watermark is above it (us), the source waits for others of its alignment group.
+        self._align_limit: int | None = None
         self._floor_due = self._watermarks.combined > MIN_TIMESTAMP
         factory: SourceFactory = load_factory(spec.factory)
         self._reader: SourceReader | None = factory.create_reader(
@@ -117,6 +119,10 @@ class SourceOperator(Operator):
         """Emit nothing more."""
         self._suspended = True
 
+    def align(self, limit: int) -> None:
+        """Wait while the watermark is above `limit` (us)."""
+        self._align_limit = limit
+
     @property
     def drained(self) -> bool:
         """Whether the last poll took all there was."""
@@ -138,7 +144,7 @@ class SourceOperator(Operator):
         if self._ended or self._suspended or self._reader is None:
             return False
         now = self._context.clock.monotonic_ms()
-        if backpressured:
+        if backpressured or (self._align_limit is not None and self._watermarks.combined > self._align_limit):
             self._watermarks.pass_time(now, (), backpressured=True)
             return False
         emitted = self._emit_floor(out)
@@ -234,6 +240,9 @@ class SourceOperator(Operator):
             out.watermark(Watermark(watermark))
         if idle and not (self._no_more and not self._unfinished):
             self._set_idle(out, idle=True)
+        if self._strategy.alignment_group:
+            own = MAX_TIMESTAMP if idle else self._watermarks.combined
+            self._context.metrics.extra[ALIGNMENT_METRIC] = float(own)
         return watermark is not None
 
     def _set_idle(self, out: Collector, *, idle: bool) -> None:

@@ -1,4 +1,4 @@
-"""Every control message, in one file.
+"""Control messages but those to workers (`rpc.worker_commands`), and the coding of all.
 
 Two legs: JobManager <-> TaskManager (gRPC stream) and TaskManager <-> worker (socket pair).
 
@@ -9,140 +9,15 @@ drops it when its (job, run, generation, attempt) is older than what it knows.
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from penstock.core.permits import CommitPermit
-from penstock.core.snapshot import CheckpointMetrics, Committable, FileRef, SubtaskSnapshot
-
-
-class _Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
-    """Common options of all messages."""
-
-
-# --- JobManager -> worker (relayed)
-
-
-class DeployTasks(_Message, frozen=True, kw_only=True):
-    """Start these subtasks (`graph.deployment.encode_deployment`), all of one region in this worker: channels first."""
-
-    job_id: str
-    generation: int
-    tasks: tuple[bytes, ...]
-
-
-class DeployPeers(_Message, frozen=True, kw_only=True):
-    """Where the other subtasks run, for the `DeployTasks` that follows; the same for all workers of a TaskManager."""
-
-    job_id: str
-    #: `graph.deployment.encode_peers` bytes.
-    table: bytes
-
-
-class CancelTasks(_Message, frozen=True, kw_only=True):
-    """Cancel all subtasks of the job in this worker and report each as CANCELED."""
-
-    job_id: str
-
-
-class TriggerCheckpoint(_Message, frozen=True, kw_only=True):
-    """Sources put the barrier into the stream; the others learn that one is on its way."""
-
-    job_id: str
-    run_id: str
-    generation: int
-    checkpoint_id: int
-    #: A `core.elements.BarrierKind`.
-    kind: str
-
-
-class CheckpointCompleted(_Message, frozen=True, kw_only=True):
-    """The manifest exists: sinks may publish, readers may publish offsets."""
-
-    permit: CommitPermit
-
-
-class CheckpointAborted(_Message, frozen=True, kw_only=True):
-    """The checkpoint will never be complete."""
-
-    job_id: str
-    run_id: str
-    checkpoint_id: int
-
-
-class AssignSplits(_Message, frozen=True, kw_only=True):
-    """Splits for one source subtask; `splits` are `connector.source.SourceSplit` as builtins."""
-
-    job_id: str
-    vertex_id: str
-    subtask: int
-    attempt: int
-    splits: tuple[dict[str, Any], ...]
-    no_more: bool
-
-
-class ResolvePending(_Message, frozen=True, kw_only=True):
-    """Before a region opens: fence, read markers, publish what is owed, for every sink of the job.
-
-    Answered by PendingResolved.
-    """
-
-    permit: CommitPermit
-    job_name: str
-    checkpoint_root: str
-    #: uid -> `connector.sink.SinkSpec` as builtins.
-    sinks: dict[str, dict[str, Any]]
-    #: Transactional id prefixes `<job>.<uid>.<run>.` whose writers must be fenced, per uid.
-    prefixes: dict[str, tuple[str, ...]]
-    committables: tuple[Committable, ...]
-
-
-class WriteSavepoint(_Message, frozen=True, kw_only=True):
-    """Write the state of a complete checkpoint as a self-contained savepoint at `uri`; answered by SavepointWritten."""
-
-    job_id: str
-    savepoint_id: str
-    uri: str
-    checkpoint_root: str
-    job_name: str
-    #: `checkpoint.manifest.encode_manifest` bytes.
-    manifest: bytes
-
-
-class FinishTasks(_Message, frozen=True, kw_only=True):
-    """The final checkpoint is complete and published: close all subtasks of the job and report FINISHED."""
-
-    job_id: str
-
-
-class LeaseRenewed(_Message, frozen=True, kw_only=True):
-    """The supervisor passes on that the coordinator has heard of it (re-arms the worker's kernel lease)."""
-
-    sequence: int
-    #: Host's monotonic clock (ms) at which the lease ends: counted from when the acknowledged heartbeat was *sent*,
-    #: so a worker never outlives what the coordinator believes. 0: a full lease from now.
-    expires_monotonic_ms: float = 0.0
-
-
-WorkerCommand = (
-    DeployTasks
-    | DeployPeers
-    | CancelTasks
-    | TriggerCheckpoint
-    | CheckpointCompleted
-    | CheckpointAborted
-    | AssignSplits
-    | ResolvePending
-    | WriteSavepoint
-    | FinishTasks
-    | LeaseRenewed
-)
+from penstock.core.snapshot import CheckpointMetrics, FileRef, SubtaskSnapshot
+from penstock.rpc.worker_commands import Message, WorkerCommand
 
 # --- worker -> JobManager (relayed)
 
 
-class TaskState(_Message, frozen=True, kw_only=True):
+class TaskState(Message, frozen=True, kw_only=True):
     """A subtask changed state: DEPLOYING, INITIALIZING, RUNNING, FINISHED, CANCELED, FAILED."""
 
     job_id: str
@@ -155,7 +30,7 @@ class TaskState(_Message, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class InputEnded(_Message, frozen=True, kw_only=True):
+class InputEnded(Message, frozen=True, kw_only=True):
     """The subtask has seen the end of all its input and finished its operators; it waits for the final checkpoint."""
 
     job_id: str
@@ -164,7 +39,7 @@ class InputEnded(_Message, frozen=True, kw_only=True):
     attempt: int
 
 
-class CheckpointAck(_Message, frozen=True, kw_only=True):
+class CheckpointAck(Message, frozen=True, kw_only=True):
     """A subtask's part of a checkpoint is durable."""
 
     job_id: str
@@ -176,7 +51,7 @@ class CheckpointAck(_Message, frozen=True, kw_only=True):
     metrics: CheckpointMetrics
 
 
-class CheckpointDeclined(_Message, frozen=True, kw_only=True):
+class CheckpointDeclined(Message, frozen=True, kw_only=True):
     """A subtask could not take part; its segments stay in its log."""
 
     job_id: str
@@ -189,7 +64,7 @@ class CheckpointDeclined(_Message, frozen=True, kw_only=True):
     reason: str
 
 
-class OutputPublished(_Message, frozen=True, kw_only=True):
+class OutputPublished(Message, frozen=True, kw_only=True):
     """Committables known to be published (their marker was read back)."""
 
     job_id: str
@@ -197,7 +72,7 @@ class OutputPublished(_Message, frozen=True, kw_only=True):
     committable_ids: tuple[str, ...]
 
 
-class PendingResolved(_Message, frozen=True, kw_only=True):
+class PendingResolved(Message, frozen=True, kw_only=True):
     """Answer to ResolvePending; `error` empty = all owed output is published."""
 
     job_id: str
@@ -206,7 +81,7 @@ class PendingResolved(_Message, frozen=True, kw_only=True):
     error: str = ""
 
 
-class SavepointWritten(_Message, frozen=True, kw_only=True):
+class SavepointWritten(Message, frozen=True, kw_only=True):
     """Answer to WriteSavepoint."""
 
     job_id: str
@@ -216,7 +91,7 @@ class SavepointWritten(_Message, frozen=True, kw_only=True):
     error: str = ""
 
 
-class WorkerMetrics(_Message, frozen=True, kw_only=True):
+class WorkerMetrics(Message, frozen=True, kw_only=True):
     """Counters of all subtasks of a worker.
 
     `<vertex>/<subtask>` -> name -> value (Flink's metric names), and the worker's own.
@@ -228,7 +103,7 @@ class WorkerMetrics(_Message, frozen=True, kw_only=True):
     worker: dict[str, float]
 
 
-class WorkerReady(_Message, frozen=True, kw_only=True):
+class WorkerReady(Message, frozen=True, kw_only=True):
     """First message of a worker: its network endpoint (`unix:<path>` or `tcp:host:port`)."""
 
     worker_id: str
@@ -251,7 +126,7 @@ WorkerReport = (
 # --- TaskManager -> JobManager
 
 
-class RegisterTaskManager(_Message, frozen=True, kw_only=True):
+class RegisterTaskManager(Message, frozen=True, kw_only=True):
     """First message on the stream. A TaskManager that reconnects names the workers it still holds."""
 
     taskmanager_id: str
@@ -261,16 +136,16 @@ class RegisterTaskManager(_Message, frozen=True, kw_only=True):
     workers: tuple[str, ...] = ()
 
 
-class Heartbeat(_Message, frozen=True, kw_only=True):
+class Heartbeat(Message, frozen=True, kw_only=True):
     """Every heartbeat interval; the answer renews the workers' leases."""
 
     taskmanager_id: str
     sequence: int
     #: Worker id -> resident bytes.
-    worker_memory: dict[str, int] = {}
+    worker_memory: dict[str, int] = msgspec.field(default_factory=dict)
 
 
-class FromWorker(_Message, frozen=True, kw_only=True):
+class FromWorker(Message, frozen=True, kw_only=True):
     """A worker's report, relayed."""
 
     taskmanager_id: str
@@ -279,7 +154,7 @@ class FromWorker(_Message, frozen=True, kw_only=True):
     report: bytes
 
 
-class WorkerExited(_Message, frozen=True, kw_only=True):
+class WorkerExited(Message, frozen=True, kw_only=True):
     """A worker process ended: seen at once by the supervisor."""
 
     taskmanager_id: str
@@ -290,7 +165,7 @@ class WorkerExited(_Message, frozen=True, kw_only=True):
     log_tail: str = ""
 
 
-class WorkerStartFailed(_Message, frozen=True, kw_only=True):
+class WorkerStartFailed(Message, frozen=True, kw_only=True):
     """A worker could not be started (requirements failed to install, template died...)."""
 
     taskmanager_id: str
@@ -298,7 +173,7 @@ class WorkerStartFailed(_Message, frozen=True, kw_only=True):
     error: str
 
 
-class LogText(_Message, frozen=True, kw_only=True):
+class LogText(Message, frozen=True, kw_only=True):
     """Answer to FetchLog."""
 
     request_id: str
@@ -310,7 +185,7 @@ TaskManagerReport = RegisterTaskManager | Heartbeat | FromWorker | WorkerExited 
 # --- JobManager -> TaskManager
 
 
-class Registered(_Message, frozen=True, kw_only=True):
+class Registered(Message, frozen=True, kw_only=True):
     """Answer to RegisterTaskManager; workers not in `keep_workers` are to be killed at once."""
 
     jobmanager_id: str
@@ -320,13 +195,13 @@ class Registered(_Message, frozen=True, kw_only=True):
     keep_workers: tuple[str, ...] = ()
 
 
-class HeartbeatAck(_Message, frozen=True, kw_only=True):
+class HeartbeatAck(Message, frozen=True, kw_only=True):
     """The coordinator has heard heartbeat `sequence`."""
 
     sequence: int
 
 
-class StartWorker(_Message, frozen=True, kw_only=True):
+class StartWorker(Message, frozen=True, kw_only=True):
     """Start a slot worker for a job."""
 
     worker_id: str
@@ -339,20 +214,20 @@ class StartWorker(_Message, frozen=True, kw_only=True):
     preload: tuple[str, ...] = ()
 
 
-class StopWorker(_Message, frozen=True, kw_only=True):
+class StopWorker(Message, frozen=True, kw_only=True):
     """Kill the worker (SIGKILL: everything it may do is fenced or repeatable) and free its slot."""
 
     worker_id: str
 
 
-class ToWorker(_Message, frozen=True, kw_only=True):
+class ToWorker(Message, frozen=True, kw_only=True):
     """Relay `command` (an encoded `WorkerCommand`) to a worker, or to several."""
 
     worker_ids: tuple[str, ...]
     command: bytes
 
 
-class FetchLog(_Message, frozen=True, kw_only=True):
+class FetchLog(Message, frozen=True, kw_only=True):
     """Send the tail of a worker's log, or of the TaskManager's own when `worker_id` is empty."""
 
     request_id: str
@@ -360,7 +235,7 @@ class FetchLog(_Message, frozen=True, kw_only=True):
     max_bytes: int = 65536
 
 
-class Shutdown(_Message, frozen=True, kw_only=True):
+class Shutdown(Message, frozen=True, kw_only=True):
     """Stop all workers and exit."""
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.core.snapshot import Committable
-    from penstock.rpc.messages import ResolvePending
+    from penstock.rpc.worker_commands import ResolvePending
     from penstock.task.environment import TaskEnvironment
 
 

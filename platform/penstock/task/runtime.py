@@ -7,6 +7,7 @@ savepoints in `blocking` background work. Used by `taskmanager.worker` and by th
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
@@ -15,7 +16,9 @@ from penstock.checkpoint.stores import join_uri, read_file
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
 from penstock.graph.deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
-from penstock.rpc.messages import (
+from penstock.rpc.messages import PendingResolved, SavepointWritten, WorkerMetrics
+from penstock.rpc.worker_commands import (
+    AlignWatermarks,
     AssignSplits,
     CancelTasks,
     CheckpointAborted,
@@ -24,12 +27,9 @@ from penstock.rpc.messages import (
     DeployTasks,
     FinishTasks,
     LeaseRenewed,
-    PendingResolved,
     ResolvePending,
-    SavepointWritten,
     TriggerCheckpoint,
     WorkerCommand,
-    WorkerMetrics,
     WriteSavepoint,
 )
 from penstock.task.environment import JobServices
@@ -110,6 +110,8 @@ class TaskRuntime:
                     subtask.abort(command)
             case AssignSplits():
                 self._assign(command)
+            case AlignWatermarks():
+                self._align(command)
             case FinishTasks():
                 for subtask in self._of(command.job_id, None, None):
                     subtask.finish()
@@ -228,7 +230,13 @@ class TaskRuntime:
                 command.subtask,
                 command.attempt,
             ):
-                subtask.assign(command.splits, no_more=command.no_more)
+                subtask.tell_source(lambda source: source.add_splits(command.splits, no_more=command.no_more))
+
+    def _align(self, command: AlignWatermarks) -> None:
+        for subtask in self._of(command.job_id, None, None):
+            limit = command.limits.get(subtask.metric_name)
+            if limit is not None and subtask.deployment.execution.attempt == command.attempt:
+                subtask.tell_source(operator.methodcaller("align", limit))
 
     # --- work beside the subtasks ------------------------------------------------------------------------------------
 

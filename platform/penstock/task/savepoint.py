@@ -23,7 +23,7 @@ from penstock.state.segments import SegmentWriter, read_state
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
-    from penstock.rpc.messages import WriteSavepoint
+    from penstock.rpc.worker_commands import WriteSavepoint
 
 #: Rows of one part; a state has at least one part per subtask that had rows.
 PART_ROWS = 4_000_000

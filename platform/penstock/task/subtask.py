@@ -24,7 +24,7 @@ from penstock.core.elements import (
 )
 from penstock.core.errors import StorageError
 from penstock.eventtime.watermarks import WatermarkMerger
-from penstock.rpc.messages import CheckpointAborted, CheckpointCompleted
+from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted
 from penstock.state.budget import MemoryBudget
 from penstock.task.combining import combine_outputs, expect_combined
 from penstock.task.compaction import Compactor
@@ -121,10 +121,10 @@ class Subtask:
         """The checkpoint will never be complete."""
         self.mailbox.post(lambda: self._abort(message.checkpoint_id))
 
-    def assign(self, splits: tuple[dict[str, Any], ...], *, no_more: bool) -> None:
-        """Give splits to the source at the head."""
+    def tell_source(self, call: Callable[[Any], None]) -> None:
+        """Call the source at the head, in the subtask's own thread."""
         source: Any = self._chain.links[0].operator
-        self.mailbox.post(lambda: source.add_splits(splits, no_more=no_more))
+        self.mailbox.post(lambda: call(source))
 
     def finish(self) -> None:
         """The final checkpoint is complete and published."""

@@ -26,7 +26,6 @@ from penstock.rpc.messages import (
     FromWorker,
     Heartbeat,
     HeartbeatAck,
-    LeaseRenewed,
     LogText,
     Registered,
     RegisterTaskManager,
@@ -40,6 +39,7 @@ from penstock.rpc.messages import (
     WorkerStartFailed,
     encode,
 )
+from penstock.rpc.worker_commands import LeaseRenewed
 from penstock.taskmanager.environments import Environments
 from penstock.taskmanager.lineage import resident_bytes
 from penstock.taskmanager.logs import WorkerLogs, tail_of

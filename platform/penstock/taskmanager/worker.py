@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
-from penstock.rpc.messages import LeaseRenewed, WorkerReady, WorkerReport, decode_worker_command, encode
+from penstock.rpc.messages import WorkerReady, WorkerReport, decode_worker_command, encode
+from penstock.rpc.worker_commands import LeaseRenewed
 from penstock.taskmanager.control import SIGN_OF_LIFE, ControlClosedError, WorkerControl
 from penstock.taskmanager.lineage import (
     arm_lease,

@@ -21,7 +21,7 @@ from penstock.core.keygroup import hash_range_of
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot, Tombstone
 from penstock.kernels.columns import fixed_column, key_columns
 from penstock.kernels.hashing import hash_columns
-from penstock.rpc.messages import WriteSavepoint
+from penstock.rpc.worker_commands import WriteSavepoint
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.budget import MemoryBudget
 from penstock.state.store import KeyedStateRequest, open_keyed_state

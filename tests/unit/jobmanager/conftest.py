@@ -24,6 +24,7 @@ from penstock.jobmanager import events as ev
 from penstock.jobmanager.job_master import JobIdentity, JobMaster
 from penstock.jobmanager.scheduler import Slot
 from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
 
 JOB = "a" * 32
 SOURCE, SINK = "1" * 32, "2" * 32
@@ -76,21 +77,21 @@ class FakeWorker:
         if type(command) in world.deaf:
             return []
         match command:
-            case msg.DeployTasks():
+            case orders.DeployTasks():
                 self.tasks = [decode_deployment(data) for data in command.tasks]
                 return [self._state(task, "RUNNING") for task in self.tasks]
-            case msg.AssignSplits():
+            case orders.AssignSplits():
                 world.assigned.append((command.subtask, tuple(s["id"] for s in command.splits), command.no_more))
                 world.splits.setdefault(command.subtask, []).extend(command.splits)
                 return []
-            case msg.TriggerCheckpoint():
+            case orders.TriggerCheckpoint():
                 return []
-            case msg.CheckpointCompleted():
+            case orders.CheckpointCompleted():
                 world.permits.append(command.permit)
                 newest = command.permit.checkpoint_id
                 own = [c for c in world.owed if c.subtask in self._sinks()]
                 return self._publish([c for c in own if c.checkpoint_id <= newest])
-            case msg.ResolvePending():
+            case orders.ResolvePending():
                 world.resolved.append(command)
                 for committable in command.committables:
                     world.output[committable.id] = world.output.get(committable.id, 0)
@@ -103,16 +104,16 @@ class FakeWorker:
                         published=tuple(c.id for c in command.committables),
                     )
                 ]
-            case msg.WriteSavepoint():
+            case orders.WriteSavepoint():
                 world.savepoints.append(command.uri)
                 return [msg.SavepointWritten(job_id=JOB, savepoint_id=command.savepoint_id, uri=command.uri)]
-            case msg.FinishTasks():
+            case orders.FinishTasks():
                 return [self._state(task, "FINISHED") for task in self.tasks]
-            case msg.CancelTasks():
+            case orders.CancelTasks():
                 return [self._state(task, "CANCELED") for task in self.tasks]
         return []
 
-    def acks(self, trigger: msg.TriggerCheckpoint) -> list:
+    def acks(self, trigger: orders.TriggerCheckpoint) -> list:
         return [self._ack(task, trigger) for task in self.tasks]
 
     def input_ended(self) -> list:
@@ -288,11 +289,11 @@ class World:
             return
         for report in worker.answer(message):
             self.queue.append(ev.WorkerReported(worker_id, report))
-        if isinstance(message, msg.TriggerCheckpoint) and self.auto_ack:
+        if isinstance(message, orders.TriggerCheckpoint) and self.auto_ack:
             first = next(
                 w
                 for w, m in self.sent
-                if isinstance(m, msg.TriggerCheckpoint) and m.checkpoint_id == message.checkpoint_id
+                if isinstance(m, orders.TriggerCheckpoint) and m.checkpoint_id == message.checkpoint_id
             )
             if first == worker_id:
                 for other in self.workers.values():

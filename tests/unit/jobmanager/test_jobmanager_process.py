@@ -16,6 +16,7 @@ from penstock.jobmanager.dispatcher import SubmitOptions
 from penstock.jobmanager.job_store import JobStore
 from penstock.jobmanager.main import JobManager
 from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
 
 SETTINGS = ClusterSettings(heartbeat_interval_ms=50, heartbeat_timeout_ms=2000, slot_request_timeout_ms=5000)
@@ -84,7 +85,7 @@ class FakeTaskManager:
             return
         for answer in worker.answer(command):
             self.report(worker_id, answer)
-        if isinstance(command, msg.TriggerCheckpoint) and command.checkpoint_id not in self.world.seen:
+        if isinstance(command, orders.TriggerCheckpoint) and command.checkpoint_id not in self.world.seen:
             self.world.seen.add(command.checkpoint_id)
             for other_id, other in self.workers.items():
                 for ack in other.acks(command):

@@ -7,7 +7,7 @@ from penstock.core.errors import StorageError
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.status import JobStatus
-from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
 
 
 def kinds(world) -> list[str]:
@@ -18,7 +18,7 @@ def test_the_copy_of_a_stop_owes_nothing(world_of):
     """It is made after all is published; a marker may have expired when somebody starts from it."""
     world = world_of().start()
     world.post(ev.StopRequested("req", "memory://sp", drain=False))
-    (copy,) = [decode_manifest(m.manifest) for _, m in world.sent if isinstance(m, msg.WriteSavepoint)]
+    (copy,) = [decode_manifest(m.manifest) for _, m in world.sent if isinstance(m, orders.WriteSavepoint)]
     assert copy.barrier == "stop"
     assert copy.pending == ()
     assert {part.committables for part in copy.subtasks} == {()}
@@ -38,7 +38,7 @@ def test_stop_with_savepoint_publishes_before_the_copy_and_the_end(world_of):
 
 def test_a_copy_that_takes_longer_than_a_checkpoint_may_is_waited_for(world_of, graph_of):
     world = world_of(graph_of(checkpoint_timeout_ms=5_000)).start()
-    world.deaf.add(msg.WriteSavepoint)
+    world.deaf.add(orders.WriteSavepoint)
     world.post(ev.StopRequested("req", "memory://sp", drain=False))
     world.pass_time(60_000)
     assert kinds(world).count("WriteSavepoint") == 1
@@ -48,12 +48,12 @@ def test_a_copy_that_takes_longer_than_a_checkpoint_may_is_waited_for(world_of, 
 def test_drain_sends_the_drain_barrier(world_of):
     world = world_of().start()
     world.post(ev.StopRequested("req", "memory://sp", drain=True))
-    assert {m.kind for _, m in world.sent if isinstance(m, msg.TriggerCheckpoint)} == {"drain"}
+    assert {m.kind for _, m in world.sent if isinstance(m, orders.TriggerCheckpoint)} == {"drain"}
 
 
 def test_a_failure_during_a_stop_leaves_the_job_restarting_and_the_stop_is_carried_out_then(world_of):
     world = world_of().start()
-    world.deaf.add(msg.WriteSavepoint)
+    world.deaf.add(orders.WriteSavepoint)
     world.post(ev.StopRequested("req", "memory://sp"))
     assert world.terminal is None
     world.kill(next(iter(world.workers)))

@@ -208,3 +208,40 @@ def test_ingestion_time_needs_no_column():
     assert check_strategy(WatermarkStrategy.ingestion_time(), pa.schema([("v", pa.int64())]), "source")
     assert pickle.loads(packed(WatermarkStrategy.for_generator(Slow, timestamp="ts"))) is Slow
     assert dt.timedelta(milliseconds=WatermarkStrategy.ingestion_time().future_limit_ms) == dt.timedelta(days=365)
+
+
+def test_a_source_ahead_of_its_group_waits_and_is_not_idle_meanwhile(bench, reader, out):
+    strategy = WatermarkStrategy.monotonic(timestamp="ts").with_watermark_alignment("g", "1s").with_idleness("5s")
+    operator = running(bench, strategy)
+    metrics = operator._context.metrics.extra
+    poll(operator, reader, out, PollResult())
+    assert metrics["alignmentWatermark"] < -9e18, "it reads, and has no row yet"
+    poll(operator, reader, out, PollResult((batch([START_US]),)))
+    assert metrics["alignmentWatermark"] == START_US - 1
+    operator.align(START_US - 2)
+    reader.script.append(PollResult((batch([START_US + 5]),)))
+    for _ in range(3):
+        assert not operator.poll(out, backpressured=False)
+        bench.clock.advance(6000)
+    assert (out.watermarks, out.statuses) == ([START_US - 1], [])
+    operator.align(START_US - 1)
+    assert operator.poll(out, backpressured=False)
+    assert out.watermarks[-1] == START_US + 4
+    for _ in range(2):
+        bench.clock.advance(6000)
+        operator.align(START_US + 10)
+        poll(operator, reader, out, PollResult(caught_up=("a",)))
+    assert out.statuses == [True]
+    assert metrics["alignmentWatermark"] > 9e18, "idle: it holds nobody up"
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        WatermarkStrategy.none().with_watermark_alignment("g", "1s"),
+        WatermarkStrategy.monotonic(timestamp="ts").with_watermark_alignment("g", -1),
+    ],
+)
+def test_alignment_needs_event_time_and_a_drift(strategy):
+    with pytest.raises(GraphError, match=r"alignment \('g'\) needs event time and a drift"):
+        check_strategy(strategy, SCHEMA, "source")

@@ -31,14 +31,12 @@ from penstock.graph.deployment import (
 from penstock.graph.job_graph import OperatorSpec, Rebalance
 from penstock.network.memory import MemoryNetwork, MemoryTransport
 from penstock.operators.operator import Operator, OperatorSnapshot, StagedOutput
-from penstock.rpc.messages import (
+from penstock.rpc.messages import CheckpointAck, InputEnded, TaskState
+from penstock.rpc.worker_commands import (
     CheckpointAborted,
-    CheckpointAck,
     CheckpointCompleted,
     DeployTasks,
     FinishTasks,
-    InputEnded,
-    TaskState,
     TriggerCheckpoint,
 )
 from penstock.state.keyed import EncodedSegment

@@ -9,7 +9,8 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import ConnectorError, StateMismatchError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
-from penstock.rpc.messages import PendingResolved, ResolvePending
+from penstock.rpc.messages import PendingResolved
+from penstock.rpc.worker_commands import ResolvePending
 from penstock.task import recovery
 from penstock.task.recovery import resolve_pending
 

@@ -13,7 +13,8 @@ from penstock.core.errors import SnapshotDamagedError, StorageError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot, Tombstone
-from penstock.rpc.messages import SavepointWritten, WriteSavepoint
+from penstock.rpc.messages import SavepointWritten
+from penstock.rpc.worker_commands import WriteSavepoint
 from penstock.state.accumulators import AccumulatorSpec
 from penstock.state.pane_table import PaneTableSpec
 from penstock.state.segments import SegmentWriter

@@ -6,16 +6,8 @@ from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark, WatermarkStatus
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.graph.deployment import AllOf, InputSpec, OperatorRestore, PeerTable, encode_deployment, encode_peers
-from penstock.rpc.messages import (
-    AssignSplits,
-    CancelTasks,
-    CheckpointDeclined,
-    DeployPeers,
-    DeployTasks,
-    OutputPublished,
-    TaskState,
-    TriggerCheckpoint,
-)
+from penstock.rpc.messages import CheckpointDeclined, OutputPublished, TaskState
+from penstock.rpc.worker_commands import AssignSplits, CancelTasks, DeployPeers, DeployTasks, TriggerCheckpoint
 from penstock.task.step import StepResult
 
 
@@ -254,7 +246,7 @@ def test_messages_of_another_run_or_an_older_generation_are_dropped(world):
     w.settle()
     for changes in ({"run_id": "other"}, {"generation": 0}):
         from penstock.core.permits import CommitPermit
-        from penstock.rpc.messages import CheckpointCompleted
+        from penstock.rpc.worker_commands import CheckpointCompleted
 
         permit = CommitPermit(job_id="job", run_id="run", generation=1, checkpoint_id=2, manifest_sequence=1)
         w.broadcast(CheckpointCompleted(permit=msgspec.structs.replace(permit, **changes)))
