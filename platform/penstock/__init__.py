@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.api.keyed_stream import KeyedStream as KeyedStream
     from penstock.api.watermarks import WatermarkStrategy as WatermarkStrategy
     from penstock.api.windowed_stream import WindowedStream as WindowedStream
+    from penstock.api.windows import Cumulative as Cumulative
     from penstock.api.windows import Session as Session
     from penstock.api.windows import Sliding as Sliding
     from penstock.api.windows import Tumbling as Tumbling
@@ -69,7 +70,7 @@ _MODULES = {
     "penstock.api.keyed_stream": ["KeyedStream"],
     "penstock.api.watermarks": ["WatermarkStrategy"],
     "penstock.api.windowed_stream": ["WindowedStream"],
-    "penstock.api.windows": ["Session", "Sliding", "Tumbling"],
+    "penstock.api.windows": ["Cumulative", "Session", "Sliding", "Tumbling"],
     "penstock.config.settings": ["RestartStrategy"],
     "penstock.core.errors": ["GraphError", "JobFailedError", "PenstockError", "UsageError"],
     "penstock.core.schema": ["Precision", "Schema"],

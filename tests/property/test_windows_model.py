@@ -87,7 +87,7 @@ def close(left, right):
 
 
 def order(rows):
-    return sorted(rows, key=lambda r: repr([r["start"], *[r.get(c) for c in "abs"]]))
+    return sorted(rows, key=lambda r: repr([r["start"], r[TS_COLUMN], *[r.get(c) for c in "abs"]]))
 
 
 class Job:
@@ -96,12 +96,15 @@ class Job:
     def __init__(self, folder, kind, window, backend, *, combined=False, routed=False):
         self.folder, self.backend = Path(folder), backend
         self.key, keys = KEYS[kind]
-        size, slide, offset = window
-        shape = {"kind": "sliding", "size_us": size, "slide_us": slide, "offset_us": offset}
+        *window, lateness = window
+        size, slide, offset, step = window
+        kind = {"kind": "cumulative", "step_us": step} if step else {"kind": "sliding", "slide_us": slide}
+        shape = {**kind, "size_us": size, "offset_us": offset}
         self.config = {"key": list(self.key), "window": shape, "aggregates": AGGREGATES}
+        self.config["allowed_lateness_us"] = lateness
         if routed:
             self.config["late_to"] = {"tag": "late", "columns": SCHEMA.names}
-        self.model = Model(self.key, keys, window)
+        self.model = Model(self.key, keys, window, lateness)
         self.combiner = combiner_for(self.config, SCHEMA, ALWAYS) if combined else None
         self.files = {}
         self.complete = (None, 1, self.model.copy())
@@ -183,8 +186,8 @@ class Job:
             row["x"] = float(random.integers(-50, 50)) / 4
             row[TS_COLUMN] = int(around + random.integers(-120, 120))
             rows.append(row)
-        for row in rows:
-            self.model.add(row)
+        again = self.model.again(set().union(*[self.model.add(row) for row in rows]))
+        found = []
         # a slice at an odd offset: validity bits do not begin with a byte
         data = pa.RecordBatch.from_pylist([rows[0], *rows], schema=SCHEMA).slice(1)
         combined = self.combiner.combine(data) if self.combiner is not None and seed % 4 else None
@@ -196,6 +199,8 @@ class Job:
                 operator.process_batch(Batch(part, combined is not None), 0, out)
                 self.late += operator._context.metrics.late_records_dropped - before
                 self.aside += out.late
+                found += out.rows
+        self.same(found, again)
         if "late_to" in self.config:
             assert (self.late, sorted(map(repr, self.aside))) == (0, sorted(map(repr, self.model.late)))
         else:
@@ -209,12 +214,14 @@ class Job:
         keys = {k for k, h in self.hash.items() if h in self.owned(subtask)}
         expected = self.model.advance(keys, timestamp)
         assert [r[TS_COLUMN] for r in out.rows] == [r[TS_COLUMN] for r in expected]
-        for row in out.rows:
-            bounds = (row.pop("window_start"), row.pop("window_end"))
-            row["start"] = row[TS_COLUMN] + 1 - self.model.window[0]
-            assert micros(bounds[0]) == row["start"]
-            assert micros(bounds[1]) == row[TS_COLUMN] + 1
-        for got, wanted in zip(order(out.rows), order(expected), strict=True):
+        self.same(out.rows, expected)
+
+    @staticmethod
+    def same(found, expected):
+        for row in found:
+            row["start"], end = micros(row.pop("window_start")), micros(row.pop("window_end"))
+            assert end == row[TS_COLUMN] + 1
+        for got, wanted in zip(order(found), order(expected), strict=True):
             assert got.keys() == wanted.keys()
             assert all(close(got[c], wanted[c]) for c in got), (got, wanted)
 
@@ -288,7 +295,9 @@ OPERATIONS = st.lists(
     ),
     max_size=50,
 )
-WINDOWS = st.sampled_from([(100, 100, 0), (100, 100, 33), (90, 30, 7), (100, 40, 0), (30, 70, 0)])
+#: Size, slide, offset, step of cumulative windows, allowed lateness.
+_SHAPES = [(100, 100, 0, 0), (100, 100, 33, 0), (90, 30, 7, 0), (100, 40, 0, 0), (30, 70, 0, 0), (120, 120, 7, 30)]
+WINDOWS = st.sampled_from([(*shape, lateness) for shape in _SHAPES for lateness in (0, 0, 60)])
 
 
 def play(job, operations):
@@ -349,7 +358,7 @@ def episodes(seed, count):
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-@pytest.mark.parametrize("window", [(100, 100, 33), (90, 30, 7), (200, 40, 0)])
+@pytest.mark.parametrize("window", [(100, 100, 33, 0, 0), (200, 40, 0, 0, 0), (200, 200, 0, 50, 0), (90, 30, 7, 0, 70)])
 def test_long_jobs(backend, window, seed, tmp_path):
     job = Job(tmp_path, list(KEYS)[seed % len(KEYS)], window, backend, combined=seed == 3, routed=seed == 2)
     play(job, episodes(seed, 40))

@@ -1,45 +1,56 @@
-"""Tumbling and sliding windows as lists of rows: what the window operator is compared with."""
+"""Tumbling, sliding and cumulative windows as lists of rows: what the window operator is compared with."""
 
 from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN
-from penstock.eventtime.windows import is_late, sliding_windows
+from penstock.eventtime.windows import cumulative_windows, is_late, sliding_windows
 
 
 class Model:
     """Windows as lists of rows; each key has the watermark its subtask had."""
 
-    def __init__(self, key, keys, window):
-        self.key, self.window = key, window
+    def __init__(self, key, keys, window, lateness=0):
+        self.key, self.window, self.lateness = key, window, lateness
         self.rows = {}
         self.marks = dict.fromkeys(keys, MIN_TIMESTAMP)
         self.late = []
 
     def copy(self):
-        other = Model(self.key, self.marks, self.window)
+        other = Model(self.key, self.marks, self.window, self.lateness)
         other.rows = {k: list(v) for k, v in self.rows.items()}
         other.marks = dict(self.marks)
         return other
 
+    def windows_of(self, time):
+        size, slide, offset, step = self.window
+        return cumulative_windows(time, step, size, offset) if step else sliding_windows(time, size, slide, offset)
+
     def add(self, row):
+        """Put a row into its windows; return those it came too late for, that is, that come out again."""
         key = tuple(row[c] for c in self.key)
-        windows = sliding_windows(row[TS_COLUMN], *self.window)
-        if windows and all(is_late(w, self.marks[key]) for w in windows):
+        windows, mark = self.windows_of(row[TS_COLUMN]), self.marks[key]
+        if windows and all(is_late(w, mark, self.lateness) for w in windows):
             self.late.append(row)
-        for w in windows:
-            if not is_late(w, self.marks[key]):
-                self.rows.setdefault((w.start, key), []).append(row)
+        takes = [w for w in windows if not is_late(w, mark, self.lateness)]
+        for w in takes:
+            self.rows.setdefault((w, key), []).append(row)
+        return {(w, key) for w in takes if is_late(w, mark)}
+
+    def again(self, windows):
+        """Return windows as they are now."""
+        return [self.result(window, key, self.rows[window, key]) for window, key in windows]
 
     def advance(self, keys, watermark):
         """Return the windows of these keys that fire, in order of windows."""
         fired = []
-        for (start, key), rows in sorted(self.rows.items(), key=lambda item: item[0][0]):
-            if key in keys and start + self.window[0] - 1 <= watermark:
-                fired.append(self.result(start, key, rows))
-                del self.rows[start, key]
+        for (window, key), rows in sorted(self.rows.items(), key=lambda item: item[0][0].end):
+            if key in keys and self.marks[key] < window.max_timestamp <= watermark:
+                fired.append(self.result(window, key, rows))
+        gone = [(w, k) for w, k in self.rows if k in keys and is_late(w, watermark, self.lateness)]
+        self.rows = {place: rows for place, rows in self.rows.items() if place not in gone}
         for key in keys:
             self.marks[key] = max(self.marks[key], watermark)
         return fired
 
-    def result(self, start, key, rows):
+    def result(self, window, key, rows):
         values = [r["v"] for r in rows if r["v"] is not None]
         timed = sorted(((r[TS_COLUMN], r["v"]) for r in rows if r["v"] is not None), key=lambda p: p[0])
         floats = [r["x"] for r in rows]
@@ -47,7 +58,7 @@ class Model:
         mean = sum(floats) / len(floats)
         return {
             **dict(zip(self.key, key, strict=True)),
-            "start": start,
+            "start": window.start,
             "n": len(rows),
             "values": len(values),
             "total": sum(values) if values else None,
@@ -57,5 +68,5 @@ class Model:
             "var": sum((x - mean) ** 2 for x in floats) / (len(floats) - 1) if len(floats) > 1 else None,
             "first": timed[0][1] if timed else None,
             "last": [r["x"] for r in rows if r[TS_COLUMN] == latest][-1],
-            TS_COLUMN: start + self.window[0] - 1,
+            TS_COLUMN: window.max_timestamp,
         }

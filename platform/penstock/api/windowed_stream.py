@@ -118,4 +118,6 @@ class WindowedStream:
         """The operator that serves the window."""
         if isinstance(self._window, Session):
             return "session_aggregate"
-        return "window_aggregate" if self._window.time == "event" else "processing_window"
+        if self._window.time != "event":
+            return "processing_window"
+        return "zoned_window" if "time_zone" in self._window.to_config() else "window_aggregate"

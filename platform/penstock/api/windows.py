@@ -1,4 +1,4 @@
-"""Window assigners as values: `ps.Tumbling("10s")`, `ps.Sliding("1m", "10s")`, `ps.Session("10s")`.
+"""Window assigners as values: `ps.Tumbling("10s")`, `ps.Sliding("1m", "10s")`, `ps.Cumulative("1h", "1d")`...
 
 Applied by the window operators.
 """
@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol
 
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
-from penstock.eventtime.windows import validate_window
+from penstock.eventtime.windows import validate_cumulative, validate_window
 
 #: `"10s"`, `"500ms"`, `"1m"`..., or seconds.
 Duration = str | float
@@ -34,28 +34,33 @@ class Window(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tumbling:
-    """Windows of one size, side by side: every row is in exactly one; aligned to the epoch plus `offset`."""
+    """Windows of one size, side by side: every row is in exactly one; aligned to the epoch plus `offset`.
+
+    With `time_zone`, a name such as `"Europe/Berlin"`, they are windows of the wall clock there: days begin at midnight
+    and have 23 or 25 hours when the clock is set. So for `Sliding` and `Cumulative`.
+    """
 
     size: Duration
     _: KW_ONLY
     offset: Duration = 0
     time: Time = "event"
+    time_zone: str | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _require_time(self.time)
+        _require_time(self.time, self.time_zone)
         validate_window(_us(self.size), None, _us(self.offset))
 
     @property
     def label(self) -> str:
         """How the window is called in names and in `explain`."""
-        return f"tumbling {self.size}{_time_label(self.time)}"
+        return f"tumbling {self.size}{_time_label(self.time, self.time_zone)}"
 
     def to_config(self) -> dict[str, Any]:
         """Return the window as it lies in an operator's config, in microseconds."""
         size = _us(self.size)
         config = {"kind": "tumbling", "size_us": size, "slide_us": size, "offset_us": _us(self.offset)}
-        return config | _time_config(self.time)
+        return config | _time_config(self.time, self.time_zone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +72,55 @@ class Sliding:
     _: KW_ONLY
     offset: Duration = 0
     time: Time = "event"
+    time_zone: str | None = None
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _require_time(self.time)
+        _require_time(self.time, self.time_zone)
         validate_window(_us(self.size), _us(self.slide), _us(self.offset))
 
     @property
     def label(self) -> str:
         """How the window is called in names and in `explain`."""
-        return f"sliding {self.size} every {self.slide}{_time_label(self.time)}"
+        return f"sliding {self.size} every {self.slide}{_time_label(self.time, self.time_zone)}"
 
     def to_config(self) -> dict[str, Any]:
         """Return the window as it lies in an operator's config, in microseconds."""
         offset = _us(self.offset)
         config = {"kind": "sliding", "size_us": _us(self.size), "slide_us": _us(self.slide), "offset_us": offset}
-        return config | _time_config(self.time)
+        return config | _time_config(self.time, self.time_zone)
+
+
+@dataclass(frozen=True, slots=True)
+class Cumulative:
+    """Windows that begin every `size` and end every `step` from there on: the last of them is `size` long.
+
+    A row is in all that end after it, so each result holds those before it: hourly results of a day so far are
+    `Cumulative("1h", "1d")`. Aligned to the epoch plus `offset`.
+    """
+
+    step: Duration
+    size: Duration
+    _: KW_ONLY
+    offset: Duration = 0
+    time: Time = "event"
+    time_zone: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        _require_time(self.time, self.time_zone)
+        validate_cumulative(_us(self.step), _us(self.size), _us(self.offset))
+
+    @property
+    def label(self) -> str:
+        """How the window is called in names and in `explain`."""
+        return f"cumulative {self.size} every {self.step}{_time_label(self.time, self.time_zone)}"
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the window as it lies in an operator's config, in microseconds."""
+        offset = _us(self.offset)
+        config = {"kind": "cumulative", "size_us": _us(self.size), "step_us": _us(self.step), "offset_us": offset}
+        return config | _time_config(self.time, self.time_zone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +154,11 @@ def require_window(window: Any) -> Window:
     Raises:
         GraphError: it is something else; names what there is.
     """
-    if isinstance(window, (Tumbling, Sliding, Session)):
+    if isinstance(window, (Tumbling, Sliding, Cumulative, Session)):
         return window
     msg = f"{window!r} is not a window"
-    raise GraphError(msg, hint="there are ps.Tumbling(size), ps.Sliding(size, slide) and ps.Session(gap)")
+    ways = "ps.Tumbling(size), ps.Sliding(size, slide), ps.Cumulative(step, size) and ps.Session(gap)"
+    raise GraphError(msg, hint=f"there are {ways}")
 
 
 def require_event_time_window(window: Any, where: str) -> Window:
@@ -129,24 +168,31 @@ def require_event_time_window(window: Any, where: str) -> Window:
         GraphError: it is something else.
     """
     checked = require_window(window)
-    if isinstance(checked, Session) or checked.time != "event":
+    if not isinstance(checked, (Tumbling, Sliding)) or checked.time != "event" or checked.time_zone:
         msg = f"{where}: a window of {checked.label} is not supported here"
         raise GraphError(msg, hint="use ps.Tumbling(size) or ps.Sliding(size, slide) in event time")
     return checked
 
 
-def _require_time(time: str) -> None:
+def _require_time(time: str, time_zone: str | None) -> None:
     if time not in ("event", "processing"):
         msg = f"windows over {time} time are not supported"
         raise GraphError(msg, hint="use time='event' or time='processing'")
+    if time_zone is not None:
+        from penstock.operators.time_zones import require_zone
+
+        require_zone(time_zone)
+        if time != "event":
+            msg = f"windows over {time} time in a time zone are not supported"
+            raise GraphError(msg, hint="leave time_zone= out, or use event time")
 
 
-def _time_label(time: Time) -> str:
-    return "" if time == "event" else f", {time} time"
+def _time_label(time: Time, time_zone: str | None) -> str:
+    return ("" if time == "event" else f", {time} time") + (f", {time_zone}" if time_zone else "")
 
 
-def _time_config(time: Time) -> dict[str, Any]:
-    return {} if time == "event" else {"time": time}
+def _time_config(time: Time, time_zone: str | None) -> dict[str, Any]:
+    return ({} if time == "event" else {"time": time}) | ({"time_zone": time_zone} if time_zone else {})
 
 
 def _us(duration: Duration) -> int:

@@ -45,6 +45,16 @@ def sliding_windows(timestamp: int, size: int, slide: int, offset: int = 0) -> t
     return tuple(TimeWindow(s, s + size) for s in range(first, last + 1, slide) if s <= timestamp < s + size)
 
 
+def cumulative_windows(timestamp: int, step: int, size: int, offset: int = 0) -> tuple[TimeWindow, ...]:
+    """Return all cumulative windows that hold `timestamp`, the shortest first.
+
+    They begin every `size` and end every `step` from there on, until the last of them is `size` long.
+    """
+    start = tumbling_start(timestamp, size, offset)
+    first = start + ((timestamp - start) // step + 1) * step
+    return tuple(TimeWindow(start, end) for end in range(first, start + size + 1, step))
+
+
 def pane_size(size: int, slide: int) -> int:
     """Return the length of the panes that sliding windows share: the greatest common divisor."""
     while slide:
@@ -69,4 +79,16 @@ def validate_window(size: int, slide: int | None, offset: int = 0) -> None:
         raise GraphError(msg, hint="write for example ps.Tumbling('10s') or ps.Sliding('1m', '10s')")
     if abs(offset) >= step:
         msg = f"a window's offset ({offset} us) must be smaller than its step ({step} us)"
-        raise GraphError(msg, hint="use the remainder: offset modulo size (tumbling) or slide (sliding)")
+        raise GraphError(msg, hint="use the remainder: offset modulo size (tumbling, cumulative) or slide (sliding)")
+
+
+def validate_cumulative(step: int, size: int, offset: int = 0) -> None:
+    """Check the numbers of a cumulative window, in microseconds.
+
+    Raises:
+        GraphError: not positive, a size that is not a multiple of the step, or an offset outside the size.
+    """
+    validate_window(size, None, offset)
+    if step <= 0 or size % step:
+        msg = f"cumulative windows up to {size} us cannot end every {step} us"
+        raise GraphError(msg, hint="the largest size is a multiple of the step: ps.Cumulative('1h', '1d')")

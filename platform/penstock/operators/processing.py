@@ -1,4 +1,4 @@
-"""Tumbling and sliding windows of processing time (kind `processing_window`).
+"""Tumbling, sliding and cumulative windows of processing time (kind `processing_window`).
 
 The event-time operator with another time: a row's time is the moment its batch is processed, and the clock advances
 instead of the watermark, which only passes through. A window fires when the clock has reached its end, by the task's
@@ -77,4 +77,4 @@ class ProcessingWindowOperator(WindowAggregateOperator):
     def _set_timer(self) -> None:
         """Look for the first window with rows that has not fired."""
         due = self._due(self._table.panes(), self._watermarks.low, MAX_TIMESTAMP)
-        self._next_ms = -(-(due[0] + self._config.size) // 1000) if due else None
+        self._next_ms = -(-due[0].end // 1000) if due else None

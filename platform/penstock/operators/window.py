@@ -1,4 +1,4 @@
-"""Tumbling and sliding event-time windows with aggregates (kind `window_aggregate`).
+"""Tumbling, sliding and cumulative event-time windows with aggregates (kind `window_aggregate`).
 
 A window fires when the watermark has reached its last microsecond, in order of windows, before the watermark is passed
 on. A row is late when all windows it belongs to are closed (and their allowed lateness is over); it is counted and
@@ -25,6 +25,7 @@ from penstock.operators.combine import cells_of, combined_schema
 from penstock.operators.late import LateRows
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.operators.window_due import due_windows
 from penstock.operators.window_schema import WindowConfig, output_schema, parse
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
+    from penstock.eventtime.windows import TimeWindow
     from penstock.kernels.compile import I64
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.hot import Fired
@@ -111,8 +113,8 @@ class WindowAggregateOperator(Operator):
         before = self._watermarks.low
         if watermark > before:
             panes = self._table.panes()
-            for start in self._due(panes, before, watermark):
-                self._fire(start, panes, out)
+            for window in self._due(panes, before, watermark):
+                self._fire(window, panes, out)
             self._watermarks.advance(watermark)
             self._table.drop_below(self._first_open_start(watermark))
 
@@ -135,7 +137,7 @@ class WindowAggregateOperator(Operator):
         first_open = self._first_open_start(self._watermarks.low)
         window = np.array([self._config.pane, self._config.offset, first_open, TIME_LIMIT - 1], np.int64)
         keys = key_columns(data, self._config.key)
-        times = data.column(TS_COLUMN).to_numpy()
+        times = self._times(data)
         late, wild = self._table.add(keys, times, window, self._plan.inputs(data))
         if wild:
             raise self._impossible(wild)
@@ -161,6 +163,11 @@ class WindowAggregateOperator(Operator):
         if data.num_rows:
             self._table.merge(keys, hashes, panes, cells)
 
+    def _times(self, data: pa.RecordBatch) -> I64:
+        """Return the times that decide which windows rows are in."""
+        times: I64 = data.column(TS_COLUMN).to_numpy()
+        return times
+
     def _impossible(self, rows: int) -> PenstockError:
         return PenstockError(
             f"{self._context.spec.uid}: {rows} rows have an event time more than 73,000 years from 1970",
@@ -173,7 +180,7 @@ class WindowAggregateOperator(Operator):
             self._panes = np.empty(max(rows, 2 * len(self._panes)), np.int64)
         panes = self._panes[:rows]
         first_open = self._first_open_start(self._watermarks.low)
-        assign_panes(data.column(TS_COLUMN).to_numpy(), self._window, first_open, panes, self._counts)
+        assign_panes(self._times(data), self._window, first_open, panes, self._counts)
         return panes
 
     def _without_left_out(self, data: pa.RecordBatch, panes: I64, out: Collector) -> tuple[pa.RecordBatch, I64]:
@@ -181,7 +188,7 @@ class WindowAggregateOperator(Operator):
         if wild:
             raise self._impossible(wild)
         if late and self._late.routed:
-            times, config = data.column(TS_COLUMN).to_numpy(), self._config
+            times, config = self._times(data), self._config
             in_window = (times - config.offset) % config.slide < config.size
             self._late.take(data, (panes == _LEFT_OUT) & in_window, out)
         else:
@@ -191,7 +198,7 @@ class WindowAggregateOperator(Operator):
 
     def _in_open_windows(self, data: pa.RecordBatch, hashes: I64) -> np.ndarray:
         """After a rescale: which rows belong to a window that was still open for their key's former subtask."""
-        times = data.column(TS_COLUMN).to_numpy()
+        times = self._times(data)
         last_start = times - (times - self._config.offset) % self._config.slide
         is_open = np.ones(len(times), np.bool_)
         for owned, watermark in self._watermarks.ahead():
@@ -208,37 +215,32 @@ class WindowAggregateOperator(Operator):
         start = closed - (closed - config.offset) % config.slide + config.slide
         return min(max(start, MIN_TIMESTAMP + 1), MAX_TIMESTAMP)
 
-    def _due(self, panes: list[int], before: int, watermark: int) -> list[int]:
-        """Return the starts of windows with rows whose last microsecond lies in (before, watermark], in order."""
-        config = self._config
-        due: set[int] = set()
-        for pane in panes:
-            last = pane - (pane - config.offset) % config.slide
-            first = last - (last - (pane - config.size) - 1) // config.slide * config.slide
-            unfired = before - config.size + 2  # the least start whose window ends after `before`
-            if first < unfired:
-                first += -(-(unfired - first) // config.slide) * config.slide
-            due.update(range(first, min(last, watermark - config.size + 1) + 1, config.slide))
-        return sorted(due)
+    def _due(self, panes: list[int], before: int, watermark: int) -> list[TimeWindow]:
+        """Return the windows with rows whose last microsecond lies in (before, watermark], in order."""
+        return due_windows(self._config, panes, before, watermark)
 
-    def _fire(self, start: int, panes: list[int], out: Collector) -> None:
-        low, high = bisect_left(panes, start), bisect_left(panes, start + self._config.size)
-        done = [r for r, w in self._watermarks.ahead() if start + self._config.size - 1 <= w]
+    def _fire(self, window: TimeWindow, panes: list[int], out: Collector) -> None:
+        low, high = bisect_left(panes, window.start), bisect_left(panes, window.end)
+        done = [r for r, w in self._watermarks.ahead() if window.max_timestamp <= w]
         for piece in self._table.fire(panes[low:high]):
-            self._emit(piece if not done else _outside(piece, done), start, out)
+            self._emit(piece if not done else _outside(piece, done), window, out)
 
-    def _emit(self, piece: Fired, start: int, out: Collector) -> None:
+    def _bounds(self, window: TimeWindow) -> tuple[int, int, int]:
+        """Return the instants at which a window begins and ends, and the event time of what it emits."""
+        return window.start, window.end, window.max_timestamp
+
+    def _emit(self, piece: Fired, window: TimeWindow, out: Collector) -> None:
         rows = len(piece.hashes)
         if rows == 0:
             return
-        end = start + self._config.size
+        start, end, ts = self._bounds(window)
         time = self._schema.field("window_start").type
         columns = [
             *piece.keys,
             pa.array(np.full(rows, start, np.int64)).view(time),
             pa.array(np.full(rows, end, np.int64)).view(time),
             *self._plan.outputs(piece.cells),
-            pa.array(np.full(rows, end - 1, np.int64)),
+            pa.array(np.full(rows, ts, np.int64)),
         ]
         out.batch(Batch(pa.RecordBatch.from_arrays(columns, schema=self._schema)))
 
@@ -259,16 +261,15 @@ class WindowAggregateOperator(Operator):
         """Emit, for the keys of these rows, the windows with them that `watermark` has fired and not yet closed."""
         config = self._config
         touched = np.unique(panes).tolist()
-        first_open = self._first_open_start(watermark)
-        fired = [s for s in self._due(touched, MIN_TIMESTAMP, watermark) if s >= first_open]
+        fired = self._due(touched, max(watermark - config.allowed_lateness, MIN_TIMESTAMP), watermark)
         every = self._table.panes()
-        for start in fired:
-            inside = (panes >= start) & (panes < start + config.size)
+        for window in fired:
+            inside = (panes >= window.start) & (panes < window.end)
             rows = data.filter(pa.array(inside))
             keys = key_columns(rows, config.key)
-            low, high = bisect_left(every, start), bisect_left(every, start + config.size)
+            low, high = bisect_left(every, window.start), bisect_left(every, window.end)
             for piece in self._table.fire_keys(keys, hash_key_columns(keys, rows.num_rows), every[low:high]):
-                self._emit(piece, start, out)
+                self._emit(piece, window, out)
 
 
 def _outside(piece: Fired, done: Iterable[Any]) -> Fired:

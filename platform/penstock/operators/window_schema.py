@@ -22,6 +22,7 @@ from penstock.kernels.key_types import is_fixed, is_key_type
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
 FUNCTIONS = ("count", "sum", "min", "max", "mean", "var", "std", "first", "last")
+_KINDS = ("tumbling", "sliding", "cumulative", "session")
 _RESERVED = (WINDOW_START, WINDOW_END, TS_COLUMN)
 _TIME = pa.timestamp("us", tz="UTC")
 #: Longer windows (35 years) take the longer way, whose arithmetic has room for any length.
@@ -65,11 +66,14 @@ class WindowConfig:
     aggregates: tuple[Aggregate, ...]
     #: Whether late rows are wanted as they came.
     late_rows: bool = False
+    #: Of cumulative windows: they end every step of a `size` (0: other windows).
+    step: int = 0
+    time_zone: str | None = None
 
     @property
     def pane(self) -> int:
         """Length of the panes that windows share."""
-        return pane_size(self.size, self.slide)
+        return self.step or pane_size(self.size, self.slide)
 
     @property
     def plain(self) -> bool:
@@ -79,7 +83,7 @@ class WindowConfig:
     @property
     def combines(self) -> bool:
         """Whether rows may come combined by key and pane: late ones are then counted and no more."""
-        return self.plain and not self.late_rows
+        return self.plain and not self.late_rows and self.time_zone is None
 
 
 def parse(config: dict[str, Any]) -> WindowConfig:
@@ -91,11 +95,12 @@ def parse(config: dict[str, Any]) -> WindowConfig:
     try:
         window = config["window"]
         kind = window["kind"]
-        if kind not in ("tumbling", "sliding", "session"):
-            raise GraphError(f"unknown window kind {kind!r}", hint="use tumbling, sliding or session")
+        if kind not in _KINDS:
+            raise GraphError(f"unknown window kind {kind!r}", hint=f"use one of {', '.join(_KINDS)}")
         # a session's rows are kept in panes of the gap: rows of one pane are always of one session
         size = int(window["gap_us"] if kind == "session" else window["size_us"])
         slide = int(window["slide_us"]) if kind == "sliding" else size
+        step = int(window["step_us"]) if kind == "cumulative" else 0
         aggregates = tuple(Aggregate(a["fn"], a.get("column"), a["alias"]) for a in config["aggregates"])
         key = tuple(config["key"])
     except KeyError as error:
@@ -106,7 +111,8 @@ def parse(config: dict[str, Any]) -> WindowConfig:
     offset = int(window.get("offset_us", 0))
     validate_window(size, slide if kind == "sliding" else None, offset)
     lateness = int(config.get("allowed_lateness_us", 0))
-    return WindowConfig(key, size, slide, offset, lateness, aggregates, "late_to" in config)
+    late_rows, time_zone = "late_to" in config, window.get("time_zone")
+    return WindowConfig(key, size, slide, offset, lateness, aggregates, late_rows, step, time_zone)
 
 
 def validate(config: dict[str, Any], input_schema: pa.Schema) -> None:

@@ -37,6 +37,10 @@ def test_windows_are_microseconds_inside():
         lambda: ps.Sliding("10s", "0s"),
         lambda: ps.Tumbling("10s", offset="10s"),
         lambda: ps.Tumbling("10s", time="arrival"),
+        lambda: ps.Tumbling("1d", time_zone="Europe/Bonn"),
+        lambda: ps.Tumbling("1d", time_zone="Europe/Berlin", time="processing"),
+        lambda: ps.Cumulative("7h", "1d"),
+        lambda: ps.Cumulative("0s", "1d"),
         lambda: ps.Session("0s"),
         lambda: ps.Session("10s", time="processing"),
     ],
@@ -52,8 +56,8 @@ def test_a_duration_is_a_text_with_a_unit():
 
 def test_only_the_windows_there_are_can_be_used(orders):
     refused(lambda: orders.key_by("user_id").window("10s"), "'10s' is not a window", "ps.Tumbling", "ps.Sliding")
-    with pytest.raises(AttributeError, match=r"no 'Cumulative'.*Sliding.*Tumbling"):
-        ps.Cumulative  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no 'Cumulate'.*Sliding.*Tumbling"):
+        ps.Cumulate  # noqa: B018
 
 
 def test_a_window_needs_event_time(env, source):
@@ -71,6 +75,18 @@ def test_windows_of_processing_time_need_no_event_time(env, source):
     refused(lambda: stream.allowed_lateness("1s"), "no row is late")
 
 
+def test_windows_of_a_time_zone_have_an_operator_of_their_own(env, orders):
+    stream = orders.key_by("user_id").window(ps.Cumulative("1h", "1d", time_zone="Europe/Berlin"))
+    node = env.builder.node(stream.aggregate(ps.count()).flow.upstreams[0].node)
+    assert (node.operator.kind, node.operator.name) == (
+        "zoned_window",
+        "Window(cumulative 1d every 1h, Europe/Berlin)",
+    )
+    assert node.operator.config["window"]["time_zone"] == "Europe/Berlin"
+    (edge,) = [e for e in env.builder._edges if e.target == node.id]
+    assert not edge.combine, "panes before the shuffle would be those of UTC"
+
+
 def test_the_best_rows_of_a_window_are_chosen_in_one_subtask_behind_many(env, orders):
     best = orders.window_all(ps.Tumbling("10s")).max_by("amount")
     assert best.columns == orders.columns
@@ -84,6 +100,8 @@ def test_the_best_rows_of_a_window_are_chosen_in_one_subtask_behind_many(env, or
 def test_windows_over_all_keys_that_cannot_be_are_refused(env, orders, source):
     refused(lambda: orders.window_all(ps.Session("10s")), "session 10s is not supported here")
     refused(lambda: orders.window_all(ps.Tumbling("10s", time="processing")), "processing time is not supported here")
+    refused(lambda: orders.window_all(ps.Cumulative("1s", "10s")), "cumulative 10s every 1s is not supported here")
+    refused(lambda: orders.window_all(ps.Tumbling("1d", time_zone="Asia/Tokyo")), "Asia/Tokyo is not supported here")
     refused(lambda: env.from_source(source(), uid="in").window_all(ps.Tumbling("1s")), "no event time")
     windowed = orders.window_all(ps.Sliding("10s", "2s"))
     refused(lambda: windowed.top(3, by="amont"), "unknown column 'amont'")

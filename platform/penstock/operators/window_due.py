@@ -1,0 +1,39 @@
+"""Which windows with rows a watermark closes, found from the panes that hold rows; asked by the window operators."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.eventtime.windows import TimeWindow
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from penstock.operators.window_schema import WindowConfig
+
+
+def due_windows(config: WindowConfig, panes: Iterable[int], before: int, watermark: int) -> list[TimeWindow]:
+    """Return the windows over these panes whose last microsecond lies in (before, watermark], by their ends."""
+    windows_of = _cumulative if config.step else _sliding
+    due = {window for pane in panes for window in windows_of(config, pane, before, watermark)}
+    return sorted(due, key=lambda window: (window.end, window.start))
+
+
+def _sliding(config: WindowConfig, pane: int, before: int, watermark: int) -> Iterator[TimeWindow]:
+    last = pane - (pane - config.offset) % config.slide
+    first = last - (last - (pane - config.size) - 1) // config.slide * config.slide
+    first = _not_below(first, before - config.size + 2, config.slide)  # one that ends after `before`
+    for start in range(first, min(last, watermark - config.size + 1) + 1, config.slide):
+        yield TimeWindow(start, start + config.size)
+
+
+def _cumulative(config: WindowConfig, pane: int, before: int, watermark: int) -> Iterator[TimeWindow]:
+    start = pane - (pane - config.offset) % config.size
+    first = _not_below(pane + config.step, before + 2, config.step)
+    for end in range(first, min(start + config.size, watermark + 1) + 1, config.step):
+        yield TimeWindow(start, end)
+
+
+def _not_below(value: int, least: int, step: int) -> int:
+    """Return the first of value, value + step... that is at least `least`."""
+    return value if value >= least else value + -(-(least - value) // step) * step
