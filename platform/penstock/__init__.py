@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from penstock import snapshots as snapshots
     from penstock.api.aggregates import Aggregate as Aggregate
     from penstock.api.aggregates import count as count
     from penstock.api.aggregates import first as first
@@ -92,13 +93,17 @@ _MODULES = {
         "value_state",
     ],
 }
+#: Modules that are used by their name: `ps.snapshots.read(...)`.
+_PACKAGES = ["snapshots"]
 _NAMES = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = ["__version__", *sorted(_NAMES)]  # noqa: PLE0604 - names, computed
+__all__ = ["__version__", *sorted([*_NAMES, *_PACKAGES])]  # noqa: PLE0604 - names, computed
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name on first use."""
+    if name in _PACKAGES:
+        return importlib.import_module(f"penstock.{name}")
     if name not in _NAMES:
         msg = f"penstock has no {name!r}; there are: {', '.join(sorted(_NAMES))}"
         raise AttributeError(msg)

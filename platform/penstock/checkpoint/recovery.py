@@ -43,27 +43,39 @@ class RecoveryPlan:
     finishing: bool = False
 
 
-def live_entries(entries: Sequence[LogEntry]) -> tuple[LogEntry, ...]:
-    """Return the entries that count: none whose generation is older than a seal before it."""
+def live_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """Return the entries of a log that count: none whose generation is older than a seal before it."""
     newest = 0
     kept = []
-    for entry in entries:
-        if entry.manifest.generation < newest:
+    for manifest in manifests:
+        if manifest.generation < newest:
             continue
-        if entry.manifest.kind == "seal":
-            newest = entry.manifest.generation
-        kept.append(entry)
+        if manifest.kind == "seal":
+            newest = manifest.generation
+        kept.append(manifest)
     return tuple(kept)
+
+
+def present_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
+    """Return the live entries from the newest fresh seal on."""
+    live = live_manifests(manifests)
+    starts = [i for i, m in enumerate(live) if m.kind == "seal" and m.note == FRESH]
+    return live[starts[-1] :] if starts else live
+
+
+def live_entries(entries: Sequence[LogEntry]) -> tuple[LogEntry, ...]:
+    """Return the entries whose manifests are live."""
+    return _entries_of(entries, live_manifests([entry.manifest for entry in entries]))
 
 
 def current_history(entries: Sequence[LogEntry]) -> tuple[LogEntry, ...]:
     """Return the live entries from the newest fresh seal on."""
-    live = live_entries(entries)
-    start = 0
-    for index, entry in enumerate(live):
-        if entry.manifest.kind == "seal" and entry.manifest.note == FRESH:
-            start = index
-    return live[start:]
+    return _entries_of(entries, present_manifests([entry.manifest for entry in entries]))
+
+
+def _entries_of(entries: Sequence[LogEntry], kept: Sequence[Manifest]) -> tuple[LogEntry, ...]:
+    numbers = {id(manifest) for manifest in kept}
+    return tuple(entry for entry in entries if id(entry.manifest) in numbers)
 
 
 def plan_recovery(

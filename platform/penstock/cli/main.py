@@ -30,6 +30,7 @@ _COMMANDS = {
     "jobmanager": "penstock.cli.processes:jobmanager",
     "taskmanager": "penstock.cli.processes:taskmanager",
     "cluster": "penstock.cli.cluster:commands",
+    "state": "penstock.cli.state:commands",
     "bench": "penstock.cli.bench:bench",
 }
 #: What a shell gives a process that ended by Ctrl-C.

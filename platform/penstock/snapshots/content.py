@@ -1,0 +1,125 @@
+"""What a snapshot holds: its states by uid and name, with sizes and columns, as its manifest says.
+
+Called by `ps.snapshots.read` and the commands on snapshots; reads no file of state.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from penstock.checkpoint.manifest import Manifest
+from penstock.core.errors import NotFoundError, UsageError
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
+from penstock.graph.validate import near
+from penstock.state.accumulators import FIRST_ENTRY, NAMESPACE, ROW
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_IDS = {"key": range(101, FIRST_ENTRY), "entry": range(FIRST_ENTRY, 1001), "value": range(1001, 1 << 31)}
+#: States of this beginning are the engine's own beside a user's: timers, the watermark of an input.
+_OWN = "__"
+
+
+@dataclass(frozen=True, slots=True)
+class StateContent:
+    """One state of one operator, all its subtasks together."""
+
+    uid: str
+    name: str
+    kind: Literal["keyed", "operator"]
+    keyed: tuple[KeyedStateSnapshot, ...] = ()
+    #: (subtask, its part).
+    operator: tuple[tuple[int, OperatorStateSnapshot], ...] = ()
+
+    @property
+    def schema(self) -> pa.Schema | None:
+        """Columns of a keyed state's files."""
+        return schema_from_text(self.keyed[0].schema) if self.keyed else None
+
+    @property
+    def rows(self) -> int:
+        """Rows in its files: those that a newer one replaces or a tombstone hides are counted too."""
+        return sum(s.rows for k in self.keyed for s in k.segments) + sum(len(o.items) for _, o in self.operator)
+
+    @property
+    def files(self) -> int:
+        """Its segments."""
+        return sum(len(k.segments) for k in self.keyed)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of its segments."""
+        return sum(s.file.length for k in self.keyed for s in k.segments)
+
+    def columns(self, what: Literal["key", "entry", "value"]) -> list[str]:
+        """Return `name type` of the columns of a keyed state: its keys, a list's or map's entries, its values."""
+        return [f"{f.name} {f.type}" for f in self.schema or () if field_id(f) in _IDS[what]]
+
+    @property
+    def identity(self) -> list[str]:
+        """Columns of `ps.snapshots.read` that tell its rows apart."""
+        if self.schema is None:
+            return ["__subtask", "__index"]
+        named = (*_IDS["key"], *_IDS["entry"])
+        return [f.name for f in self.schema if field_id(f) in named or f.name in (NAMESPACE, ROW)]
+
+    def as_json(self) -> dict[str, object]:
+        """Return what a listing shows."""
+        return {
+            "uid": self.uid,
+            "state": self.name,
+            "kind": self.kind,
+            "key": self.columns("key") + self.columns("entry"),
+            "value": self.columns("value"),
+            "subtasks": len(self.keyed) + len(self.operator),
+            "files": self.files,
+            "rows": self.rows,
+            "bytes": self.size_bytes,
+        }
+
+
+def field_id(field: pa.Field) -> int:
+    """Return a column's field id, 0 without one."""
+    return int((field.metadata or {}).get(b"id", b"0"))
+
+
+def states_of(manifest: Manifest) -> tuple[StateContent, ...]:
+    """Return all states of a snapshot, by uid and name."""
+    keyed: dict[tuple[str, str], list[KeyedStateSnapshot]] = {}
+    operator: dict[tuple[str, str], list[tuple[int, OperatorStateSnapshot]]] = {}
+    for part in manifest.subtasks:
+        for state in part.keyed:
+            keyed.setdefault((state.uid, state.state), []).append(state)
+        for other in part.operator:
+            operator.setdefault((other.uid, other.name), []).append((part.subtask, other))
+    found = [StateContent(*place, "keyed", keyed=tuple(parts)) for place, parts in keyed.items()]
+    found += [StateContent(*place, "operator", operator=tuple(parts)) for place, parts in operator.items()]
+    return tuple(sorted(found, key=lambda state: (state.uid, state.name)))
+
+
+def find_state(manifest: Manifest, uid: str, name: str | None) -> StateContent:
+    """Return one state; the name may be left out where the operator has one of its own only.
+
+    Raises:
+        NotFoundError: there is none of that uid or name; names the nearest.
+        UsageError: the operator has several states and none is named.
+    """
+    states = states_of(manifest)
+    own = [state for state in states if state.uid == uid]
+    if not own:
+        msg = f"the snapshot has no state of uid {uid!r}"
+        raise NotFoundError(msg, hint=near(uid, dict.fromkeys(state.uid for state in states)))
+    if name is not None:
+        found = next((state for state in own if state.name == name), None)
+        if found is None:
+            msg = f"{uid!r} has no state {name!r}"
+            raise NotFoundError(msg, hint=near(name, [state.name for state in own]))
+        return found
+    users = [state for state in own if not state.name.startswith(_OWN)]
+    if len(users or own) > 1:
+        msg = f"{uid!r} has {len(own)} states"
+        raise UsageError(msg, hint=f"name one of them: {', '.join(state.name for state in own)}")
+    return (users or own)[0]
