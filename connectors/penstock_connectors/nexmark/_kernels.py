@@ -90,9 +90,19 @@ def _numbers(start: int, place: Any, out: Any) -> int:
 
 
 def _times(numbers: Any, start_us: int, rate: int, out: Any) -> int:
-    """Write event times in microseconds, whole milliseconds as in Nexmark's schema."""
+    """Write event times in microseconds, whole milliseconds as in Nexmark's schema.
+
+    `number * 1000 div rate` is carried on from event to event: a division an event would take longer than all the rest.
+    """
+    last = whole = rest = np.int64(0)
     for i in range(len(out)):
-        out[i] = start_us + np.int64(np.uint64(numbers[i] * 1000) // np.uint64(rate)) * 1000
+        rest += (numbers[i] - last) * 1000
+        last = numbers[i]
+        if rest >= rate:
+            more = np.int64(np.uint64(rest) // np.uint64(rate))
+            whole += more
+            rest -= more * rate
+        out[i] = start_us + whole * 1000
     return len(out)
 
 
@@ -154,50 +164,54 @@ def _channels(numbers: Any, salt: int, hot: int, every: int, out: Any) -> int:
     return len(out)
 
 
-def _gather_length(picks: Any, offsets: Any, out: Any) -> int:
-    """Write Arrow offsets of the picked strings; returns their bytes."""
+def _listed_places(picks: Any, offsets: Any, places: Any, out: Any) -> int:
+    """Write where the picked strings of a table begin, and Arrow offsets of the copies; returns their bytes."""
     total = 0
     for i in range(len(picks)):
+        first = np.int64(offsets[picks[i]])
+        places[i] = first
         out[i] = total
-        total += offsets[picks[i] + 1] - offsets[picks[i]]
+        total += np.int64(offsets[picks[i] + 1]) - first
     out[len(picks)] = total
     return total
 
 
-def _gather_bytes(picks: Any, offsets: Any, source: int, target: Any) -> int:
-    """Copy the picked strings one behind the other; `target` = [address, pieces of the longest string].
+def _stretch_places(numbers: Any, salt: int, sizes: Any, places: Any, out: Any) -> int:
+    """Write where in a pool each event's stretch begins, and Arrow offsets of the copies; returns their bytes.
 
-    Both buffers have room behind their end. What a piece has too much is written over by the next string.
+    `sizes` = [least bytes, how many more at most plus one, bytes of the pool].
     """
-    to, pieces = target[0], target[1]
-    for i in range(len(picks)):
-        first = np.int64(offsets[picks[i]])
-        for piece in range(pieces):
-            copy(to + piece * WIDE, source + first + piece * WIDE, WIDE)
-        to += np.int64(offsets[picks[i] + 1]) - first
-    return len(picks)
-
-
-def _slice_length(numbers: Any, salt: int, least: int, spread: int, out: Any) -> int:
-    """Write Arrow offsets of strings of `least` up to (without) `least + spread` bytes; returns their bytes."""
+    least, spread, room = sizes[0], sizes[1], sizes[2]
     total = 0
     for i in range(len(numbers)):
+        bits = _draw(numbers[i], salt)
+        size = least + _low(bits, spread)
+        places[i] = _high(bits, room - size)
         out[i] = total
-        total += least + _low(_draw(numbers[i], salt), spread)
+        total += size
     out[len(numbers)] = total
     return total
 
 
-def _slice_bytes(numbers: Any, salt: int, pool: Any, offsets: Any, target: Any) -> int:
-    """Copy for every event a stretch of the pool (address, bytes) as long as its offsets say; `target` as above."""
-    source, room, pieces = pool[0], pool[1], target[1]
-    for i in range(len(numbers)):
-        size = np.int64(offsets[i + 1]) - np.int64(offsets[i])
-        first = source + _high(_draw(numbers[i], salt), room - size)
-        to = target[0] + np.int64(offsets[i])
-        for piece in range(pieces):
-            copy(to + piece * WIDE, first + piece * WIDE, WIDE)
-    return len(numbers)
+def _copy_strings(places: Any, offsets: Any, source: int, target: Any) -> int:
+    """Copy the strings at these places one behind the other; `target` = [address, pieces of the longest string].
+
+    Both buffers have room behind their end. What a piece has too much is written over by the next string. The usual
+    numbers of pieces stand there one by one: the compiler would make a call of a loop over them.
+    """
+    to, pieces = target[0], target[1]
+    if pieces == 1:
+        for i in range(len(places)):
+            copy(to + np.int64(offsets[i]), source + places[i], WIDE)
+    elif pieces == 3:
+        for i in range(len(places)):
+            copy(to + np.int64(offsets[i]), source + places[i], WIDE)
+            copy(to + np.int64(offsets[i]) + WIDE, source + places[i] + WIDE, WIDE)
+            copy(to + np.int64(offsets[i]) + 2 * WIDE, source + places[i] + 2 * WIDE, WIDE)
+    else:
+        for i in range(len(places)):
+            copy(to + np.int64(offsets[i]), source + places[i], pieces * WIDE)
+    return len(places)
 
 
 def _letters(salt: int, space: int, target: int, count: int) -> int:
@@ -217,8 +231,7 @@ own_ids = compiled(_I(_IN, _I, _I, _OUT), _own_ids)
 prices = compiled(_I(_IN, _I, _FLOATS_IN, _OUT), _prices)
 picks = compiled(_I(_IN, _I, _I, _OUT), _picks)
 channels = compiled(_I(_IN, _I, _I, _I, _OUT), _channels)
-gather_length = compiled(_I(_IN, _OFFSETS_IN, _OFFSETS), _gather_length)
-gather_bytes = compiled(_I(_IN, _OFFSETS_IN, _I, _IN), _gather_bytes)
-slice_length = compiled(_I(_IN, _I, _I, _I, _OFFSETS), _slice_length)
-slice_bytes = compiled(_I(_IN, _I, _IN, _OFFSETS_IN, _IN), _slice_bytes)
+listed_places = compiled(_I(_IN, _OFFSETS_IN, _OUT, _OFFSETS), _listed_places)
+stretch_places = compiled(_I(_IN, _I, _IN, _OUT, _OFFSETS), _stretch_places)
+copy_strings = compiled(_I(_IN, _OFFSETS_IN, _I, _IN), _copy_strings)
 letters = compiled(_I(_I, _I, _I, _I), _letters)

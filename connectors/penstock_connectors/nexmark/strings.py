@@ -7,7 +7,7 @@ are drawn from a table; every string is copied into the batch's own buffer. Call
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 from zlib import crc32
 
@@ -28,8 +28,10 @@ _FIRST_NAMES = ("Ada", "Alan", "Barbara", "Donald", "Edsger", "Frances", "Grace"
 _LAST_NAMES = ("Allen", "Codd", "Gray", "Hoare", "Hopper", "Lamport", "Liskov", "Lovelace", "Turing")
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
+Int32s = np.ndarray[Any, np.dtype[np.int32]]
 
 
+@cache
 def salt(seed: int, field: str) -> int:
     """Return what makes the draws of a field independent of those of the others."""
     return (seed * 0x9E3779B97F4A7C15 + crc32(field.encode()) * 0xD1B54A32D192ED03) & _MASK
@@ -57,12 +59,17 @@ class _Table:
 
     def gather(self, picks: Int64s) -> pa.Array:
         """Return the strings at these places."""
-        offsets = pa.allocate_buffer(4 * (len(picks) + 1))
-        size = kernels.gather_length(picks, self.offsets, np.frombuffer(offsets, np.int32))
-        data = pa.allocate_buffer(size + self._pieces * kernels.WIDE)
-        target = np.array([data.address, self._pieces], np.int64)
-        kernels.gather_bytes(picks, self.offsets, self._data.address, target)
-        return pa.Array.from_buffers(pa.string(), len(picks), [None, offsets, data.slice(0, size)])
+        places, offsets = np.empty(len(picks), np.int64), np.empty(len(picks) + 1, np.int32)
+        size = kernels.listed_places(picks, self.offsets, places, offsets)
+        return _copied(places, offsets, size, self._data, self._pieces)
+
+
+def _copied(places: Int64s, offsets: Int32s, size: int, source: pa.Buffer, pieces: int) -> pa.Array:
+    """Return an array of what stands at these places of `source`: `size` bytes, as long each as the offsets say."""
+    # memory of NumPy's: a worker keeps what is freed of it, and the next batch finds it in the processor's cache
+    data = pa.py_buffer(np.empty(size + pieces * kernels.WIDE, np.uint8))
+    kernels.copy_strings(places, offsets, source.address, np.array([data.address, pieces], np.int64))
+    return pa.Array.from_buffers(pa.string(), len(places), [None, pa.py_buffer(offsets), data.slice(0, size)])
 
 
 class Strings:
@@ -100,15 +107,10 @@ class Strings:
         return table.gather(picks)
 
     def _stretch(self, numbers: Int64s, field: str, pool: pa.Buffer, sizes: tuple[int, int]) -> pa.Array:
-        offsets = pa.allocate_buffer(4 * (len(numbers) + 1))
-        places = np.frombuffer(offsets, np.int32)
-        own = salt(self._seed, field)
-        size = kernels.slice_length(numbers, own, *sizes, places)
-        pieces = _pieces(sizes[0] + sizes[1] - 1)
-        data = pa.allocate_buffer(size + pieces * kernels.WIDE)
-        target = np.array([data.address, pieces], np.int64)
-        kernels.slice_bytes(numbers, own, np.array([pool.address, _POOL_BYTES], np.int64), places, target)
-        return pa.Array.from_buffers(pa.string(), len(numbers), [None, offsets, data.slice(0, size)])
+        places, offsets = np.empty(len(numbers), np.int64), np.empty(len(numbers) + 1, np.int32)
+        drawn = np.array([*sizes, _POOL_BYTES], np.int64)
+        size = kernels.stretch_places(numbers, salt(self._seed, field), drawn, places, offsets)
+        return _copied(places, offsets, size, pool, _pieces(sizes[0] + sizes[1] - 1))
 
     def _channel_picks(self, numbers: Int64s) -> Int64s:
         """Return the place of every bid's channel, once for channel and URL of a batch."""

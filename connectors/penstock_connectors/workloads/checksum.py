@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock_connectors.workloads.kernels import START_US, TEXT_BYTES, add_rows, add_windows, unspell
+from penstock_connectors.workloads.kernels import TEXT_BYTES, add_rows, add_timed_rows, add_windows, unspell
 
 if TYPE_CHECKING:
     from penstock_connectors.workloads.sink import Config
@@ -35,9 +35,8 @@ class Checksum:
         if self._windows:
             add_windows(user, first, second, third, self._scale, self._sums)
         else:
-            if pa.types.is_timestamp(batch.column(self._columns[1]).type):
-                first = (first - START_US) // 1000
-            add_rows(user, first, second, third, self._sums)
+            timed = pa.types.is_timestamp(batch.column(self._columns[1]).type)
+            (add_timed_rows if timed else add_rows)(user, first, second, third, self._sums)
 
     def take(self) -> list[int]:
         """Return the sums and begin again at zero."""

@@ -5,10 +5,9 @@ Aligning a batch with a declared schema, event time kept apart from the rows.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import PenstockError
@@ -80,9 +79,8 @@ def assemble(columns: Sequence[pa.Array], schema: pa.Schema, ts: pa.Array | None
     return pa.RecordBatch.from_arrays([*columns, ts], schema=with_ts(schema))
 
 
-def keep(batch: pa.RecordBatch, mask: pa.Array) -> pa.RecordBatch:
+def keep(batch: pa.RecordBatch, mask: pa.BooleanArray) -> pa.RecordBatch:
     """Return the rows whose mask is true; null counts as false; free when all are."""
-    kept: Any = pc.sum(mask).as_py() or 0
-    if kept == batch.num_rows:
+    if mask.true_count == batch.num_rows:
         return batch
     return batch.filter(mask)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text
-from penstock.operators.columns import TS_FIELD, assemble, conform_array, keep, ts_of, without_ts
+from penstock.operators.columns import TS_FIELD, conform_array, keep, ts_of, with_ts, without_ts
 from penstock.operators.operator import Operator
 
 if TYPE_CHECKING:
@@ -123,6 +123,10 @@ class ProjectOperator(Operator):
             self._expressions = tuple(e for e in self._expressions if _passed_name(e) is None)
         self._roots = _root_columns(self._expressions, rows)
         self._computed = _computed_names(self._expressions, rows)
+        if self._mode == "filter" and len(self._computed) > 1:
+            self._expressions = (pl.all_horizontal(*self._expressions),)
+        self._rows = without_ts(self._schema)
+        self._with_ts = with_ts(self._rows)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         data = self._filter(batch.data) if self._mode == "filter" else self._compute(batch.data)
@@ -130,27 +134,31 @@ class ProjectOperator(Operator):
             out.batch(Batch(data))
 
     def _filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        mask = self._frame(batch).with_columns(pl.all_horizontal(*self._expressions).alias(TS_COLUMN))[TS_COLUMN]
-        return keep(batch, mask.to_arrow())
+        return keep(batch, self._evaluated(batch).to_series().to_arrow())
 
     def _compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         computed: Any = None
         if self._computed:
-            computed = self._frame(batch).with_columns(self._expressions).select(self._computed).rechunk().to_arrow()
+            computed = self._evaluated(batch).rechunk().to_arrow()
         columns = []
-        for field in without_ts(self._schema):
+        for field in self._rows:
             if field.name in self._computed:
                 source = _one_chunk(computed.column(field.name))
             else:
                 source = batch.column(self._passed.get(field.name, field.name))
             columns.append(conform_array(source, field, self._where))
-        return assemble(columns, without_ts(self._schema), ts_of(batch))
+        ts = ts_of(batch)
+        if ts is None:
+            return pa.RecordBatch.from_arrays(columns, schema=self._rows)
+        return pa.RecordBatch.from_arrays([*columns, ts], schema=self._with_ts)
 
-    def _frame(self, batch: pa.RecordBatch) -> pl.DataFrame:
+    def _evaluated(self, batch: pa.RecordBatch) -> pl.DataFrame:
+        """The expressions' columns, in their order."""
         if not self._roots:
             # literals only: a column of the right height for them to be broadcast to
-            return pl.DataFrame({"": pl.zeros(batch.num_rows, pl.Int8, eager=True)})
-        return pl.DataFrame(pl.from_arrow(batch.select(self._roots)))
+            frame = pl.DataFrame({"": pl.zeros(batch.num_rows, pl.Int8, eager=True)})
+            return frame.with_columns(self._expressions).select(self._computed)
+        return pl.DataFrame(pl.from_arrow(batch.select(self._roots))).select(self._expressions)
 
 
 def _passed_columns(expressions: Sequence[pl.Expr]) -> dict[str, str]:

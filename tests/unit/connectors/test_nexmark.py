@@ -13,7 +13,8 @@ from penstock.connector.source import SourceContext, SourceSpec, SourceSplit
 from penstock.core.clock import ManualClock
 from penstock.core.errors import GraphError
 from penstock_connectors.nexmark import AUCTION_SCHEMA, BID_SCHEMA, PERSON_SCHEMA, NexmarkSource, events
-from penstock_connectors.nexmark.strings import Strings
+from penstock_connectors.nexmark.events import EventMaker, NexmarkPattern
+from penstock_connectors.nexmark.strings import Strings, salt
 
 SCHEMAS = {"bid": BID_SCHEMA, "auction": AUCTION_SCHEMA, "person": PERSON_SCHEMA}
 
@@ -101,6 +102,44 @@ def test_event_time_follows_number_and_rate_in_milliseconds():
     micros = bids.cast(pl.Int64) - 1_700_000_000_000_000
     numbers = np.arange(bids.len()) // 46 * 50 + 4 + np.arange(bids.len()) % 46
     assert micros.to_list() == (numbers * 1000).tolist()
+
+
+@pytest.mark.parametrize("rate", [1, 7, 999, 1_000, 1_024, 100_000, 10**9])
+def test_event_time_is_the_division_whatever_the_rate_and_where_a_batch_begins(rate):
+    maker = EventMaker(NexmarkPattern(rate=rate, splits=3, columns=("dateTime",)))
+    for split, start in ((0, 0), (2, 45), (1, 10_000_001)):
+        found = maker.batch(split, start, 300).column(0).cast(pa.int64()).to_pylist()
+        rows = [divmod(start + row, 46) for row in range(300)]
+        numbers = [(epoch * 3 + split) * 50 + 4 + inside for epoch, inside in rows]
+        assert found == [1_700_000_000_000_000 + number * 1000 // rate * 1000 for number in numbers]
+
+
+def test_strings_are_what_the_draws_say():
+    """Bit by bit in Python integers: every implementation of the stream repeats these."""
+    mask = (1 << 64) - 1
+
+    def draw(number, field):
+        mixed = (number + salt(5, field)) & mask
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+        mixed ^= mixed >> 31
+        return mixed & 0xFFFFFFFF, mixed >> 32
+
+    strings = Strings(5)
+    pool = strings._letters.to_pybytes()[: 1 << 20].decode()
+    bids = frame(5_000, splits=1, seed=5)
+    for row, (channel, url, extra) in enumerate(bids.select("channel", "url", "extra").iter_rows()):
+        number = row // 46 * 50 + 4 + row % 46
+        low, high = draw(number, "extra")
+        size = 54 + (low * 28 >> 32)
+        first = high * ((1 << 20) - size) >> 32
+        assert extra == pool[first : first + size]
+        low, high = draw(number, "channel")
+        place = high * 4 >> 32 if low & 1 else 4 + (high * 10_000 >> 32)
+        assert (channel, url) == strings._channels[place]
+    assert (
+        strings._channels[3][1] == f"https://www.nexmark.com/{pool[45:48]}/{pool[50:54]}/{pool[55:60]}/item.htm?query=1"
+    )
 
 
 def test_strings_have_the_sizes_and_shares_of_nexmark():

@@ -14,7 +14,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import GraphError
 from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_from_text
-from penstock_connectors.workloads import ChecksumSink, WorkloadSource, read_marks
+from penstock_connectors.workloads import ChecksumSink, WorkloadSource, kernels, read_marks
 
 PERMIT = CommitPermit("job", "run", 1, 1, 1)
 TIME = pa.timestamp("us", tz="UTC")
@@ -103,6 +103,22 @@ def sink_parts(sink, schema, subtask=0):
     factory.validate(spec, None)
     context = SinkContext("job", "out", "run", subtask, 2, 0, ManualClock())
     return factory.create_writer(spec, context), factory.create_committer(spec, context)
+
+
+def test_the_compiled_sums_of_rows_are_those_of_numpy():
+    draw = np.random.default_rng(7)
+    user, second, third = (draw.integers(-(10**9), 10**9, 5000) for _ in range(3))
+    times = kernels.START_US + draw.integers(-(10**12), 10**12, 5000)
+    times[:4] = kernels.START_US + np.array([-1, 0, 999, -1000])
+    small = user % 1000
+    for key in (user, small):
+        check = int(((key * 31 + third) % kernels.MODULUS).sum())
+        plain, timed = np.zeros(4, np.int64), np.zeros(4, np.int64)
+        kernels.add_rows(key, times, second, third, plain)
+        kernels.add_timed_rows(key, times, second, third, timed)
+        milliseconds = (times - kernels.START_US) // 1000
+        assert plain.tolist() == [5000, int(times.sum()), int(second.sum()), check]
+        assert timed.tolist() == [5000, int(milliseconds.sum()), int(second.sum()), check]
 
 
 def test_rows_are_summed_and_published_once_however_often_they_are_committed(tmp_path):

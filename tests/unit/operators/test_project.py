@@ -69,6 +69,18 @@ def test_filter_keeps_rows_whose_condition_is_true(bench, out):
     assert run(bench, out, "filter", pl.col("a") > 1) == [{"a": 2, "s": None, "__ts": 20}]
 
 
+def test_all_conditions_must_be_true(bench, out):
+    batch = rows((1, "x", 10), (2, None, 20), (3, "x", 30), (-1, "y", 40))
+    conditions = (pl.col("a") > 1, pl.col("s") == "x")
+    assert [row["a"] for row in run(bench, out, "filter", *conditions, batch=batch)] == [3]
+    assert run(bench, out, "filter", pl.lit(value=False), batch=batch) == run(bench, out, "filter", pl.col("a") > 9)
+
+
+def test_a_literal_beside_a_column_has_the_batch_height(bench, out):
+    found = run(bench, out, "select", pl.lit(7).alias("seven"), (pl.col("a") + pl.lit(1)).alias("next"))
+    assert found == [{"seven": 7, "next": 2, "__ts": 10}, {"seven": 7, "next": 3, "__ts": 20}]
+
+
 def test_null_is_not_true_and_nothing_left_emits_nothing(bench, out):
     assert run(bench, out, "filter", pl.col("s") == "never") == []
     assert out.elements == []
