@@ -166,14 +166,14 @@ def _channels(numbers: Any, salt: int, hot: int, every: int, out: Any) -> int:
 
 def _listed_places(picks: Any, offsets: Any, places: Any, out: Any) -> int:
     """Write where the picked strings of a table begin, and Arrow offsets of the copies; returns their bytes."""
-    total = 0
+    total = np.int64(0)
     for i in range(len(picks)):
         first = np.int64(offsets[picks[i]])
         places[i] = first
         out[i] = total
         total += np.int64(offsets[picks[i] + 1]) - first
     out[len(picks)] = total
-    return total
+    return int(total)
 
 
 def _stretch_places(numbers: Any, salt: int, sizes: Any, places: Any, out: Any) -> int:
