@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.api.aggregates import sum as sum  # noqa: A004
     from penstock.api.aggregates import var as var
     from penstock.api.all_windowed_stream import AllWindowedStream as AllWindowedStream
+    from penstock.api.connected_streams import ConnectedStreams as ConnectedStreams
     from penstock.api.data_stream import DataStream as DataStream
     from penstock.api.environment import Environment as Environment
     from penstock.api.keyed_stream import KeyedStream as KeyedStream
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.operators.keyed_collections import MapState as MapState
     from penstock.operators.keyed_collections import list_state as list_state
     from penstock.operators.keyed_collections import map_state as map_state
+    from penstock.operators.process_function import KeyedCoProcessFunction as KeyedCoProcessFunction
     from penstock.operators.process_function import KeyedProcessFunction as KeyedProcessFunction
     from penstock.operators.process_function import OpenContext as OpenContext
     from penstock.operators.process_function import ProcessContext as ProcessContext
@@ -66,6 +68,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "penstock.api.aggregates": ["Aggregate", "count", "first", "last", "max", "mean", "min", "std", "sum", "var"],
     "penstock.api.all_windowed_stream": ["AllWindowedStream"],
+    "penstock.api.connected_streams": ["ConnectedStreams"],
     "penstock.api.data_stream": ["DataStream"],
     "penstock.api.environment": ["Environment"],
     "penstock.api.keyed_stream": ["KeyedStream"],
@@ -86,6 +89,7 @@ _MODULES = {
     ],
     "penstock.operators.keyed_collections": ["ListState", "MapState", "list_state", "map_state"],
     "penstock.operators.process_function": [
+        "KeyedCoProcessFunction",
         "KeyedProcessFunction",
         "OpenContext",
         "ProcessContext",

@@ -167,6 +167,21 @@ assert_type(handle, ps.JobHandle)
 assert_type(handle.wait(timeout_ms=1000), str)
 assert_type(totals.execute_and_collect(), pl.DataFrame)
 assert_type(orders.key_by("user_id").interval_join(orders.key_by("user_id"), "-5s", 2.5, suffix="_b"), ps.DataStream)
+
+
+class Compared(ps.KeyedCoProcessFunction):
+    most: ps.ValueState[int] = ps.value_state()
+
+    def process1(self, row: Order, ctx: ps.ProcessContext) -> Iterator[Order]:
+        yield row
+
+    def process2(self, row: Order, ctx: ps.ProcessContext) -> None:
+        self.most.update(row.amount)
+
+
+connected = orders.key_by("user_id").connect(orders.key_by("user_id"))
+assert_type(connected, ps.ConnectedStreams)
+assert_type(connected.process(Compared()), ps.DataStream)
 per_window = orders.join(orders, how="full").where("user_id").equal_to("user_id").window(ps.Tumbling("10s"))
 assert_type(per_window, ps.DataStream)
 try:

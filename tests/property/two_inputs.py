@@ -255,8 +255,10 @@ def run(job, operations):
             job.batch(*arguments, now - 150)
         elif name == "watermark":
             subtask = arguments[0] % len(job.subtasks)
-            marks[subtask] = max(marks.get(subtask, -400), now - 350 + arguments[1])
-            job.watermark(subtask, marks[subtask])
+            mark = now - 350 + arguments[1]
+            if mark > marks.get(subtask, -400):
+                marks[subtask] = mark
+                job.watermark(subtask, mark)
         else:
             marks = {} if name == "restart" else marks
             getattr(job, name)(*arguments)

@@ -14,6 +14,7 @@ from penstock.graph.validate import require_columns, require_no_window_columns, 
 
 if TYPE_CHECKING:
     from penstock.api.aggregates import Aggregate
+    from penstock.api.connected_streams import ConnectedStreams
     from penstock.api.environment import Environment
     from penstock.api.windowed_stream import WindowedStream
     from penstock.operators.process_function import KeyedProcessFunction
@@ -133,6 +134,18 @@ class KeyedStream(DataStream):
         name = f"IntervalJoin({lower}, {upper})"
         spec = OperatorSpec(uid="", name=name, kind="interval_join", config=config, stateful=True)
         return append_two_input(self, other, spec, join_schema(config, left, right))
+
+    def connect(self, other: KeyedStream) -> ConnectedStreams:
+        """Bring two keyed streams into one function: `a.connect(b).process(function)`.
+
+        Raises:
+            GraphError: the other stream is not keyed, or of another environment.
+        """
+        from penstock.api.connected_streams import ConnectedStreams
+        from penstock.api.two_inputs import require_keyed, require_partner
+
+        require_partner(self, other, "connect")
+        return ConnectedStreams(self, require_keyed(other, "connect"))
 
     def with_hidden_columns(self, columns: dict[str, Any]) -> KeyedStream:
         """Return the stream with columns that are computed before rows are sent to their keys."""

@@ -1,7 +1,7 @@
 """`.process(function)` on a keyed stream: states and types read from the class, the function pickled.
 
-The payload is cloudpickle of `(function, input row type or None, {state: row type or None})`; run by
-`penstock.operators.process`.
+The payload is cloudpickle of `(function, input row type or None, {state: row type or None})`, of two connected streams
+with a pair of input row types; run by `penstock.operators.process`.
 """
 
 from __future__ import annotations
@@ -52,14 +52,36 @@ def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, strea
         raise GraphError(
             f"{where}: it has no process method", hint="write def process(self, row, ctx) -> Iterator[Out]"
         )
-    annotated, result = _annotations(type(function).process, where, needed=returns is None)
+    annotated, result = annotations_of(type(function).process, where, needed=returns is None)
     given = input_type(annotated, stream.flow.row_type, schema, where)
     output_type = returns if returns is not None else result_type("flat_map", result, where)
+    config = {"key": list(stream.keys)}
+    return process_of(Written("process", where, config, (function, given)), output_type, sides, schema)
+
+
+class Written(msgspec.Struct, frozen=True):
+    """A process function whose inputs have been checked."""
+
+    kind: str
+    where: str
+    #: The keys of its inputs.
+    keys: dict[str, Any]
+    #: The function and the row type, or row types, of its input.
+    given: tuple[Any, Any]
+
+
+def process_of(written: Written, output_type: Any, sides: dict[str, Any], schema: pa.Schema) -> Process:
+    """Return the operator of a function with its states and outputs; `schema` says whether there is event time.
+
+    Raises:
+        GraphError: the type of an output or of a state has no Arrow type, or the function cannot be pickled.
+    """
+    where, (function, given) = written.where, written.given
     output = output_schema(output_type, schema, where)
     states = declared_states(type(function), where)
     side_schemas = {tag: schema_to_text(_side(tag, side, schema, where)) for tag, side in sides.items()}
     config = {
-        "key": list(stream.keys),
+        **written.keys,
         "states": {name: schema_to_text(state.values) for name, state in states.items()},
         "sides": side_schemas,
     }
@@ -70,7 +92,7 @@ def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, strea
     spec = OperatorSpec(
         uid="",
         name=where,
-        kind="process",
+        kind=written.kind,
         config=config,
         payload=pickled((function, given, types), where),
         python=True,
@@ -79,7 +101,7 @@ def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, strea
     return Process(spec, output, output_type if is_row_type(output_type) else None, side_schemas)
 
 
-def _annotations(method: Any, where: str, *, needed: bool) -> tuple[Any, Any]:
+def annotations_of(method: Any, where: str, *, needed: bool) -> tuple[Any, Any]:
     """Return the annotations of the row and of the result."""
     try:
         hints = typing.get_type_hints(method)

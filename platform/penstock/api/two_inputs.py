@@ -51,7 +51,9 @@ def require_keyed(other: Any, where: str) -> KeyedStream:
     return other
 
 
-def append_two_input(first: DataStream, second: DataStream, spec: OperatorSpec, schema: pa.Schema) -> DataStream:
+def append_two_input(
+    first: DataStream, second: DataStream, spec: OperatorSpec, schema: pa.Schema, row_type: Any = None
+) -> DataStream:
     """Add an operator behind both streams and return its output."""
     from penstock.api.data_stream import DataStream, Flow
 
@@ -61,7 +63,8 @@ def append_two_input(first: DataStream, second: DataStream, spec: OperatorSpec, 
         for stream in (first, second)
     ]
     node = first.environment.builder.add_two_input(StreamNode(id=0, operator=spec, where=call_site()), *inputs)
-    return DataStream(first.environment, Flow(upstreams=(Upstream(node=node),), schema=schema), node)
+    flow = Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type)
+    return DataStream(first.environment, flow, node)
 
 
 def signed_us(duration: str | float, what: str) -> int:

@@ -1,4 +1,4 @@
-"""The row path (kind `process`): a Python function by row, with state and timers by key.
+"""The row path (kinds `process`, `co_process`): a Python function by row, with state and timers by key.
 
 A batch is decoded once, the slots of its keys are found at once, the function runs row by row on Python values, and
 what it has changed is written back into columns behind the batch; so a barrier finds nothing left to encode. Timers
@@ -10,6 +10,7 @@ fire in the same way, a piece of them as a batch. Errors of the function name th
 from __future__ import annotations
 
 import pickle
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,14 @@ from penstock.operators.columns import ts_of, without_ts
 from penstock.operators.functions import UserFunctionError, user_error
 from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.process_function import Current, KeyedProcessFunction, OpenContext, ProcessContext, Timers
+from penstock.operators.process_function import (
+    Current,
+    KeyedCoProcessFunction,
+    KeyedProcessFunction,
+    OpenContext,
+    ProcessContext,
+    Timers,
+)
 from penstock.operators.process_output import ProcessOutput
 from penstock.operators.process_states import bind_states
 from penstock.operators.rows import RowDecoder
@@ -32,6 +40,8 @@ from penstock.operators.timer_queue import TimerQueue
 from penstock.state.row_columns import python_values
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
     from penstock.kernels.compile import I32
@@ -47,9 +57,19 @@ FIRE_ROWS = 16_384
 _MOST_AT_END = 10_000
 
 
-class KeyedProcessOperator(Operator):
-    """Runs one `KeyedProcessFunction`."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """What becomes of the rows of an input."""
 
+    key: tuple[str, ...]
+    decoder: RowDecoder
+    process: Callable[[Any, Any], Any]
+
+
+class KeyedProcessOperator(Operator):
+    """Runs one `KeyedProcessFunction`, or one `KeyedCoProcessFunction` on two inputs."""
+
+    _function: KeyedProcessFunction | KeyedCoProcessFunction | None
     _store: KeyedStateStore
     _state: RowState
     _states: list[BoundState]
@@ -60,7 +80,7 @@ class KeyedProcessOperator(Operator):
         """Load the function, declare (and so restore) its states and timers."""
         spec = context.spec
         self._where = f"process {spec.uid!r}"
-        self._function: KeyedProcessFunction | None = None
+        self._function = None
         if context.keyed_state is None:
             raise GraphError(f"{self._where} needs keyed state", hint="key the stream before .process(...)")
         try:
@@ -70,7 +90,7 @@ class KeyedProcessOperator(Operator):
             raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
         self._store = context.keyed_state
         self._bind(context, function, types)
-        self._decoder = RowDecoder(_wanted(context.input_schemas[0], row_type), row_type)
+        self._ways = _ways(context, function, row_type)
         sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
         self._output = ProcessOutput(schema_from_text(spec.output_schema), sides, self._where)
         self._context.side_rows = self._output.sides
@@ -82,9 +102,8 @@ class KeyedProcessOperator(Operator):
 
     def _bind(self, context: OperatorContext, function: Any, types: dict[str, Any]) -> None:
         config = context.spec.config
-        self._key = tuple(config["key"])
         schema = without_ts(context.input_schemas[0])
-        self._state = self._store.row_state(pa.schema([schema.field(name) for name in self._key]))
+        self._state = self._store.row_state(pa.schema([schema.field(name) for name in config["key"]]))
         self._current = Current()
         self._states = bind_states(function, config, types, state=self._state, current=self._current, where=self._where)
         self._event, self._processing = TimerQueue(), TimerQueue()
@@ -101,21 +120,21 @@ class KeyedProcessOperator(Operator):
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Call the function for every row."""
         with collector_paused():
-            self._process(batch.data, out)
+            # of one way all inputs are alike: they are streams of a union
+            self._process(batch.data, self._ways[input_index if len(self._ways) > 1 else 0], out)
 
-    def _process(self, data: pa.RecordBatch, out: Collector) -> None:
-        keys = key_columns(data, self._key)
+    def _process(self, data: pa.RecordBatch, way: _Way, out: Collector) -> None:
+        keys = key_columns(data, way.key)
         slots = self._state.upsert(keys, hash_key_columns(keys, data.num_rows))
         local, distinct = self._state.distinct(slots)
         self._begin(distinct)
         ts = ts_of(data)
         times = [None] * data.num_rows if ts is None else ts.to_numpy().tolist()
-        self._run(self._decoder.rows(data), local.tolist(), times)
+        self._run(way.process, way.decoder.rows(data), local.tolist(), times)
         self._end(distinct, out)
 
-    def _run(self, rows: Any, places: list[int], times: list[Any]) -> None:
-        assert self._function is not None  # noqa: S101 - opened
-        process, context, current = self._function.process, self._context, self._current
+    def _run(self, process: Callable[[Any, Any], Any], rows: Any, places: list[int], times: list[Any]) -> None:
+        context, current = self._context, self._current
         emitted, ends, stamps = self._output.rows, self._output.ends, self._output.times
         add, count = emitted.extend, 0
         try:
@@ -244,6 +263,19 @@ class KeyedProcessOperator(Operator):
         function, self._function = getattr(self, "_function", None), None
         if function is not None:
             function.close()
+
+
+def _ways(context: OperatorContext, function: Any, row_type: Any) -> tuple[_Way, ...]:
+    """Return a way for each input that the function tells apart; of two inputs `row_type` is a pair."""
+    config, schemas = context.spec.config, context.input_schemas
+    given: list[tuple[Any, pa.Schema, Any, Any]] = [(config["key"], schemas[0], row_type, "process")]
+    if "second_key" in config:
+        keys = config["key"], config["second_key"]
+        given = list(zip(keys, schemas, row_type, ("process1", "process2"), strict=True))
+    return tuple(
+        _Way(tuple(key), RowDecoder(_wanted(schema, kind), kind), getattr(function, method))
+        for key, schema, kind, method in given
+    )
 
 
 def _wanted(schema: pa.Schema, row_type: type | None) -> pa.Schema:

@@ -254,3 +254,28 @@ class KeyedProcessFunction:
 
     def close(self) -> None:
         """Called once at the end, also after a failure."""
+
+
+class KeyedCoProcessFunction:
+    """Base of functions that see the rows of each key of two connected streams, with state and timers of that key.
+
+    `process1` is called for the rows of the first stream, `process2` for those of the second, `on_timer` for timers;
+    they share the states. The output type is the return annotation of `process1`, of `process2`, or of both.
+    """
+
+    def open(self, ctx: OpenContext) -> None:
+        """Called once in every subtask before the first row."""
+
+    def process1(self, row: Any, ctx: Any) -> Any:
+        """Take one row of the first stream, yield any number."""
+        raise NotImplementedError
+
+    def process2(self, row: Any, ctx: Any) -> Any:
+        """Take one row of the second stream, yield any number."""
+        raise NotImplementedError
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Any:
+        """A timer of the current key is due; yield any number of rows."""
+
+    def close(self) -> None:
+        """Called once at the end, also after a failure."""

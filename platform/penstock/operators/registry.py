@@ -22,6 +22,7 @@ OPERATORS = {
     "filter_rows": "penstock.operators.functions:FilterRowsOperator",
     "map_batches": "penstock.operators.functions:MapBatchesOperator",
     "process": "penstock.operators.process:KeyedProcessOperator",
+    "co_process": "penstock.operators.process:KeyedProcessOperator",
     "window_aggregate": "penstock.operators.window:WindowAggregateOperator",
     "zoned_window": "penstock.operators.zoned_window:ZonedWindowOperator",
     "processing_window": "penstock.operators.processing:ProcessingWindowOperator",
