@@ -27,7 +27,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     #: `graph.job_graph.encode_graph`.
     graph: bytes
     #: How it was started, as the dispatcher understands it.
-    options: dict[str, str | bool] = {}
+    options: dict[str, str | bool | tuple[str, ...]] = {}
     #: Flink's job state when it is terminal, else empty.
     ended: str = ""
     ended_ms: int = -1

@@ -30,6 +30,7 @@ _COMMANDS = {
     "jobmanager": "penstock.cli.processes:jobmanager",
     "taskmanager": "penstock.cli.processes:taskmanager",
     "cluster": "penstock.cli.cluster:commands",
+    "check": "penstock.cli.check:check",
     "state": "penstock.cli.state:commands",
     "bench": "penstock.cli.bench:bench",
 }

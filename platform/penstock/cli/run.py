@@ -32,8 +32,9 @@ def run(
         bool, typer.Option(help="With --from: go back below output that was published already.")
     ] = False,
     allow_non_restored_state: Annotated[
-        bool, typer.Option(help="With --from: leave behind the state of operators the job no longer has.")
-    ] = False,
+        list[str] | None,
+        typer.Option(metavar="UID[/STATE]", help="With --from: leave behind state that the job no longer has."),
+    ] = None,
     detached: Annotated[bool, typer.Option(help="With --cluster: return once the job is submitted.")] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
@@ -47,7 +48,7 @@ def run(
     if detached and cluster is None:
         msg = "--detached needs --cluster: an embedded cluster ends with this command"
         raise UsageError(msg, hint="start one with `penstock cluster start`")
-    overrides = _overrides(settings or [])
+    overrides = parse_overrides(settings or [])
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)
     options = SubmitOptions(
@@ -55,7 +56,7 @@ def run(
         claim=not no_claim,
         fresh=fresh,
         accept_duplicates=accept_duplicates,
-        allow_non_restored_state=allow_non_restored_state,
+        allow_non_restored_state=tuple(allow_non_restored_state or ()),
     )
     with JobProgress(enabled=not json) as progress, contextlib.ExitStack() as stack:
         executor: ClusterExecutor | EmbeddedExecutor
@@ -69,7 +70,7 @@ def run(
         from penstock.api.executors import use_executor
 
         with use_executor(executor, overrides) as results:
-            _execute(job)
+            execute_file(job)
     if not results:
         msg = f"{job} ran to its end without calling env.execute(...)"
         raise UsageError(msg, hint="end the job file with env.execute('name')")
@@ -80,7 +81,8 @@ def run(
             say(f"{result.name} {result.job_id} {result.state} after {result.duration_ms / 1000:.1f} s")
 
 
-def _overrides(settings: list[str]) -> dict[str, str]:
+def parse_overrides(settings: list[str]) -> dict[str, str]:
+    """Return settings of `key=value` texts; raises UsageError."""
     overrides = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -91,7 +93,8 @@ def _overrides(settings: list[str]) -> dict[str, str]:
     return overrides
 
 
-def _execute(job: Path) -> None:
+def execute_file(job: Path) -> None:
+    """Run a job file; an error of its own comes with its line."""
     sys.path.insert(0, str(job.resolve().parent))
     try:
         runpy.run_path(str(job), run_name="__main__")

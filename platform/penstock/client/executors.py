@@ -36,7 +36,8 @@ class SubmitOptions:
     claim: bool = True
     fresh: bool = False
     accept_duplicates: bool = False
-    allow_non_restored_state: bool = False
+    #: State that may be left behind, by name: `uid` or `uid/state`.
+    allow_non_restored_state: tuple[str, ...] = ()
     token: str = ""
 
 
@@ -157,6 +158,10 @@ def default_executor() -> EmbeddedExecutor | ClusterExecutor:
 
 def _submit(client: RestClient, graph: JobGraph, options: SubmitOptions) -> JobHandle:
     graph = msgspec.structs.replace(graph, settings=_located(graph.settings))
+    if options.from_uri:
+        from penstock.snapshots.declared import with_states
+
+        graph = with_states(graph)  # what the savepoint's state is compared with
     job_id = client.submit(
         encode_graph(graph),
         token=options.token or SystemRand().token(),

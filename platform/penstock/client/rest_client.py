@@ -26,7 +26,7 @@ class SubmitFlags(TypedDict, total=False):
     claim: bool
     fresh: bool
     accept_duplicates: bool
-    allow_non_restored_state: bool
+    allow_non_restored_state: tuple[str, ...]
 
 
 class RestClient:
@@ -101,7 +101,8 @@ class RestClient:
         self, graph: bytes, *, token: str = "", from_uri: str | None = None, **flags: Unpack[SubmitFlags]
     ) -> str:
         """Submit a job graph (`encode_graph`) and return the job id; the same token gives the same job."""
-        params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in flags.items()}}
+        texts = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in flags.items()}
+        params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in texts.items()}}
         if from_uri:
             params["from"] = from_uri
         answer = self._send("POST", "/v1/penstock/submit", params=params, body=graph)

@@ -48,6 +48,8 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     python: bool = False
     #: Whether the operator keeps state that a restore must find again.
     stateful: bool = False
+    #: Keyed states it declares: name -> schema of its files as text; empty where nobody asked (`snapshots.declared`).
+    states: dict[str, str] = {}
     #: Output schema as text (`core.schema.schema_to_text`), with `__ts` when event time is set; empty for sinks.
     output_schema: str = ""
 

@@ -19,6 +19,7 @@ from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot, Se
 from penstock.graph.deployment import OperatorRestore
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.redistribute import TASK_STATE_PREFIX, redistribute
+from penstock.graph.state_check import is_left_behind
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,9 +84,10 @@ def assign_state(
             own = held.get(operator.uid)
             if own is None:
                 continue
+            kept = [k for k in own.keyed if not is_left_behind(operator, k.state, allow_non_restored)]
             parts = redistribute(own.operator, own.parallelism, vertex.parallelism)
             for subtask in range(vertex.parallelism):
-                keyed = _keyed_part(own.keyed, subtask, vertex.parallelism, graph.settings.key_groups)
+                keyed = _keyed_part(kept, subtask, vertex.parallelism, graph.settings.key_groups)
                 if keyed or parts[subtask]:
                     restores.setdefault((vertex.id, subtask), []).append(
                         OperatorRestore(uid=operator.uid, keyed=keyed, operator=parts[subtask])
@@ -155,7 +157,7 @@ def _check_known(held: dict[str, _Held], known: set[str], allowed: Collection[st
             continue
         what = "unpublished output" if left.unpublished else "state"
         msg = f"the snapshot holds {what} of {uid!r}, and the job has no operator of that uid"
-        way = "give the operator its old uid back, or leave what it held behind with --allow-non-restored-state"
+        way = f"give the operator its old uid back, or leave what it held behind with --allow-non-restored-state {uid}"
         raise StateMismatchError(msg, hint=way)
 
 

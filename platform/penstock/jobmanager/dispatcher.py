@@ -58,8 +58,8 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     claim: bool = True
     #: Accept starting below output that may have been published (recorded in the story).
     accept_duplicates: bool = False
-    #: Accept that state of removed operators is dropped.
-    allow_non_restored_state: bool = False
+    #: State that may be left behind, by name: `uid` or `uid/state`.
+    allow_non_restored_state: tuple[str, ...] = ()
 
 
 DEFAULT_OPTIONS = SubmitOptions()
@@ -127,11 +127,12 @@ class Dispatcher:
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
         """Persist and start a job (`graph.job_graph.encode_graph`); return its id (32 hex digits).
 
-        State that does not fit the graph ends the job FAILED, with a `StateMismatchError` as its error.
+        State of the job's own checkpoint that does not fit the graph ends it FAILED, with a `StateMismatchError`.
 
         Raises:
             UsageError: the graph is wrong. JobIdentityError: another process holds the identity.
             ConnectorError: a source or sink cannot work. NotFoundError: there is no such savepoint.
+            StateMismatchError: the savepoint's state does not fit the graph.
         """
         try:
             decoded = decode_graph(graph)

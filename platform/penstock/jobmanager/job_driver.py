@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import msgspec
+
 from penstock.checkpoint.job_records import JobRecord
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
@@ -24,7 +26,7 @@ from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.enumerators import Enumerators
 from penstock.jobmanager.job_master import JobMaster
-from penstock.jobmanager.job_store import JobStore
+from penstock.jobmanager.job_store import JobStore, StartFrom
 from penstock.jobmanager.recover import JobIdentity
 from penstock.jobmanager.taskmanagers import TaskManagers
 
@@ -83,13 +85,14 @@ class JobDriver:
         """Seal the log and begin."""
         record = self.record
         await self._in_thread(self._parts.store.seal, record.job_id, record.run_id, generation)
+        start = msgspec.convert(record.options, StartFrom)
         identity = JobIdentity(
             job_id=record.job_id,
             run_id=record.run_id,
             generation=generation,
-            claim=bool(record.options.get("claim", True)),
-            accept_duplicates=bool(record.options.get("accept_duplicates", False)),
-            allow_non_restored_state=bool(record.options.get("allow_non_restored_state", False)),
+            claim=start.claim,
+            accept_duplicates=start.accept_duplicates,
+            allow_non_restored_state=start.allow_non_restored_state,
         )
         self.master = JobMaster(self.graph, identity, self._parts.rand, self._parts.clock.now_ms())
         self._parts.taskmanagers.attach(record.job_id, self.post)

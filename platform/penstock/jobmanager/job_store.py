@@ -21,6 +21,7 @@ from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StorageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
+from penstock.graph.state_check import check_states, require_fit
 
 _CLAIM_KEY = "claimed.json"
 
@@ -32,6 +33,7 @@ class StartFrom(msgspec.Struct, frozen=True, kw_only=True):
     fresh: bool = False
     claim: bool = True
     accept_duplicates: bool = False
+    allow_non_restored_state: tuple[str, ...] = ()
 
 
 class JobStore:
@@ -65,7 +67,7 @@ class JobStore:
         Raises:
             JobIdentityError: somebody else holds the job, or has claimed the savepoint.
             NotFoundError: there is no such savepoint.
-            StateMismatchError: going back to it would publish output a second time.
+            StateMismatchError: its state does not fit the job, or going back to it would publish output a second time.
         """
         if self._start.from_uri:
             self._source = self._read_source()
@@ -76,6 +78,7 @@ class JobStore:
                 # asked again at the start of the job; here so that the submitter is told, and before the claim
                 entries = ManifestLog(self._store, generation, self._clock, self._rand).read()
                 check_source(entries, self._source, run_id, accept_duplicates=self._start.accept_duplicates)
+                self._check_states(self._source)
             if self._source is not None and self._start.claim:
                 self._claim(self._source, job_id, run_id)
         except BaseException:
@@ -162,6 +165,12 @@ class JobStore:
         except msgspec.MsgspecError as error:
             msg = f"{uri}/manifest.json is damaged: {error}"
             raise SnapshotDamagedError(msg, hint="use another savepoint") from error
+
+    def _check_states(self, source: Manifest) -> None:
+        """Refuse a savepoint whose state does not fit, before it is claimed."""
+        allowed = self._start.allow_non_restored_state
+        pending = source.pending if self._start.claim else ()
+        require_fit(check_states(self._graph, source.subtasks, pending=pending, allow_non_restored=allowed))
 
     def _claim(self, source: Manifest, job_id: str, run_id: str) -> None:
         """Own the savepoint's lineage: once only, not beside its running origin, not below what that has published."""

@@ -28,7 +28,8 @@ class JobIdentity:
     generation: int
     claim: bool = True
     accept_duplicates: bool = False
-    allow_non_restored_state: bool = False
+    #: Names of the states that may be left behind: `uid` or `uid/state`.
+    allow_non_restored_state: tuple[str, ...] = ()
 
 
 def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_before: bool) -> Recovered:
@@ -53,7 +54,7 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
         msg = f"output of sink {lost[0]!r} is not published yet, and the job has no exactly-once sink of that uid"
         hint = "give the sink its old uid and delivery back until its output is published"
         raise StateMismatchError(msg, hint=hint)
-    dropped = tuple(restored.operators) if identity.allow_non_restored_state else ()
+    dropped = identity.allow_non_restored_state
     restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
     return Recovered(plan, restore, plan.fence, accepted)
 

@@ -47,7 +47,7 @@ async def submit(dispatcher: Dispatcher, graph: bytes, query: Mapping[str, str])
         fresh=query.get("fresh", "false") == "true",
         claim=query.get("claim", "true") == "true",
         accept_duplicates=query.get("accept-duplicates", "false") == "true",
-        allow_non_restored_state=query.get("allow-non-restored-state", "false") == "true",
+        allow_non_restored_state=tuple(filter(None, query.get("allow-non-restored-state", "").split(","))),
     )
     return {"jobid": await dispatcher.submit(graph, options)}
 

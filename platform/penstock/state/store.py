@@ -154,6 +154,10 @@ class KeyedState:
         self._rows = RowState(key_schema, f"{request.writer}/{request.uid}", request.budget, self._declare)
         return self._rows
 
+    def declared(self) -> dict[str, pa.Schema]:
+        """Return the columns of every state that was declared, by its name."""
+        return {name: table.source.spec.segment_schema for name, table in self._tables.items()}
+
     def check_all_declared(self) -> None:
         """Check that every state of the snapshot was declared.
 

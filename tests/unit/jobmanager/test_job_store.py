@@ -10,8 +10,9 @@ from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.manifest import Manifest, encode_manifest
 from penstock.checkpoint.memory_store import open_memory_store
 from penstock.core.clock import ManualClock
-from penstock.core.errors import JobIdentityError
+from penstock.core.errors import JobIdentityError, StateMismatchError
 from penstock.core.rand import SeededRand
+from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
 from penstock.jobmanager.job_store import JobStore, StartFrom
 
 HOLDER = LeaseHolder(id="cluster", host="h", machine="elsewhere", pid=1)
@@ -55,6 +56,18 @@ def test_a_claim_beside_its_origin_in_the_same_cluster_is_refused_and_takes_noth
     origin.renew()
     origin.release()
     assert heir.acquire(HEIR, "r2") > 1
+
+
+def test_a_savepoint_that_does_not_fit_is_refused_before_it_is_claimed(store_of, request):
+    place = open_memory_store(f"{request.node.name}-savepoint")
+    splits = OperatorStateSnapshot(uid="gone", name="splits", mode="split", items=(1,))
+    held = SubtaskSnapshot(vertex_id="v", subtask=0, operator=(splits,))
+    place.put("manifest.json", encode_manifest(taken(subtasks=(held,))))
+    uri = f"memory://{request.node.name}-savepoint"
+    with pytest.raises(StateMismatchError, match="state 'splits' of 'gone'"):
+        store_of("heir", from_uri=uri).acquire(HEIR, "r2")
+    assert place.list("") == ["manifest.json"]
+    assert store_of("heir", from_uri=uri, allow_non_restored_state=("gone",)).acquire(HEIR, "r2")
 
 
 def test_a_claim_under_another_root_sees_its_origin_too(store_of, savepoint, request):

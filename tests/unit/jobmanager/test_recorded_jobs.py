@@ -9,6 +9,8 @@ from tests.unit.jobmanager.conftest import make_graph
 from penstock.checkpoint.job_records import JobRecord, read_records, write_record
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import encode_graph
+from penstock.jobmanager.dispatcher import SubmitOptions
+from penstock.jobmanager.job_store import StartFrom
 from penstock.jobmanager.recorded_jobs import recorded_jobs
 
 ODD = JobRecord(job_id="1" * 32, name="old", run_id="r", token="", submitted_ms=1, graph=b"{}", ended="FINISHED")
@@ -49,3 +51,12 @@ def test_a_job_that_runs_and_cannot_be_read_is_named(store):
     write_record(store, msgspec.structs.replace(ODD, ended=""))
     with pytest.raises(StorageError, match=r"jobs/1{32}\.json cannot be read.*version"):
         recorded_jobs(store)
+
+
+def test_what_may_be_left_behind_is_remembered(store):
+    options = msgspec.to_builtins(SubmitOptions(from_uri="sp", allow_non_restored_state=("a", "b/c")))
+    mine = msgspec.structs.replace(ODD, ended="", graph=encode_graph(make_graph()), options=options)
+    write_record(store, mine)
+    ((found, _),) = recorded_jobs(store)
+    for record in (mine, found):
+        assert msgspec.convert(record.options, StartFrom).allow_non_restored_state == ("a", "b/c")

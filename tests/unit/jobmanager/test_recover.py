@@ -16,7 +16,7 @@ from penstock.jobmanager.recover import JobIdentity, recover
 
 PERMIT = CommitPermit(job_id=JOB, run_id="r2", generation=2, checkpoint_id=0, manifest_sequence=1)
 ME = JobIdentity(job_id=JOB, run_id="r2", generation=2)
-LEAVE = JobIdentity(job_id=JOB, run_id="r2", generation=2, allow_non_restored_state=True)
+LEAVE = JobIdentity(job_id=JOB, run_id="r2", generation=2, allow_non_restored_state=("gone",))
 
 
 def savepoint(**changes) -> Manifest:

@@ -1,0 +1,106 @@
+"""`penstock check job.py --against URI`: a table of verdicts, state by state, before the job is started from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+
+from penstock.cli.jobs import terminal
+from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.run import execute_file, parse_overrides
+from penstock.core.errors import UsageError
+from penstock.graph.executor import JobResult
+
+if TYPE_CHECKING:
+    from penstock.graph.job_graph import JobGraph
+
+
+class _Planned:
+    """Takes the jobs of a file and runs none."""
+
+    def __init__(self) -> None:
+        self.graphs: list[JobGraph] = []
+
+    def submit(self, graph: JobGraph) -> Any:
+        self.graphs.append(graph)
+        msg = f"job {graph.name!r} goes on behind env.submit(...), which a check does not"
+        raise UsageError(msg, hint="end the file with env.execute(...)")
+
+    def execute(self, graph: JobGraph) -> JobResult:
+        self.graphs.append(graph)
+        return JobResult(job_id="0" * 32, name=graph.name, state="FINISHED", duration_ms=0.0)
+
+
+def check(
+    job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
+    *,
+    against: Annotated[str, typer.Option(help="A savepoint's folder, or CHECKPOINT_ROOT/JOB.")],
+    parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
+    allow_non_restored_state: Annotated[
+        list[str] | None, typer.Option(metavar="UID[/STATE]", help="State that may be left behind.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Say whether a snapshot's state fits a job: same, migrates, new, dropped or blocked; exit code 1 if one is."""
+    from penstock.graph.state_check import check_states
+    from penstock.snapshots.declared import with_states
+    from penstock.snapshots.opening import open_snapshot
+
+    snapshot = open_snapshot(against)
+    overrides = parse_overrides(settings or [])
+    if parallelism is not None:
+        overrides["parallelism"] = str(parallelism)
+    graph = with_states(_planned(job, overrides, snapshot.manifest.job_name))
+    verdicts = check_states(
+        graph,
+        snapshot.manifest.subtasks,
+        pending=snapshot.manifest.pending,
+        allow_non_restored=tuple(allow_non_restored_state or ()),
+    )
+    blocked = sum(verdict.verdict == "blocked" for verdict in verdicts)
+    groups = {"snapshot": snapshot.manifest.key_groups, "job": graph.settings.key_groups}
+    if json:
+        states = [msgspec.to_builtins(verdict) for verdict in verdicts]
+        print_json(
+            {"job": graph.name, "snapshot": snapshot.uri, "key_groups": groups, "ok": not blocked, "states": states}
+        )
+    else:
+        table = Table("uid", "state", "verdict", "", box=None)
+        for row in verdicts:
+            table.add_row(row.uid, row.state, row.verdict, "see below" if row.way_out else row.reason)
+        terminal().print(table)
+        for row in verdicts:
+            if row.way_out:
+                say(f"{row.place}: {row.reason}\n    {row.way_out}")
+        if groups["job"] != groups["snapshot"]:
+            say(f"key groups: {groups['snapshot']} in the snapshot, {groups['job']} in the job: cut anew at the start")
+        say(f"{blocked} blocked" if blocked else f"the state of {snapshot.uri} fits {graph.name}")
+    if blocked:
+        raise typer.Exit(1)
+
+
+def _planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
+    """Return the job that a file builds; of several the one that has the snapshot's name."""
+    from penstock.api.executors import use_executor
+
+    if not job.is_file():
+        msg = f"there is no job file {job}"
+        raise UsageError(msg, hint="pass the path of a Python file")
+    planned = _Planned()
+    with use_executor(planned, overrides):
+        execute_file(job)
+    if not planned.graphs:
+        msg = f"{job} ran to its end without calling env.execute(...)"
+        raise UsageError(msg, hint="end the job file with env.execute('name')")
+    named = [graph for graph in planned.graphs if graph.name == name]
+    if len(planned.graphs) > 1 and len(named) != 1:
+        msg = f"{job} builds {len(planned.graphs)} jobs, none of them alone is {name!r}"
+        raise UsageError(msg, hint="check one job to a file")
+    return (named or planned.graphs)[0]

@@ -1,0 +1,210 @@
+"""Will a snapshot's state fit a job? A verdict for each state, before anything is started.
+
+Pure; asked by `penstock check`, and by the JobManager before a job takes a savepoint. What it lets pass is what
+`graph.restore_plan` hands out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from penstock.core.errors import StateMismatchError
+from penstock.core.snapshot import Committable, SubtaskSnapshot
+from penstock.graph.job_graph import JobGraph, OperatorSpec
+from penstock.graph.redistribute import TASK_STATE_PREFIX
+from penstock.graph.validate import near
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Verdict = Literal["same", "migrates", "new", "dropped", "blocked"]
+#: Stateful operators whose state is not by key.
+UNKEYED_KINDS = frozenset({"source", "sink", "window_top"})
+_KEY_IDS = range(101, 901)
+_ALLOW = "leave what it held behind with --allow-non-restored-state {}"
+
+
+class StateVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """What becomes of one state."""
+
+    uid: str
+    #: Empty: all of the operator.
+    state: str = ""
+    verdict: Verdict
+    reason: str = ""
+    #: Of a blocked state: what to do.
+    way_out: str = ""
+
+    @property
+    def place(self) -> str:
+        """`uid/state`."""
+        return f"{self.uid}/{self.state}" if self.state else self.uid
+
+
+class _Held(msgspec.Struct):
+    """What one uid left behind: state -> its schema and rows; names of state that is not keyed; output."""
+
+    keyed: dict[str, tuple[str, int]] = {}
+    operator: set[str] = set()
+    unpublished: int = 0
+
+
+def check_states(
+    graph: JobGraph,
+    subtasks: Sequence[SubtaskSnapshot],
+    *,
+    pending: Sequence[Committable] = (),
+    allow_non_restored: Collection[str] = (),
+) -> tuple[StateVerdict, ...]:
+    """Return a verdict for every state of the snapshot and of the job, by uid.
+
+    `allow_non_restored` names what may be left behind: `uid` (its states that the job does not have) or `uid/state`.
+    Columns are compared where `OperatorSpec.states` says them.
+
+    Raises:
+        StateMismatchError: `allow_non_restored` names state that the snapshot does not have, or that the job does.
+    """
+    held = _held(subtasks, pending)
+    operators = {operator.uid: operator for vertex in graph.vertices for operator in vertex.operators}
+    found: list[StateVerdict] = []
+    for uid, left in held.items():
+        operator = operators.get(uid)
+        found += _gone(uid, left, operators) if operator is None else _kept(operator, left)
+    for uid, operator in operators.items():
+        if operator.stateful:
+            found += _new(operator, held.get(uid, _Held()))
+    found = [_allowed(verdict, allow_non_restored) for verdict in found]
+    _check_names(allow_non_restored, found)
+    return tuple(sorted(found, key=lambda verdict: (verdict.uid, verdict.state)))
+
+
+def require_fit(verdicts: Sequence[StateVerdict]) -> None:
+    """Let a job go on only when nothing is blocked.
+
+    Raises:
+        StateMismatchError: something is; names the first with its way out, and how many more there are.
+    """
+    blocked = [verdict for verdict in verdicts if verdict.verdict == "blocked"]
+    if blocked:
+        first, more = blocked[0], len(blocked) - 1
+        others = f"; {more} more: {', '.join(verdict.place for verdict in blocked[1:])}" if more else ""
+        raise StateMismatchError(f"{first.reason}{others}", hint=first.way_out)
+
+
+def is_left_behind(operator: OperatorSpec, state: str, allow_non_restored: Collection[str]) -> bool:
+    """Whether a keyed state of an operator the job has is not restored: by its name, and only if it is not declared."""
+    if operator.states and state in operator.states:
+        return False
+    return f"{operator.uid}/{state}" in allow_non_restored or (
+        bool(operator.states) and operator.uid in allow_non_restored
+    )
+
+
+def _held(subtasks: Sequence[SubtaskSnapshot], pending: Sequence[Committable]) -> dict[str, _Held]:
+    held: dict[str, _Held] = {}
+    outputs = {output.id: output for part in subtasks for output in part.committables}
+    for part in subtasks:
+        for state in part.keyed:
+            known = held.setdefault(state.uid, _Held()).keyed
+            schema, rows = known.get(state.state, (state.schema, 0))
+            known[state.state] = schema, rows + sum(segment.rows for segment in state.segments)
+        for other in part.operator:
+            if not other.name.startswith(TASK_STATE_PREFIX):
+                held.setdefault(other.uid, _Held()).operator.add(other.name)
+    for output in {**outputs, **{c.id: c for c in pending}}.values():
+        held.setdefault(output.uid, _Held()).unpublished += 1
+    return held
+
+
+def _gone(uid: str, left: _Held, operators: Collection[str]) -> list[StateVerdict]:
+    """Judge the states of an operator that the job does not have."""
+    found = []
+    if left.unpublished:
+        reason = f"output of {uid!r} is not published yet, and the job has no sink of that uid"
+        way = "give the sink its old uid and delivery back until its output is published"
+        found.append(StateVerdict(uid=uid, state="output", verdict="blocked", reason=reason, way_out=way))
+    for state in sorted((*left.keyed, *left.operator)):
+        reason = f"the snapshot holds state {state!r} of {uid!r}, and the job has no operator of that uid"
+        way = f"give the operator its old uid back ({near(uid, operators)}), or {_ALLOW.format(uid)}"
+        found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
+    return found
+
+
+def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
+    """Judge the states of an operator that the job has."""
+    uid = operator.uid
+    found = [StateVerdict(uid=uid, state=state, verdict="same") for state in left.operator]
+    for state, (schema, rows) in left.keyed.items():
+        if not operator.stateful or operator.kind in UNKEYED_KINDS:
+            reason = f"{uid!r} had keyed state {state!r}, and is now {operator.kind}, which keeps none"
+            way = "give the operator a new uid"
+            found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
+        elif not operator.states:
+            found.append(StateVerdict(uid=uid, state=state, verdict="same", reason="its columns are checked later"))
+        elif state in operator.states:
+            found.append(_compared(uid, state, schema, operator.states[state]))
+        elif rows == 0:
+            found.append(StateVerdict(uid=uid, state=state, verdict="dropped", reason="it holds no rows"))
+        else:
+            reason = f"the snapshot holds {rows} rows of state {state!r} of {uid!r}, which no longer declares it"
+            way = f"declare it again ({near(state, operator.states)}), or {_ALLOW.format(f'{uid}/{state}')}"
+            found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
+    return found
+
+
+def _new(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
+    """Name what begins empty."""
+    states = [state for state in operator.states if state not in left.keyed]
+    if not operator.states and not left.keyed and not left.operator:
+        states = [""]
+    reason = "it reads from its own start" if operator.kind == "source" else "it begins empty"
+    return [StateVerdict(uid=operator.uid, state=state, verdict="new", reason=reason) for state in states]
+
+
+def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateVerdict:
+    if saved_text == wanted_text:
+        return StateVerdict(uid=uid, state=state, verdict="same")
+    from penstock.core.schema import schema_from_text  # loads Pydantic, which the JobManager seldom needs
+
+    saved, wanted = schema_from_text(saved_text), schema_from_text(wanted_text)
+    if saved.names == wanted.names and saved.types == wanted.types:
+        return StateVerdict(uid=uid, state=state, verdict="same")
+    ours, theirs = _keys(wanted), _keys(saved)
+    if ours != theirs:
+        reason = f"{uid!r} was keyed by ({', '.join(theirs)}), the job keys it by ({', '.join(ours)})"
+        way = "key by the old columns and types, or give the operator a new uid"
+    else:
+        reason = f"state {state!r} of {uid!r} was saved with ({_shown(saved)}), the job keeps ({_shown(wanted)})"
+        way = "keep aggregates and state types as they were, or give the operator (or the state) a new name"
+    return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
+
+
+def _keys(schema: pa.Schema) -> list[str]:
+    return [f"{f.name} {f.type}" for f in schema if int((f.metadata or {}).get(b"id", b"0")) in _KEY_IDS]
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema if not f.name.startswith("__"))
+
+
+def _allowed(verdict: StateVerdict, allowed: Collection[str]) -> StateVerdict:
+    named = verdict.uid in allowed or verdict.place in allowed
+    droppable = verdict.verdict == "blocked" and "--allow-non-restored-state" in verdict.way_out
+    if not named or not droppable:
+        return verdict
+    return StateVerdict(uid=verdict.uid, state=verdict.state, verdict="dropped", reason="left behind, as asked for")
+
+
+def _check_names(allowed: Collection[str], found: Sequence[StateVerdict]) -> None:
+    dropped = [verdict for verdict in found if verdict.verdict == "dropped"]
+    for name in allowed:
+        if not any(name in (verdict.uid, verdict.place) for verdict in dropped):
+            msg = f"--allow-non-restored-state {name}: there is nothing of that name to leave behind"
+            raise StateMismatchError(msg, hint=f"name only what is dropped; {near(name, _droppable(found))}")
+
+
+def _droppable(found: Sequence[StateVerdict]) -> list[str]:
+    return [v.place for v in found if v.verdict == "dropped" or "--allow-non-restored-state" in v.way_out]

@@ -1,0 +1,163 @@
+"""A verdict for every state of a snapshot and a job; what may be left behind, by name only."""
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from penstock.config.settings import JobSettings
+from penstock.core.errors import StateMismatchError
+from penstock.core.keygroup import HASH_MAX, HASH_MIN
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import (
+    Committable,
+    FileRef,
+    KeyedStateSnapshot,
+    OperatorStateSnapshot,
+    Segment,
+    SubtaskSnapshot,
+)
+from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
+from penstock.graph.restore_plan import assign_state
+from penstock.graph.state_check import check_states, require_fit
+
+
+def columns(key="int64", **values):
+    """Return a state's columns, with field ids as segments have them."""
+    parts = [("__key_hash", "int64", 1), ("user_id", key, 101), ("__namespace", "int64", 2)]
+    parts += [(name, kind, 1001 + i) for i, (name, kind) in enumerate(values.items())]
+    fields = [pa.field(name, pa.type_for_alias(kind), True, {"id": str(number)}) for name, kind, number in parts]
+    return schema_to_text(pa.schema(fields))
+
+
+PLAIN = columns(value="int64")
+
+
+def keyed(uid, state, schema=PLAIN, rows=3):
+    segment = Segment(
+        file=FileRef(inline=b"x"), position=1, writer="w", rows=rows, hash_min=0, hash_max=1, namespace_min=0,
+        namespace_max=0,
+    )  # fmt: skip
+    return KeyedStateSnapshot(
+        uid=uid, state=state, schema=schema, hash_low=HASH_MIN, hash_high=HASH_MAX, segments=(segment,) if rows else ()
+    )
+
+
+def snapshot(*states, output=()):
+    operator = (OperatorStateSnapshot(uid="orders", name="splits", mode="split", items=(1,)),)
+    return (SubtaskSnapshot(vertex_id="v", subtask=0, keyed=states, operator=operator, committables=output),)
+
+
+def job(*keyed_operators):
+    source = OperatorSpec(uid="orders", name="orders", kind="source", stateful=True)
+    sink = OperatorSpec(uid="out", name="out", kind="sink", stateful=True)
+    vertex = JobVertex(id="v", name="v", operators=(source, *keyed_operators, sink), parallelism=1)
+    return JobGraph(name="job", vertices=(vertex,), edges=(), settings=JobSettings())
+
+
+def people(**states):
+    return OperatorSpec(uid="people", name="p", kind="process", stateful=True, states=states)
+
+
+def verdicts(graph, subtasks, **more):
+    return {v.place: v.verdict for v in check_states(graph, subtasks, **more)}
+
+
+def test_same_and_new():
+    graph = job(people(seen=PLAIN, more=PLAIN))
+    assert verdicts(graph, snapshot(keyed("people", "seen"))) == {
+        "orders/splits": "same", "people/seen": "same", "people/more": "new", "out": "new",
+    }  # fmt: skip
+
+
+def test_columns_that_are_the_same_in_another_text():
+    other = schema_to_text(pa.schema(list(schema_of(PLAIN)), metadata={"written by": "somebody"}))
+    assert verdicts(job(people(seen=PLAIN)), snapshot(keyed("people", "seen", other)))["people/seen"] == "same"
+
+
+def schema_of(text):
+    from penstock.core.schema import schema_from_text
+
+    return schema_from_text(text)
+
+
+@pytest.mark.parametrize(
+    ("saved", "reason"),
+    [
+        (columns(value="string"), "was saved with (user_id int64, value string), the job keeps (user_id int64, value"),
+        (columns(other="int64"), "was saved with"),
+        (columns(key="string", value="int64"), "was keyed by (user_id string), the job keys it by (user_id int64)"),
+    ],
+)
+def test_columns_that_do_not_fit_are_blocked_with_both_sides_named(saved, reason):
+    found = check_states(job(people(seen=PLAIN)), snapshot(keyed("people", "seen", saved)))
+    (blocked,) = [v for v in found if v.verdict == "blocked"]
+    assert reason in blocked.reason
+    assert "new" in blocked.way_out
+    with pytest.raises(StateMismatchError, match="people"):
+        require_fit(found)
+
+
+def test_an_operator_that_is_gone_is_blocked_until_it_is_named():
+    held = snapshot(keyed("gone", "seen"), keyed("gone", "other"))
+    found = check_states(job(), held)
+    assert [v.place for v in found if v.verdict == "blocked"] == ["gone/other", "gone/seen"]
+    with pytest.raises(StateMismatchError, match="1 more: gone/seen") as caught:
+        require_fit(found)
+    assert "--allow-non-restored-state gone" in caught.value.hint
+    allowed = check_states(job(), held, allow_non_restored=["gone"])
+    require_fit(allowed)
+    assert {v.verdict for v in allowed if v.uid == "gone"} == {"dropped"}
+    half = check_states(job(), held, allow_non_restored=["gone/seen"])
+    assert [v.place for v in half if v.verdict == "blocked"] == ["gone/other"]
+
+
+def test_a_state_that_is_gone_is_blocked_until_it_is_named():
+    graph = job(people(seen=PLAIN))
+    held = snapshot(keyed("people", "seen"), keyed("people", "sean"))
+    (blocked,) = [v for v in check_states(graph, held) if v.verdict == "blocked"]
+    assert "3 rows of state 'sean'" in blocked.reason
+    assert "did you mean 'seen'" in blocked.way_out
+    for name in ("people", "people/sean"):
+        assert verdicts(graph, held, allow_non_restored=[name])["people/sean"] == "dropped"
+        (restore,) = assign_state(graph, held, allow_non_restored=[name]).of("v", 0)
+        assert [state.state for state in restore.keyed] == ["seen"]
+    assert [s.state for s in assign_state(graph, held).of("v", 0)[0].keyed] == ["seen", "sean"]
+
+
+def test_a_state_without_rows_is_nothing_to_lose():
+    found = verdicts(job(people(seen=PLAIN)), snapshot(keyed("people", "seen"), keyed("people", "old", rows=0)))
+    assert found["people/old"] == "dropped"
+
+
+@pytest.mark.parametrize("name", ["people", "people/seen", "peeple", "orders"])
+def test_a_name_that_leaves_nothing_behind_is_refused(name):
+    with pytest.raises(StateMismatchError, match="nothing of that name to leave behind"):
+        check_states(job(people(seen=PLAIN)), snapshot(keyed("people", "seen")), allow_non_restored=[name])
+
+
+def test_unpublished_output_is_never_left_behind():
+    owed = Committable(id="c", uid="old-sink", run_id="r", subtask=0, checkpoint_id=1)
+    for held, pending in ((snapshot(output=(owed,)), ()), (snapshot(), (owed,))):
+        found = check_states(job(), held, pending=pending)
+        (blocked,) = [v for v in found if v.verdict == "blocked"]
+        assert "is not published yet" in blocked.reason
+        with pytest.raises(StateMismatchError, match="nothing of that name"):
+            check_states(job(), held, pending=pending, allow_non_restored=["old-sink"])
+
+
+def test_keyed_state_of_what_is_now_a_sink():
+    found = check_states(job(), snapshot(keyed("out", "seen")))
+    (blocked,) = [v for v in found if v.verdict == "blocked"]
+    assert "is now sink, which keeps none" in blocked.reason
+
+
+def test_without_declarations_only_uids_are_compared():
+    graph = job(people())
+    assert verdicts(graph, snapshot(keyed("people", "seen")))["people/seen"] == "same"
+    assert verdicts(graph, snapshot(keyed("people", "x")))["people/x"] == "same"
+
+
+def test_the_watermark_of_a_task_is_no_state_of_the_job():
+    own = OperatorStateSnapshot(uid="old-head", name="__input_watermark", mode="subtask", items=(1,))
+    part = msgspec.structs.replace(snapshot()[0], operator=(own,))
+    assert "old-head/__input_watermark" not in verdicts(job(), (part,))
