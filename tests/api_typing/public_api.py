@@ -182,6 +182,7 @@ class Compared(ps.KeyedCoProcessFunction):
 connected = orders.key_by("user_id").connect(orders.key_by("user_id"))
 assert_type(connected, ps.ConnectedStreams)
 assert_type(connected.process(Compared()), ps.DataStream)
+assert_type(orders.key_by("user_id").temporal_join(orders.key_by("user_id"), how="left"), ps.DataStream)
 per_window = orders.join(orders, how="full").where("user_id").equal_to("user_id").window(ps.Tumbling("10s"))
 assert_type(per_window, ps.DataStream)
 try:

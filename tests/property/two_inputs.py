@@ -77,8 +77,8 @@ def counted(rows):
 
 
 class Job:
-    def __init__(self, folder, spec, model):
-        self.folder, self.spec, self.model = Path(folder), spec, model
+    def __init__(self, folder, spec, model, schemas=SCHEMAS):
+        self.folder, self.spec, self.model, self.schemas = Path(folder), spec, model, schemas
         self.files, self.frozen, self.subtasks = {}, [], []
         self.complete = (None, model.copy())
         self.checkpoint_id = self.attempt = self.late = self.next_id = 0
@@ -124,7 +124,7 @@ class Job:
                 clock=self.clock,
                 hash_range=owned,
                 metrics=self.metrics[subtask],
-                input_schemas=SCHEMAS,
+                input_schemas=self.schemas,
                 keyed_state=store,
                 restored=tuple(restored),
             )
@@ -144,7 +144,7 @@ class Job:
             mine = [r for r in rows if r[KEY_NAMES[side]] in self.owned(s)]
             if mine:
                 # a slice at an odd offset: validity bits do not begin with a byte
-                data = pa.RecordBatch.from_pylist([mine[0], *mine], schema=SCHEMAS[side]).slice(1)
+                data = pa.RecordBatch.from_pylist([mine[0], *mine], schema=self.schemas[side]).slice(1)
                 before = self.dropped(s)
                 operator.process_batch(Batch(data), side, out)
                 self.late += self.dropped(s) - before

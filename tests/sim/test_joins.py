@@ -62,6 +62,24 @@ class WindowPlan(Plan):
         )
 
 
+class TemporalPlan(Plan):
+    """Even amounts meet the newest odd one of the same user, of which only the time is known."""
+
+    def totals(self, orders: ps.DataStream) -> ps.DataStream:
+        even = orders.filter(pl.col("amount") % 2 == 0).key_by("user_id")
+        odd = orders.filter(pl.col("amount") % 2 != 0).select("user_id", since="ts").key_by("user_id")
+        return even.temporal_join(odd).uid("as-of")
+
+    def expected(self) -> Counter[tuple[int, ...]]:
+        rows = [row for part in self.rows for row in part]
+        found: Counter[tuple[int, ...]] = Counter()
+        for user, amount, time in rows:
+            before = [t for u, a, t in rows if u == user and a % 2 and t <= time]
+            if amount % 2 == 0 and before:
+                found[user, amount, time, max(before)] += 1
+        return found
+
+
 def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm):
     plan = kind.drawn(random.Random(f"plan {seed}"))
     plan.phases, plan.input_ms, plan.inline_bytes = phases, 1500.0, 0
@@ -69,7 +87,7 @@ def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm):
     return World(seed, plan, swarm).execute()
 
 
-@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan])
+@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan, TemporalPlan])
 @pytest.mark.parametrize("seed", [1, 2])
 def test_killed_workers_leave_no_pair_out_and_none_twice(kind, seed):
     swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=300.0)
@@ -79,7 +97,7 @@ def test_killed_workers_leave_no_pair_out_and_none_twice(kind, seed):
     assert result.counts["checkpoint-completed"] > 1
 
 
-@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan])
+@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan, TemporalPlan])
 def test_a_rescale_takes_both_sides_along(kind):
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
     result = run(kind, 3, phases, Swarm.quiet(random.Random(3)))
@@ -87,7 +105,7 @@ def test_a_rescale_takes_both_sides_along(kind):
     assert result.rows > 10
 
 
-@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan])
+@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan, TemporalPlan])
 def test_a_side_that_is_lost_on_restore_is_caught(kind, monkeypatch):
     monkeypatch.setattr(TimedRows, "load", lambda self, rows: None)
     with pytest.raises(SimulationError):

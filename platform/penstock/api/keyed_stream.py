@@ -135,6 +135,35 @@ class KeyedStream(DataStream):
         spec = OperatorSpec(uid="", name=name, kind="interval_join", config=config, stateful=True)
         return append_two_input(self, other, spec, join_schema(config, left, right))
 
+    def temporal_join(
+        self, versions: KeyedStream, *, how: Literal["inner", "left"] = "inner", suffix: str = "_right"
+    ) -> DataStream:
+        """Join each row with the newest version of its key at its event time.
+
+        A row of `versions` holds for its key from its event time until that of the next one; of two at the same time
+        the one that came last. Rows come out when the watermark has reached them, with their own event time; those
+        without a version only with `how="left"`, with nulls. Late rows are counted (`numLateRecordsDropped`) and
+        dropped, late versions hold for the rows that have not come out yet. Columns as of `interval_join`.
+
+        Raises:
+            GraphError: as `interval_join`; or a version has a column of a type that is not kept by key, such as a list.
+        """
+        from penstock.api.two_inputs import append_two_input, require_keyed, require_partner
+        from penstock.operators.join_schema import temporal_join_schema, validate_temporal_join
+
+        require_partner(self, versions, "temporal_join")
+        config = {
+            "left_key": list(self.keys),
+            "right_key": list(require_keyed(versions, "temporal_join").keys),
+            "suffix": suffix,
+            "how": how,
+        }
+        left, right = self.flow.schema, versions.flow.schema
+        validate_temporal_join(config, left, right, "temporal_join")
+        name = f"TemporalJoin({how})"
+        spec = OperatorSpec(uid="", name=name, kind="temporal_join", config=config, stateful=True)
+        return append_two_input(self, versions, spec, temporal_join_schema(config, left, right))
+
     def connect(self, other: KeyedStream) -> ConnectedStreams:
         """Bring two keyed streams into one function: `a.connect(b).process(function)`.
 

@@ -24,6 +24,7 @@ _STATE_CONFIG = {
     "running_aggregate": ("key", "aggregates"),
     "deduplicate": ("key", "keep", "by"),
     "interval_join": ("left_key", "right_key", "suffix"),
+    "temporal_join": ("left_key", "right_key", "suffix", "how"),
     "window_join": ("left_key", "right_key", "suffix", "window", "how"),
 }
 

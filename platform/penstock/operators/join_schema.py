@@ -17,7 +17,7 @@ import pyarrow.types as pt
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
 from penstock.eventtime.windows import validate_window
-from penstock.graph.validate import WINDOW_COLUMNS, require_key_types
+from penstock.graph.validate import WINDOW_COLUMNS, is_key_type, require_key_types
 from penstock.operators.columns import TS_FIELD, without_ts
 
 #: Interval bounds beyond this (36 000 years) are refused instead of wrapping around.
@@ -176,6 +176,32 @@ def window_join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema
     nullable_keys = {name for name, other in zip(*map(sides.key, (0, 1)), strict=True) if right.field(other).nullable}
     fields = [f.with_nullable(True) if f.name in nullable_keys else f for f in fields]
     return pa.schema([*fields, *bounds, TS_FIELD])
+
+
+def validate_temporal_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str) -> None:
+    """Check a temporal join against the rows it will see.
+
+    Raises:
+        GraphError: as `validate_join`; or another `how`; or a version has a column that cannot be kept by key.
+    """
+    if config.get("how") not in ("inner", "left"):
+        raise GraphError(f"{where}: how={config.get('how')!r} is not known", hint="use 'inner' or 'left'")
+    validate_join(config, left, right, where)
+    for field in value_fields(right, parse_sides(config).right):
+        if not is_key_type(field.type):
+            raise GraphError(
+                f"{where}: column {field.name!r} of the right side has the type {field.type}, which is not kept by key",
+                hint="leave it out or convert it first with .select(...)",
+            )
+
+
+def temporal_join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema) -> pa.Schema:
+    """Return the result's schema, with `__ts`; rows without a version make the right side's columns nullable."""
+    fields = joined_fields(parse_sides(config), left, right, "temporal_join")
+    outer, lefts = config["how"] == "left", len(without_ts(left))
+    return pa.schema(
+        [*(f.with_nullable(f.nullable or (outer and place >= lefts)) for place, f in enumerate(fields)), TS_FIELD]
+    )
 
 
 @dataclass(frozen=True, slots=True)

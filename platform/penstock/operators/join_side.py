@@ -67,9 +67,12 @@ class JoinState:
             self.rows.timed_rows(name, tuple(kept)) for name, kept in zip(("left", "right"), fields, strict=True)
         )
         self.names = tuple([field.name for field in kept] for kept in fields)
-        self._store.check_all_declared()
         saved = [item for s in context.restored if s.name == WATERMARK for item in s.items]
         self.watermarks = RangeWatermarks.restored(context.hash_range, saved)
+
+    def check_all_declared(self) -> None:
+        """Check that nothing of the snapshot is left undeclared; after all that the operator keeps was declared."""
+        self._store.check_all_declared()
 
     def take(self, batch: Batch, side: int, last: Callable[[I64], I64] | None = None) -> Arrived | None:
         """Return the rows of a side with their keys' slots; those that are late are counted and left out.

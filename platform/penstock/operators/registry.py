@@ -32,6 +32,7 @@ OPERATORS = {
     "deduplicate": "penstock.operators.deduplicate:DeduplicateOperator",
     "interval_join": "penstock.operators.interval_join:IntervalJoinOperator",
     "window_join": "penstock.operators.window_join:WindowJoinOperator",
+    "temporal_join": "penstock.operators.temporal_join:TemporalJoinOperator",
     "sink": "penstock.operators.sink:SinkOperator",
     "collect": "penstock.operators.collect:CollectOperator",
 }

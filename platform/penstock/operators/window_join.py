@@ -40,6 +40,7 @@ class WindowJoinOperator(Operator):
         sides = parse_sides(config)
         self._window = parse_join_window(config)
         self._state = JoinState(context, sides)
+        self._state.check_all_declared()
         self._schema = window_join_schema(config, left, right)
         self._output = JoinOutput(self._schema, sides, left)
         self._types = tuple(

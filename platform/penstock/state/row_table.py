@@ -121,6 +121,10 @@ class RowTable:
         """Return the value columns of rows as Python sees them."""
         return [column.values(rows) for column in self._columns]
 
+    def arrays(self, rows: I32) -> list[pa.Array]:
+        """Return the value columns of rows."""
+        return [column.array(rows) for column in self._columns]
+
     def write(self, slots: I32, arrays: Sequence[pa.Array]) -> None:
         """Set the values of slots, each of which occurs once."""
         first = self._append(slots, deleted=False)

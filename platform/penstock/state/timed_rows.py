@@ -86,11 +86,16 @@ class Run:
         mask = pa.array(kept)
         return Run.ordered(self.slots[kept], self.times[kept], [value.filter(mask) for value in self.values])
 
+    def ranges(self, slots: I32, lows: I64, highs: I64) -> tuple[I64, I64]:
+        """Return where the rows of each asking slot in its span (inclusive) begin, and how many they are."""
+        ranges = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
+        find_ranges((self.slots, self.times), slots, (lows, highs), ranges)
+        return ranges
+
     def pairs(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[I32, I32]]:
         """Yield (asking row, place in this run) of all rows of an asking slot in its span (inclusive), in pieces."""
-        ranges = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
-        total = find_ranges((self.slots, self.times), slots, (lows, highs), ranges)
-        state = np.zeros(2, np.int64)
+        ranges = self.ranges(slots, lows, highs)
+        total, state = int(ranges[1].sum()), np.zeros(2, np.int64)
         while total > 0:
             room = min(total, CHUNK)
             asking, found = np.empty(room, np.int32), np.empty(room, np.int32)
@@ -185,7 +190,7 @@ class TimedRows:
         """Return all rows of a span of time (inclusive) as one run; None when there are none."""
         parts = []
         for run in self._runs:
-            inside = (run.times >= low) & (run.times <= high)
+            inside = (run.times >= low) & (run.times <= high) & (run.times > self._cleaned)
             if inside.any():
                 parts.append(run if inside.all() else run.chosen(inside))
         if len(parts) < 2:

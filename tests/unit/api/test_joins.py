@@ -70,6 +70,34 @@ def test_columns_of_a_side_that_may_be_missing_may_be_null(orders, clicks, how, 
     assert nullable == expected | ({"amount_right", "ts_right"} if how == "full" else set())
 
 
+def test_a_temporal_join_gives_rows_with_what_held_at_their_time(env, orders, clicks):
+    stream = orders.key_by("user_id").temporal_join(clicks.key_by("user"), how="left")
+    assert stream.columns == ["user_id", "amount", "product", "ts", "amount_right", "ts_right"]
+    assert {field.name for field in stream.schema if field.nullable} == {"product", "amount_right", "ts_right"}
+    assert stream.flow.has_event_time
+    operator = operator_of(env, stream)
+    assert (operator.kind, operator.config["how"], operator.stateful) == ("temporal_join", "left", True)
+    inner = orders.key_by("user_id").temporal_join(clicks.key_by("user"))
+    assert {field.name for field in inner.schema if field.nullable} == {"product"}
+
+
+def test_what_has_no_versions_is_refused(orders, clicks, env, source, watermarks):
+    class Tagged(ps.Schema):
+        user: int
+        tags: list[str]
+        ts: datetime
+
+    left = orders.key_by("user_id")
+    refused(lambda: left.temporal_join(clicks), "the other stream has no key")
+    refused(lambda: left.temporal_join(clicks.key_by("user"), how="full"), "how='full' is not known")
+    refused(lambda: left.temporal_join(clicks.key_by("amount")), "the keys differ")
+    tagged = env.from_source(source(Tagged, bounded=True), watermarks=watermarks, uid="tagged").key_by("user")
+    refused(
+        lambda: left.temporal_join(tagged), "column 'tags' of the right side has the type list<item: string", "kept"
+    )
+    assert tagged.temporal_join(clicks.key_by("user")).columns[:2] == ["user", "tags"]
+
+
 def test_what_cannot_be_joined_by_window_is_refused(env, orders, clicks, source, watermarks):
     def by(where, equal_to, window=None, **options):
         joined = orders.join(clicks, **options).where(*where).equal_to(*equal_to)

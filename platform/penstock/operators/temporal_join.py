@@ -1,0 +1,145 @@
+"""Temporal join (kind `temporal_join`): a left row meets the newest version of its key at its event time.
+
+Rows of the right side are versions: each holds from its time until the next one's. A left row waits until the watermark
+has reached it, so that every version up to its time is there. Versions the watermark has passed are kept as one value
+by key, the newest; those beyond it wait too. A left row at or below the watermark is late; a version that comes late
+holds for the left rows that are still to come out.
+"""
+
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.operators.join_schema import parse_sides, temporal_join_schema, validate_temporal_join, value_fields
+from penstock.operators.join_side import JoinOutput, JoinState
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.state.timed_rows import CHUNK, Run
+
+if TYPE_CHECKING:
+    from penstock.core.elements import Barrier, Batch, Watermark
+    from penstock.core.permits import CommitPermit
+    from penstock.kernels.compile import I64
+    from penstock.operators.operator import Collector, OperatorContext
+
+_CURRENT = "current"
+#: The time of a kept version.
+_VERSION = pa.field("__version", pa.int64(), nullable=False)
+
+
+class TemporalJoinOperator(Operator):
+    """Inner or left join of a keyed input with the versions of another."""
+
+    def open(self, context: OperatorContext) -> None:
+        """Declare (and so restore) rows and versions, and take up the watermark where it was."""
+        config, (left, right) = context.spec.config, context.input_schemas
+        validate_temporal_join(config, left, right, context.spec.uid)
+        sides = parse_sides(config)
+        self._outer = config["how"] == "left"
+        self._state = JoinState(context, sides)
+        fields = value_fields(right, sides.right)
+        self._current = self._state.rows.value(_CURRENT, (_VERSION, *fields))
+        self._state.check_all_declared()
+        self._output = JoinOutput(temporal_join_schema(config, left, right), sides, left)
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Keep the rows; versions that the watermark has passed already take their place at once."""
+        if input_index == 0:
+            arrived = self._state.take(batch, 0, lambda times: times - 1)
+            if arrived is not None:
+                self._state.keep(arrived, 0)
+            return
+        arrived = self._state.take(batch, 1, lambda times: np.full(len(times), MAX_TIMESTAMP))
+        if arrived is None:
+            return
+        values = arrived.columns(self._state.names[1])
+        coming = arrived.times > self._state.watermarks.low
+        if not coming.all():
+            mask = pa.array(~coming)
+            passed = [column.filter(mask) for column in values]
+            self._replace(Run.of(arrived.slots[~coming], arrived.times[~coming], passed))
+            mask = pa.array(coming)
+            values = [column.filter(mask) for column in values]
+        self._state.tables[1].add(arrived.slots[coming], arrived.times[coming], values)
+        self._state.rows.settle()
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Emit the left rows the watermark has reached, then pass it on."""
+        if watermark.timestamp > self._state.watermarks.low:
+            rows, versions = (table.within(MIN_TIMESTAMP, watermark.timestamp) for table in self._state.tables)
+            if rows is not None:
+                self._emit(rows, versions, out)
+            if versions is not None:
+                self._replace(versions)
+            self._state.watermarks.advance(watermark.timestamp)
+            for table in self._state.tables:
+                table.clean(watermark.timestamp)
+            self._state.rows.settle()
+        out.watermark(watermark)
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        """Freeze rows and versions."""
+        return self._state.snapshot(barrier.checkpoint_id)
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._state.completed(permit.checkpoint_id)
+
+    # --- versions ---------------------------------------------------------------------------------------------------
+
+    def _emit(self, rows: Run, versions: Run | None, out: Collector) -> None:
+        kept = self._current.rows_of(rows.slots)
+        has = kept >= 0
+        current = self._current.arrays(kept[has])
+        count = 0 if versions is None else len(versions.slots)
+        # a place among the versions, behind them one among the kept ones, -1: none
+        place = np.full(len(rows.slots), -1, np.int64)
+        place[has] = count + np.arange(int(has.sum()))
+        if versions is not None:
+            found = self._newest(rows, versions)
+            times = np.full(len(rows.slots), MIN_TIMESTAMP)
+            times[has] = current[0].to_numpy()
+            newer = (found >= 0) & (versions.times[found] >= times)
+            place[newer] = found[newer]
+        wanted = np.arange(len(place)) if self._outer else np.flatnonzero(place >= 0)
+        sources = [
+            kept_column if versions is None else pa.concat_arrays([versions.values[i], kept_column])
+            for i, kept_column in enumerate(current[1:])
+        ]
+        for first in range(0, len(wanted), CHUNK):
+            self._add(rows, wanted[first : first + CHUNK], (place, sources), out)
+        self._output.flush(out)
+
+    def _newest(self, rows: Run, versions: Run) -> I64:
+        """Return the place of the newest version at each row's time; of equal ones the last that came; -1: none."""
+        lows = np.full(len(rows.slots), MIN_TIMESTAMP)
+        firsts, counts = versions.ranges(rows.slots, lows, rows.times)
+        return np.where(counts > 0, firsts + counts - 1, -1)
+
+    def _add(self, rows: Run, chosen: I64, versions: tuple[I64, list[pa.Array]], out: Collector) -> None:
+        place, sources = versions
+        left = [column.take(pa.array(chosen)) for column in rows.values]
+        at = place[chosen]
+        places = pa.array(at, mask=at < 0)
+        right = [source.take(places) for source in sources]
+        self._output.add((self._state.rows.keys(rows.slots[chosen]), left, right), rows.times[chosen], out)
+
+    def _replace(self, versions: Run) -> None:
+        """Let the newest version of each key be the kept one, unless that is newer."""
+        last = np.flatnonzero(np.append(versions.slots[1:] != versions.slots[:-1], True))
+        slots, times = versions.slots[last], versions.times[last]
+        kept = self._current.rows_of(slots)
+        has = kept >= 0
+        before = np.full(len(slots), MIN_TIMESTAMP)
+        before[has] = self._current.arrays(kept[has])[0].to_numpy()
+        newer = times >= before
+        if newer.any():
+            chosen = pa.array(last[newer])
+            self._current.write(
+                slots[newer], [pa.array(times[newer]), *(column.take(chosen) for column in versions.values)]
+            )

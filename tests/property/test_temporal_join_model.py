@@ -1,0 +1,87 @@
+"""Temporal joins over their state against a plain Python model.
+
+Any order of rows, versions, watermarks, freezes, failed uploads, compactions, restores and rescales gives the model's
+output.
+"""
+
+import tempfile
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from tests.property.two_inputs import CONFIG, KEY_NAMES, KEYS, LEFT, OPERATIONS, RIGHT, UID, Job, joined, run
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
+
+VERSIONS = RIGHT.remove(RIGHT.get_field_index("tags"))
+
+
+class Model:
+    """All versions of each key in order of arrival; rows wait for the watermark."""
+
+    def __init__(self, how):
+        self.how, self.late = how, 0
+        self.waiting, self.versions = {key: [] for key in KEYS}, {key: [] for key in KEYS}
+        self.marks = dict.fromkeys(KEYS, MIN_TIMESTAMP)
+
+    def copy(self):
+        other = Model(self.how)
+        other.late, other.marks = self.late, dict(self.marks)
+        other.waiting = {key: list(rows) for key, rows in self.waiting.items()}
+        other.versions = {key: list(rows) for key, rows in self.versions.items()}
+        return other
+
+    def row(self, side, row):
+        key = row[KEY_NAMES[side]]
+        if side:
+            self.versions[key].append(row)
+        elif row[TS_COLUMN] <= self.marks[key]:
+            self.late += 1
+        else:
+            self.waiting[key].append(row)
+        return []
+
+    def advance(self, keys, watermark):
+        found = []
+        for key in keys:
+            self.marks[key] = max(self.marks[key], watermark)
+            for row in [r for r in self.waiting[key] if r[TS_COLUMN] <= watermark]:
+                self.waiting[key].remove(row)
+                found += self.result(row, [v for v in self.versions[key] if v[TS_COLUMN] <= row[TS_COLUMN]])
+        return found
+
+    def result(self, row, versions):
+        if not versions and self.how == "inner":
+            return []
+        newest = max(enumerate(versions), key=lambda v: (v[1][TS_COLUMN], v[0]))[1] if versions else None
+        found = joined(row, newest) | {TS_COLUMN: row[TS_COLUMN]}
+        del found["tags"]
+        return [found]
+
+
+@pytest.fixture(autouse=True)
+def tight(monkeypatch):
+    """Everything that happens at large sizes happens here too."""
+    monkeypatch.setattr("penstock.operators.temporal_join.CHUNK", 3)
+    monkeypatch.setattr("penstock.operators.join_side.CHUNK", 5)
+    monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
+    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
+    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+
+
+@pytest.mark.parametrize("how", ["inner", "left"])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=OPERATIONS)
+def test_output_is_the_models(how, operations):
+    spec = SimpleNamespace(uid=UID, kind="temporal_join", config=CONFIG | {"how": how})
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder, spec, Model(how), (LEFT, VERSIONS))
+        run(job, operations)
+        for subtask in range(len(job.subtasks)):
+            job.watermark(subtask, MAX_TIMESTAMP)
+        assert [table.count for operator, _ in job.subtasks for table in operator._state.tables] == [0] * 2 * len(
+            job.subtasks
+        ), "a row or a version waits that cannot be asked for"
+        job.checkpoint()
+        assert len(job.rows_of("current")) == sum(map(bool, job.model.versions.values()))
+        job.close()
