@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.connector.compiled import njit, types
+from penstock.connector.compiled import njit, tuple_of, types
 from penstock_connectors.formats.memory import compiled, copy, put_byte
 
 _I = types.int64
@@ -19,6 +19,9 @@ _IN = types.Array(types.int64, 1, "C", readonly=True)
 _FLOATS_IN = types.Array(types.float64, 1, "C", readonly=True)
 _OFFSETS = types.int32[::1]
 _OFFSETS_IN = types.Array(types.int32, 1, "C", readonly=True)
+_TABLES_IN = types.Array(types.int32, 2, "C", readonly=True)
+_NUMBERS, _PLACES = types.int64[:, ::1], types.int32[:, ::1]
+_SETTINGS = tuple_of(_IN, _IN, _IN)
 
 #: Nexmark's proportions: of 50 events in a row 1 is a person, 3 are auctions, 46 are bids.
 EPOCH, PERSONS, AUCTIONS, BIDS = 50, 1, 3, 46
@@ -106,26 +109,52 @@ def _times(numbers: Any, start_us: int, rate: int, out: Any) -> int:
     return len(out)
 
 
+@njit(inline="always")
+def _auction_of(bits: Any, epoch: Any, hot: Any, in_flight: Any) -> Any:
+    """The auction a bid is for: with probability 1 - 1/`hot` the hot one, else one in flight."""
+    last = epoch * AUCTIONS + AUCTIONS - 1
+    least = max(last - in_flight, 0)
+    cold = least + _high(bits, last - least + 1 + LEAD)
+    return _either(_low(bits, hot) > 0, _hot(last), cold) + FIRST_ID
+
+
+@njit(inline="always")
+def _person_of(bits: Any, epoch: Any, hot: Any, active: Any) -> Any:
+    """A bidder or seller; `hot` = (ratio, place of the hot one within its batch of people)."""
+    near = min(epoch + 1, active)
+    cold = epoch + 1 - near + _high(bits, near + LEAD)
+    return _either(_low(bits, hot[0]) > 0, _hot(epoch) + hot[1], cold) + FIRST_ID
+
+
+@njit(inline="always")
+def _price_of(bits: Any, curve: Any) -> Any:
+    """A price: 100 * 10^(6 u), u even in [0, 1), read off a curve of straight pieces."""
+    pieces = np.uint64(len(curve) - 1)
+    even = (bits >> np.uint64(12)) * pieces
+    at = even >> np.uint64(52)
+    part = np.float64(even & np.uint64((1 << 52) - 1)) / 4503599627370496.0
+    low = curve[at]
+    return np.int64(low + (curve[at + np.uint64(1)] - low) * part + 0.5)
+
+
+@njit(inline="always")
+def _channel_of(bits: Any, hot: Any, every: Any) -> Any:
+    """The place of a bid's channel in a table: half are one of the `hot` first, half one of all the rest."""
+    return _either(bits & np.uint64(1), _high(bits, hot), hot + _high(bits, every - hot))
+
+
 def _auction_ids(numbers: Any, salt: int, hot: int, in_flight: int, out: Any) -> int:
-    """Write the auctions that bids are for: with probability 1 - 1/`hot` the hot one, else one in flight."""
+    """Write the auctions that bids are for."""
     for i in range(len(out)):
-        last = _epoch(numbers[i]) * AUCTIONS + AUCTIONS - 1
-        bits = _draw(numbers[i], salt)
-        least = max(last - in_flight, 0)
-        cold = least + _high(bits, last - least + 1 + LEAD)
-        out[i] = _either(_low(bits, hot) > 0, _hot(last), cold) + FIRST_ID
+        out[i] = _auction_of(_draw(numbers[i], salt), _epoch(numbers[i]), hot, in_flight)
     return len(out)
 
 
 def _person_ids(numbers: Any, salt: int, hot: Any, active: int, out: Any) -> int:
-    """Write bidders or sellers; `hot` = [ratio, place of the hot one within its batch of people]."""
+    """Write bidders or sellers."""
     ratio, place = hot[0], hot[1]
     for i in range(len(out)):
-        last = _epoch(numbers[i])
-        bits = _draw(numbers[i], salt)
-        near = min(last + 1, active)
-        cold = last + 1 - near + _high(bits, near + LEAD)
-        out[i] = _either(_low(bits, ratio) > 0, _hot(last) + place, cold) + FIRST_ID
+        out[i] = _person_of(_draw(numbers[i], salt), _epoch(numbers[i]), (ratio, place), active)
     return len(out)
 
 
@@ -138,14 +167,9 @@ def _own_ids(numbers: Any, first: int, share: int, out: Any) -> int:
 
 
 def _prices(numbers: Any, salt: int, curve: Any, out: Any) -> int:
-    """Write prices: 100 * 10^(6 u), u even in [0, 1), read off a curve of so many straight pieces."""
-    pieces = len(curve) - 1
+    """Write prices."""
     for i in range(len(out)):
-        bits = _draw(numbers[i], salt) >> np.uint64(12)
-        at = (bits * np.uint64(pieces)) >> np.uint64(52)
-        part = np.float64((bits * np.uint64(pieces)) & np.uint64((1 << 52) - 1)) / 4503599627370496.0
-        low = curve[at]
-        out[i] = np.int64(low + (curve[at + np.uint64(1)] - low) * part + 0.5)
+        out[i] = _price_of(_draw(numbers[i], salt), curve)
     return len(out)
 
 
@@ -157,10 +181,9 @@ def _picks(numbers: Any, salt: int, bound: int, out: Any) -> int:
 
 
 def _channels(numbers: Any, salt: int, hot: int, every: int, out: Any) -> int:
-    """Write the place of every bid's channel in a table: half are one of the `hot` first, half one of all the rest."""
+    """Write the place of every bid's channel in a table."""
     for i in range(len(out)):
-        bits = _draw(numbers[i], salt)
-        out[i] = _either(bits & np.uint64(1), _high(bits, hot), hot + _high(bits, every - hot))
+        out[i] = _channel_of(_draw(numbers[i], salt), hot, every)
     return len(out)
 
 
@@ -193,6 +216,50 @@ def _stretch_places(numbers: Any, salt: int, sizes: Any, places: Any, out: Any) 
     return total
 
 
+def _bids(settings: Any, curve: Any, tables: Any, numbers: Any, places: Any) -> int:
+    """Write all of whole bids but the bytes of their strings: the same draws as column by column, in one pass.
+
+    `settings` = what `bids.BidMaker` puts there; `tables` = offsets of channels and of URLs. `numbers` = auctions,
+    bidders, prices, times; `places` = where channel, URL and extra begin, and their Arrow offsets.
+    """
+    where, salts, shape = settings
+    split, splits, start_us, rate = where[1], where[2], where[3], where[4]
+    of_auction, of_bidder, of_price, of_channel, of_extra = salts[0], salts[1], salts[2], salts[3], salts[4]
+    hot_auction, in_flight, hot_bidder, active = shape[0], shape[1], (shape[2], shape[3]), shape[4]
+    hot_channels, every, least, spread, room = shape[5], shape[6], shape[7], shape[8], shape[9]
+    count, row = numbers.shape[1], 0
+    turn, inside = where[0] // BIDS, where[0] % BIDS
+    channel_end = url_end = extra_end = np.int64(0)
+    while row < count:
+        epoch = turn * splits + split
+        number = epoch * EPOCH + PERSONS + AUCTIONS + inside
+        whole = np.int64(np.uint64(number * 1000) // np.uint64(rate))
+        rest = number * 1000 - whole * rate
+        end = min(row + BIDS - inside, count)
+        for i in range(row, end):
+            numbers[0, i] = _auction_of(_draw(number, of_auction), epoch, hot_auction, in_flight)
+            numbers[1, i] = _person_of(_draw(number, of_bidder), epoch, hot_bidder, active)
+            numbers[2, i] = _price_of(_draw(number, of_price), curve)
+            if rest >= rate:
+                more = np.int64(np.uint64(rest) // np.uint64(rate))
+                whole, rest = whole + more, rest - more * rate
+            numbers[3, i] = start_us + whole * 1000
+            rest += 1000
+            pick = _channel_of(_draw(number, of_channel), hot_channels, every)
+            places[0, i], places[3, i] = tables[0, pick], channel_end
+            channel_end += np.int64(tables[0, pick + 1]) - np.int64(tables[0, pick])
+            places[1, i], places[4, i] = tables[1, pick], url_end
+            url_end += np.int64(tables[1, pick + 1]) - np.int64(tables[1, pick])
+            bits = _draw(number, of_extra)
+            size = least + _low(bits, spread)
+            places[2, i], places[5, i] = _high(bits, room - size), extra_end
+            extra_end += size
+            number += 1
+        row, turn, inside = end, turn + 1, np.int64(0)
+    places[3, count], places[4, count], places[5, count] = channel_end, url_end, extra_end
+    return count
+
+
 def _copy_strings(places: Any, offsets: Any, source: int, target: Any) -> int:
     """Copy the strings at these places one behind the other; `target` = [address, pieces of the longest string].
 
@@ -202,15 +269,15 @@ def _copy_strings(places: Any, offsets: Any, source: int, target: Any) -> int:
     to, pieces = target[0], target[1]
     if pieces == 1:
         for i in range(len(places)):
-            copy(to + np.int64(offsets[i]), source + places[i], WIDE)
+            copy(to + np.int64(offsets[i]), source + np.int64(places[i]), WIDE)
     elif pieces == 3:
         for i in range(len(places)):
-            copy(to + np.int64(offsets[i]), source + places[i], WIDE)
-            copy(to + np.int64(offsets[i]) + WIDE, source + places[i] + WIDE, WIDE)
-            copy(to + np.int64(offsets[i]) + 2 * WIDE, source + places[i] + 2 * WIDE, WIDE)
+            copy(to + np.int64(offsets[i]), source + np.int64(places[i]), WIDE)
+            copy(to + np.int64(offsets[i]) + WIDE, source + np.int64(places[i]) + WIDE, WIDE)
+            copy(to + np.int64(offsets[i]) + 2 * WIDE, source + np.int64(places[i]) + 2 * WIDE, WIDE)
     else:
         for i in range(len(places)):
-            copy(to + np.int64(offsets[i]), source + places[i], pieces * WIDE)
+            copy(to + np.int64(offsets[i]), source + np.int64(places[i]), pieces * WIDE)
     return len(places)
 
 
@@ -231,7 +298,8 @@ own_ids = compiled(_I(_IN, _I, _I, _OUT), _own_ids)
 prices = compiled(_I(_IN, _I, _FLOATS_IN, _OUT), _prices)
 picks = compiled(_I(_IN, _I, _I, _OUT), _picks)
 channels = compiled(_I(_IN, _I, _I, _I, _OUT), _channels)
-listed_places = compiled(_I(_IN, _OFFSETS_IN, _OUT, _OFFSETS), _listed_places)
-stretch_places = compiled(_I(_IN, _I, _IN, _OUT, _OFFSETS), _stretch_places)
-copy_strings = compiled(_I(_IN, _OFFSETS_IN, _I, _IN), _copy_strings)
+listed_places = compiled(_I(_IN, _OFFSETS_IN, _OFFSETS, _OFFSETS), _listed_places)
+stretch_places = compiled(_I(_IN, _I, _IN, _OFFSETS, _OFFSETS), _stretch_places)
+bids = compiled(_I(_SETTINGS, _FLOATS_IN, _TABLES_IN, _NUMBERS, _PLACES), _bids)
+copy_strings = compiled(_I(_OFFSETS_IN, _OFFSETS_IN, _I, _IN), _copy_strings)
 letters = compiled(_I(_I, _I, _I, _I), _letters)

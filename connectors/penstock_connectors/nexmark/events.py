@@ -8,6 +8,7 @@ splits. Random fields follow the distributions of Nexmark's generator; their val
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -15,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock_connectors.nexmark import _kernels as kernels
-from penstock_connectors.nexmark.strings import Strings, salt
+from penstock_connectors.nexmark.bids import BidMaker
+from penstock_connectors.nexmark.strings import BID_EXTRA, Strings, salt
 
 Kind = Literal["bid", "auction", "person"]
 _TIME = pa.timestamp("us", tz="UTC")
@@ -106,14 +108,22 @@ class EventMaker:
     """Makes batches of one pattern; keeps the tables that strings are drawn from."""
 
     def __init__(self, pattern: NexmarkPattern) -> None:
-        """Nothing is made before it is needed."""
+        """Tables are made when first needed."""
         self._pattern = pattern
         self._strings = Strings(pattern.seed)
         self._schema = pattern.schema
+        self._every = pattern.kind == "bid" and set(self._schema.names) == set(BID_SCHEMA.names)
+
+    @cached_property
+    def _whole_bids(self) -> BidMaker:
+        return BidMaker(self._pattern, self._strings, _CURVE, _HOT_BIDDER)
 
     def batch(self, split: int, start: int, count: int) -> pa.RecordBatch:
         """Return rows start .. start+count-1 of one split."""
         pattern = self._pattern
+        if self._every:
+            made = self._whole_bids.columns(split, start, count)
+            return pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
         first, share = _PLACES[pattern.kind]
         numbers = np.empty(count, np.int64)
         kernels.numbers(start, np.array([split, pattern.splits, first, share], np.int64), numbers)
@@ -144,7 +154,7 @@ class _Columns:
             "channel": lambda: strings.channel(numbers),
             "url": lambda: strings.url(numbers),
             "dateTime": self._time,
-            "extra": lambda: strings.filler(numbers, 100 - 32),
+            "extra": lambda: strings.filler(numbers, BID_EXTRA),
         }
 
     def _auction(self) -> dict[str, Callable[[], pa.Array]]:

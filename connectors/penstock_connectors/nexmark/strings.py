@@ -16,11 +16,14 @@ import pyarrow as pa
 
 from penstock_connectors.nexmark import _kernels as kernels
 
-_POOL_BYTES = 1 << 20
+POOL_BYTES = 1 << 20
 #: Behind a pool: more than the longest stretch of it.
 _ROOM = 256
 _CHANNELS = 10_000
 _HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
+HOT_CHANNELS = len(_HOT_CHANNELS)
+#: Bytes of a bid's filler, on average.
+BID_EXTRA = 100 - 32
 _MASK = 0x7FFFFFFFFFFFFFFF
 _CITIES = ("Tucson", "Mesa", "Oakland", "Fresno", "Boise", "Nampa", "Salem", "Eugene", "Tacoma", "Laramie")
 _STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
@@ -42,11 +45,17 @@ def _pieces(longest: int) -> int:
     return -(-longest // kernels.WIDE)
 
 
+def filler_sizes(average: int) -> tuple[int, int]:
+    """Return the least bytes of a filler, and how many more at most plus one."""
+    around = round(average * 0.2)
+    return average - around, 2 * around
+
+
 def _cut(text: str, start: int, size: int) -> str:
     return text[start : start + size]
 
 
-class _Table:
+class Table:
     """A list of strings to draw from."""
 
     def __init__(self, values: Sequence[str]) -> None:
@@ -59,13 +68,18 @@ class _Table:
 
     def gather(self, picks: Int64s) -> pa.Array:
         """Return the strings at these places."""
-        places, offsets = np.empty(len(picks), np.int64), np.empty(len(picks) + 1, np.int32)
-        size = kernels.listed_places(picks, self.offsets, places, offsets)
-        return _copied(places, offsets, size, self._data, self._pieces)
+        places, offsets = np.empty(len(picks), np.int32), np.empty(len(picks) + 1, np.int32)
+        kernels.listed_places(picks, self.offsets, places, offsets)
+        return self.copied(places, offsets)
+
+    def copied(self, places: Int32s, offsets: Int32s) -> pa.Array:
+        """Return the strings that begin at these bytes of the table, as long as the Arrow offsets say."""
+        return _copied(places, offsets, self._data, self._pieces)
 
 
-def _copied(places: Int64s, offsets: Int32s, size: int, source: pa.Buffer, pieces: int) -> pa.Array:
-    """Return an array of what stands at these places of `source`: `size` bytes, as long each as the offsets say."""
+def _copied(places: Int32s, offsets: Int32s, source: pa.Buffer, pieces: int) -> pa.Array:
+    """Return an array of what stands at these places of `source`, as long each as the offsets say."""
+    size = int(offsets[-1])
     # memory of NumPy's: a worker keeps what is freed of it, and the next batch finds it in the processor's cache
     data = pa.py_buffer(np.empty(size + pieces * kernels.WIDE, np.uint8))
     kernels.copy_strings(places, offsets, source.address, np.array([data.address, pieces], np.int64))
@@ -78,14 +92,13 @@ class Strings:
     def __init__(self, seed: int) -> None:
         """Pools and tables are made when first needed."""
         self._seed = seed
-        self._tables: dict[str, _Table] = {}
+        self._tables: dict[str, Table] = {}
         #: Event numbers of a batch and the places of their channels.
         self._picked: tuple[Int64s | None, Int64s] = (None, np.empty(0, np.int64))
 
     def filler(self, numbers: Int64s, average: int) -> pa.Array:
         """Return letters: up to a fifth fewer or more than the average."""
-        around = round(average * 0.2)
-        return self._stretch(numbers, "extra", self._letters, (average - around, 2 * around))
+        return self._stretch(numbers, "extra", self._letters, filler_sizes(average))
 
     def text(self, numbers: Int64s, field: str, most: int) -> pa.Array:
         """Return letters and spaces: 3 up to `most` of them."""
@@ -93,11 +106,11 @@ class Strings:
 
     def channel(self, numbers: Int64s) -> pa.Array:
         """Return the channel of every bid: half come by one of four."""
-        return self._table("channel", lambda: [c for c, _ in self._channels]).gather(self._channel_picks(numbers))
+        return self.channels.gather(self._channel_picks(numbers))
 
     def url(self, numbers: Int64s) -> pa.Array:
         """Return the URL that belongs to every bid's channel."""
-        return self._table("url", lambda: [u for _, u in self._channels]).gather(self._channel_picks(numbers))
+        return self.urls.gather(self._channel_picks(numbers))
 
     def listed(self, numbers: Int64s, field: str) -> pa.Array:
         """Return values of a person's field, drawn from its list."""
@@ -106,11 +119,16 @@ class Strings:
         kernels.picks(numbers, salt(self._seed, field), table.count, picks)
         return table.gather(picks)
 
+    def extra_of_bids(self, places: Int32s, offsets: Int32s) -> pa.Array:
+        """Return the letters that begin at these bytes of the pool, as long as the Arrow offsets say."""
+        least, spread = filler_sizes(BID_EXTRA)
+        return _copied(places, offsets, self._letters, _pieces(least + spread - 1))
+
     def _stretch(self, numbers: Int64s, field: str, pool: pa.Buffer, sizes: tuple[int, int]) -> pa.Array:
-        places, offsets = np.empty(len(numbers), np.int64), np.empty(len(numbers) + 1, np.int32)
-        drawn = np.array([*sizes, _POOL_BYTES], np.int64)
-        size = kernels.stretch_places(numbers, salt(self._seed, field), drawn, places, offsets)
-        return _copied(places, offsets, size, pool, _pieces(sizes[0] + sizes[1] - 1))
+        places, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers) + 1, np.int32)
+        drawn = np.array([*sizes, POOL_BYTES], np.int64)
+        kernels.stretch_places(numbers, salt(self._seed, field), drawn, places, offsets)
+        return _copied(places, offsets, pool, _pieces(sizes[0] + sizes[1] - 1))
 
     def _channel_picks(self, numbers: Int64s) -> Int64s:
         """Return the place of every bid's channel, once for channel and URL of a batch."""
@@ -120,19 +138,29 @@ class Strings:
 
     def _pick_channels(self, numbers: Int64s) -> Int64s:
         picks = np.empty(len(numbers), np.int64)
-        kernels.channels(numbers, salt(self._seed, "channel"), len(_HOT_CHANNELS), len(self._channels), picks)
+        kernels.channels(numbers, salt(self._seed, "channel"), HOT_CHANNELS, self.channels.count, picks)
         return picks
 
     # --- pools and tables -------------------------------------------------------------------------------------------
 
-    def _table(self, name: str, values: Callable[[], Sequence[str]]) -> _Table:
+    @property
+    def channels(self) -> Table:
+        """The names of all channels, the hot ones first."""
+        return self._table("channel", lambda: [channel for channel, _ in self._channels])
+
+    @property
+    def urls(self) -> Table:
+        """Their URLs, in the same order."""
+        return self._table("url", lambda: [url for _, url in self._channels])
+
+    def _table(self, name: str, values: Callable[[], Sequence[str]]) -> Table:
         if name not in self._tables:
-            self._tables[name] = _Table(values())
+            self._tables[name] = Table(values())
         return self._tables[name]
 
     def _pool(self, name: str, space: int) -> pa.Buffer:
-        pool = pa.allocate_buffer(_POOL_BYTES + _ROOM)
-        kernels.letters(salt(self._seed, name), space, pool.address, _POOL_BYTES)
+        pool = pa.allocate_buffer(POOL_BYTES + _ROOM)
+        kernels.letters(salt(self._seed, name), space, pool.address, POOL_BYTES)
         return pool
 
     @cached_property
@@ -146,7 +174,7 @@ class Strings:
     @cached_property
     def _channels(self) -> list[tuple[str, str]]:
         """The channels and their URLs; nine of ten URLs name the channel's number, bits reversed."""
-        text = self._letters.slice(0, _POOL_BYTES).to_pybytes().decode()
+        text = self._letters.slice(0, POOL_BYTES).to_pybytes().decode()
         found = []
         for i in range(len(_HOT_CHANNELS) + _CHANNELS):
             parts = "/".join(_cut(text, 15 * i + 5 * k, 3 + (i + k) % 3) for k in range(3))
@@ -169,5 +197,5 @@ class Strings:
             draws = np.empty(40_000, np.int64)
             kernels.picks(np.arange(40_000), salt(self._seed, "digits"), 10_000, draws)
             return [" ".join(f"{part:04d}" for part in row) for row in draws.reshape(-1, 4).tolist()]
-        text = self._letters.slice(0, _POOL_BYTES).to_pybytes().decode()
+        text = self._letters.slice(0, POOL_BYTES).to_pybytes().decode()
         return [f"{_cut(text, 12 * i, 3 + i % 4)}@{_cut(text, 12 * i + 7, 3 + i % 2)}.com" for i in range(10_000)]

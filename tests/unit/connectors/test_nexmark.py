@@ -104,6 +104,19 @@ def test_event_time_follows_number_and_rate_in_milliseconds():
     assert micros.to_list() == (numbers * 1000).tolist()
 
 
+@pytest.mark.parametrize(
+    ("rate", "splits", "start"), [(1, 1, 0), (7, 3, 45), (1_000, 2, 46 * 10**6 + 1), (10**9, 5, 91)]
+)
+def test_whole_bids_are_the_same_as_column_by_column(rate, splits, start):
+    settings = {"rate": rate, "splits": splits, "seed": 3, "hot_auction_ratio": 3, "active_people": 70}
+    whole = EventMaker(NexmarkPattern(**settings)).batch(splits - 1, start, 500)
+    for name in BID_SCHEMA.names:
+        alone = EventMaker(NexmarkPattern(columns=(name,), **settings)).batch(splits - 1, start, 500)
+        assert whole.select([name]).equals(alone), name
+    turned = EventMaker(NexmarkPattern(columns=tuple(reversed(BID_SCHEMA.names)), **settings))
+    assert turned.batch(splits - 1, start, 500).equals(whole.select(BID_SCHEMA.names[::-1]))
+
+
 @pytest.mark.parametrize("rate", [1, 7, 999, 1_000, 1_024, 100_000, 10**9])
 def test_event_time_is_the_division_whatever_the_rate_and_where_a_batch_begins(rate):
     maker = EventMaker(NexmarkPattern(rate=rate, splits=3, columns=("dateTime",)))
