@@ -30,6 +30,7 @@ FIRST_ID = 1000
 LEAD = 10
 #: The hot auction, seller or bidder is the first of the last so many.
 HOT_BATCH = 100
+_ONE = np.uint64(1)
 #: Strings are copied in pieces of this many bytes, as many as the longest has; buffers have that much room behind their
 #: end. So there is no branch on a length, which could not be predicted.
 WIDE = 32
@@ -236,7 +237,7 @@ def _bids(settings: Any, curve: Any, tables: Any, numbers: Any, places: Any) -> 
         whole = np.int64(np.uint64(number * 1000) // np.uint64(rate))
         rest = number * 1000 - whole * rate
         end = min(row + BIDS - inside, count)
-        for i in range(row, end):
+        for i in range(np.uint64(row), np.uint64(end)):  # unsigned: numba tests every signed place
             numbers[0, i] = _auction_of(_draw(number, of_auction), epoch, hot_auction, in_flight)
             numbers[1, i] = _person_of(_draw(number, of_bidder), epoch, hot_bidder, active)
             numbers[2, i] = _price_of(_draw(number, of_price), curve)
@@ -245,11 +246,11 @@ def _bids(settings: Any, curve: Any, tables: Any, numbers: Any, places: Any) -> 
                 whole, rest = whole + more, rest - more * rate
             numbers[3, i] = start_us + whole * 1000
             rest += 1000
-            pick = _channel_of(_draw(number, of_channel), hot_channels, every)
+            pick = np.uint64(_channel_of(_draw(number, of_channel), hot_channels, every))
             places[0, i], places[3, i] = tables[0, pick], channel_end
-            channel_end += np.int64(tables[0, pick + 1]) - np.int64(tables[0, pick])
+            channel_end += np.int64(tables[0, pick + _ONE]) - np.int64(tables[0, pick])
             places[1, i], places[4, i] = tables[1, pick], url_end
-            url_end += np.int64(tables[1, pick + 1]) - np.int64(tables[1, pick])
+            url_end += np.int64(tables[1, pick + _ONE]) - np.int64(tables[1, pick])
             bits = _draw(number, of_extra)
             size = least + _low(bits, spread)
             places[2, i], places[5, i] = _high(bits, room - size), extra_end
@@ -257,7 +258,7 @@ def _bids(settings: Any, curve: Any, tables: Any, numbers: Any, places: Any) -> 
             number += 1
         row, turn, inside = end, turn + 1, np.int64(0)
     places[3, count], places[4, count], places[5, count] = channel_end, url_end, extra_end
-    return count
+    return row
 
 
 def _copy_strings(places: Any, offsets: Any, source: int, target: Any) -> int:
