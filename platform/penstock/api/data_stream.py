@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,6 +11,7 @@ import msgspec
 from penstock.api.call_site import call_site
 from penstock.api.operator_handle import OperatorHandle, StreamSink
 from penstock.api.row_functions import compile_function
+from penstock.config.settings import parse_duration_ms
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
@@ -98,6 +99,32 @@ class DataStream(OperatorHandle):
     def map_batches(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
         """Turn a whole batch (`pl.DataFrame` or `pa.RecordBatch`, as annotated) into another, row by row alike."""
         return self._function("map_batches", function, returns)
+
+    def map_async(
+        self,
+        function: Callable[[Any], Awaitable[Any]],
+        *,
+        capacity: int = 100,
+        timeout: str | float = "60s",
+        ordered: bool = True,
+        returns: Any = None,
+    ) -> DataStream:
+        """Turn each row into one row by a coroutine function; up to `capacity` calls of a subtask are under way.
+
+        A call that takes longer than `timeout` fails the job. `ordered=False` emits rows as they are done, between the
+        watermarks they came between. Rows under way are in the checkpoint and are asked again after a restore.
+
+        Raises:
+            GraphError: not a coroutine function, no known output type, or a number that makes no sense.
+        """
+        timeout_ms = parse_duration_ms(timeout, "time-out of map_async")
+        if capacity < 1 or timeout_ms <= 0:
+            msg = f"map_async: capacity and timeout must be positive, not {capacity} and {timeout!r}"
+            raise GraphError(msg, hint="write for example .map_async(f, capacity=100, timeout='5s')")
+        made = compile_function("map_async", function, returns, schema=self.flow.schema, row_type=self.flow.row_type)
+        config = {"capacity": capacity, "timeout_ms": timeout_ms, "ordered": ordered}
+        spec = msgspec.structs.replace(made.spec, config=config, stateful=True)
+        return self.append_operator(spec, made.schema, made.row_type)
 
     # --- how rows travel
     # -----------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from penstock.operators.columns import with_ts, without_ts
 if TYPE_CHECKING:
     import pyarrow as pa
 
-FunctionKind = Literal["map", "flat_map", "filter_rows", "map_batches"]
+FunctionKind = Literal["map", "flat_map", "filter_rows", "map_batches", "map_async"]
 _MANY = (
     collections.abc.Iterable,
     collections.abc.Iterator,
@@ -64,6 +64,9 @@ def compile_function(
     if not callable(function):
         msg = f"{where}: {function!r} is not a function"
         raise GraphError(msg, hint="pass a function of one row")
+    if kind == "map_async" and not _is_async(function):
+        msg = f"{where}: it is not a coroutine function"
+        raise GraphError(msg, hint="write it with `async def`, or use .map(f) for a plain one")
     types = _annotations(function, where, needed=kind != "filter_rows" and returns is None)
     # a batch function is given a frame, whatever its rows are
     given = None if kind == "map_batches" else input_type(types.parameter, row_type, schema, where)
@@ -77,6 +80,10 @@ def compile_function(
         uid="", name=where, kind=kind, payload=pickled((function, given, kept_type), where), python=True
     )
     return RowFunction(spec, output, kept_type)
+
+
+def _is_async(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 def is_row_type(value: Any) -> bool:

@@ -58,11 +58,12 @@ def _is_ours(frames: TracebackType) -> bool:
     return str(frames.tb_frame.f_globals.get("__name__", "")).startswith("penstock.operators.")
 
 
-class _FunctionOperator(Operator):
-    """What the four operators share: the unpickled function, where it stands, its schemas."""
+class FunctionOperator(Operator):
+    """What operators of Python functions share: the unpickled function, where it stands, its schemas."""
 
     def open(self, context: OperatorContext) -> None:
         spec = context.spec
+        self._uid = spec.uid
         self._where = f"{spec.kind} {spec.uid!r}"
         try:
             function, row_type, output_type = pickle.loads(spec.payload)
@@ -81,7 +82,7 @@ class _FunctionOperator(Operator):
         self._encoder = RowEncoder(self._schema, self._where)
 
 
-class MapOperator(_FunctionOperator):
+class MapOperator(FunctionOperator):
     """One row for each row; event time follows."""
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
@@ -96,7 +97,7 @@ class MapOperator(_FunctionOperator):
         out.batch(Batch(assemble(columns, self._schema, ts_of(batch.data))))
 
 
-class FlatMapOperator(_FunctionOperator):
+class FlatMapOperator(FunctionOperator):
     """Any number of rows for each row; each gets the event time of the row it came from."""
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
@@ -118,7 +119,7 @@ class FlatMapOperator(_FunctionOperator):
         out.batch(Batch(assemble(columns, self._schema, ts)))
 
 
-class FilterRowsOperator(_FunctionOperator):
+class FilterRowsOperator(FunctionOperator):
     """Keeps rows for which the function is true; the rows themselves stay in Arrow."""
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
@@ -135,7 +136,7 @@ class FilterRowsOperator(_FunctionOperator):
             out.batch(batch if kept == batch.num_rows else Batch(batch.data.filter(pa.array(mask))))
 
 
-class MapBatchesOperator(_FunctionOperator):
+class MapBatchesOperator(FunctionOperator):
     """Hands whole batches to the function, as a Polars frame when its first parameter is annotated so, else as Arrow.
 
     The function sees `__ts` when there is event time. It may return it (needed when the number of rows changes),

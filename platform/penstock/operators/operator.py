@@ -180,8 +180,15 @@ class TimedOperator(Protocol):
         """Processing time has come to `now_ms`; emit what that closes."""
 
 
+class ContinuingOperator(Protocol):
+    """An operator whose rows get ready outside calls; asked whenever there is room for what it emits."""
+
+    def go_on(self, out: Collector) -> bool:
+        """Emit what has got ready, also while `available` is false; return whether there was anything."""
+
+
 class BlockingOperator(Protocol):
-    """A tail that asks for back-pressure without blocking a call: a sink whose pending output has reached its limit."""
+    """One that asks for back-pressure without blocking a call: a sink whose pending output has reached its limit."""
 
     @property
     def available(self) -> bool:

@@ -33,6 +33,7 @@ OPERATORS = {
     "interval_join": "penstock.operators.interval_join:IntervalJoinOperator",
     "window_join": "penstock.operators.window_join:WindowJoinOperator",
     "temporal_join": "penstock.operators.temporal_join:TemporalJoinOperator",
+    "map_async": "penstock.operators.map_async:MapAsyncOperator",
     "sink": "penstock.operators.sink:SinkOperator",
     "collect": "penstock.operators.collect:CollectOperator",
 }

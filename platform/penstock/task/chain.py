@@ -131,6 +131,12 @@ class Chain:
             if hasattr(type(link.operator), "process_time")
         )
 
+        self._continuing: tuple[tuple[Any, Collector, int], ...] = tuple(
+            (link.operator, out, place)
+            for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
+            if hasattr(type(link.operator), "go_on")
+        )
+
     def open(self, contexts: Iterable[OperatorContext]) -> None:
         """Open all operators, the last one first, so that whoever emits finds its successor open."""
         for link, context in reversed(list(zip(self.links, contexts, strict=True))):
@@ -178,6 +184,22 @@ class Chain:
                 operator.process_time(now_ms, out)
                 self.budget.end()
 
+    @property
+    def continues(self) -> bool:
+        """Whether an operator may have something to emit that nobody fed it just now."""
+        return bool(self._continuing)
+
+    def go_on(self) -> bool:
+        """Let operators emit what has got ready in the meantime, where all behind them take rows; True if one did."""
+        emitted = False
+        for operator, out, place in self._continuing:
+            behind = [link.operator for link in self.links[place + 1 :]]
+            if all(other.available for other in self._blocking if any(other is o for o in behind)):
+                self.budget.begin(place)
+                emitted |= operator.go_on(out)
+                self.budget.end()
+        return emitted
+
     def emit_watermark(self, watermark: Watermark) -> None:
         """Emit a watermark behind the source at the head (drain); an idle one becomes active: else nobody listens."""
         self._head_out.status(WatermarkStatus(idle=False))
@@ -192,7 +214,7 @@ class Chain:
             taken.append(link.operator.snapshot(barrier, out))
         self._finished = self._finished or barrier.kind is BarrierKind.DRAIN
         if barrier.kind.ends_job:
-            self._timed = ()
+            self._timed = self._continuing = ()
         return tuple(taken)
 
     def finish(self) -> None:

@@ -181,6 +181,8 @@ class Subtask:
         copied = self._pipeline.step()
         if self._finishing:
             return self._try_finish()
+        if self._chain.continues and all(o.available for o in self._outputs) and self._chain.go_on():
+            return StepResult.BUSY
         moved = self._take_input(now)
         return StepResult.BUSY if copied and moved is not StepResult.BACKPRESSURED else moved
 

@@ -1,0 +1,106 @@
+"""Runs a coroutine function for rows, in an event loop with a thread of its own. Made by `operators.map_async`."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from penstock.operators.async_queue import Entry
+
+_CLOSE_SECONDS = 5.0
+
+
+class CallTimeoutError(Exception):
+    """A call took longer than it may."""
+
+
+class AsyncRunner:
+    """Starts calls from one thread, and hands back what came of them to the same."""
+
+    def __init__(self, function: Callable[[Any], Awaitable[Any]], timeout_ms: int, wake: Callable[[], None]) -> None:
+        """Start the loop; `wake` is called from its thread whenever a call has ended.
+
+        The function's `open()` and `close()` coroutines, where it has them, are awaited first and last in the loop.
+        """
+        self._function = function
+        self._timeout_ms = timeout_ms
+        self._wake = wake
+        self._closing = False
+        self._ended: deque[tuple[Entry, Any, BaseException | None]] = deque()
+        self._arrived = threading.Event()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="map-async", daemon=True)
+        self._thread.start()
+        self._call_hook("open")
+
+    def start(self, entries: list[Entry]) -> None:
+        """Begin with these rows."""
+        self._loop.call_soon_threadsafe(self._begin, entries)
+
+    @property
+    def ready(self) -> bool:
+        """Whether `take` has something."""
+        return bool(self._ended)
+
+    def wait(self, seconds: float) -> None:
+        """Return when a call has ended, or after so long."""
+        self._arrived.wait(seconds)
+
+    def take(self) -> list[tuple[Entry, Any, BaseException | None]]:
+        """Return the calls that have ended since: the row, the result, the error."""
+        self._arrived.clear()
+        return [self._ended.popleft() for _ in range(len(self._ended))]
+
+    def close(self) -> None:
+        """Give up what is under way and end the thread. Idempotent."""
+        if self._closing:
+            return
+        self._closing = True
+        try:
+            asyncio.run_coroutine_threadsafe(self._give_up(), self._loop).result(_CLOSE_SECONDS)
+            self._call_hook("close")
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_SECONDS)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _call_hook(self, name: str) -> None:
+        hook = getattr(self._function, name, None)
+        if inspect.iscoroutinefunction(hook):
+            asyncio.run_coroutine_threadsafe(hook(), self._loop).result()
+
+    def _begin(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._loop.create_task(self._call(entry))
+
+    async def _call(self, entry: Entry) -> None:
+        result: Any = None
+        error: BaseException | None = None
+        limit = asyncio.timeout(self._timeout_ms / 1000)
+        try:
+            async with limit:
+                result = await self._function(entry.row)
+        except BaseException as raised:  # noqa: BLE001 - raised again in the subtask's thread
+            error = CallTimeoutError() if limit.expired() else raised
+        if self._closing:
+            return
+        self._ended.append((entry, result, error))
+        self._arrived.set()
+        self._wake()
+
+    async def _give_up(self) -> None:
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)

@@ -1,0 +1,58 @@
+"""An asynchronous function while its worker is killed: it may be asked twice for a row, its result counts once."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import polars as pl
+from tests.cluster.proc_tree import wait_until
+
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.client.rest_client import RestClient
+
+ROWS, RATE = 3000, 500
+LIMIT_S = 120.0
+
+
+JOB = f"""
+import asyncio, dataclasses, datetime as dt
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+@dataclasses.dataclass
+class Priced:
+    user_id: int
+    ts: dt.datetime
+    price: int
+
+async def price(row) -> Priced:
+    await asyncio.sleep(row.user_id % 5 * 0.02)
+    return Priced(row.user_id, row.ts, 3 * row.amount)
+
+env = ps.Environment(parallelism=1, checkpoint_interval="300ms", checkpoint_root="checkpoints")
+source = DatagenSource(splits=1, rows={ROWS}, rows_per_second={RATE}, event_rate=100)
+orders = env.from_source(source, watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts"), uid="orders")
+priced = orders.map_async(price, capacity=40, timeout="30s").uid("price")
+priced.sink_to(FileSink("out"), uid="out")
+env.submit("prices")
+"""
+
+
+def test_every_row_comes_out_once_though_its_worker_is_killed(tmp_path):
+    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=1, directory=tmp_path / "cluster")
+    with LocalCluster(config) as cluster, RestClient(cluster.rest_url) as rest:
+        (tmp_path / "job.py").write_text(JOB)
+        environment = {**os.environ, "PENSTOCK_CLUSTER": cluster.rest_url}
+        subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
+        (job,) = rest.jobs()
+        cuts = lambda: rest.checkpoints(job["jid"])["counts"]["completed"]
+        wait_until(lambda: cuts() >= 3, LIMIT_S, "checkpoints")
+        os.kill(int(rest.workers(job["jid"])[0]["pid"]), signal.SIGKILL)
+        wait_until(lambda: rest.job(job["jid"])["state"] == "FINISHED", LIMIT_S, lambda: rest.story(job["jid"]))
+        assert rest.exceptions(job["jid"])["exceptionHistory"]["entries"], "nothing was killed in time"
+    parts = sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file() and not path.name.startswith("."))
+    rows = pl.concat([pl.read_parquet(path) for path in parts])
+    assert rows.height == ROWS, "one for each row"
+    assert rows["ts"].n_unique() == ROWS

@@ -1,0 +1,226 @@
+"""Asynchronous functions by row: order, watermarks, capacity, time-outs, errors, and what a checkpoint holds."""
+
+import asyncio
+import dataclasses
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from penstock.api.row_functions import compile_function
+from penstock.core.clock import SystemClock
+from penstock.core.elements import TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
+from penstock.core.errors import GraphError
+from penstock.core.schema import schema_to_text
+from penstock.operators.functions import UserFunctionError
+from penstock.operators.map_async import MapAsyncOperator
+
+SCHEMA = pa.schema([pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
+LIMIT_MS = 20_000
+
+
+@dataclasses.dataclass
+class Row:
+    v: int
+    twice: int
+
+
+class Gate:
+    """Holds every call until it is let through; made in the test's thread, called in the loop's."""
+
+    def __init__(self):
+        self.waiting: dict[int, asyncio.Event] = {}
+        self.begun, self.hooks = [], []
+
+    async def open(self):
+        self.hooks.append("open")
+
+    async def close(self):
+        self.hooks.append("close")
+
+    async def __call__(self, row) -> Row:
+        self.begun.append(row.v)
+        event = self.waiting[row.v] = asyncio.Event()
+        await event.wait()
+        return Row(row.v, 2 * row.v)
+
+
+@pytest.fixture
+def gate(bench):
+    made = Gate()
+    made.operators = []
+    yield made
+    for operator in made.operators:
+        operator.close()
+
+
+def opened(bench, gate, function=None, restored=(), schema=SCHEMA, **config):
+    compiled = compile_function("map_async", Gate(), None, schema=schema, row_type=None)
+    settings = {"capacity": 3, "timeout_ms": 60_000, "ordered": True} | config
+    spec = msgspec.structs.replace(
+        compiled.spec, uid="ask", config=settings, output_schema=schema_to_text(compiled.schema), payload=b""
+    )
+    operator = MapAsyncOperator()
+    gate.operators.append(operator)
+    with pytest.MonkeyPatch.context() as patch:  # the gate itself, not a copy of it
+        patch.setattr("penstock.operators.functions.pickle.loads", lambda _: (function or gate, None, Row))
+        operator.open(bench.context(spec, schema, restored=restored))
+    return operator
+
+
+def batch(*values):
+    return Batch(pa.record_batch([pa.array(values), pa.array([v * 10 for v in values])], schema=SCHEMA))
+
+
+def let(operator, gate, out, *values):
+    """Let calls through, one after the other, and the operator emit what that makes ready."""
+    for value in values:
+        wait_for(lambda value=value: value in gate.waiting)
+        operator._runner._loop.call_soon_threadsafe(gate.waiting[value].set)
+        wait_for(lambda: operator._runner.ready)
+        assert operator.go_on(out)
+
+
+def wait_for(condition):
+    clock = SystemClock()
+    end = clock.monotonic_ms() + LIMIT_MS
+    while not condition():
+        assert clock.monotonic_ms() < end, "nothing came of it"
+        clock.sleep_ms(2)
+
+
+def shape(out):
+    return [
+        element.timestamp
+        if isinstance(element, Watermark)
+        else element.idle
+        if isinstance(element, WatermarkStatus)
+        else element.data["v"].to_pylist()
+        for element in out.elements
+    ]
+
+
+def test_rows_come_out_in_order_with_their_times(bench, gate, out):
+    operator = opened(bench, gate)
+    operator.process_batch(batch(1, 2, 3), 0, out)
+    let(operator, gate, out, 2, 3)
+    assert out.elements == []
+    let(operator, gate, out, 1)
+    assert out.rows == [{"v": v, "twice": 2 * v, TS_COLUMN: 10 * v} for v in (1, 2, 3)]
+    assert not operator.go_on(out)
+
+
+def test_unordered_rows_come_out_as_they_are_done_but_not_past_a_watermark(bench, gate, out):
+    operator = opened(bench, gate, ordered=False, capacity=5)
+    operator.process_batch(batch(1, 2), 0, out)
+    operator.process_watermark(Watermark(15), out)
+    operator.process_status(WatermarkStatus(idle=True), out)
+    operator.process_batch(batch(3), 0, out)
+    let(operator, gate, out, 3, 2)
+    assert shape(out) == [[2]]
+    let(operator, gate, out, 1)
+    assert shape(out) == [[2], [1], 15, True, [3]]
+
+
+def test_no_more_than_its_capacity_is_under_way(bench, gate, out):
+    operator = opened(bench, gate, capacity=2)
+    assert operator.available
+    operator.process_batch(batch(1, 2, 3, 4), 0, out)
+    assert not operator.available
+    wait_for(lambda: len(gate.begun) == 2)
+    let(operator, gate, out, 1, 2, 3)
+    wait_for(lambda: len(gate.begun) == 4)
+    assert operator.available
+    assert bench.wakes, "the task is woken by what is done"
+
+
+def test_watermarks_pass_at_once_where_nothing_is_under_way(bench, gate, out):
+    operator = opened(bench, gate)
+    operator.process_watermark(Watermark(5), out)
+    operator.process_status(WatermarkStatus(idle=True), out)
+    assert shape(out) == [5, True]
+
+
+def test_rows_under_way_are_saved_and_asked_again_before_what_comes_later(bench, gate, out):
+    operator = opened(bench, gate)
+    operator.process_batch(batch(*range(1, 21)), 0, out)
+    let(operator, gate, out, 2, 1)
+    assert shape(out) == [[1, 2]]
+    let(operator, gate, out, 4)
+    (state,) = operator.snapshot(Barrier(1), out).operator
+    assert (state.mode, len(state.items)) == ("list", 6)
+    gate.waiting.clear()
+    parts = [msgspec.structs.replace(state, items=items) for items in (state.items[:4], state.items[4:])]
+    again, elsewhere = (opened(bench, gate, capacity=50, restored=(part,)) for part in parts)
+    out.elements.clear()
+    again.process_watermark(Watermark(500), out)
+    again.process_batch(batch(99), 0, out)
+    assert out.elements == [], "the watermark waits for the rows it had not overtaken"
+    rest = [*range(3, 15)]
+    let(again, gate, out, *rest, 99)
+    assert [row["v"] for row in out.rows] == [*rest, 99]
+    assert [e for e in shape(out) if e == 500] == [500]
+    assert shape(out)[-2] == 500
+    let(elsewhere, gate, out, *range(15, 21))
+    assert [row["v"] for row in out.rows[-6:]] == [*range(15, 21)]
+
+
+def test_nothing_under_way_is_no_state(bench, gate, out):
+    assert opened(bench, gate).snapshot(Barrier(1), out).operator == ()
+
+
+def test_at_the_end_all_are_waited_for(bench, gate, out):
+    async def quick(row) -> Row:
+        await asyncio.sleep(0.01)
+        return Row(row.v, 0)
+
+    operator = opened(bench, gate, quick, capacity=2)
+    operator.process_batch(batch(1, 2, 3, 4, 5), 0, out)
+    operator.process_watermark(Watermark(70), out)
+    operator.finish(out)
+    assert [row["v"] for row in out.rows] == [1, 2, 3, 4, 5]
+    assert out.watermarks == [70]
+
+
+async def broken(row) -> Row:
+    raise ValueError("no such customer")
+
+
+async def cancelled(row) -> Row:
+    raise asyncio.CancelledError
+
+
+async def endless(row) -> Row:
+    await asyncio.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (broken, r"map_async 'ask': ValueError: no such customer at .*test_map_async.py:\d+ in broken"),
+        (cancelled, "CancelledError"),
+        (endless, r"no result within 0.05 s for .*v=1"),
+    ],
+)
+def test_what_a_call_raises_ends_the_job_and_names_the_place(bench, gate, out, function, message):
+    operator = opened(bench, gate, function, timeout_ms=50 if function is endless else 60_000)
+    operator.process_batch(batch(1), 0, out)
+    with pytest.raises(UserFunctionError, match=message):
+        operator.finish(out)
+
+
+def test_hooks_of_the_function_are_called_once_and_close_is_idempotent(bench, gate, out):
+    operator = opened(bench, gate)
+    operator.process_batch(batch(1), 0, out)
+    operator.close()
+    operator.close()
+    assert gate.hooks == ["open", "close"]
+    assert not operator.go_on(out)
+
+
+def test_a_plain_function_is_refused_when_the_job_is_built():
+    def plain(row) -> Row:
+        return Row(row.v, 0)
+
+    with pytest.raises(GraphError, match="not a coroutine function"):
+        compile_function("map_async", plain, None, schema=SCHEMA, row_type=None)
