@@ -162,6 +162,25 @@ def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
         raise typer.Exit(1)
 
 
+@commands.command("repartition")
+def repartition(
+    uri: UriArgument,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the savepoint.")],
+    *,
+    key_groups: Annotated[int | None, typer.Option(help="Number of key groups; default: as many as it has.")] = None,
+    checkpoint: CheckpointOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write a snapshot anew as a savepoint, merged, with another number of key groups; nothing has to run."""
+    from penstock.snapshots.repartition import repartition as write_anew
+
+    written = write_anew(_open(uri, checkpoint), target, key_groups=key_groups)
+    if json:
+        print_json(_summary(_open(written)))
+    else:
+        say(f"savepoint written: {written}")
+
+
 def _open(uri: str, checkpoint: int | None = None) -> Snapshot:
     from penstock.snapshots.opening import open_snapshot
 

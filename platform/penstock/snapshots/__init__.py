@@ -1,23 +1,26 @@
-"""Snapshots offline: `ps.snapshots.read`, and what `penstock state` and `penstock check` are made of.
+"""Snapshots offline: `ps.snapshots.read` and `write`, and what `penstock state` and `penstock check` are made of.
 
-Everything here reads a savepoint's folder or a job's folder of checkpoints; no job has to run.
+A snapshot is a savepoint's folder or a job's folder of checkpoints; no job has to run.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from penstock.snapshots.reading import read as read
+    from penstock.snapshots.writing import write as write
 
-__all__ = ["read"]
+__all__ = ["read", "write"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load a function on first use: reading needs Polars, which the command line does not always."""
-    if name == "read":
-        from penstock.snapshots.reading import read
-
-        return read
+    """Load a function on first use: they need Polars, which the command line does not always."""
+    if name in __all__:
+        module = importlib.import_module(
+            "penstock.snapshots.reading" if name == "read" else "penstock.snapshots.writing"
+        )
+        return getattr(module, name)
     msg = f"penstock.snapshots has no {name!r}; there are: {', '.join(__all__)}"
     raise AttributeError(msg)

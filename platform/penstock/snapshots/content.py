@@ -61,10 +61,7 @@ class StateContent:
     @property
     def identity(self) -> list[str]:
         """Columns of `ps.snapshots.read` that tell its rows apart."""
-        if self.schema is None:
-            return ["__subtask", "__index"]
-        named = (*_IDS["key"], *_IDS["entry"])
-        return [f.name for f in self.schema if field_id(f) in named or f.name in (NAMESPACE, ROW)]
+        return ["__subtask", "__index"] if self.schema is None else identity_of(self.schema)
 
     def as_json(self) -> dict[str, object]:
         """Return what a listing shows."""
@@ -79,6 +76,12 @@ class StateContent:
             "rows": self.rows,
             "bytes": self.size_bytes,
         }
+
+
+def identity_of(schema: pa.Schema) -> list[str]:
+    """Return the columns that tell the live rows of a keyed state apart."""
+    named = (*_IDS["key"], *_IDS["entry"])
+    return [f.name for f in schema if field_id(f) in named or f.name in (NAMESPACE, ROW)]
 
 
 def field_id(field: pa.Field) -> int:

@@ -63,6 +63,20 @@ def open_snapshot(uri: str, *, checkpoint: int | None = None) -> Snapshot:
     return _checkpoint_of(store, checkpoint)
 
 
+def open_target(uri: str) -> ObjectStore:
+    """Return the empty place where a savepoint is to be written.
+
+    Raises:
+        UsageError: something lies there.
+    """
+    store = open_store(uri.rstrip("/"))
+    found = store.list("")
+    if found:
+        what = "already holds a savepoint" if SAVEPOINT_MANIFEST in found else f"is not empty: it holds {found[0]}"
+        raise UsageError(f"{store.uri} {what}", hint="give a new folder")
+    return store
+
+
 def read_log(store: ObjectStore) -> tuple[Manifest, ...]:
     """Return all entries of a job's log, oldest first.
 

@@ -101,7 +101,10 @@ def _remedy(manifest: Manifest, newest: int) -> str:
     if manifest.kind == "savepoint":
         return "restore the file from a copy, or use another savepoint"
     if manifest.kind == "checkpoint" and manifest.sequence == newest:
-        return "restore the file from a copy, or start the job from a savepoint with --from and --accept-duplicates"
+        return (
+            "restore the file from a copy, or start the job from a savepoint with --from and --accept-duplicates; "
+            "`penstock state repartition --checkpoint N` makes one of an older checkpoint that is whole"
+        )
     return "the job does not restore this entry while newer checkpoints are whole"
 
 

@@ -40,7 +40,7 @@ def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectS
     manifest = decode_manifest(command.manifest)
     source = open_store(join_uri(command.checkpoint_root, command.job_name))
     target = open_store(command.uri)
-    writer = _Writer(source, target)
+    writer = SavepointWriter(source, target)
     subtasks = tuple(
         msgspec.structs.replace(
             subtask,
@@ -60,10 +60,11 @@ def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectS
     return writer.manifest(copied)
 
 
-class _Writer:
-    """Numbers the parts of each state, and copies each pending file once."""
+class SavepointWriter:
+    """Numbers the parts of each state, and copies each pending file once; the offline tools write with it too."""
 
     def __init__(self, source: ObjectStore, target: ObjectStore) -> None:
+        """Nothing is written yet; `source` is where the files of a snapshot are read."""
         self._source = source
         self._target = target
         self._parts: dict[str, int] = {}
@@ -71,8 +72,11 @@ class _Writer:
 
     def state(self, state: KeyedStateSnapshot) -> KeyedStateSnapshot:
         """Write one subtask's rows of one state; the result has them as its only segments."""
+        return self.rows(state, read_state(state, self._read))
+
+    def rows(self, state: KeyedStateSnapshot, tables: Iterator[pa.Table]) -> KeyedStateSnapshot:
+        """Write rows, sorted by hash and with the columns of the state's segments, in place of what it had."""
         schema = schema_from_text(state.schema)
-        tables = read_state(state, self._read)
         segments = tuple(self._part(state, schema, group) for group in _groups(tables))
         return msgspec.structs.replace(
             state, segments=tuple(segment for segment in segments if segment.rows), tombstones=()
