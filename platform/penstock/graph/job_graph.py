@@ -34,6 +34,10 @@ class Broadcast(msgspec.Struct, frozen=True, tag="broadcast"):
 Partitioner = Forward | KeyGroup | Rebalance | Broadcast
 
 
+#: Kinds whose state is not by key.
+_UNKEYED_KINDS = frozenset({"source", "sink", "window_top", "map_async"})
+
+
 class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One operator as a value: `kind` names it in `penstock.operators.registry`."""
 
@@ -52,6 +56,11 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, str] = {}
     #: Output schema as text (`core.schema.schema_to_text`), with `__ts` when event time is set; empty for sinks.
     output_schema: str = ""
+
+    @property
+    def keyed(self) -> bool:
+        """Whether it keeps state by key: it then takes a share of the slot's managed memory."""
+        return self.stateful and self.kind not in _UNKEYED_KINDS
 
 
 class JobVertex(msgspec.Struct, frozen=True, kw_only=True):

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Verdict = Literal["same", "migrates", "new", "dropped", "blocked"]
-#: Stateful operators whose state is not by key.
-UNKEYED_KINDS = frozenset({"source", "sink", "window_top"})
 _KEY_IDS = range(101, 901)
 _ALLOW = "leave what it held behind with --allow-non-restored-state {}"
 
@@ -138,7 +136,7 @@ def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
     uid = operator.uid
     found = [StateVerdict(uid=uid, state=state, verdict="same") for state in left.operator]
     for state, (schema, rows) in left.keyed.items():
-        if not operator.stateful or operator.kind in UNKEYED_KINDS:
+        if not operator.keyed:
             reason = f"{uid!r} had keyed state {state!r}, and is now {operator.kind}, which keeps none"
             way = "give the operator a new uid"
             found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))

@@ -16,7 +16,6 @@ from penstock.core.clock import SystemClock
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
-from penstock.graph.state_check import UNKEYED_KINDS
 from penstock.operators.operator import OperatorContext, OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.state.budget import MemoryBudget
@@ -55,8 +54,7 @@ def _vertex(graph: JobGraph, vertex: JobVertex) -> JobVertex:
     schemas = tuple(schema_from_text(text) for _, text in sorted(by_input.items()) if text)
     operators = []
     for operator in vertex.operators:
-        keyed = operator.stateful and operator.kind not in UNKEYED_KINDS
-        states = declared_states(operator, schemas, graph.settings) if keyed else {}
+        states = declared_states(operator, schemas, graph.settings) if operator.keyed else {}
         texts = {name: schema_to_text(schema) for name, schema in states.items()}
         operators.append(msgspec.structs.replace(operator, states=texts))
         schemas = (schema_from_text(operator.output_schema),) if operator.output_schema else ()

@@ -26,15 +26,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.graph.deployment import TaskDeployment
-    from penstock.graph.job_graph import OperatorSpec
     from penstock.network.output import ResultPartition
     from penstock.state.budget import MemoryBudget
     from penstock.state.store import KeyedState
 
 #: Name of the task's own state: the combined watermark of its input.
 INPUT_WATERMARK = "__input_watermark"
-#: Operators whose state is not keyed.
-_UNKEYED_KINDS = frozenset({"source", "sink", "window_top"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +85,7 @@ def open_chain(
 
 def keeps_keyed_state(deployment: TaskDeployment) -> bool:
     """Whether the subtask takes a share of the managed memory."""
-    return any(_is_keyed(spec) for spec in deployment.operators)
-
-
-def _is_keyed(spec: OperatorSpec) -> bool:
-    return spec.stateful and spec.kind not in _UNKEYED_KINDS
+    return any(spec.keyed for spec in deployment.operators)
 
 
 def restored_watermark(deployment: TaskDeployment) -> int:

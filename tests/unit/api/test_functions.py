@@ -15,6 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock.core.schema import schema_from_text
+from penstock.snapshots.declared import with_states
 
 
 class Total(ps.Schema):
@@ -190,3 +191,31 @@ def test_jobs_with_functions_take_the_job_files_folder_along(env, orders, sink, 
     assert env.job_graph("j").settings.python_path == ()
     stream.map(to_total).sink_to(sink(), uid="out2")
     assert env.job_graph("j").settings.python_path == ("/jobs",)
+
+
+class Answer(ps.Schema):
+    n: int
+
+
+class Ask:
+    async def open(self):
+        raise AssertionError("nobody is to be asked while a job is only looked at")
+
+    async def __call__(self, row) -> Answer:
+        return Answer(n=1)
+
+
+def test_an_asynchronous_function_has_no_state_by_key_and_is_not_opened_by_a_check(orders, sink):
+    orders.map_async(Ask(), capacity=7, timeout="2s", ordered=False).uid("ask").sink_to(sink(), uid="out")
+    graph = orders.environment.job_graph("job")
+    (spec,) = [o for vertex in graph.vertices for o in vertex.operators if o.kind == "map_async"]
+    assert spec.config == {"capacity": 7, "timeout_ms": 2000, "ordered": False}
+    assert spec.stateful
+    assert not spec.keyed
+    assert with_states(graph).vertices[0].operators[0].states == {}
+
+
+@pytest.mark.parametrize("wrong", [{"capacity": 0}, {"timeout": "0s"}])
+def test_an_asynchronous_function_needs_room_and_time(orders, wrong):
+    with pytest.raises(ps.GraphError, match="capacity and timeout must be positive"):
+        orders.map_async(Ask(), **wrong)
