@@ -69,7 +69,7 @@ def open_chain(
     for link in chain.links:
         restore = restores.get(link.spec.uid, OperatorRestore(uid=link.spec.uid))
         store = None
-        if _is_keyed(link.spec):
+        if link.spec.keyed:
             store = open_keyed_state(_state_request(deployment, environment, services, restore))
             stores.append(store)
         contexts.append(_context(link, deployment, environment, services, (schemas, store, restore.operator)))
