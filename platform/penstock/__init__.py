@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from penstock.operators.process_function import ProcessContext as ProcessContext
     from penstock.operators.process_function import ValueState as ValueState
     from penstock.operators.process_function import value_state as value_state
+    from penstock.operators.state_ttl import StateTtlConfig as StateTtlConfig
 
 __version__ = "0.1.0"
 
@@ -88,6 +89,7 @@ _MODULES = {
         "reducing_state",
     ],
     "penstock.operators.keyed_collections": ["ListState", "MapState", "list_state", "map_state"],
+    "penstock.operators.state_ttl": ["StateTtlConfig"],
     "penstock.operators.process_function": [
         "KeyedCoProcessFunction",
         "KeyedProcessFunction",

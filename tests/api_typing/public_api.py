@@ -116,7 +116,9 @@ class Seen(ps.KeyedProcessFunction):
     newest: ps.ValueState[datetime] = ps.value_state()
     amounts: ps.ListState[int] = ps.list_state()
     by_day: ps.MapState[str, int] = ps.map_state()
-    most: ps.ReducingState[int] = ps.reducing_state(max)
+    most: ps.ReducingState[int] = ps.reducing_state(max, ttl="1h")
+    brief: ps.ValueState[int] = ps.value_state(ttl=ps.StateTtlConfig("1h", update="on_read_and_write"))
+    briefer: ps.ListState[int] = ps.list_state(ttl=ps.StateTtlConfig("1h", visibility="x"))  # type: ignore[arg-type]
     mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())
     wrong: ps.AggregatingState[int, str] = ps.aggregating_state(Mean())  # type: ignore[arg-type]
 

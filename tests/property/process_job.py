@@ -41,7 +41,7 @@ class Sink:
 class ProcessJob:
     """The function by key `k` (text) of rows of `schema`; every key has a model, which can `copy` itself."""
 
-    def __init__(self, folder, function, schema, models):
+    def __init__(self, folder, function, schema, models, clock=None):
         self.folder = Path(folder)
         self.schema = schema
         stream = SimpleNamespace(flow=SimpleNamespace(schema=schema, row_type=None), keys=("k",))
@@ -51,7 +51,7 @@ class ProcessJob:
         )
         hashes = hash_columns(pa.record_batch({"k": pa.array(list(models), pa.string())}), ("k",)).tolist()
         self.hash = dict(zip(models, hashes, strict=True))
-        self.clock = ManualClock(start_ms=0)
+        self.clock = clock or ManualClock(start_ms=0)
         self.models = models
         self.files = {}
         self.complete = ([], self.copied())

@@ -47,7 +47,7 @@ class ByHand(ps.KeyedProcessFunction):
     def on_timer(self, timestamp, ctx):
         windows = self.windows()
         start = timestamp + 1 - self.size
-        n, total = windows.pop(start)
+        n, total = windows.pop(start, (0, 0))
         self.keep(windows)
         yield Total(ctx.key, start, timestamp + 1, n, total)
 
@@ -80,7 +80,7 @@ class ByEntries(ps.KeyedProcessFunction):
     def on_timer(self, timestamp, ctx):
         start = timestamp + 1 - self.size
         total = sum(amount for at, amount in self.amounts if at == start)
-        yield Total(ctx.key, start, timestamp + 1, self.counts.pop(start), total)
+        yield Total(ctx.key, start, timestamp + 1, self.counts.pop(start, 0), total)
         self.amounts.set([(at, amount) for at, amount in self.amounts if at != start])
 
 
@@ -96,6 +96,13 @@ class Sum(ps.Aggregator[int, int, int]):
 
     def merge(self, left: int, right: int) -> int:
         return left + right
+
+
+class Brief(ByEntries):
+    """The same with a time-to-live that is never over, reading being an access."""
+
+    counts: ps.MapState[int, int] = ps.map_state(ttl=ps.StateTtlConfig("1h", "on_read_and_write"))
+    amounts: ps.ListState[tuple[int, int]] = ps.list_state(ttl=ps.StateTtlConfig("1h", "on_read_and_write"))
 
 
 class ByFolds(ByEntries):
@@ -136,7 +143,7 @@ def run(seed: int, phases: list[Phase], swarm: Swarm, function=ByHand):
     return World(seed, plan, swarm).execute()
 
 
-@pytest.mark.parametrize("function", [ByHand, ByEntries, ByFolds])
+@pytest.mark.parametrize("function", [ByHand, ByEntries, Brief, ByFolds])
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_killed_workers_lose_no_timer_and_fire_none_twice(seed, function):
     swarm = Swarm(random.Random(seed), strikes_={"worker-killed": 1.0}, every_ms=300.0)
@@ -145,7 +152,7 @@ def test_killed_workers_lose_no_timer_and_fire_none_twice(seed, function):
     assert result.counts["checkpoint-completed"] > 1
 
 
-@pytest.mark.parametrize("function", [ByHand, ByEntries, ByFolds])
+@pytest.mark.parametrize("function", [ByHand, ByEntries, Brief, ByFolds])
 def test_a_rescale_takes_state_and_timers_along(function):
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
     result = run(3, phases, Swarm.quiet(random.Random(3)), function)

@@ -20,6 +20,7 @@ from penstock.kernels.key_types import is_key_type
 from penstock.operators.folding_state import AggregatingState, ReducingState
 from penstock.operators.keyed_collections import ListState, MapState
 from penstock.operators.process_function import ValueState
+from penstock.operators.state_ttl import ttl_options
 
 _TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or row type of these"
 _KEY_TYPES = "int, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or NamedTuple of these"
@@ -69,25 +70,26 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
     if get_origin(annotated) is not type(state) or not args:
         msg = f"{where} has no type"
         raise GraphError(msg, hint=f"annotate it: {name}: {_WRITTEN[type(state)]}")
+    ttl = ttl_options(state.ttl, where)
     if isinstance(state, ListState):
         schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=True)
         _require_constant(row_type, where)
-        return DeclaredState(schema, {"kind": "list"}, {name: row_type})
+        return DeclaredState(schema, {"kind": "list", **ttl}, {name: row_type})
     if isinstance(state, MapState):
         keys, key_type = _key_columns(args[0], where)
         schema, row_type = _columns(args[1], f"{where}: its value", where, nullable=True)
         _require_constant(row_type, where)
-        kind = {"kind": "map", "keys": schema_to_text(keys)}
+        kind = {"kind": "map", "keys": schema_to_text(keys), **ttl}
         return DeclaredState(schema, kind, {name: row_type, (name, "key"): key_type})
     if isinstance(state, AggregatingState):
         schema, row_type = _columns(_accumulator(state, where), f"{where}: its accumulator", where, nullable=False)
-        return DeclaredState(schema, {"kind": "aggregating"}, {name: row_type})
+        return DeclaredState(schema, {"kind": "aggregating", **ttl}, {name: row_type})
     schema, row_type = _columns(args[0], f"{where}: its value", where, nullable=False)
     if isinstance(state, ReducingState):
         if not callable(state.function):
             raise GraphError(f"{where}: {state.function!r} is no function", hint=f"{_WRITTEN[ReducingState]}")
-        return DeclaredState(schema, {"kind": "reducing"}, {name: row_type})
-    return DeclaredState(schema, {}, {name: row_type})
+        return DeclaredState(schema, {"kind": "reducing", **ttl}, {name: row_type})
+    return DeclaredState(schema, ttl, {name: row_type})
 
 
 def _accumulator(state: AggregatingState[Any, Any], where: str) -> Any:

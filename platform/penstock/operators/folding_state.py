@@ -13,6 +13,8 @@ from penstock.operators.process_function import ValueState
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.operators.state_ttl import TimeToLive
+
 T = TypeVar("T")
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -43,11 +45,12 @@ class Aggregator(Protocol[In_contra, Acc, Out_co]):
 class ReducingState(Generic[T]):
     """One value for every key that others are reduced into: `most: ps.ReducingState[int] = ps.reducing_state(max)`."""
 
-    __slots__ = ("function", "held", "name")
+    __slots__ = ("function", "held", "name", "ttl")
 
     def __init__(self, function: Callable[[T, T], T]) -> None:
         """A declaration; what the operator binds to a batch is a copy of its own."""
         self.name = ""
+        self.ttl: Any = None
         self.function = function
         #: What has been reduced.
         self.held: ValueState[T] = ValueState()
@@ -78,11 +81,12 @@ class ReducingState(Generic[T]):
 class AggregatingState(Generic[In, Out]):
     """One accumulator for every key: `mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())`."""
 
-    __slots__ = ("aggregator", "held", "name")
+    __slots__ = ("aggregator", "held", "name", "ttl")
 
     def __init__(self, aggregator: Aggregator[In, Any, Out]) -> None:
         """A declaration; what the operator binds to a batch is a copy of its own."""
         self.name = ""
+        self.ttl: Any = None
         self.aggregator = aggregator
         #: The accumulator.
         self.held: ValueState[Any] = ValueState()
@@ -111,17 +115,21 @@ class AggregatingState(Generic[In, Out]):
         return made
 
 
-def reducing_state(function: Callable[[Any, Any], Any]) -> ReducingState[Any]:
+def reducing_state(function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> ReducingState[Any]:
     """Declare a value by key into which others are reduced: `most: ps.ReducingState[int] = ps.reducing_state(max)`.
 
-    `function(old, new)` returns a value of the annotation's type, which can be any that `ps.value_state` takes.
+    `function(old, new)` returns a value of the annotation's type, any that `ps.value_state` takes, as is `ttl`.
     """
-    return ReducingState(function)
+    made: ReducingState[Any] = ReducingState(function)
+    made.ttl = ttl
+    return made
 
 
-def aggregating_state(aggregator: Aggregator[In, Any, Out]) -> AggregatingState[In, Out]:
+def aggregating_state(aggregator: Aggregator[In, Any, Out], *, ttl: TimeToLive = None) -> AggregatingState[In, Out]:
     """Declare an accumulator by key: `mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())`.
 
-    Saved is the accumulator, of the type that `create_accumulator` is annotated with.
+    Saved is the accumulator, of the type that `create_accumulator` is annotated with; `ttl` as for `ps.value_state`.
     """
-    return AggregatingState(aggregator)
+    made = AggregatingState(aggregator)
+    made.ttl = ttl
+    return made

@@ -8,15 +8,19 @@ written back. Nothing here knows of Arrow or of slots.
 from __future__ import annotations
 
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from typing import Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from penstock.operators.process_function import Current, unbound
+
+if TYPE_CHECKING:
+    from penstock.operators.state_ttl import TimeToLive
 
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
 _NOTHING: dict[Any, Any] = {}
-_MISSING: Any = object()
+#: What no map holds.
+MISSING: Any = object()
 
 
 class Elements(Sequence[T]):
@@ -58,7 +62,7 @@ class Elements(Sequence[T]):
 class ListState(Generic[T]):
     """A list for every key; declared as a class attribute: `last: ps.ListState[int] = ps.list_state()`."""
 
-    __slots__ = ("cleared", "current", "load", "name", "places", "starts")
+    __slots__ = ("cleared", "current", "load", "name", "places", "read", "starts", "ttl")
 
     def __init__(self) -> None:
         """A declaration; what the operator binds to a batch is a copy of its own."""
@@ -67,6 +71,9 @@ class ListState(Generic[T]):
         self.load: Callable[[], list[Any]] = unbound
         #: By place of the key in the batch; None until the first one is asked for.
         self.places: list[Any] | None = None
+        #: With a time-to-live: places that were read.
+        self.read: set[int] = set()
+        self.ttl: Any = None
         #: Place -> how many elements are saved already: those behind are new.
         self.starts: dict[int, int] = {}
         #: Places whose saved elements are all gone.
@@ -96,7 +103,7 @@ class ListState(Generic[T]):
 
     def clear(self) -> None:
         """Remove all elements."""
-        if self._here():
+        if self._found():
             at = self.current.at
             self.places[at] = None  # type: ignore[index] # loaded
             self.starts[at] = 0
@@ -122,6 +129,10 @@ class ListState(Generic[T]):
         return found
 
     def _here(self) -> list[T] | None:
+        """Return the elements of the current key to be read."""
+        return self._found()
+
+    def _found(self) -> list[T] | None:
         try:
             found: list[T] | None = self.places[self.current.at]  # type: ignore[index] # None: the first call
         except TypeError:
@@ -131,7 +142,7 @@ class ListState(Generic[T]):
 
     def _own(self) -> list[T]:
         """Return the list of the current key, which is going to grow."""
-        elements, at = self._here(), self.current.at
+        elements, at = self._found(), self.current.at
         if elements is None:
             elements = self.places[at] = []  # type: ignore[index] # loaded
         if at not in self.starts:
@@ -142,10 +153,10 @@ class ListState(Generic[T]):
 class MapState(Generic[K, V]):
     """A map for every key; declared as a class attribute: `seen: ps.MapState[str, int] = ps.map_state()`.
 
-    Iteration has the rules of a dict. Its order is that of insertion, but after a restart that of the last change.
+    Iteration has the rules of a dict. Its order is that of insertion, and after a restart another one.
     """
 
-    __slots__ = ("changed", "cleared", "current", "load", "name", "normal", "places")
+    __slots__ = ("changed", "cleared", "current", "load", "name", "normal", "places", "read", "ttl")
 
     def __init__(self) -> None:
         """A declaration; what the operator binds to a batch is a copy of its own."""
@@ -154,8 +165,11 @@ class MapState(Generic[K, V]):
         self.load: Callable[[], list[Any]] = unbound
         #: By place of the key in the batch; None until the first one is asked for.
         self.places: list[Any] | None = None
+        #: With a time-to-live: place -> map keys that were read.
+        self.read: dict[int, dict[Any, None]] = {}
+        self.ttl: Any = None
         #: Place -> map keys that were put or removed.
-        self.changed: dict[int, set[Any]] = {}
+        self.changed: dict[int, dict[Any, None]] = {}
         #: Places whose saved entries are all gone.
         self.cleared: set[int] = set()
         #: For map keys that are equal as columns, but not as objects.
@@ -194,9 +208,9 @@ class MapState(Generic[K, V]):
         entries[key] = value
         changed = self.changed.get(at)
         if changed is None:
-            self.changed[at] = {key}
+            self.changed[at] = {key: None}
         else:
-            changed.add(key)
+            changed[key] = None
 
     def update(self, entries: Mapping[K, V]) -> None:
         """Set the values of several map keys."""
@@ -213,7 +227,7 @@ class MapState(Generic[K, V]):
     @overload
     def pop(self, key: K, default: T) -> V | T: ...
 
-    def pop(self, key: K, default: Any = _MISSING) -> Any:
+    def pop(self, key: K, default: Any = MISSING) -> Any:
         """Remove a map key and return its value.
 
         Raises:
@@ -223,10 +237,10 @@ class MapState(Generic[K, V]):
             key = self.normal(key)
         entries = self._here()
         if entries is None or key not in entries:
-            if default is _MISSING:
+            if default is MISSING:
                 raise KeyError(key)
             return default
-        self.changed.setdefault(self.current.at, set()).add(key)
+        self.changed.setdefault(self.current.at, {})[key] = None
         return entries.pop(key)
 
     def clear(self) -> None:
@@ -234,7 +248,7 @@ class MapState(Generic[K, V]):
         if self._here():
             at = self.current.at
             self.places[at] = None  # type: ignore[index] # loaded
-            self.changed[at] = set()
+            self.changed[at] = {}
             self.cleared.add(at)
 
     def keys(self) -> KeysView[K]:
@@ -250,8 +264,8 @@ class MapState(Generic[K, V]):
         return (self._here() or _NOTHING).items()
 
     def __getitem__(self, key: K) -> V:
-        found = self.get(key, _MISSING)
-        if found is _MISSING:
+        found = self.get(key, MISSING)
+        if found is MISSING:
             raise KeyError(key)
         value: V = found
         return value
@@ -262,7 +276,7 @@ class MapState(Generic[K, V]):
         self.pop(key)
 
     def __contains__(self, key: object) -> bool:
-        return self.get(key, _MISSING) is not _MISSING  # type: ignore[arg-type] # as for any mapping
+        return self.get(key, MISSING) is not MISSING  # type: ignore[arg-type] # as for any mapping
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._here() or _NOTHING)
@@ -279,18 +293,23 @@ class MapState(Generic[K, V]):
         return found
 
 
-def list_state() -> ListState[Any]:
+def list_state(*, ttl: TimeToLive = None) -> ListState[Any]:
     """Declare a list by key: `last: ps.ListState[int] = ps.list_state()`.
 
-    Elements are of any type a value can have, but must not change: of dataclasses, only frozen ones.
+    Elements are of any type a value can have, but must not change: of dataclasses, only frozen ones. With
+    `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every element is gone so long after it was added.
     """
-    return ListState()
+    made: ListState[Any] = ListState()
+    made.ttl = ttl
+    return made
 
 
-def map_state() -> MapState[Any, Any]:
+def map_state(*, ttl: TimeToLive = None) -> MapState[Any, Any]:
     """Declare a map by key: `seen: ps.MapState[str, int] = ps.map_state()`.
 
     Map keys are of any type a key can have, or a tuple or NamedTuple of these, and never None; values are as the
-    elements of a list.
+    elements of a list. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every entry is gone so long after it was put.
     """
-    return MapState()
+    made: MapState[Any, Any] = MapState()
+    made.ttl = ttl
+    return made

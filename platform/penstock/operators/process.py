@@ -34,10 +34,11 @@ from penstock.operators.process_function import (
     Timers,
 )
 from penstock.operators.process_output import ProcessOutput
-from penstock.operators.process_states import bind_states
+from penstock.operators.process_states import Home, bind_states
 from penstock.operators.rows import RowDecoder
 from penstock.operators.timer_queue import TimerQueue
 from penstock.state.row_columns import python_values
+from penstock.state.ttl import TtlClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -105,7 +106,9 @@ class KeyedProcessOperator(Operator):
         schema = without_ts(context.input_schemas[0])
         self._state = self._store.row_state(pa.schema([schema.field(name) for name in config["key"]]))
         self._current = Current()
-        self._states = bind_states(function, config, types, state=self._state, current=self._current, where=self._where)
+        self._ttl_clock = TtlClock(context.clock)
+        home = Home(self._state, self._current, self._ttl_clock, self._where)
+        self._states = bind_states(function, config, types, home)
         self._event, self._processing = TimerQueue(), TimerQueue()
         self._event_table, self._processing_table = self._state.timers("event"), self._state.timers("processing")
         self._store.check_all_declared()
@@ -208,6 +211,7 @@ class KeyedProcessOperator(Operator):
     # --- a batch of keys --------------------------------------------------------------------------------------------
 
     def _begin(self, distinct: I32) -> None:
+        self._ttl_clock.tick()
         for bound in self._states:
             bound.begin(distinct)
         state = self._state
@@ -248,6 +252,7 @@ class KeyedProcessOperator(Operator):
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         """Freeze states and timers."""
         self._ended = self._ended or barrier.kind.ends_job
+        self._ttl_clock.tick()
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id))
 
     def notify_complete(self, permit: CommitPermit) -> None:

@@ -15,6 +15,7 @@ import pyarrow.types as pt
 
 from penstock.operators.keyed_collections import ListState, MapState
 from penstock.operators.process_values import ValueCodec
+from penstock.operators.state_ttl import ReadListState, ReadMapState
 from penstock.state.row_columns import plain_values
 from penstock.state.row_spec import ENTRY
 
@@ -98,6 +99,10 @@ class MapCodec:
         """Return map keys or indices."""
         return columns[0] if self.keys is None else self.keys.decode(columns)
 
+    def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
+        """Return the entry columns of map keys or indices."""
+        return [pa.array(keys, pa.int64())] if self.keys is None else self.keys.encode(keys)[0]
+
     def decode_values(self, columns: list[list[Any]]) -> list[Any]:
         """Return values."""
         return self.values.decode(columns)
@@ -120,7 +125,7 @@ def bind_entries(name: str, declared: StateConfig, types: StateTypes, *, state: 
     keys = None if declared.keys is None else ObjectCodec(declared.keys, types.keys, f"{declared.where}: map key")
     fields = (pa.field(ENTRY, pa.int64()),) if declared.keys is None else _entry_fields(declared.keys, types.keys)
     codec = MapCodec(keys, values, len(fields))
-    table = state.entries(name, fields, tuple(declared.values), codec, lists=keys is None)
+    table = state.entries(name, (fields, tuple(declared.values)), codec, declared.ttl, lists=keys is None)
     return BoundList(name, current, table, codec) if keys is None else BoundMap(name, current, table, codec)
 
 
@@ -135,7 +140,7 @@ class BoundList:
 
     def __init__(self, name: str, current: Current, table: EntryTable, codec: MapCodec) -> None:
         """Make the handle that the function is given."""
-        self.handle: ListState[Any] = ListState()
+        self.handle: ListState[Any] = ReadListState() if _on_read(table) else ListState()
         self.handle.name = name
         self.handle.current = current
         self._table = table
@@ -153,28 +158,53 @@ class BoundList:
         handle, table = self.handle, self._table
         places, starts = handle.places, handle.starts
         handle.places = None
-        if not places or not starts:
+        if places is None:
             return
-        touched = list(starts)
-        lists = [places[at] or [] for at in touched]
-        slots = self._slots[touched]
+        for at in handle.read:
+            if places[at]:
+                starts.setdefault(at, len(places[at]))
+        if starts:
+            self._save(places)
+        handle.read.clear()
+        handle.cleared.clear()
+        starts.clear()
+        if table.stamps is not None and table.stamps.ttl.return_expired:
+            table.remove_expired(self._slots)
+
+    def _save(self, places: list[Any]) -> None:
+        handle, table = self.handle, self._table
+        starts = np.fromiter(handle.starts.values(), np.int64, len(handle.starts))
+        lists = [places[at] or [] for at in handle.starts]
+        slots = self._slots[list(handle.starts)]
         if handle.cleared:
             table.clear(self._slots[list(handle.cleared)])
-            handle.cleared.clear()
-        added = [found[start:] for found, start in zip(lists, starts.values(), strict=True)]
-        values = [value for new in added for value in new]
+        firsts = [self._first(at, start) for at, start in handle.starts.items()]
+        saved = [found[first:] for found, first in zip(lists, firsts, strict=True)]
+        values = [value for part in saved for value in part]
         if values:
             arrays, meant = self._codec.values.encode(values)
             if meant is not None:
-                _replace(lists, starts.values(), meant)
-            counts = np.fromiter(map(len, added), np.int64, len(added))
-            ends = table.ends(slots)
-            behind = np.cumsum(counts)
-            indices = np.arange(len(values)) + np.repeat(ends - (behind - counts), counts)
+                _replace(lists, firsts, meant)
+            counts = np.fromiter(map(len, saved), np.int64, len(saved))
+            ends, behind = table.ends(slots), np.cumsum(counts)
+            lowest = ends - starts + np.array(firsts, np.int64)
+            indices = np.arange(len(values)) + np.repeat(lowest - (behind - counts), counts)
             table.put(np.repeat(slots, counts), [pa.array(indices)], arrays)
-            table.set_ends(slots, ends + counts)
+            table.set_ends(slots, lowest + counts)
+        if table.stamps is not None:
+            for at, slot, first, found in zip(handle.starts, slots.tolist(), firsts, lists, strict=True):
+                if at in handle.cleared:
+                    table.stamps.drop(slot)
+                if found:
+                    table.stamps.touch_list(slot, first, len(found))
         table.changed(slots, lists)
-        starts.clear()
+
+    def _first(self, at: int, start: int) -> int:
+        """Return the first element that is to be saved: the first new one, of a list that was read the first alive."""
+        stamps = self._table.stamps
+        if stamps is None or at not in self.handle.read or at in self.handle.cleared:
+            return start
+        return len(stamps.expired(int(self._slots[at])))
 
     def _load(self) -> list[Any]:
         return self._table.containers(self._slots)
@@ -185,7 +215,7 @@ class BoundMap:
 
     def __init__(self, name: str, current: Current, table: EntryTable, codec: MapCodec) -> None:
         """Make the handle that the function is given."""
-        self.handle: MapState[Any, Any] = MapState()
+        self.handle: MapState[Any, Any] = ReadMapState() if _on_read(table) else MapState()
         self.handle.name = name
         self.handle.current = current
         self.handle.normal = _normal(table.spec.entries)
@@ -205,26 +235,55 @@ class BoundMap:
         handle, table = self.handle, self._table
         places, changed = handle.places, handle.changed
         handle.places = None
-        if not places or not changed:
+        if places is None:
             return
+        if handle.read:
+            self._access(places)
+        if changed:
+            self._save(places)
+        handle.cleared.clear()
+        changed.clear()
+        if table.stamps is not None and table.stamps.ttl.return_expired:
+            table.remove_expired(self._slots)
+
+    def _access(self, places: list[Any]) -> None:
+        """Entries that were read are written again, with the present time; those that have expired are not."""
+        stamps = self._table.stamps
+        assert stamps is not None  # noqa: S101 - only with a time-to-live
+        for at, keys in self.handle.read.items():
+            entries = places[at] or {}
+            expired = set(stamps.expired(int(self._slots[at])))
+            alive = [key for key in keys if key in entries and key not in expired]
+            if alive:
+                self.handle.changed.setdefault(at, {}).update(dict.fromkeys(alive))
+        self.handle.read.clear()
+
+    def _save(self, places: list[Any]) -> None:
+        handle, table = self.handle, self._table
         if handle.cleared:
             table.clear(self._slots[list(handle.cleared)])
-            handle.cleared.clear()
-        maps = [places[at] or {} for at in changed]
+        maps = [places[at] or {} for at in handle.changed]
         gone: list[_Change] = []
         put: list[_Change] = []
-        for at, entries, keys in zip(changed, maps, changed.values(), strict=True):
+        for at, entries, keys in zip(handle.changed, maps, handle.changed.values(), strict=True):
             for key in keys:
                 (put if key in entries else gone).append((at, entries, key))
         if gone:
             table.remove(self._slots[[at for at, *_ in gone]], self._keys.encode([key for *_, key in gone])[0])
-        if put:
-            self._put(put)
-        table.changed(self._slots[list(changed)], maps)
-        changed.clear()
+        names = self._put(put) if put else []
+        if table.stamps is not None:
+            for at in handle.cleared:
+                table.stamps.drop(int(self._slots[at]))
+            for at, _, key in gone:
+                table.stamps.drop(int(self._slots[at]), (key,))
+            for (at, *_), name in zip(put, names, strict=True):
+                table.stamps.touch_map(int(self._slots[at]), (name,))
+        table.changed(self._slots[list(handle.changed)], maps)
 
-    def _put(self, put: list[_Change]) -> None:
-        names, meant_names = self._keys.encode([key for *_, key in put])
+    def _put(self, put: list[_Change]) -> list[Any]:
+        """Save entries; return their map keys as they are kept."""
+        given = [key for *_, key in put]
+        names, meant_names = self._keys.encode(given)
         values, meant_values = self._values.encode([entries[key] for _, entries, key in put])
         self._table.put(self._slots[[at for at, *_ in put]], names, values)
         if meant_values is not None:
@@ -233,9 +292,14 @@ class BoundMap:
         if meant_names is not None:
             for (_, entries, key), name in zip(put, meant_names, strict=True):
                 entries[name] = entries.pop(key)
+        return given if meant_names is None else meant_names
 
     def _load(self) -> list[Any]:
         return self._table.containers(self._slots)
+
+
+def _on_read(table: EntryTable) -> bool:
+    return table.stamps is not None and table.stamps.ttl.on_read
 
 
 def _replace(lists: list[list[Any]], starts: Any, meant: list[Any]) -> None:

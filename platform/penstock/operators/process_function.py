@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.core.errors import GraphError, UsageError
+from penstock.core.errors import UsageError
 from penstock.operators.timer_queue import TimerQueue
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
+    from penstock.operators.state_ttl import TimeToLive
 
 T = TypeVar("T")
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -45,7 +46,7 @@ def unbound() -> NoReturn:
 class ValueState(Generic[T]):
     """One value for every key; declared as a class attribute: `seen: ps.ValueState[int] = ps.value_state()`."""
 
-    __slots__ = ("changed", "cleared", "current", "load", "name", "values")
+    __slots__ = ("changed", "cleared", "current", "load", "name", "stale", "ttl", "values")
 
     def __init__(self) -> None:
         """A declaration; what the operator binds to a batch is a copy of its own."""
@@ -56,6 +57,9 @@ class ValueState(Generic[T]):
         self.values: list[Any] | None = None
         self.changed = bytearray()
         self.cleared = False
+        #: With a time-to-live: places whose value has expired and is read for the last time.
+        self.stale: frozenset[int] = frozenset()
+        self.ttl: Any = None
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -86,19 +90,16 @@ class ValueState(Generic[T]):
         self.update(None)
 
 
-def value_state(*, ttl: str | float | None = None) -> ValueState[Any]:
+def value_state(*, ttl: TimeToLive = None) -> ValueState[Any]:
     """Declare a value by key: `count: ps.ValueState[int] = ps.value_state()`.
 
     The type is the annotation's: int, float, bool, str, bytes, datetime, date, Decimal with its precision, a tuple of
     these (`tuple[int, float | None]`) or a row type (NamedTuple, dataclass, `ps.Schema`). A tuple is made twice as fast
-    as any row type.
-
-    Raises:
-        GraphError: `ttl` is given.
+    as any row type. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) it is gone so long after it was written.
     """
-    if ttl is not None:
-        raise GraphError("value_state(ttl=...): state has no time-to-live", hint="clear it with a timer")
-    return ValueState()
+    made: ValueState[Any] = ValueState()
+    made.ttl = ttl
+    return made
 
 
 class Timers:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from penstock.core.schema import schema_from_text
 from penstock.operators.process_collections import bind_entries
 from penstock.operators.process_values import BoundValue, ValueCodec
+from penstock.operators.state_ttl import ttl_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32
     from penstock.operators.process_function import Current
     from penstock.state.row_state import RowState
+    from penstock.state.ttl import Ttl, TtlClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class StateConfig:
     keys: pa.Schema | None
     #: Begins every error.
     where: str
+    ttl: Ttl | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +58,17 @@ class BoundState(Protocol):
         """Save what has changed."""
 
 
-def bind_states(
-    function: Any, config: dict[str, Any], types: dict[Any, Any], *, state: RowState, current: Current, where: str
-) -> list[BoundState]:
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where the states of an operator live."""
+
+    state: RowState
+    current: Current
+    clock: TtlClock
+    where: str
+
+
+def bind_states(function: Any, config: dict[str, Any], types: dict[Any, Any], home: Home) -> list[BoundState]:
     """Declare (and so restore) every state of a function and give the function its handles."""
     bound: list[BoundState] = []
     kinds = config.get("kinds", {})
@@ -68,15 +79,17 @@ def bind_states(
             kind.get("kind", "value"),
             schema_from_text(text),
             None if keys is None else schema_from_text(keys),
-            f"{where}: state {name!r}",
+            f"{home.where}: state {name!r}",
+            ttl_of(kind, home.clock),
         )
         found = StateTypes(types.get(name), types.get((name, "key")))
         made: BoundState
         if declared.kind in ("list", "map"):
-            made = bind_entries(name, declared, found, state=state, current=current)
+            made = bind_entries(name, declared, found, state=home.state, current=home.current)
         else:
+            table = home.state.value(name, tuple(declared.values), declared.ttl)
             codec = ValueCodec(declared.values, found.values, declared.where)
-            made = BoundValue(name, current, state.value(name, tuple(declared.values)), codec)
+            made = BoundValue(name, home.current, table, codec)
         folds = declared.kind in ("reducing", "aggregating")
         setattr(function, name, getattr(type(function), name).over(made.handle) if folds else made.handle)
         bound.append(made)

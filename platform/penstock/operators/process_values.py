@@ -14,6 +14,7 @@ import pyarrow as pa
 from penstock.operators.columns import ColumnError
 from penstock.operators.process_function import Current, ValueState
 from penstock.operators.rows import RowEncoder, row_maker
+from penstock.operators.state_ttl import ReadValueState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -69,7 +70,8 @@ class BoundValue:
 
     def __init__(self, name: str, current: Current, table: RowTable, codec: ValueCodec) -> None:
         """Make the handle that the function is given."""
-        self.handle: ValueState[Any] = ValueState()
+        on_read = table.ttl is not None and table.ttl.on_read
+        self.handle: ValueState[Any] = ReadValueState() if on_read else ValueState()
         self.handle.name = name
         self.handle.current = current
         self._table = table
@@ -99,7 +101,18 @@ class BoundValue:
             self._table.write(slots, self._codec.encode(values))
 
     def _load(self) -> list[Any]:
-        rows = self._table.rows_of(self._slots)
+        table = self._table
+        rows = table.rows_of(self._slots)
+        if table.ttl is not None:
+            expired = table.expired(rows)
+            self.handle.stale = frozenset(np.flatnonzero(expired).tolist())
+            if self.handle.stale:
+                seen = self._decoded(rows) if table.ttl.return_expired else None
+                table.clear(self._slots[expired])
+                return self._decoded(table.rows_of(self._slots)) if seen is None else seen
+        return self._decoded(rows)
+
+    def _decoded(self, rows: I32) -> list[Any]:
         present = np.flatnonzero(rows >= 0)
         if len(present) == 0:
             return [None] * len(rows)

@@ -25,6 +25,8 @@ Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last"]
 KEY_HASH, NAMESPACE, DELETED, SEQ, ROWS = "__key_hash", "__namespace", "__deleted", "__seq", "__rows"
 #: Tells rows of one key and time apart, where a state holds several.
 ROW = "__row"
+#: Microseconds since the epoch, in states with a time-to-live.
+LAST_ACCESS = "__ttl"
 #: Field ids from here to 1000 are columns that tell the rows of one key and namespace apart.
 FIRST_ENTRY = 501
 _OPS: dict[tuple[str, str], int] = {

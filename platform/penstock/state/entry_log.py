@@ -63,7 +63,7 @@ class EntryLog:
     def __init__(self, spec: RowSpec) -> None:
         """Nothing has changed."""
         self._spec = spec
-        fields = [f.with_nullable(True).remove_metadata() for f in (*spec.entries, *spec.values)]
+        fields = [f.with_nullable(True).remove_metadata() for f in (*spec.entries, *spec.stored)]
         self._schema = pa.schema([(_SLOT, pa.int32()), *fields, (DELETED, pa.bool_())])
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
@@ -78,7 +78,7 @@ class EntryLog:
 
     def remove(self, slots: I32, entries: Sequence[pa.Array]) -> None:
         """One entry of each of the slots is gone."""
-        nulls = [pa.nulls(len(slots), field.type) for field in self._spec.values]
+        nulls = [pa.nulls(len(slots), field.type) for field in self._spec.stored]
         self._append(slots, [*entries, *nulls], deleted=True)
 
     def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:

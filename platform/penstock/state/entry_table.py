@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, KEY_HASH
+from penstock.state.accumulators import DELETED, KEY_HASH, LAST_ACCESS
 from penstock.state.entry_log import EntryLog
+from penstock.state.entry_stamps import EntryStamps
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
 from penstock.state.row_columns import plain_values
+from penstock.state.row_table import SWEEP_AT_FREEZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
     from penstock.state.row_spec import RowSpec
     from penstock.state.row_state import RowState
+    from penstock.state.ttl import Ttl
 
 _FIRST_SLOTS = 1024
 #: An empty list or dict with the room it takes when the first few elements come.
@@ -34,11 +38,18 @@ _LIST_PLACE, _DICT_PLACE = 10, 80
 _MEASURE_BYTES = 16 << 20
 
 
+#: Of the slots that are looked through for expired values, one in so many is for lists or maps.
+_SWEEP_PART = 8
+
+
 class EntryCodec(Protocol):
     """From columns to what functions see, and what that takes in memory."""
 
     def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
         """Return map keys (of a list: indices) of their columns."""
+
+    def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
+        """Return the entry columns of map keys or indices."""
 
     def decode_values(self, columns: list[list[Any]]) -> list[Any]:
         """Return values of their columns."""
@@ -57,9 +68,22 @@ class EntryCodec(Protocol):
 class EntryTable:
     """Lists or maps by slot of the keys that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState, codec: EntryCodec, *, lists: bool) -> None:
+    def __init__(
+        self,
+        source: FrozenSource,
+        spec: RowSpec,
+        state: RowState,
+        codec: EntryCodec,
+        ttl: Ttl | None = None,
+        *,
+        lists: bool,
+    ) -> None:
         """An empty table; `load` fills it at a restore, `loaded` ends that."""
         self.source = source
+        source.ttl = ttl
+        #: With a time-to-live, when everything was last accessed.
+        self.stamps = None if ttl is None else EntryStamps(ttl, lists=lists)
+        self._swept = 0
         self.spec = spec
         self.lists = lists
         self._state = state
@@ -77,8 +101,13 @@ class EntryTable:
     # --- entries ----------------------------------------------------------------------------------------------------
 
     def containers(self, slots: I32) -> list[Any]:
-        """Return the list or dict of every slot, None where it has none; the function changes them in place."""
+        """Return the list or dict of every slot, None where it has none; the function changes them in place.
+
+        What has expired is removed before, unless it may still be read: then `remove_expired` is called later.
+        """
         self._fit_slots()
+        if self.stamps is not None and not self.stamps.ttl.return_expired:
+            self.remove_expired(slots)
         held = self._held
         return [held[slot] for slot in slots.tolist()]
 
@@ -108,10 +137,53 @@ class EntryTable:
 
     def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
         """Save an entry of each of the slots."""
+        if self.stamps is not None:
+            values = [*values, pa.array(np.full(len(slots), self.stamps.ttl.clock.now))]
         self._log.put(slots, entries, values)
         self._text += self._codec.text_bytes([*entries, *values])
         if self._text > self._measure_at:
             self._measure()
+
+    def remove_expired(self, slots: I32) -> None:
+        """Remove what has expired of these slots, each of which occurs once."""
+        stamps = self.stamps
+        if stamps is None:
+            return
+        whole, owners, keys = [], [], []
+        touched = []
+        for slot in slots.tolist():
+            expired = stamps.expired(slot)
+            if not expired:
+                continue
+            container = self._held[slot]
+            touched.append(slot)
+            if len(expired) == len(container):
+                whole.append(slot)
+            else:
+                owners += [slot] * len(expired)
+                first = int(self._ends[slot]) - len(container) if self.lists else 0
+                keys += [first + place for place in expired] if self.lists else expired
+            stamps.forget(slot, expired)
+            if self.lists:
+                del container[: len(expired)]
+            else:
+                for key in expired:
+                    del container[key]
+        if touched:
+            self.clear(np.array(whole, np.int32))
+            if keys:
+                self.remove(np.array(owners, np.int32), self._codec.encode_keys(keys))
+            self.changed(np.array(touched, np.int32), [self._held[slot] for slot in touched])
+
+    def sweep(self, limit: int) -> None:
+        """Look through the next slots, in turn, and remove what has expired; `limit` as for values, but fewer."""
+        if self.stamps is None:
+            return
+        self._fit_slots()
+        count = self._state.index.count
+        first = self._swept if self._swept < count else 0
+        self._swept = min(first + max(1, limit // _SWEEP_PART), count)
+        self.remove_expired((np.flatnonzero(self._lengths[first : self._swept]) + first).astype(np.int32))
 
     def set_ends(self, slots: I32, ends: I64) -> None:
         """The next elements of these lists have these indices."""
@@ -120,7 +192,8 @@ class EntryTable:
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table as it is."""
+        """Freeze the table as it is, with a part of what has expired cleaned up."""
+        self.sweep(SWEEP_AT_FREEZE)
         rows = self._log.freeze(self._state.index.view())
         log = self.source.log
         if rows is not None:
@@ -157,10 +230,20 @@ class EntryTable:
         if entries[0].null_count:
             for place in np.flatnonzero(entries[0].is_null().to_numpy(zero_copy_only=False)).tolist():
                 names[place] = None  # clears
-        self._apply(slots, names, values, deleted)
+        times = None if self.stamps is None else self._times(batch)
+        self._apply(slots, names, values, deleted, times)
         self._text += self._codec.text_bytes([*entries, *found])
 
-    def _apply(self, slots: I32, keys: list[Any], values: list[Any], deleted: np.ndarray) -> None:
+    def _times(self, batch: pa.RecordBatch) -> list[int]:
+        """Return the times of last access; deletions have none."""
+        assert self.stamps is not None  # noqa: S101 - asked for
+        times = batch.column(LAST_ACCESS).fill_null(MIN_TIMESTAMP).to_numpy()
+        found: list[int] = self.stamps.ttl.clock.restored(times).tolist()
+        return found
+
+    def _apply(
+        self, slots: I32, keys: list[Any], values: list[Any], deleted: np.ndarray, times: list[int] | None
+    ) -> None:
         """Enter rows, those of one slot at a time."""
         cuts = np.flatnonzero(np.diff(slots)) + 1
         firsts, stops = [0, *cuts.tolist()], [*cuts.tolist(), len(slots)]
@@ -181,6 +264,11 @@ class EntryTable:
                     else:
                         container.pop(keys[place], None)
             containers.append(container)
+            if self.stamps is not None and times is not None:
+                stamps = self.stamps.load(slot)
+                stamps.update(zip(keys[first:stop], times[first:stop], strict=True))
+                for gone in [key for key in stamps if key not in container] if some else ():
+                    del stamps[gone]
         # a hash that two keys share may bring one of them twice: the last time counts
         last = dict(zip(owners.tolist(), containers, strict=True))
         self.changed(np.fromiter(last, np.int32, len(last)), list(last.values()))
@@ -191,6 +279,9 @@ class EntryTable:
             for slot in np.flatnonzero(self._lengths).tolist():
                 by_index = self._held[slot]
                 self._held[slot] = [by_index[index] for index in sorted(by_index)]
+        if self.stamps is not None:
+            self.stamps.loaded()
+            self.remove_expired(np.flatnonzero(self._lengths).astype(np.int32))
         if self._text > self._measure_at:
             self._measure()
 
@@ -203,6 +294,8 @@ class EntryTable:
     def hot_bytes(self) -> int:
         """Bytes of the objects, as CPython lays them out, and of the changes in memory."""
         place = _LIST_PLACE if self.lists else _DICT_PLACE
+        if self.stamps is not None:
+            place *= 2
         objects = self._containers * _CONTAINER_BYTES + self._entries * (place + self._codec.object_bytes)
         return objects + self._text + self._log.nbytes + 20 * len(self._held)
 
@@ -235,6 +328,8 @@ class EntryTable:
         if self.lists:
             self._ends = _moved(self._ends, old, new, size)
         self._held = held
+        if self.stamps is not None:
+            self.stamps.renumber(numbers)
         self._log.renumber(numbers)
 
     def _fit_slots(self) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.state.keyed import EncodedSegment
     from penstock.state.panes import FrozenRows
     from penstock.state.segment_log import LogView, SegmentLog
+    from penstock.state.ttl import Ttl
 
 
 def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
@@ -281,6 +282,8 @@ class FrozenSource:
         self.spec = spec
         self.log = log
         self.writer = writer
+        #: When its rows expire, if they do.
+        self.ttl: Ttl | None = None
         self.memory: FrozenMemory
 
     @property

@@ -64,6 +64,11 @@ class FixedValues:
                 values[row] = None
         return values
 
+    def words(self, rows: I32) -> I64:
+        """Return the words of rows."""
+        words: I64 = self._words[rows]
+        return words
+
     def moved(self, rows: I32, capacity: int) -> FixedValues:
         """Return a column of these rows, in this order, with room for `capacity`."""
         new = FixedValues(self._type, capacity)

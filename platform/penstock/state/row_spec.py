@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, NAMESPACE, SEQ
+from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
 
 #: States of this name and an ending hold timers.
 TIMERS = "__timers_"
@@ -30,6 +30,18 @@ class RowSpec:
     values: tuple[pa.Field, ...] = ()
     #: Of a list its index, of a map its key: columns that tell the rows of one key apart.
     entries: tuple[pa.Field, ...] = ()
+    #: Whether every row has the time of its last access.
+    ttl: bool = False
+
+    @property
+    def stored(self) -> tuple[pa.Field, ...]:
+        """Value columns, and the time of last access behind them."""
+        return (*self.values, pa.field(LAST_ACCESS, pa.int64())) if self.ttl else self.values
+
+    @property
+    def stored_names(self) -> tuple[str, ...]:
+        """The names of `stored` in a segment."""
+        return (*self.value_names, LAST_ACCESS) if self.ttl else self.value_names
 
     @cached_property
     def segment_schema(self) -> pa.Schema:
@@ -41,9 +53,9 @@ class RowSpec:
         ]
         entries = [_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
         head, namespace = _field(KEY_HASH, pa.int64(), 1), _field(NAMESPACE, pa.int64(), 2)
-        return pa.schema(
-            [head, *keys, namespace, *entries, *values, _field(DELETED, pa.bool_(), 3), _field(SEQ, pa.int64(), 4)]
-        )
+        access = [_field(LAST_ACCESS, pa.int64(), 6, nullable=True)] if self.ttl else []
+        tail = [_field(DELETED, pa.bool_(), 3), _field(SEQ, pa.int64(), 4)]
+        return pa.schema([head, *keys, namespace, *entries, *values, *access, *tail])
 
     @cached_property
     def value_names(self) -> tuple[str, ...]:

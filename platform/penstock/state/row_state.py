@@ -29,10 +29,13 @@ if TYPE_CHECKING:
     from penstock.state.budget import MemoryBudget
     from penstock.state.entry_table import EntryCodec
     from penstock.state.frozen import FrozenSource, StateSpec
+    from penstock.state.ttl import Ttl
 
 #: Fewer keys than this are never looked through for dead ones.
 _DEAD_KEYS = 65_536
 _CHUNK = 65_536
+#: Slots that are looked through for expired state behind every batch.
+_SWEEP = 1024
 
 #: Enters a table into the store under a name, and restores it.
 Declare: TypeAlias = Callable[[str, "StateSpec", Callable[["FrozenSource"], Any]], Any]
@@ -59,36 +62,49 @@ class RowState:
         self._budget = budget
         self._declare = declare
         self._tables: list[_SlotTable] = []
+        self._expiring: list[RowTable | EntryTable] = []
         self._numbers: I32 = np.zeros(0, np.int32)
         self._check_dead_at = _DEAD_KEYS
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
-    def value(self, name: str, values: tuple[pa.Field, ...]) -> RowTable:
+    def value(self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None) -> RowTable:
         """Declare a value by key; it is restored when this returns."""
-        spec = RowSpec(self.index.schema, values)
+        spec = RowSpec(self.index.schema, values, ttl=ttl is not None)
 
         def make(source: FrozenSource) -> RowTable:
-            table = RowTable(source, spec, self)
+            table = RowTable(source, spec, self, ttl)
             self._tables.append(table)
             return table
 
         made: RowTable = self._declare(name, spec, make)
+        made.loaded()
+        self._expiring += [made] if ttl is not None else []
         return made
 
     def entries(
-        self, name: str, entries: tuple[pa.Field, ...], values: tuple[pa.Field, ...], codec: EntryCodec, *, lists: bool
+        self,
+        name: str,
+        fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]],
+        codec: EntryCodec,
+        ttl: Ttl | None = None,
+        *,
+        lists: bool,
     ) -> EntryTable:
-        """Declare a list (whose one entry column is the index) or a map by key; it is restored when this returns."""
-        spec = RowSpec(self.index.schema, values, entries)
+        """Declare a list (whose one entry column is the index) or a map by key; it is restored when this returns.
+
+        `fields` are the entry columns and the value's.
+        """
+        spec = RowSpec(self.index.schema, fields[1], fields[0], ttl is not None)
 
         def make(source: FrozenSource) -> EntryTable:
-            table = EntryTable(source, spec, self, codec, lists=lists)
+            table = EntryTable(source, spec, self, codec, ttl, lists=lists)
             self._tables.append(table)
             return table
 
         made: EntryTable = self._declare(name, spec, make)
         made.loaded()
+        self._expiring += [made] if ttl is not None else []
         return made
 
     def timers(self, name: str) -> TimerTable:
@@ -146,6 +162,8 @@ class RowState:
         Raises:
             PenstockError: the state does not fit the managed memory.
         """
+        for table in self._expiring:
+            table.sweep(_SWEEP)
         if self.index.count >= self._check_dead_at:
             self._drop_dead_keys()
         self._budget.report(self._holder, self.hot_bytes)

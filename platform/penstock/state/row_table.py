@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.kernels.columns import key_columns
 from penstock.state.accumulators import DELETED, KEY_HASH
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
-from penstock.state.row_columns import column_of
+from penstock.state.row_columns import FixedValues, column_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,8 +27,11 @@ if TYPE_CHECKING:
     from penstock.state.row_columns import ValueColumn
     from penstock.state.row_spec import RowSpec
     from penstock.state.row_state import RowState
+    from penstock.state.ttl import Ttl
 
 _FIRST_ROWS = 4096
+#: Slots that are looked through for expired state at every freeze.
+SWEEP_AT_FREEZE = 262_144
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,21 +97,24 @@ def last_by_slot(slots: I32) -> I64:
 class RowTable:
     """One value by slot of the keys that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState) -> None:
-        """An empty table; `load` fills it at a restore."""
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState, ttl: Ttl | None = None) -> None:
+        """An empty table; `load` fills it at a restore, `loaded` ends that."""
         self.source = source
         self.spec = spec
+        self.ttl = ttl
+        source.ttl = ttl
         self._state = state
         source.memory = self
         self._capacity = _FIRST_ROWS
         self._slots: I32 = np.empty(_FIRST_ROWS, np.int32)
         self._deleted = np.empty(_FIRST_ROWS, np.bool_)
-        self._columns: tuple[ValueColumn, ...] = tuple(column_of(f.type, _FIRST_ROWS) for f in spec.values)
+        self._columns: tuple[ValueColumn, ...] = tuple(column_of(f.type, _FIRST_ROWS) for f in spec.stored)
         self._end = 0
         #: Rows from here on are in no segment yet.
         self._dirty_from = 0
         self._where: I32 = np.full(_FIRST_ROWS, -1, np.int32)
         self._waiting: list[FrozenSegment] = []
+        self._swept = 0
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -119,14 +125,19 @@ class RowTable:
 
     def values(self, rows: I32) -> list[list[Any]]:
         """Return the value columns of rows as Python sees them."""
-        return [column.values(rows) for column in self._columns]
+        return [column.values(rows) for column, _ in zip(self._columns, self.spec.values, strict=False)]
 
     def arrays(self, rows: I32) -> list[pa.Array]:
         """Return the value columns of rows."""
         return [column.array(rows) for column in self._columns]
 
     def write(self, slots: I32, arrays: Sequence[pa.Array]) -> None:
-        """Set the values of slots, each of which occurs once."""
+        """Set the values of slots, each of which occurs once; they are accessed now."""
+        if self.ttl is not None:
+            arrays = [*arrays, pa.array(np.full(len(slots), self.ttl.clock.now))]
+        self._put(slots, arrays)
+
+    def _put(self, slots: I32, arrays: Sequence[pa.Array]) -> None:
         first = self._append(slots, deleted=False)
         for column, array in zip(self._columns, arrays, strict=True):
             column.put(first, array)
@@ -142,10 +153,36 @@ class RowTable:
                 column.put_nulls(first, len(slots))
             self._where[slots] = -1
 
+    # --- time-to-live -----------------------------------------------------------------------------------------------
+
+    def expired(self, rows: I32) -> np.ndarray:
+        """Return which of the rows (negative: none) hold a value that has expired."""
+        if self.ttl is None:
+            return np.zeros(len(rows), np.bool_)
+        stamps = self._columns[-1]
+        assert isinstance(stamps, FixedValues)  # noqa: S101 - times
+        found: np.ndarray = (rows >= 0) & (stamps.words(rows) <= self.ttl.deadline)
+        return found
+
+    def sweep(self, limit: int) -> None:
+        """Look through the next `limit` slots, in turn, and remove what has expired."""
+        if self.ttl is None:
+            return
+        self._fit_slots()
+        first = self._swept if self._swept < self._state.index.count else 0
+        self._swept = min(first + limit, self._state.index.count)
+        slots = np.arange(first, self._swept, dtype=np.int32)
+        self.clear(slots[self.expired(self._where[slots])])
+
+    def loaded(self) -> None:
+        """All is restored: what has expired meanwhile goes."""
+        self.sweep(self._state.index.count)
+
     # --- snapshots --------------------------------------------------------------------------------------------------
 
     def freeze(self) -> FrozenTable:
-        """Freeze the table as it is."""
+        """Freeze the table as it is, with a part of what has expired cleaned up."""
+        self.sweep(SWEEP_AT_FREEZE)
         self._freeze_dirty()
         return FrozenTable(self.source, self.source.log.view(), tuple(self._undurable()))
 
@@ -164,11 +201,13 @@ class RowTable:
         deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
         self._where[slots[deleted]] = -1
         kept = np.flatnonzero(~deleted)
-        arrays = [batch.column(name) for name in self.spec.value_names]
+        arrays = [batch.column(name) for name in self.spec.stored_names]
         if len(kept) < len(slots):
             arrays = [array.take(pa.array(kept)) for array in arrays]
+        if self.ttl is not None:
+            arrays[-1] = pa.array(self.ttl.clock.restored(arrays[-1].to_numpy()))
         if len(kept):
-            self.write(slots[kept], arrays)
+            self._put(slots[kept], arrays)
         self._dirty_from = self._end
 
     @property

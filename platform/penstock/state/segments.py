@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, NAMESPACE, ROW, SEQ
+from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACCESS, NAMESPACE, ROW, SEQ
 from penstock.state.entry_order import last_entries
 from penstock.state.key_index import KeyIndex
 from penstock.state.keyed import EncodedSegment
@@ -162,8 +163,12 @@ def merge_segments(
     *,
     within: HashRange,
     keep_deleted: bool,
+    expired: int | None = None,
 ) -> Iterator[pa.Table]:
-    """Yield the newest visible row of every (key, namespace), sorted by hash, in pieces of bounded size."""
+    """Yield the newest visible row of every (key, namespace), sorted by hash, in pieces of bounded size.
+
+    With a time-to-live, what was last accessed at `expired` or before is deleted.
+    """
     ordered = sorted(sources, key=lambda source: source[0].position)
     total = sum(segment.rows for segment, _ in ordered)
     parts = max(1, -(-total // _MERGE_ROWS))
@@ -173,10 +178,18 @@ def merge_segments(
         piece = HashRange(low, min(low + step - 1, within.high))
         tables = [t for segment, data in ordered for t in read_visible(data, segment, tombstones, piece)]
         if tables:
-            merged = _newest(pa.concat_tables(tables).cast(schema), schema, keep_deleted=keep_deleted)
+            every = pa.concat_tables(tables).cast(schema)
+            merged = _newest(every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted)
             if merged.num_rows:
                 yield merged
         low = piece.high + 1
+
+
+def _expired(table: pa.Table, until: int) -> pa.Table:
+    """Return the rows with those deleted that were last accessed at `until` or before."""
+    old = pc.less_equal(table.column(LAST_ACCESS), until).fill_null(False)
+    place = table.schema.get_field_index(DELETED)
+    return table.set_column(place, table.schema.field(place), pc.or_(table.column(DELETED), old))
 
 
 def _newest(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Table:

@@ -88,14 +88,15 @@ TableT = TypeVar("TableT", bound=StateTable)
 class CompactionJob:
     """A run of committed segments to be merged; see `keyed.CompactionJob`."""
 
-    def __init__(self, state: str, log: SegmentLog, inputs: tuple[Segment, ...], tier: int, schema: pa.Schema) -> None:
+    def __init__(self, source: FrozenSource, inputs: tuple[Segment, ...], tier: int) -> None:
         """Remember the tombstones as of now: later ones hide rows of the merged segment by their position."""
-        self.state = state
+        self.state = source.state
         self._inputs = inputs
         self._tier = tier
-        self._schema = schema
-        self._tombstones = log.tombstones
-        self._oldest = log.is_oldest(inputs)
+        self._schema = source.spec.segment_schema
+        self._tombstones = source.log.tombstones
+        self._oldest = source.log.is_oldest(inputs)
+        self._expired = None if source.ttl is None else source.ttl.deadline
         self.result: EncodedSegment | None = None
 
     @property
@@ -108,7 +109,12 @@ class CompactionJob:
         sources = [(segment, read(segment.file)) for segment in self._inputs]
         writer = SegmentWriter(self._schema, self._inputs[-1].position, self._tier)
         for table in merge_segments(
-            sources, self._tombstones, self._schema, within=ALL_HASHES, keep_deleted=not self._oldest
+            sources,
+            self._tombstones,
+            self._schema,
+            within=ALL_HASHES,
+            keep_deleted=not self._oldest,
+            expired=self._expired,
         ):
             writer.add(table)
         self.result = writer.finish()
@@ -193,11 +199,10 @@ class KeyedState:
 
     def compaction(self) -> CompactionJobProtocol | None:
         """Return work for the background when a tier of a log is full."""
-        for name, table in self._tables.items():
-            log = table.source.log
-            work = log.compaction()
+        for table in self._tables.values():
+            work = table.source.log.compaction()
             if work is not None:
-                return CompactionJob(name, log, *work, table.source.spec.segment_schema)
+                return CompactionJob(table.source, *work)
         return None
 
     def compacted(self, job: CompactionJobProtocol, file: FileRef | None) -> None:

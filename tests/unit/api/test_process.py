@@ -192,9 +192,35 @@ def test_a_state_without_a_type_is_refused(orders):
         orders.key_by("user_id").process(Bare())
 
 
-def test_time_to_live_is_refused():
-    with pytest.raises(ps.GraphError, match="no time-to-live"):
-        ps.value_state(ttl="1h")
+def test_a_time_to_live_is_part_of_the_state(env, orders, sink):
+    class Some(Fine):
+        plain: ps.ValueState[int] = ps.value_state(ttl="1h")
+        most: ps.ReducingState[int] = ps.reducing_state(max, ttl=ps.StateTtlConfig(5, "on_read_and_write"))
+
+    orders.key_by("user_id").process(Some()).uid("fn").sink_to(sink(), uid="out")
+    (operator,) = [o for v in env.job_graph("j").vertices for o in v.operators if o.kind == "process"]
+    assert operator.config["kinds"] == {
+        "plain": {"ttl": {"duration_us": 3_600_000_000, "on_read": False, "return_expired": False}},
+        "most": {"kind": "reducing", "ttl": {"duration_us": 5_000_000, "on_read": True, "return_expired": False}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("ttl", "text"),
+    [
+        ("soon", "state 'plain': 'soon' is no time-to-live"),
+        ([1], r"state 'plain': \[1\] is no time-to-live"),
+        ("0s", "state 'plain': its time-to-live '0s' is not positive"),
+        (ps.StateTtlConfig("1h", update="never"), "has no update='never'.*one of: on_create_and_write"),
+        (ps.StateTtlConfig("1h", visibility="x"), "has no visibility='x'.*one of: never_return_expired"),
+    ],
+)
+def test_a_time_to_live_that_is_none_is_refused(orders, ttl, text):
+    class Some(Fine):
+        plain: ps.ValueState[int] = ps.value_state(ttl=ttl)
+
+    with pytest.raises(ps.GraphError, match=text):
+        orders.key_by("user_id").process(Some())
 
 
 def test_side_outputs_must_be_read_by_somebody(env, orders, sink):

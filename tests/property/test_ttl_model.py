@@ -1,0 +1,277 @@
+"""Time-to-live of every kind of state against a plain model, with a clock that steps in both directions.
+
+Any order of rows, steps of the clock, freezes, failed uploads, compactions, crashes and rescales gives what the model
+has: nothing that has expired, everything that has not.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.property.process_job import ProcessJob
+
+import penstock as ps
+
+KEYS = [None, "", *[f"key-{i}" for i in range(8)]]
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("what", pa.string(), nullable=False),
+        pa.field("n", pa.int64(), nullable=False),
+    ]
+)
+TTL_MS = 10_000
+ON_READ = ps.StateTtlConfig("10s", update="on_read_and_write")
+WHAT = ["update", "update", "append", "append", "put", "put", "set", "remove", "clear", "value", "items", "get", "all"]
+
+
+class Out(NamedTuple):
+    k: str | None
+    seen: str
+
+
+class Living(ps.KeyedProcessFunction):
+    """Does what its rows say; the states of odd numbers live on when they are read."""
+
+    value_0: ps.ValueState[int] = ps.value_state(ttl="10s")
+    value_1: ps.ValueState[int] = ps.value_state(ttl=ON_READ)
+    items_0: ps.ListState[int] = ps.list_state(ttl=10)
+    items_1: ps.ListState[int] = ps.list_state(ttl=ON_READ)
+    counts_0: ps.MapState[str, int] = ps.map_state(ttl="10s")
+    counts_1: ps.MapState[str, int] = ps.map_state(ttl=ON_READ)
+    most_0: ps.ReducingState[int] = ps.reducing_state(max, ttl="10s")
+    most_1: ps.ReducingState[int] = ps.reducing_state(max, ttl=ON_READ)
+
+    def process(self, row, ctx) -> Iterator[Out]:
+        yield Out(ctx.key, repr(act(self, row.what, row.n)))
+
+
+def act(states, what, n):
+    """Change or read one state, kept or plain; return what was read."""
+    value, items = getattr(states, f"value_{n % 2}"), getattr(states, f"items_{n % 2}")
+    counts, most = getattr(states, f"counts_{n % 2}"), getattr(states, f"most_{n % 2}")
+    name = f"name-{n % 5}"
+    if what == "update":
+        value.update(n)
+        most.add(n)
+    elif what == "append":
+        items.extend(range(n % 4))
+    elif what == "put":
+        counts[name] = n
+    elif what == "set":
+        items.set([n])
+    elif what == "remove":
+        return counts.pop(name, None)
+    elif what == "clear":
+        (value, items, counts, most)[n // 2 % 4].clear()
+    elif what == "value":
+        return value.value(), most.get()
+    elif what == "items":
+        return list(items)
+    elif what == "get":
+        return counts.get(name), name in counts
+    elif what == "all":
+        return sorted(counts.items())
+    return None
+
+
+class Aging:
+    """Values by name with the time of their last access."""
+
+    def __init__(self, model, on_read):
+        self.model, self.on_read, self.held = model, on_read, {}
+
+    def put(self, name, value):
+        self.held[name] = (value, self.model.now)
+
+    def read(self, name):
+        found = self.held.get(name)
+        if found is not None and self.on_read:
+            self.put(name, found[0])
+        return None if found is None else found[0]
+
+    def prune(self):
+        self.held = {name: (v, time) for name, (v, time) in self.held.items() if time + TTL_MS > self.model.now}
+
+
+class PlainValue(Aging):
+    def update(self, value):
+        self.put("", value)
+
+    def add(self, value):
+        held = self.read("")
+        self.put("", value if held is None else max(held, value))
+
+    def value(self):
+        return self.read("")
+
+    get = value
+
+    def clear(self):
+        self.held.clear()
+
+
+class PlainList(Aging):
+    next = 0
+
+    def extend(self, values):
+        for value in values:
+            self.next += 1
+            self.put(self.next, value)
+
+    def set(self, values):
+        self.held.clear()
+        self.extend(values)
+
+    def clear(self):
+        self.held.clear()
+
+    def __iter__(self):
+        return iter([self.read(place) for place in list(self.held)])
+
+
+class PlainMap(Aging):
+    __setitem__ = Aging.put
+
+    def get(self, name):
+        return self.read(name)
+
+    def __contains__(self, name):
+        return self.read(name) is not None
+
+    def pop(self, name, default):
+        return self.held.pop(name, (default, 0))[0]
+
+    def items(self):
+        return [(name, self.read(name)) for name in list(self.held)]
+
+    def clear(self):
+        self.held.clear()
+
+
+class Model:
+    def __init__(self):
+        self.now = 0
+        for number in (0, 1):
+            for name, kind in (("value", PlainValue), ("items", PlainList), ("counts", PlainMap), ("most", PlainValue)):
+                setattr(self, f"{name}_{number}", kind(self, number == 1))
+
+    def states(self):
+        return {name: state for name, state in vars(self).items() if isinstance(state, Aging)}
+
+    def copy(self):
+        other = Model()
+        other.now = self.now
+        for name, state in self.states().items():
+            getattr(other, name).held = dict(state.held)
+            if isinstance(state, PlainList):
+                getattr(other, name).next = state.next
+        return other
+
+    def at(self, now):
+        self.now = now
+        for state in self.states().values():
+            state.prune()
+
+
+class SteppingClock:
+    """Steps in both directions."""
+
+    def __init__(self):
+        self.now = 1_000_000
+
+    def now_ms(self):
+        return self.now
+
+
+class Job(ProcessJob):
+    def __init__(self, folder):
+        self.latest = 0
+        super().__init__(folder, Living(), SCHEMA, {key: Model() for key in KEYS}, SteppingClock())
+
+    def start(self, parallelism):
+        super().start(parallelism)
+        # time goes on from what was restored, and from the clock
+        self.held = [operator._ttl_clock.now // 1000 for operator, _ in self.subtasks]
+        assert all(self.clock.now <= held <= max(self.latest, self.clock.now) for held in self.held)
+
+    def step(self, ms):
+        self.clock.now += ms
+
+    def batch(self, seed, count):
+        random = np.random.default_rng(seed)
+        rows = [
+            (KEYS[random.integers(len(KEYS))], WHAT[random.integers(len(WHAT))], int(random.integers(100)))
+            for _ in range(count)
+        ]
+        self.give(rows)
+
+    def give(self, rows):
+        for subtask, (operator, _) in enumerate(self.subtasks):
+            keys = self.keys_of(subtask)
+            mine = [row for row in rows if row[0] in keys]
+            if not mine:
+                continue
+            now = self.held[subtask] = max(self.held[subtask], self.clock.now)
+            self.latest = max(self.latest, now)
+            for key in keys:
+                self.models[key].at(now)
+            expected = [{"k": key, "seen": repr(act(self.models[key], what, n))} for key, what, n in mine]
+            assert self.push(operator, mine).rows == expected
+
+    def freeze(self):
+        for subtask in range(len(self.subtasks)):
+            self.held[subtask] = max(self.held[subtask], self.clock.now)
+        super().freeze()
+
+    def look(self):
+        self.give([(key, what, n) for key in KEYS for what in ("value", "items", "all") for n in (0, 1)])
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40)),
+        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40)),
+        st.tuples(st.just("step"), st.integers(-8_000, 12_000)),
+        st.tuples(st.just("step"), st.integers(0, 4_000)),
+        st.tuples(st.just("checkpoint")),
+        st.tuples(st.just("freeze")),
+        st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
+        st.tuples(st.just("compact"), st.booleans()),
+        st.tuples(st.just("start"), st.integers(1, 4)),
+    ),
+    min_size=8,
+    max_size=50,
+)
+
+
+@pytest.fixture(autouse=True)
+def tight(monkeypatch):
+    """Everything that happens at large sizes happens here too."""
+    monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
+    monkeypatch.setattr("penstock.state.entry_table._FIRST_SLOTS", 2)
+    monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
+    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
+    monkeypatch.setattr("penstock.state.row_state._SWEEP", 2)
+    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_what_has_not_expired(operations):
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder)
+        for name, *arguments in operations:
+            getattr(job, name)(*arguments)
+        job.look()
+        job.checkpoint()
+        job.start(3)
+        job.look()
+        job.step(1_000_000)
+        job.look()
+        assert all(not model.items_1.held and not model.counts_0.held for model in job.models.values())
