@@ -30,7 +30,8 @@ import sys
 sys.dont_write_bytecode = False  # a start that has to compile the sources of everything it imports takes twice as long
 import penstock.cli.main, penstock.cli.run, penstock.cli.serve, penstock.rest.app, penstock.rest.server
 import penstock.taskmanager.main, penstock.taskmanager.template
-import penstock.kernels.warm, penstock_connectors.formats.json_table, penstock_connectors.kafka._kernels
+import penstock.kernels.warm, penstock_connectors.kafka._kernels
+import penstock_connectors.formats.json_table, penstock_connectors.formats.json_writer
 import penstock_connectors.datagen, penstock_connectors.files, penstock.api.environment
 penstock.taskmanager.template.warm_up()
 penstock.kernels.warm.keep()

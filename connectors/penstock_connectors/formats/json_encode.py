@@ -1,33 +1,131 @@
 """Rows to JSON, one text a row, in the schema's field order.
 
 Times become ISO 8601 in UTC, dates `YYYY-MM-DD`, decimals texts, bytes base64; NaN and the infinities become null
-because JSON has no word for them. Nulls are written as null. Called by the sink's publisher; Polars does the work and
-is loaded with the first row, not by who only builds a job.
+because JSON has no word for them. Nulls are written as null. Called by the sinks' publishers. Integers, times of the
+years 1 to 9999, booleans and strings are written by a compiled pass, all other columns by Polars, which is loaded
+with the first of them.
 """
 
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any
+import json
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock_connectors.formats.timestamps import MAX_MICROS, MIN_MICROS
 
 if TYPE_CHECKING:
     import polars as pl
 
+#: What a column holds: 64-bit integers, microseconds since 1970, integers 0 and 1, UTF-8, finished JSON.
+INTEGER, TIMESTAMP, BOOLEAN, TEXT, JSON = range(5)
+#: A layout begins with these words: fields, rows. Behind them come the fields.
+HEAD_WORDS = 2
+#: Of a field: kind, address and length of what stands before its value (`{"name":` or `,"name":`), address of the
+#: values, of the 64-bit offsets of texts, of the validity bitmap (0: no nulls), its first bit, bytes at each end of
+#: a finished text that do not belong to it (front * 256 + back), and three words the pass keeps its last time in.
+FIELD_WORDS = 11
+#: Most bytes a value takes that is no text: an integer with its sign, a time with its quotes.
+INTEGER_BYTES, TIMESTAMP_BYTES, LITERAL_BYTES = 20, 34, 5
+#: Most bytes one byte of a text becomes.
+ESCAPED_BYTES = 6
+#: Polars writes a column as rows of one field without a name: this much stands before and behind the value.
+_FRAME = (len('{"":'), len("}"))
+
+
+class _Column(NamedTuple):
+    """A column as the compiled pass takes it; what its addresses point into is kept here."""
+
+    kind: int
+    values: pa.Array
+    address: int
+    offsets: int
+    #: Bytes of the texts, 0 for other kinds.
+    size: int
+
 
 def encode_json(rows: pa.RecordBatch) -> pa.Array:
     """Return one JSON object a row, as large strings."""
+    from penstock_connectors.formats.json_writer import write  # not for those who only build a job
+
+    count = rows.num_rows
+    if rows.num_columns == 0:
+        return pa.array(["{}"] * count, type=pa.large_string())
+    columns = [_column(column) for column in rows.columns]
+    names = [_before(name, first=i == 0) for i, name in enumerate(rows.schema.names)]
+    layout, room = [len(columns), count], 1
+    prefixes = np.frombuffer(b"".join(names), np.uint8)
+    at = prefixes.ctypes.data
+    for column, name in zip(columns, names, strict=True):
+        bits = column.values.buffers()[0] if column.values.null_count else None
+        validity = (0, 0) if bits is None else (bits.address, column.values.offset)
+        frame = _FRAME[0] << 8 | _FRAME[1] if column.kind == JSON else 0
+        layout += [column.kind, at, len(name), column.address, column.offsets, *validity, frame, 0, 0, 0]
+        at += len(name)
+        room += len(name) + _most(column.kind)
+    texts = sum(c.size * (ESCAPED_BYTES if c.kind == TEXT else 1) for c in columns)
+    # never touched beyond what is written, so the bound may be generous
+    data, offsets = np.empty(max(1, count * room + texts), np.uint8), np.empty(count + 1, np.int64)
+    words = np.asarray(layout, np.int64)
+    used = write(words.ctypes.data, offsets.ctypes.data, data.ctypes.data)
+    return pa.LargeStringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(data[:used]))
+
+
+def encode_by_polars(rows: pa.RecordBatch) -> pa.Array:
+    """Return the same, written by Polars alone."""
     import polars as pl
 
-    if rows.num_columns == 0:
-        return pa.array(["{}"] * rows.num_rows, type=pa.large_string())
-    columns: dict[str, pl.Series] = {}
-    for field, column in zip(rows.schema, rows.columns, strict=True):
-        columns[field.name] = _series(column)
+    columns = {field.name: _series(column) for field, column in zip(rows.schema, rows.columns, strict=True)}
     text = pl.DataFrame(columns).select(pl.struct(pl.all()).struct.json_encode()).to_series()
     encoded = text.to_arrow()
     return encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded.cast(pa.large_string())
+
+
+def warm() -> None:
+    """Run the compiled pass once, so that nothing is loaded or compiled while a job runs."""
+    encode_json(pa.record_batch([pa.array([1, None]), pa.array(["a", "b"])], ["i", "t"]))
+
+
+def _before(name: str, *, first: bool) -> bytes:
+    return f"{'{' if first else ','}{json.dumps(name, ensure_ascii=False)}:".encode()
+
+
+def _most(kind: int) -> int:
+    """Bytes of a value, those of texts aside."""
+    return {INTEGER: INTEGER_BYTES, TIMESTAMP: TIMESTAMP_BYTES}.get(kind, LITERAL_BYTES)
+
+
+def _column(column: pa.Array) -> _Column:
+    kind = column.type
+    if pa.types.is_integer(kind) and kind != pa.uint64():
+        return _words(INTEGER, column if kind == pa.int64() else column.cast(pa.int64()))
+    if pa.types.is_boolean(kind):
+        return _words(BOOLEAN, column.cast(pa.int64()))
+    if pa.types.is_timestamp(kind) and kind.unit == "us":
+        micros = column.view(pa.int64())
+        bounds = pc.min_max(micros)
+        low, high = bounds["min"].as_py(), bounds["max"].as_py()
+        if low is None or (low >= MIN_MICROS and high <= MAX_MICROS):
+            return _words(TIMESTAMP, micros)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return _texts_of(TEXT, column.cast(pa.large_string()))
+    # nulls are words of the text itself
+    return _texts_of(JSON, encode_by_polars(pa.RecordBatch.from_arrays([column], [""])))
+
+
+def _words(kind: int, column: pa.Array) -> _Column:
+    return _Column(kind, column, column.buffers()[1].address + 8 * column.offset, 0, 0)
+
+
+def _texts_of(kind: int, column: pa.Array) -> _Column:
+    _, offsets, data = column.buffers()
+    places = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+    size = int(places[-1] - places[0]) if len(column) else 0
+    return _Column(kind, column, data.address if data is not None else 0, offsets.address + 8 * column.offset, size)
 
 
 def _series(column: pa.Array) -> pl.Series:

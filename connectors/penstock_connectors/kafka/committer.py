@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from penstock.connector.sink import CommitOutcome, FileReader, Resolution
 from penstock.connector.staging import decode_chunk
@@ -19,12 +19,16 @@ from penstock.core.clock import Clock
 from penstock.core.failpoints import hit
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
+from penstock_connectors.formats.arrow_stream import MAX_MESSAGE_ROWS
 from penstock_connectors.kafka.markers import check_age, checkpoint_of, marker_of
 from penstock_connectors.kafka.metadata import ClusterMetadata
 from penstock_connectors.kafka.payloads import encode
 from penstock_connectors.kafka.producer import MessageProducer, ProducerError, RecordTooLargeError, open_producer
 from penstock_connectors.kafka.properties import resolve
 from penstock_connectors.kafka.transactions import TransactionAdmin
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 #: One chunk's transaction; a dead publisher holds up readers no longer than this.
 TRANSACTION_TIMEOUT_MS = 60_000
@@ -33,6 +37,9 @@ CALL_TIMEOUT_MS = 60_000
 #: marker.
 ATTEMPTS = 5
 _RECOVERY_THREADS = 4
+#: Rows encoded in one go: their texts stay in the processor's cache until the client has copied them. As many as the
+#: most of one message in the format `arrow`.
+_PIECE_ROWS = MAX_MESSAGE_ROWS
 
 
 class _Lane:
@@ -122,14 +129,14 @@ class StagedCommitter:
             if lane.marker is not None and lane.marker >= target:
                 continue
             hit("sink.between_chunks" if chunk else "sink.before_publish", chunk=chunk, chunks=count, **context)
-            rows = [encode(batch, self._config) for batch in decode_chunk(read(file)).to_batches()]
+            rows = decode_chunk(read(file)).to_batches(max_chunksize=_PIECE_ROWS)
             published += self._publish_chunk(lane, item, target, rows)
         if published:
             hit("sink.after_commit", chunk=count - 1, chunks=count, **context)
         resolution: Resolution = "published" if published or not count else "already-published"
         return CommitOutcome(item.id, resolution, item.rows)
 
-    def _publish_chunk(self, lane: _Lane, item: Committable, target: int, rows: list[Any]) -> int:
+    def _publish_chunk(self, lane: _Lane, item: Committable, target: int, rows: list[pa.RecordBatch]) -> int:
         """Publish one chunk; returns 0 when an earlier attempt turns out to have done it."""
         topic = self._config["topic"]
         for attempt in range(1, ATTEMPTS + 1):
@@ -141,8 +148,9 @@ class StagedCommitter:
                     if lane.marker >= target:
                         return 0
                 lane.producer.begin()
-                for values, keys in rows:
-                    lane.producer.send(topic, values, keys)
+                for piece in rows:
+                    # one after the other: the client copies, so that the texts of the next take the same memory
+                    lane.producer.send(topic, *encode(piece, self._config))
                 if not lane.proven:
                     # a topic that is gone shows here at once; the marker on it would be tried for a minute
                     lane.producer.flush(CALL_TIMEOUT_MS)

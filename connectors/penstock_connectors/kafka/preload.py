@@ -10,9 +10,10 @@ import contextlib
 __all__: list[str] = []
 
 with contextlib.suppress(ImportError):  # elsewhere the plain classes are used, and load quickly
-    from penstock_connectors.formats import json_decode
+    from penstock_connectors.formats import json_decode, json_encode
     from penstock_connectors.kafka import _kernels, fetch_fast, producer_fast
 
     json_decode.warm()
+    json_encode.warm()
     _kernels.warm()
     __all__ += ["fetch_fast", "producer_fast"]

@@ -1,6 +1,7 @@
-"""w4's upper bounds, each a process: `python -m penstock.bench.kafka_clients NAME BOOTSTRAP TOPIC EVENTS`.
+"""w4's upper bounds, each a process: `python -m penstock.bench.kafka_clients NAME BOOTSTRAP TOPIC STOPS`.
 
-NAME is `bare-client` or `reader-json` (`kafka_windows` says what they are). Prints one BENCH line once it has read all
+NAME is `bare-client` or `reader-json` (`kafka_windows` says what they are), STOPS how many events the partitions hold,
+separated by commas. Prints one BENCH line once it has read all
 events. Started as a peer of w4.
 """
 
@@ -12,7 +13,7 @@ import threading
 import time
 
 from penstock.bench.kafka_windows import Event
-from penstock.bench.topics import PARTITIONS, stops
+from penstock.bench.topics import PARTITIONS
 from penstock.connector.source import SourceContext, SourceSplit
 from penstock.core.clock import SystemClock
 from penstock.core.errors import ConnectorError, PenstockError
@@ -22,7 +23,7 @@ from penstock_connectors.kafka.reader import KafkaReader
 _LIMIT_SECONDS = 600.0
 
 
-def bare_client(bootstrap: str, topic: str, events: int) -> float:
+def bare_client(bootstrap: str, topic: str, stops: list[int]) -> float:
     """Read with the plain client and throw away; return when it began."""
     from confluent_kafka import Consumer, TopicPartition
 
@@ -37,20 +38,20 @@ def bare_client(bootstrap: str, topic: str, events: int) -> float:
         }
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)])
-    found, started = 0, time.time()
+    found, started, events = 0, time.time(), sum(stops)
     while found < events:
         _check(started, found, events)
         found += sum(message.error() is None for message in consumer.consume(1000, 5.0))
     return started
 
 
-def reader_json(bootstrap: str, topic: str, events: int) -> float:
+def reader_json(bootstrap: str, topic: str, stops: list[int]) -> float:
     """Read and decode as the job's source does; return when it began."""
     woken = threading.Event()
     context = SourceContext(subtask=0, parallelism=1, job_name="w4", uid="reader", clock=SystemClock(), wake=woken.set)
     reader = KafkaReader(KafkaSource(bootstrap, topic=topic, schema=Event).spec(), context)
-    places = [{"topic": topic, "partition": p, "offset": 0, "stop": stop} for p, stop in stops(events).items()]
-    found, started = 0, time.time()
+    places = [{"topic": topic, "partition": p, "offset": 0, "stop": stop} for p, stop in enumerate(stops)]
+    found, started, events = 0, time.time(), sum(stops)
     reader.add_splits(tuple(SourceSplit(id=f"{topic}-{place['partition']}", state=place) for place in places))
     while found < events:
         _check(started, found, events)
@@ -69,10 +70,10 @@ def _check(started: float, found: int, events: int) -> None:
 
 
 if __name__ == "__main__":
-    name, bootstrap, topic, events = sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4])
+    name, bootstrap, topic, counts = sys.argv[1:5]
     read = {"bare-client": bare_client, "reader-json": reader_json}[name]
     try:
-        began = read(bootstrap, topic, events)
+        began = read(bootstrap, topic, [int(count) for count in counts.split(",")])
     except PenstockError as error:
         sys.exit(str(error))
     sys.stdout.write("BENCH " + json.dumps({"t_start": began, "t_end": time.time()}) + "\n")

@@ -52,6 +52,15 @@ class Event(ps.Schema):
     ts_ms: int
 
 
+class _Topics(msgspec.Struct, frozen=True):
+    """What the job's process is told of its topics."""
+
+    source: str
+    sink: str
+    #: Events in each partition of the source.
+    stops: dict[int, int]
+
+
 def own_peers(few: int | None) -> tuple[Peer, ...]:
     """Return the clients without a job."""
     program = ("{python}", "-m", "penstock.bench.kafka_clients")
@@ -60,7 +69,7 @@ def own_peers(few: int | None) -> tuple[Peer, ...]:
             name=name,
             rival=name,
             workloads=("w4",),
-            command=(*program, name, "{bootstrap}", "{topic}", "{events}"),
+            command=(*program, name, "{bootstrap}", "{topic}", "{stops}"),
             broker=True,
             few_events=few,
             answers=False,  # they read the events and end when they have all of them
@@ -101,7 +110,7 @@ def w4(options: BenchOptions) -> dict[str, Any]:
 def _measure_once(job: BenchJob, options: BenchOptions, topics: Topics) -> tuple[dict[str, Any], TreeMeter]:
     source, sink = topics.source(job.events), topics.sink()
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        (Path(folder) / "topics").write_text(f"{source} {sink}", encoding="ascii")
+        (Path(folder) / "topics").write_bytes(msgspec.json.encode(_Topics(source, sink, stops(job.events))))
         chosen = msgspec.structs.replace(options, events=job.events)
         meter, run = run_child(job.build, chosen, Path(folder))
         ended = float((Path(folder) / "ended").read_text(encoding="ascii"))
@@ -135,10 +144,10 @@ def _seen(arrivals: Int64s, schedules: tuple[Schedule, ...]) -> Delays:
 
 def build(options: BenchOptions, folder: Path) -> None:
     """Run the job."""
-    count, bootstrap = options.events_or(_EVENTS), str(options.bootstrap)
-    topic_in, topic_out = (folder / "topics").read_text(encoding="ascii").split()
-    ends = {(topic_in, partition): rows for partition, rows in stops(count).items()}
-    messages = KafkaSource(bootstrap, topic=topic_in, schema=Event, start="earliest", bounded=ends)
+    bootstrap = str(options.bootstrap)
+    topics = msgspec.json.decode((folder / "topics").read_bytes(), type=_Topics)
+    ends = {(topics.source, partition): rows for partition, rows in topics.stops.items()}
+    messages = KafkaSource(bootstrap, topic=topics.source, schema=Event, start="earliest", bounded=ends)
     source = paced(messages, options, folder, "windows", "ts_ms", PARTITIONS)
     strategy = ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts_ms")
     env = environment(options, folder)
@@ -148,7 +157,7 @@ def build(options: BenchOptions, folder: Path) -> None:
         .window(ps.Tumbling("10s"))
         .aggregate(cnt=ps.count(), sm=ps.sum("amount"))
         .uid("window")
-        .sink_to(KafkaSink(bootstrap, topic=topic_out, delivery="exactly-once"), uid="out")
+        .sink_to(KafkaSink(bootstrap, topic=topics.sink, delivery="exactly-once"), uid="out")
     )
     env.execute("w4")
     (folder / "ended").write_text(str(time.time()), encoding="ascii")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,13 +56,17 @@ class Topics:
 
     def trial(self, events: int) -> Trial:
         """Return a peer's topics as words; the peer says its answer."""
-        return Trial(words={"bootstrap": self.bootstrap, "topic": self.source(events)})
+        return Trial(words=self._words(events))
 
     def trial_with_output(self, events: int) -> Trial:
         """Return a peer's topics as words; its answer is what lies in the output topic."""
         topic = self.sink()
-        words = {"bootstrap": self.bootstrap, "topic": self.source(events), "out": topic}
+        words = self._words(events) | {"out": topic}
         return Trial(words=words, answer=lambda: windows(self.bootstrap, topic, events).checksum)
+
+    def _words(self, events: int) -> dict[str, str]:
+        counts = ",".join(map(str, stops(events).values()))
+        return {"bootstrap": self.bootstrap, "topic": self.source(events), "stops": counts}
 
     def _fill(self, topic: str, events: int) -> None:
         from confluent_kafka import Producer
@@ -86,8 +91,9 @@ class Topics:
             raise ConnectorError(f"{left} events were not taken by the broker at {self.bootstrap} in {_SECONDS} s")
 
 
+@cache
 def stops(events: int) -> dict[int, int]:
-    """Return how many of the events each partition holds."""
+    """Return how many of the events each partition holds; it takes as long as making them, so no run asks itself."""
     counts = np.zeros(PARTITIONS, np.int64)
     for users, _, _ in reference.chunks(events):
         counts += np.bincount(users % PARTITIONS, minlength=PARTITIONS)

@@ -27,6 +27,7 @@ from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
 from penstock.operators.columns import conform, with_ts
 from penstock.operators.event_time import TimestampColumn
 from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.source_batches import read_more, together
 from penstock.operators.source_watermarks import IngestionTime, source_watermarks
 
 if TYPE_CHECKING:
@@ -148,11 +149,12 @@ class SourceOperator(Operator):
             self._watermarks.pass_time(now, (), backpressured=True)
             return False
         emitted = self._emit_floor(out)
-        result = self._reader.poll(self.poll_rows)
-        self._drained = result.drained
-        for batch in result.batches:
+        results = read_more(self._reader, self.poll_rows)
+        self._drained = results[-1].drained
+        for batch in together([batch for result in results for batch in result.batches]):
             emitted |= self._emit(batch, out)
-        self._take_progress(result, now)
+        for result in results:
+            self._take_progress(result, now)
         emitted |= self._emit_progress(out)
         return emitted | self._emit_end(out)
 

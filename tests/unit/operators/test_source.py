@@ -10,7 +10,7 @@ from tests.unit.operators.scripted_source import MONOTONIC, SCHEMA, batch, opene
 
 from penstock.connector.source import PollResult, SourceSplit
 from penstock.connector.staging import DEAD_LETTER_SCHEMA
-from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Watermark
+from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.errors import BadRecordError, GraphError
 from penstock.core.permits import CommitPermit
 from penstock.eventtime.strategy import WatermarkStrategy
@@ -265,3 +265,62 @@ def test_timestamps_with_dates_of_year_10000_are_refused(bench, reader, out):
     poll(operator, reader, out, PollResult((batch([last]),)))
     with pytest.raises(BadRecordError):
         poll(operator, reader, out, PollResult((batch([last + 1]),)))
+
+
+def sizes(out):
+    return [element.num_rows for element in out.elements if isinstance(element, Batch)]
+
+
+def test_small_batches_of_one_poll_go_on_as_one(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a", "b"), no_more=False)
+    parts = (batch([50, 10], ("a", "b"), [0, 1]), batch([20]), batch([40, 30], ("b", "a"), [0, 1]))
+    assert poll(operator, reader, out, PollResult(parts))
+    assert sizes(out) == [5]
+    assert [row[TS_COLUMN] for row in out.rows] == [50, 10, 20, 40, 30]
+    assert out.watermarks == [39], "b is at 40, a at 50"
+
+
+def test_a_reader_with_more_is_asked_until_a_batch_is_worth_it(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    assert poll(
+        operator, reader, out, *(PollResult((batch(range(at, at + 10_000)),)) for at in range(0, 90_000, 10_000))
+    )
+    assert sizes(out) == [60_000], "as many as fit into what was asked for"
+    assert [row[TS_COLUMN] for row in out.rows] == list(range(60_000))
+    assert out.watermarks == [59_998]
+    assert poll(operator, reader, out)
+    assert sizes(out) == [60_000, 30_000]
+
+
+def test_a_reader_that_gave_all_or_little_is_not_asked_again(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    more = PollResult((batch([90_000]),))
+    poll(operator, reader, out, PollResult((batch(range(10_000)),), drained=True), more)
+    assert (sizes(out), len(reader.script), operator.drained) == ([10_000], 1, True)
+    poll(operator, reader, out, PollResult((batch(range(5)),)))
+    assert sizes(out) == [10_000, 1], "the one that was left over"
+    operator.poll_rows = 10_000
+    poll(operator, reader, out, PollResult((batch(range(10_000)),)))
+    assert sizes(out) == [10_000, 1, 5]
+
+
+def test_large_batches_stay_what_they_are(bench, reader, out):
+    operator = opened(bench)
+    operator.add_splits(splits("a"), no_more=False)
+    rows = 40_000  # of 16 bytes: two of them are too much for one copy
+    poll(operator, reader, out, PollResult((batch(range(rows)), batch(range(rows)), batch([7]))))
+    assert sizes(out) == [rows, rows + 1]
+    assert out.watermarks == [rows - 2]
+
+
+def test_batches_with_dead_letters_or_without_a_time_are_judged_one_by_one(bench, reader, out):
+    letters = pa.record_batch([[b"x"], ["t"], [0], [1], ["why"]], schema=DEAD_LETTER_SCHEMA)
+    operator = opened(bench, policy="dead-letter")
+    operator.add_splits(splits("a", "b"), no_more=False)
+    parts = (batch([5]), batch([6], dead_letters=letters), batch([None, 9], ("b",)), batch([8]))
+    poll(operator, reader, out, PollResult(parts))
+    assert [row[TS_COLUMN] for row in out.rows] == [5, 6, 9, 8]
+    assert out.watermarks == [7], "a is at 8, b at 9"

@@ -1,0 +1,87 @@
+"""Batches put together against the rows one by one, and how long a reader is asked."""
+
+import itertools
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.connector.source import PollResult, SourceBatch
+from penstock.connector.staging import DEAD_LETTER_SCHEMA
+from penstock.operators import source_batches
+from penstock.operators.source_batches import TOGETHER_BYTES, WORTH_ANOTHER_ROWS, read_more, together
+
+NAMES = ("a", "b", "c")
+LETTERS = pa.record_batch([[b"x"], ["t"], [0], [1], ["why"]], schema=DEAD_LETTER_SCHEMA)
+
+
+@st.composite
+def batches(draw):
+    ids = tuple(draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=3, unique=True)))
+    values = draw(st.lists(st.integers(0, 99), max_size=6))
+    kind = draw(st.sampled_from([pa.int64(), pa.int64(), pa.int32()]))
+    index = draw(st.lists(st.integers(0, len(ids) - 1), min_size=len(values), max_size=len(values)))
+    return SourceBatch(
+        pa.record_batch([pa.array(values, kind)], ["v"]),
+        ids,
+        np.array(index, np.int64) if len(ids) > 1 else None,
+        draw(st.sampled_from([None, None, None, LETTERS])),
+    )
+
+
+def rows_of(parts):
+    found = []
+    for part in parts:
+        values = part.data.column(0).to_pylist()
+        index = [0] * len(values) if part.split_index is None else part.split_index.tolist()
+        found += [(part.split_ids[i], v, part.data.schema) for i, v in zip(index, values, strict=True)]
+    return found
+
+
+@given(st.lists(batches(), max_size=6), st.sampled_from([TOGETHER_BYTES, 60, 0]))
+@settings(max_examples=300)
+def test_the_rows_stay_what_and_where_they_are(parts, limit):
+    source_batches.TOGETHER_BYTES = limit
+    try:
+        found = list(together(parts))
+    finally:
+        source_batches.TOGETHER_BYTES = TOGETHER_BYTES
+    assert rows_of(found) == rows_of(parts)
+    assert [p for p in found if p.dead_letters is not None] == [p for p in parts if p.dead_letters is not None]
+    assert all(p.data.nbytes <= limit for p in found if not any(p is q for q in parts))
+    if limit == TOGETHER_BYTES:
+        for first, second in itertools.pairwise(found):
+            apart = first.dead_letters is not None or second.dead_letters is not None
+            assert apart or first.data.schema != second.data.schema, "these two fit together"
+
+
+class Reader:
+    def __init__(self, *rows, drained_at=None):
+        self.rows, self.asked, self.drained_at = list(rows), [], drained_at
+
+    def poll(self, max_rows):
+        self.asked.append(max_rows)
+        count = min(self.rows.pop(0) if self.rows else 0, max_rows)
+        parts = (SourceBatch(pa.record_batch([np.zeros(count, np.int64)], ["v"]), ("a",)),) if count else ()
+        return PollResult(parts, drained=len(self.asked) == self.drained_at)
+
+
+def given_rows(results):
+    return [sum(batch.data.num_rows for batch in result.batches) for result in results]
+
+
+def test_a_reader_with_more_is_asked_as_long_as_it_fits():
+    reader = Reader(*[10_000] * 20)
+    assert given_rows(read_more(reader, 45_000)) == [10_000] * 4
+    assert reader.asked == [45_000, 35_000, 25_000, 15_000]
+    many = TOGETHER_BYTES // 8 // 10_000
+    assert given_rows(read_more(Reader(*[10_000] * 50), 1_000_000)) == [10_000] * many
+
+
+def test_a_reader_with_little_or_nothing_more_is_asked_once():
+    assert given_rows(read_more(Reader(WORTH_ANOTHER_ROWS - 1, 5), 65_536)) == [WORTH_ANOTHER_ROWS - 1]
+    assert given_rows(read_more(Reader(0, 5), 65_536)) == [0]
+    assert given_rows(read_more(Reader(65_536, 5), 65_536)) == [65_536]
+    assert given_rows(read_more(Reader(10_000, 10_000, 10_000, drained_at=2), 65_536)) == [10_000, 10_000]
+    assert given_rows(read_more(Reader(10_000, 7, 10_000), 65_536)) == [10_000, 7]
