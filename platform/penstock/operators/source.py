@@ -193,8 +193,9 @@ class SourceOperator(Operator):
         if self._strategy.exact:
             self._emit_exact(timed, times, origin, out)
             return True
+        watermarks = self._progress.after(timed, times, origin)  # before the chain takes the times out of the cache
         out.batch(Batch(timed))
-        self._advance(origin, self._progress.after(timed, times, origin))
+        self._advance(origin, watermarks)
         return True
 
     def _advance(self, origin: Origin, watermarks: list[int]) -> None:
