@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from penstock.api.aggregates import sum as sum  # noqa: A004
     from penstock.api.aggregates import var as var
     from penstock.api.all_windowed_stream import AllWindowedStream as AllWindowedStream
+    from penstock.api.connected_streams import BroadcastConnectedStream as BroadcastConnectedStream
     from penstock.api.connected_streams import ConnectedStreams as ConnectedStreams
     from penstock.api.data_stream import DataStream as DataStream
     from penstock.api.environment import Environment as Environment
@@ -46,6 +47,9 @@ if TYPE_CHECKING:
     from penstock.graph.executor import JobExecutor as JobExecutor
     from penstock.graph.executor import JobHandle as JobHandle
     from penstock.graph.executor import JobResult as JobResult
+    from penstock.operators.broadcast_state import BroadcastContext as BroadcastContext
+    from penstock.operators.broadcast_state import BroadcastState as BroadcastState
+    from penstock.operators.broadcast_state import broadcast_state as broadcast_state
     from penstock.operators.folding_state import AggregatingState as AggregatingState
     from penstock.operators.folding_state import Aggregator as Aggregator
     from penstock.operators.folding_state import ReducingState as ReducingState
@@ -55,6 +59,7 @@ if TYPE_CHECKING:
     from penstock.operators.keyed_collections import MapState as MapState
     from penstock.operators.keyed_collections import list_state as list_state
     from penstock.operators.keyed_collections import map_state as map_state
+    from penstock.operators.process_function import KeyedBroadcastProcessFunction as KeyedBroadcastProcessFunction
     from penstock.operators.process_function import KeyedCoProcessFunction as KeyedCoProcessFunction
     from penstock.operators.process_function import KeyedProcessFunction as KeyedProcessFunction
     from penstock.operators.process_function import OpenContext as OpenContext
@@ -69,7 +74,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "penstock.api.aggregates": ["Aggregate", "count", "first", "last", "max", "mean", "min", "std", "sum", "var"],
     "penstock.api.all_windowed_stream": ["AllWindowedStream"],
-    "penstock.api.connected_streams": ["ConnectedStreams"],
+    "penstock.api.connected_streams": ["BroadcastConnectedStream", "ConnectedStreams"],
     "penstock.api.data_stream": ["DataStream"],
     "penstock.api.environment": ["Environment"],
     "penstock.api.keyed_stream": ["KeyedStream"],
@@ -81,6 +86,7 @@ _MODULES = {
     "penstock.core.schema": ["Precision", "Schema"],
     "penstock.eventtime.generator": ["WatermarkGenerator"],
     "penstock.graph.executor": ["JobExecutor", "JobHandle", "JobResult"],
+    "penstock.operators.broadcast_state": ["BroadcastContext", "BroadcastState", "broadcast_state"],
     "penstock.operators.folding_state": [
         "AggregatingState",
         "Aggregator",
@@ -91,6 +97,7 @@ _MODULES = {
     "penstock.operators.keyed_collections": ["ListState", "MapState", "list_state", "map_state"],
     "penstock.operators.state_ttl": ["StateTtlConfig"],
     "penstock.operators.process_function": [
+        "KeyedBroadcastProcessFunction",
         "KeyedCoProcessFunction",
         "KeyedProcessFunction",
         "OpenContext",

@@ -185,6 +185,22 @@ connected = orders.key_by("user_id").connect(orders.key_by("user_id"))
 assert_type(connected, ps.ConnectedStreams)
 assert_type(connected.process(Compared()), ps.DataStream)
 assert_type(orders.key_by("user_id").temporal_join(orders.key_by("user_id"), how="left"), ps.DataStream)
+
+
+class Beside(ps.KeyedBroadcastProcessFunction):
+    most: ps.BroadcastState[int, int] = ps.broadcast_state()
+
+    def process(self, row: Order, ctx: ps.ProcessContext) -> Iterator[Order]:
+        assert_type(self.most.get(row.user_id), int | None)
+        yield row
+
+    def process_broadcast(self, row: Order, ctx: ps.BroadcastContext) -> None:
+        self.most.put(row.user_id, row.amount)
+
+
+beside = orders.key_by("user_id").connect(orders.broadcast())
+assert_type(beside, ps.BroadcastConnectedStream)
+assert_type(beside.process(Beside()), ps.DataStream)
 per_window = orders.join(orders, how="full").where("user_id").equal_to("user_id").window(ps.Tumbling("10s"))
 assert_type(per_window, ps.DataStream)
 try:

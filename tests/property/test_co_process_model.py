@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from tests.property.two_inputs import KEY_NAMES, KEYS, LEFT, OPERATIONS, RIGHT, UID, Job, run
 
 import penstock as ps
-from penstock.api.connected_streams import _compile
+from penstock.api.connected_streams import _CO, compile_two_input
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 from penstock.core.schema import schema_to_text
 
@@ -95,7 +95,7 @@ def spec():
         flow = SimpleNamespace(schema=schema, row_type=None, has_event_time=True)
         return SimpleNamespace(flow=flow, keys=(key,))
 
-    made = _compile(Both(), None, {}, (stream(LEFT, "k"), stream(RIGHT, "key")))
+    made = compile_two_input(_CO, Both(), None, {}, (stream(LEFT, "k"), stream(RIGHT, "key")))
     text = schema_to_text(made.schema)
     return SimpleNamespace(
         uid=UID, kind="co_process", payload=made.spec.payload, config=made.spec.config, output_schema=text

@@ -77,7 +77,8 @@ def counted(rows):
 
 
 class Job:
-    def __init__(self, folder, spec, model, schemas=SCHEMAS):
+    def __init__(self, folder, spec, model, schemas=SCHEMAS, *, broadcast=False):
+        self.broadcast = broadcast
         self.folder, self.spec, self.model, self.schemas = Path(folder), spec, model, schemas
         self.files, self.frozen, self.subtasks = {}, [], []
         self.complete = (None, model.copy())
@@ -141,7 +142,8 @@ class Job:
         expected = [found for row in rows for found in self.model.row(side, row)]
         out = Out()
         for s, (operator, _) in enumerate(self.subtasks):
-            mine = [r for r in rows if r[KEY_NAMES[side]] in self.owned(s)]
+            everywhere = self.broadcast and side == 1
+            mine = [r for r in rows if everywhere or r[KEY_NAMES[side]] in self.owned(s)]
             if mine:
                 # a slice at an odd offset: validity bits do not begin with a byte
                 data = pa.RecordBatch.from_pylist([mine[0], *mine], schema=self.schemas[side]).slice(1)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
 from penstock.api.data_stream import DataStream, Flow
 from penstock.api.windows import Window, require_window
 from penstock.core.errors import GraphError
-from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.job_graph import Broadcast, OperatorSpec
 from penstock.graph.validate import require_columns, require_no_window_columns, require_unique
 
 if TYPE_CHECKING:
     from penstock.api.aggregates import Aggregate
-    from penstock.api.connected_streams import ConnectedStreams
+    from penstock.api.connected_streams import BroadcastConnectedStream, ConnectedStreams
     from penstock.api.environment import Environment
     from penstock.api.windowed_stream import WindowedStream
     from penstock.operators.process_function import KeyedProcessFunction
@@ -164,17 +164,28 @@ class KeyedStream(DataStream):
         spec = OperatorSpec(uid="", name=name, kind="temporal_join", config=config, stateful=True)
         return append_two_input(self, versions, spec, temporal_join_schema(config, left, right))
 
-    def connect(self, other: KeyedStream) -> ConnectedStreams:
-        """Bring two keyed streams into one function: `a.connect(b).process(function)`.
+    @overload  # a keyed stream is never a broadcast one
+    def connect(self, other: KeyedStream) -> ConnectedStreams: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def connect(self, other: DataStream) -> BroadcastConnectedStream: ...
+
+    def connect(self, other: DataStream) -> ConnectedStreams | BroadcastConnectedStream:
+        """Bring two streams into one function: `a.connect(b).process(function)`; the other is keyed or broadcast.
 
         Raises:
-            GraphError: the other stream is not keyed, or of another environment.
+            GraphError: the other stream is neither, or of another environment.
         """
-        from penstock.api.connected_streams import ConnectedStreams
-        from penstock.api.two_inputs import require_keyed, require_partner
+        from penstock.api.connected_streams import BroadcastConnectedStream, ConnectedStreams
+        from penstock.api.two_inputs import require_partner
 
         require_partner(self, other, "connect")
-        return ConnectedStreams(self, require_keyed(other, "connect"))
+        if isinstance(other, KeyedStream):
+            return ConnectedStreams(self, other)
+        if all(isinstance(upstream.partitioner, Broadcast) for upstream in other.flow.upstreams):
+            return BroadcastConnectedStream(self, other)
+        msg = "connect: the other stream has no key"
+        raise GraphError(msg, hint="key it too: other.key_by(...); or other.broadcast(), for a broadcast state")
 
     def with_hidden_columns(self, columns: dict[str, Any]) -> KeyedStream:
         """Return the stream with columns that are computed before rows are sent to their keys."""

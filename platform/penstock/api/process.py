@@ -18,6 +18,7 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import require_name
+from penstock.operators.broadcast_state import BROADCAST
 from penstock.operators.process_function import KeyedProcessFunction
 
 if TYPE_CHECKING:
@@ -79,6 +80,10 @@ def process_of(written: Written, output_type: Any, sides: dict[str, Any], schema
     where, (function, given) = written.where, written.given
     output = output_schema(output_type, schema, where)
     states = declared_states(type(function), where)
+    for name, state in states.items():
+        if state.kind.get("kind") == BROADCAST and written.kind != "broadcast_process":
+            msg = f"{where}: state {name!r} is a broadcast state, and nothing would ever fill it"
+            raise GraphError(msg, hint="connect a broadcast stream: .connect(other.broadcast()).process(...)")
     side_schemas = {tag: schema_to_text(_side(tag, side, schema, where)) for tag, side in sides.items()}
     config = {
         **written.keys,

@@ -17,6 +17,7 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
 from penstock.graph.validate import require_name
 from penstock.kernels.key_types import is_key_type
+from penstock.operators.broadcast_state import BROADCAST, BroadcastState
 from penstock.operators.folding_state import AggregatingState, ReducingState
 from penstock.operators.keyed_collections import ListState, MapState
 from penstock.operators.process_function import ValueState
@@ -28,6 +29,7 @@ _KEY_TYPES = "int, bool, str, bytes, datetime, date, Decimal with ps.Precision, 
 _WRITTEN: dict[type, str] = {
     ValueState: "ps.ValueState[int] = ps.value_state()",
     ListState: "ps.ListState[int] = ps.list_state()",
+    BroadcastState: "ps.BroadcastState[str, int] = ps.broadcast_state()",
     MapState: "ps.MapState[str, int] = ps.map_state()",
     ReducingState: "ps.ReducingState[int] = ps.reducing_state(max)",
     AggregatingState: "ps.AggregatingState[int, float] = ps.aggregating_state(Mean())",
@@ -75,11 +77,12 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
         schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=True)
         _require_constant(row_type, where)
         return DeclaredState(schema, {"kind": "list", **ttl}, {name: row_type})
-    if isinstance(state, MapState):
+    if isinstance(state, (MapState, BroadcastState)):
         keys, key_type = _key_columns(args[0], where)
         schema, row_type = _columns(args[1], f"{where}: its value", where, nullable=True)
         _require_constant(row_type, where)
-        kind = {"kind": "map", "keys": schema_to_text(keys), **ttl}
+        name_of_kind = BROADCAST if isinstance(state, BroadcastState) else "map"
+        kind = {"kind": name_of_kind, "keys": schema_to_text(keys), **ttl}
         return DeclaredState(schema, kind, {name: row_type, (name, "key"): key_type})
     if isinstance(state, AggregatingState):
         schema, row_type = _columns(_accumulator(state, where), f"{where}: its accumulator", where, nullable=False)

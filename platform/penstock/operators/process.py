@@ -1,4 +1,4 @@
-"""The row path (kinds `process`, `co_process`): a Python function by row, with state and timers by key.
+"""The row path (kinds `process`, `co_process`, `broadcast_process`): a Python function by row, with state by key.
 
 A batch is decoded once, the slots of its keys are found at once, the function runs row by row on Python values, and
 what it has changed is written back into columns behind the batch; so a barrier finds nothing left to encode. Timers
@@ -19,19 +19,23 @@ import pyarrow as pa
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark
 from penstock.core.errors import GraphError, PenstockError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_from_text
+from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
+from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast, BroadcastContext
 from penstock.operators.columns import ts_of, without_ts
 from penstock.operators.functions import UserFunctionError, user_error
 from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.process_function import (
     Current,
+    KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     OpenContext,
     ProcessContext,
     Timers,
+    forbid_use,
 )
 from penstock.operators.process_output import ProcessOutput
 from penstock.operators.process_states import Home, bind_states
@@ -62,15 +66,18 @@ _MOST_AT_END = 10_000
 class _Way:
     """What becomes of the rows of an input."""
 
-    key: tuple[str, ...]
+    #: None: a broadcast stream, whose rows belong to no key.
+    key: tuple[str, ...] | None
     decoder: RowDecoder
     process: Callable[[Any, Any], Any]
+    #: What the function is given with a row.
+    context: ProcessContext | BroadcastContext
 
 
 class KeyedProcessOperator(Operator):
-    """Runs one `KeyedProcessFunction`, or one `KeyedCoProcessFunction` on two inputs."""
+    """Runs one `KeyedProcessFunction`, or a function of two inputs: both keyed, or the second one broadcast."""
 
-    _function: KeyedProcessFunction | KeyedCoProcessFunction | None
+    _function: KeyedProcessFunction | KeyedCoProcessFunction | KeyedBroadcastProcessFunction | None
     _store: KeyedStateStore
     _state: RowState
     _states: list[BoundState]
@@ -91,7 +98,7 @@ class KeyedProcessOperator(Operator):
             raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
         self._store = context.keyed_state
         self._bind(context, function, types)
-        self._ways = _ways(context, function, row_type)
+        self._ways = _ways(context, function, row_type, self._context)
         sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
         self._output = ProcessOutput(schema_from_text(spec.output_schema), sides, self._where)
         self._context.side_rows = self._output.sides
@@ -109,6 +116,11 @@ class KeyedProcessOperator(Operator):
         self._ttl_clock = TtlClock(context.clock)
         home = Home(self._state, self._current, self._ttl_clock, self._where)
         self._states = bind_states(function, config, types, home)
+        self._uid, self._first = context.spec.uid, context.subtask == 0
+        saved = {item["state"]: item for s in context.restored if s.name == BROADCAST for item in s.items}
+        for bound in self._states:
+            if isinstance(bound, BoundBroadcast) and bound.handle.name in saved:
+                bound.restore(saved[bound.handle.name])
         self._event, self._processing = TimerQueue(), TimerQueue()
         self._event_table, self._processing_table = self._state.timers("event"), self._state.timers("processing")
         self._store.check_all_declared()
@@ -127,22 +139,34 @@ class KeyedProcessOperator(Operator):
             self._process(batch.data, self._ways[input_index if len(self._ways) > 1 else 0], out)
 
     def _process(self, data: pa.RecordBatch, way: _Way, out: Collector) -> None:
+        if way.key is None:
+            self._process_broadcast(data, way, out)
+            return
         keys = key_columns(data, way.key)
         slots = self._state.upsert(keys, hash_key_columns(keys, data.num_rows))
         local, distinct = self._state.distinct(slots)
         self._begin(distinct)
-        ts = ts_of(data)
-        times = [None] * data.num_rows if ts is None else ts.to_numpy().tolist()
-        self._run(way.process, way.decoder.rows(data), local.tolist(), times)
+        self._run(way, data, local.tolist())
         self._end(distinct, out)
 
-    def _run(self, process: Callable[[Any, Any], Any], rows: Any, places: list[int], times: list[Any]) -> None:
-        context, current = self._context, self._current
+    def _process_broadcast(self, data: pa.RecordBatch, way: _Way, out: Collector) -> None:
+        for state in self._states:
+            if isinstance(state, BoundBroadcast):
+                state.handle.writable = True
+            else:
+                forbid_use(state.handle)
+        self._run(way, data, [-1] * data.num_rows)
+        self._output.emit(out)
+
+    def _run(self, way: _Way, data: pa.RecordBatch, places: list[int]) -> None:
+        process, given, context, current = way.process, way.context, self._context, self._current
+        ts, rows = ts_of(data), way.decoder.rows(data)
+        times = [None] * data.num_rows if ts is None else ts.to_numpy().tolist()
         emitted, ends, stamps = self._output.rows, self._output.ends, self._output.times
         add, count = emitted.extend, 0
         try:
             for row, current.at, context.timestamp in zip(rows, places, times, strict=True):
-                found = process(row, context)
+                found = process(row, given)
                 if found is not None:
                     add(found)
                     if len(emitted) != count:
@@ -253,7 +277,11 @@ class KeyedProcessOperator(Operator):
         """Freeze states and timers."""
         self._ended = self._ended or barrier.kind.ends_job
         self._ttl_clock.tick()
-        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id))
+        alike = [state.saved() for state in self._states if isinstance(state, BoundBroadcast)]
+        operator: tuple[OperatorStateSnapshot, ...] = ()
+        if alike and self._first:
+            operator = (OperatorStateSnapshot(uid=self._uid, name=BROADCAST, mode="union", items=tuple(alike)),)
+        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=operator)
 
     def notify_complete(self, permit: CommitPermit) -> None:
         """Let the segments of the checkpoint be compacted."""
@@ -270,15 +298,22 @@ class KeyedProcessOperator(Operator):
             function.close()
 
 
-def _ways(context: OperatorContext, function: Any, row_type: Any) -> tuple[_Way, ...]:
+def _ways(context: OperatorContext, function: Any, row_type: Any, given_context: ProcessContext) -> tuple[_Way, ...]:
     """Return a way for each input that the function tells apart; of two inputs `row_type` is a pair."""
     config, schemas = context.spec.config, context.input_schemas
     given: list[tuple[Any, pa.Schema, Any, Any]] = [(config["key"], schemas[0], row_type, "process")]
     if "second_key" in config:
         keys = config["key"], config["second_key"]
-        given = list(zip(keys, schemas, row_type, ("process1", "process2"), strict=True))
+        names = ("process1", "process2") if keys[1] is not None else ("process", "process_broadcast")
+        given = list(zip(keys, schemas, row_type, names, strict=True))
+    contexts = given_context, BroadcastContext(given_context)
     return tuple(
-        _Way(tuple(key), RowDecoder(_wanted(schema, kind), kind), getattr(function, method))
+        _Way(
+            None if key is None else tuple(key),
+            RowDecoder(_wanted(schema, kind), kind),
+            getattr(function, method),
+            contexts[key is None],
+        )
         for key, schema, kind, method in given
     )
 

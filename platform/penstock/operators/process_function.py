@@ -43,6 +43,12 @@ def unbound() -> NoReturn:
     raise UsageError(msg, hint="prepare what is the same for all keys in open(self, ctx)")
 
 
+def forbid_use(state: Any) -> None:
+    """Let every use of a state by key be an error until its next batch: there is no key now."""
+    state.load = unbound
+    setattr(state, "values" if isinstance(state, ValueState) else "places", None)
+
+
 class ValueState(Generic[T]):
     """One value for every key; declared as a class attribute: `seen: ps.ValueState[int] = ps.value_state()`."""
 
@@ -273,6 +279,32 @@ class KeyedCoProcessFunction:
 
     def process2(self, row: Any, ctx: Any) -> Any:
         """Take one row of the second stream, yield any number."""
+        raise NotImplementedError
+
+    def on_timer(self, timestamp: int, ctx: Any) -> Any:
+        """A timer of the current key is due; yield any number of rows."""
+
+    def close(self) -> None:
+        """Called once at the end, also after a failure."""
+
+
+class KeyedBroadcastProcessFunction:
+    """Base of functions that see the rows of each key, beside a broadcast stream that every subtask sees whole.
+
+    `process_broadcast` is called for every row of the broadcast stream, in every subtask; it may change the broadcast
+    states, has no key, and must do the same in all of them. `process` and `on_timer` have state and timers of their
+    key, and read the broadcast states. The output type is the return annotation of `process`.
+    """
+
+    def open(self, ctx: OpenContext) -> None:
+        """Called once in every subtask before the first row."""
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        """Take one row of the keyed stream, yield any number."""
+        raise NotImplementedError
+
+    def process_broadcast(self, row: Any, ctx: Any) -> Any:
+        """Take one row of the broadcast stream, yield any number (each subtask yields its own)."""
         raise NotImplementedError
 
     def on_timer(self, timestamp: int, ctx: Any) -> Any:

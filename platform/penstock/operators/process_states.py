@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.schema import schema_from_text
+from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast
 from penstock.operators.process_collections import bind_entries
 from penstock.operators.process_values import BoundValue, ValueCodec
 from penstock.operators.state_ttl import ttl_of
@@ -84,7 +85,9 @@ def bind_states(function: Any, config: dict[str, Any], types: dict[Any, Any], ho
         )
         found = StateTypes(types.get(name), types.get((name, "key")))
         made: BoundState
-        if declared.kind in ("list", "map"):
+        if declared.kind == BROADCAST:
+            made = BoundBroadcast(name, declared, found)
+        elif declared.kind in ("list", "map"):
             made = bind_entries(name, declared, found, state=home.state, current=home.current)
         else:
             table = home.state.value(name, tuple(declared.values), declared.ttl)

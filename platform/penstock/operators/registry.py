@@ -23,6 +23,7 @@ OPERATORS = {
     "map_batches": "penstock.operators.functions:MapBatchesOperator",
     "process": "penstock.operators.process:KeyedProcessOperator",
     "co_process": "penstock.operators.process:KeyedProcessOperator",
+    "broadcast_process": "penstock.operators.process:KeyedProcessOperator",
     "window_aggregate": "penstock.operators.window:WindowAggregateOperator",
     "zoned_window": "penstock.operators.zoned_window:ZonedWindowOperator",
     "processing_window": "penstock.operators.processing:ProcessingWindowOperator",

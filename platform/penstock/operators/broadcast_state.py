@@ -1,0 +1,157 @@
+"""Broadcast state: the same map in every subtask, written by the rows of a broadcast stream, read by those of all keys.
+
+Kept as Python objects in memory. In a snapshot it is one operator state of the first subtask, which every subtask gets
+back: the rows up to a barrier are the same everywhere. Bound by `penstock.operators.process_states`.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import pyarrow as pa
+
+from penstock.core.errors import UsageError
+from penstock.operators.process_collections import ObjectCodec
+from penstock.state.row_columns import plain_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.kernels.compile import I32
+    from penstock.operators.process_function import ProcessContext
+    from penstock.operators.process_states import StateConfig, StateTypes
+
+K = TypeVar("K")
+V = TypeVar("V")
+#: Name of the operator state that holds all broadcast states of an operator.
+BROADCAST = "broadcast"
+
+
+class BroadcastState(Generic[K, V]):
+    """A map that is the same in every subtask: `rules: ps.BroadcastState[str, Rule] = ps.broadcast_state()`."""
+
+    __slots__ = ("entries", "name", "writable")
+
+    #: As of every state; this one has no time-to-live.
+    ttl: ClassVar[None] = None
+
+    def __init__(self) -> None:
+        """A declaration; what the function is given is a copy of its own."""
+        self.name = ""
+        self.entries: dict[K, V] = {}
+        self.writable = False
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def get(self, key: K) -> V | None:
+        """Return a key's value; None when it has none."""
+        return self.entries.get(key)
+
+    def contains(self, key: K) -> bool:
+        """Return whether a key has a value."""
+        return key in self.entries
+
+    def items(self) -> Iterator[tuple[K, V]]:
+        """Return all keys with their values; do not change the state meanwhile."""
+        return iter(self.entries.items())
+
+    def put(self, key: K, value: V) -> None:
+        """Set a key's value; only in `process_broadcast`."""
+        self._changing()[key] = value
+
+    def remove(self, key: K) -> None:
+        """Take a key out; only in `process_broadcast`."""
+        self._changing().pop(key, None)
+
+    def clear(self) -> None:
+        """Take all keys out; only in `process_broadcast`."""
+        self._changing().clear()
+
+    def _changing(self) -> dict[K, V]:
+        if not self.writable:
+            msg = f"broadcast state {self.name!r} can only be changed in process_broadcast"
+            raise UsageError(msg, hint="the rows of a key are seen by one subtask, and the state must be alike in all")
+        return self.entries
+
+
+def broadcast_state() -> BroadcastState[Any, Any]:
+    """Declare a broadcast state: `rules: ps.BroadcastState[str, Rule] = ps.broadcast_state()`.
+
+    Types of keys and values are those of `ps.map_state`.
+    """
+    return BroadcastState()
+
+
+class BroadcastContext:
+    """What `process_broadcast` knows besides the row and the broadcast state: there is no key."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: ProcessContext) -> None:
+        """Made by the operator."""
+        self._context = context
+
+    @property
+    def timestamp(self) -> int | None:
+        """Event time of the row in microseconds since the epoch; None without event time."""
+        time: int | None = self._context.timestamp
+        return time
+
+    @property
+    def watermark(self) -> int:
+        """The current watermark in microseconds since the epoch."""
+        return self._context.watermark
+
+    @property
+    def processing_time(self) -> int:
+        """The machine's clock in microseconds since the epoch."""
+        return self._context.processing_time
+
+    def side(self, tag: str, row: Any) -> None:
+        """Emit a row to a side output."""
+        self._context.side(tag, row)
+
+
+class BoundBroadcast:
+    """A broadcast state of one subtask."""
+
+    def __init__(self, name: str, declared: StateConfig, types: StateTypes) -> None:
+        """Empty; `restore` fills it."""
+        self.handle: BroadcastState[Any, Any] = BroadcastState()
+        self.handle.name = name
+        assert declared.keys is not None  # noqa: S101 - the API has read them
+        self._keys = ObjectCodec(declared.keys, types.keys, f"{declared.where}: key")
+        self._values = ObjectCodec(declared.values, types.values, declared.where)
+        names = [f"key_{i}" for i in range(len(declared.keys))], [f"value_{i}" for i in range(len(declared.values))]
+        self._names, self._width = [*names[0], *names[1]], len(declared.keys)
+
+    def begin(self, slots: I32) -> None:
+        """The next calls are for rows of keys, whatever keys these are."""
+        del slots
+        self.handle.writable = False
+
+    def write_back(self) -> None:
+        """Nothing is to be saved by key."""
+
+    def saved(self) -> dict[str, str]:
+        """Return the entries as an item of an operator state: an Arrow IPC stream, base64."""
+        entries = self.handle.entries
+        if not entries:
+            return {"state": self.handle.name, "rows": ""}
+        arrays = [*self._keys.encode(list(entries))[0], *self._values.encode(list(entries.values()))[0]]
+        rows = pa.RecordBatch.from_arrays(arrays, self._names)
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, rows.schema) as writer:
+            writer.write_batch(rows)
+        return {"state": self.handle.name, "rows": base64.b64encode(sink.getvalue()).decode()}
+
+    def restore(self, item: dict[str, str]) -> None:
+        """Take up what `saved` has returned."""
+        if not item["rows"]:
+            return
+        for rows in pa.ipc.open_stream(base64.b64decode(item["rows"])):
+            columns = [plain_values(column) for column in rows.columns]
+            keys, values = self._keys.decode(columns[: self._width]), self._values.decode(columns[self._width :])
+            self.handle.entries.update(zip(keys, values, strict=True))
