@@ -108,10 +108,14 @@ class SimReader:
         finished = end is not None and offset + len(values) >= end
         state = {**split.state, "offset": offset + len(values)}
         self._splits[split.id] = SourceSplit(id=split.id, state=state, finished=finished)
-        batches = (SourceBatch(_orders(values), (split.id,)),) if values else ()
+        batches = (SourceBatch(self.batch(values), (split.id,)),) if values else ()
         return PollResult(
             batches, finished=(split.id,) if finished else (), caught_up=(split.id,) if not values else ()
         )  # fmt: skip
+
+    def batch(self, values: list[Any]) -> pa.RecordBatch:
+        """The records of a poll as rows."""
+        return _orders(values)
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         return tuple(self._splits.values())
@@ -187,13 +191,17 @@ class SimCommitter:
             return False
         self._kafka.begin(name, epoch)
         partition = committable.subtask % len(self._kafka.topics[self._topic])
-        for row in _rows(decode_chunk(data)):
+        for row in self.rows(decode_chunk(data)):
             self._kafka.produce(name, epoch, self._topic, partition, row)
         self._step("before-commit")
         self._kafka.send_offset(name, epoch, committable.marker_group, marker)
         self._kafka.commit(name, epoch)
         self._step("after-commit")
         return True
+
+    def rows(self, table: pa.Table) -> list[Any]:
+        """The rows of a chunk as records."""
+        return _rows(table)
 
     def close(self) -> None:
         return None

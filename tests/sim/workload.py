@@ -83,10 +83,7 @@ class Plan:
     def graph(self, phase: Phase, root: str) -> JobGraph:
         """The job as it is submitted in a phase."""
         env = ps.Environment(parallelism=phase.parallelism, checkpoint_interval="100ms", checkpoint_root="unused")
-        ends = [len(rows) for rows in self.rows]
-        strategy = ps.WatermarkStrategy.bounded_out_of_orderness(f"{self.bound_ms}ms", timestamp="ts")
-        orders = env.from_source(_Source(ends), watermarks=strategy, uid="orders")
-        self.totals(orders).sink_to(_Sink(), uid="out")
+        self.results(env)
         graph = env.job_graph(JOB)
         settings = msgspec.structs.replace(graph.settings, checkpoint_root=root, **self.settings)
         vertices = tuple(
@@ -102,6 +99,13 @@ class Plan:
             for vertex in graph.vertices
         )
         return msgspec.structs.replace(graph, settings=settings, vertices=vertices)
+
+    def results(self, env: ps.Environment) -> None:
+        """Build the job from its source to its sink."""
+        ends = [len(rows) for rows in self.rows]
+        strategy = ps.WatermarkStrategy.bounded_out_of_orderness(f"{self.bound_ms}ms", timestamp="ts")
+        orders = env.from_source(_Source(ends), watermarks=strategy, uid="orders")
+        self.totals(orders).sink_to(_Sink(), uid="out")
 
     def totals(self, orders: ps.DataStream) -> ps.DataStream:
         """What the job computes: count and sum of each user and window."""

@@ -70,7 +70,8 @@ class KeyedStream(DataStream):
         Without `by`, event time orders the rows (in a stream without event time, the order of arrival, for
         `keep="first"`). Of rows that are equal in it the first that came is the first, and the last that came the last.
         A null comes before all values. This is Flink's deduplication (`ROW_NUMBER() OVER (PARTITION BY key ORDER BY
-        by) = 1`): the sink takes the last row of a key.
+        by) = 1`): the sink takes the last row of a key. No row is late, though, where Flink drops late ones for
+        `keep="first"`.
 
         Raises:
             GraphError: no such column, or one that cannot order rows.

@@ -1,0 +1,1 @@
+"""Equality with the real Flink: the same questions over the same seeded input."""

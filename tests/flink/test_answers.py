@@ -1,0 +1,54 @@
+"""penstock's answers are the real Flink's, without a failure and with killed workers in the middle of the input."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.flink.canonical import FOLDER, read
+from tests.flink.questions import QUESTIONS
+from tests.flink.streams import STREAMS, checksum
+from tests.flink.world import FlinkWorld, differences
+from tests.sim.workload import Phase
+
+every_question = pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
+
+
+def phases(question, *ends):
+    widths = (1, 2) if question.bound_ms is None else (3, 2)
+    return [Phase(width, end, end == "finish" and len(ends) > 1) for width, end in zip(widths, ends, strict=False)]
+
+
+@every_question
+def test_answers_are_to_these_questions(question):
+    about, rows = read(question.name)
+    assert about["flink"].startswith("2.")
+    assert about["sql"] == [*question.views, question.sql], "ask Flink again: python -m tests.flink.regenerate"
+    assert about["input"] == checksum(STREAMS[question.stream](question.seed))
+    assert len(rows) > 5
+
+
+def test_every_answer_belongs_to_a_question():
+    assert {path.stem for path in FOLDER.iterdir()} == {question.name for question in QUESTIONS}
+
+
+def test_late_rows_were_left_out_by_flink():
+    """Or the comparison would say nothing about them."""
+    for name, least in (("tumble", 30), ("session", 30)):
+        rows = [json.loads(row) for row in read(name)[1]]
+        assert 400 - sum(row[3] for row in rows) > least
+
+
+@every_question
+def test_equal_to_flink(question):
+    found, result = FlinkWorld(question, 1, phases(question, "finish"), kills=False).answer()
+    assert not (difference := differences(read(question.name)[1], found)), difference
+    assert result.counts["restart"] == 0
+
+
+@every_question
+def test_equal_to_flink_when_workers_are_killed(question):
+    found, result = FlinkWorld(question, 2, phases(question, "finish"), kills=True).answer()
+    assert result.counts["worker-killed"] == 2
+    assert result.counts["restart"] >= 2
+    assert not (difference := differences(read(question.name)[1], found)), difference
