@@ -138,9 +138,10 @@ def test_from_a_table_to_a_savepoint_to_another_number_of_key_groups(jobs, tmp_p
     assert verify(savepoint).damaged == []
 
     snapshot = open_snapshot(savepoint)
-    again = with_states(jobs.graph(key_groups=64, parallelism=3, rate=None))
+    again = with_states(jobs.graph(key_groups=64, parallelism=3, rate=None, extra="    seen: bool = False\n"))
     verdicts = check_states(again, snapshot.manifest.subtasks, pending=snapshot.manifest.pending)
-    assert {v.verdict for v in verdicts if v.uid in ("people", "running", "orders")} == {"same"}
+    found = {v.place: v.verdict for v in verdicts}
+    assert [found[p] for p in ("people/pair", "running/running", "orders/splits")] == ["migrates", "same", "same"]
     moved = repartition(snapshot, str(tmp_path / "moved"), key_groups=64)
     assert held(moved, "people", ["orders", "amount"]) == part
 
@@ -150,5 +151,6 @@ def test_from_a_table_to_a_savepoint_to_another_number_of_key_groups(jobs, tmp_p
     assert second.wait(timeout_ms=100_000) == "FINISHED"
     final = f"{jobs.root}/offline"
     assert held(final, "people", ["orders", "amount"]) == expected()
+    assert held(final, "people", ["seen"]) == dict.fromkeys(range(USERS), (False,))
     assert held(final, "running", ["__rows", "sum_amount"]) == expected()
     assert verify(final).damaged == []

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.api.row_functions import is_row_type
+from penstock.api.state_evolution import evolving
 from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
 from penstock.graph.validate import require_name
@@ -92,7 +93,7 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
         if not callable(state.function):
             raise GraphError(f"{where}: {state.function!r} is no function", hint=f"{_WRITTEN[ReducingState]}")
         return DeclaredState(schema, {"kind": "reducing", **ttl}, {name: row_type})
-    return DeclaredState(schema, ttl, {name: row_type})
+    return DeclaredState(evolving(schema, row_type, state.renamed, where), ttl, {name: row_type})
 
 
 def _accumulator(state: AggregatingState[Any, Any], where: str) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from penstock.core.errors import StateMismatchError
+from penstock.core.evolution import EVOLVES, evolve
 from penstock.core.snapshot import Committable, SubtaskSnapshot
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.redistribute import TASK_STATE_PREFIX
@@ -168,9 +169,11 @@ def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateV
     from penstock.core.schema import schema_from_text  # loads Pydantic, which the JobManager seldom needs
 
     saved, wanted = schema_from_text(saved_text), schema_from_text(wanted_text)
+    ours, theirs = _keys(wanted), _keys(saved)
+    if ours == theirs and EVOLVES in (wanted.metadata or {}):
+        return _evolved(uid, state, saved, wanted)
     if saved.names == wanted.names and saved.types == wanted.types:
         return StateVerdict(uid=uid, state=state, verdict="same")
-    ours, theirs = _keys(wanted), _keys(saved)
     if ours != theirs:
         reason = f"{uid!r} was keyed by ({', '.join(theirs)}), the job keys it by ({', '.join(ours)})"
         way = "key by the old columns and types, or give the operator a new uid"
@@ -178,6 +181,16 @@ def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateV
         reason = f"state {state!r} of {uid!r} was saved with ({_shown(saved)}), the job keeps ({_shown(wanted)})"
         way = "keep aggregates and state types as they were, or give the operator (or the state) a new name"
     return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
+
+
+def _evolved(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> StateVerdict:
+    try:
+        changes = evolve(saved, wanted).changes
+    except StateMismatchError as error:
+        reason = f"state {state!r} of {uid!r}: {error.message}"
+        way = error.hint or "give the operator a new uid"
+        return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
+    return StateVerdict(uid=uid, state=state, verdict="migrates" if changes else "same", reason="; ".join(changes))
 
 
 def _keys(schema: pa.Schema) -> list[str]:

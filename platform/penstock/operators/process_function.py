@@ -52,7 +52,7 @@ def forbid_use(state: Any) -> None:
 class ValueState(Generic[T]):
     """One value for every key; declared as a class attribute: `seen: ps.ValueState[int] = ps.value_state()`."""
 
-    __slots__ = ("changed", "cleared", "current", "load", "name", "stale", "ttl", "values")
+    __slots__ = ("changed", "cleared", "current", "load", "name", "renamed", "stale", "ttl", "values")
 
     def __init__(self) -> None:
         """A declaration; what the operator binds to a batch is a copy of its own."""
@@ -66,6 +66,8 @@ class ValueState(Generic[T]):
         #: With a time-to-live: places whose value has expired and is read for the last time.
         self.stale: frozenset[int] = frozenset()
         self.ttl: Any = None
+        #: Field: what it was called before.
+        self.renamed: dict[str, str] = {}
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -96,15 +98,19 @@ class ValueState(Generic[T]):
         self.update(None)
 
 
-def value_state(*, ttl: TimeToLive = None) -> ValueState[Any]:
+def value_state(*, ttl: TimeToLive = None, renamed: dict[str, str] | None = None) -> ValueState[Any]:
     """Declare a value by key: `count: ps.ValueState[int] = ps.value_state()`.
 
     The type is the annotation's: int, float, bool, str, bytes, datetime, date, Decimal with its precision, a tuple of
     these (`tuple[int, float | None]`) or a row type (NamedTuple, dataclass, `ps.Schema`). A tuple is made twice as fast
     as any row type. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) it is gone so long after it was written.
+
+    The fields of a row type may change between versions of a job: `renamed={"amount": "total"}` says that the field
+    `amount` was called `total`; a new field needs a default or `| None`.
     """
     made: ValueState[Any] = ValueState()
     made.ttl = ttl
+    made.renamed = dict(renamed or {})
     return made
 
 

@@ -22,7 +22,8 @@ from penstock.checkpoint.retention import files_of
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
 from penstock.checkpoint.sweeper import SWEPT_PREFIXES
-from penstock.core.errors import SnapshotDamagedError, StorageError
+from penstock.core.errors import SnapshotDamagedError, StateMismatchError, StorageError
+from penstock.core.evolution import conform
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
 from penstock.kernels.hashing import hash_columns
@@ -173,7 +174,9 @@ def segment_problems(data: bytes, state: KeyedStateSnapshot, segment: Segment) -
         yield f"is no Parquet file: {error}"
         return
     wanted = schema_from_text(state.schema)
-    if table.schema.names != wanted.names or table.schema.types != wanted.types:
+    try:
+        table = conform(table, wanted)  # a file may be older than the state's present columns
+    except (pa.ArrowException, StateMismatchError):
         ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
         theirs = ", ".join(f"{f.name} {f.type}" for f in table.schema)
         yield f"has the columns ({theirs}), its manifest says ({ours})"

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from penstock.core.evolution import EVOLVES, LAST_ID, NULL
 from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
 
 #: States of this name and an ending hold timers.
@@ -32,6 +33,11 @@ class RowSpec:
     entries: tuple[pa.Field, ...] = ()
     #: Whether every row has the time of its last access.
     ttl: bool = False
+    #: Whether the value columns may be others than those that were saved (`core.evolution`).
+    evolves: bool = False
+    #: Field ids of the values where a snapshot has them already, and the highest that was ever given.
+    ids: tuple[int, ...] = ()
+    last_id: int = 0
 
     @property
     def stored(self) -> tuple[pa.Field, ...]:
@@ -47,15 +53,24 @@ class RowSpec:
     def segment_schema(self) -> pa.Schema:
         """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
         keys = [_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
+        ids = self.ids or range(1001, 1001 + len(self.values))
         values = [
-            _field(name, f.type, 1001 + i, nullable=True)
-            for i, (name, f) in enumerate(zip(self.value_names, self.values, strict=True))
+            _field(name, f.type, number, nullable=True, more=self._more(f))
+            for name, f, number in zip(self.value_names, self.values, ids, strict=True)
         ]
         entries = [_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
         head, namespace = _field(KEY_HASH, pa.int64(), 1), _field(NAMESPACE, pa.int64(), 2)
         access = [_field(LAST_ACCESS, pa.int64(), 6, nullable=True)] if self.ttl else []
         tail = [_field(DELETED, pa.bool_(), 3), _field(SEQ, pa.int64(), 4)]
-        return pa.schema([head, *keys, namespace, *entries, *values, *access, *tail])
+        columns = [head, *keys, namespace, *entries, *values, *access, *tail]
+        last = max([self.last_id, *ids], default=0)
+        return pa.schema(columns, {EVOLVES: b"1", LAST_ID: str(last).encode()} if self.evolves else None)
+
+    def _more(self, field: pa.Field) -> dict[bytes, bytes]:
+        """Return what a value column says for the jobs to come."""
+        if not self.evolves:
+            return {}
+        return {**(field.metadata or {}), **({NULL: b"1"} if field.nullable else {})}
 
     @cached_property
     def value_names(self) -> tuple[str, ...]:
@@ -71,5 +86,8 @@ class RowSpec:
         return tuple(names)
 
 
-def _field(name: str, data_type: Any, number: int, *, nullable: bool = False) -> pa.Field:
-    return pa.field(name, data_type, nullable, {"id": str(number), "PARQUET:field_id": str(number)})
+def _field(
+    name: str, data_type: Any, number: int, *, nullable: bool = False, more: dict[bytes, bytes] | None = None
+) -> pa.Field:
+    own = {b"id": str(number).encode(), b"PARQUET:field_id": str(number).encode()}
+    return pa.field(name, data_type, nullable, {**(more or {}), **own})

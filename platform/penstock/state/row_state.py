@@ -70,10 +70,11 @@ class RowState:
 
     def value(self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None) -> RowTable:
         """Declare a value by key; it is restored when this returns."""
-        spec = RowSpec(self.index.schema, values, ttl=ttl is not None)
+        spec = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True)
 
         def make(source: FrozenSource) -> RowTable:
-            table = RowTable(source, spec, self, ttl)
+            # with the field ids of the snapshot it is restored from
+            table = RowTable(source, source.spec if isinstance(source.spec, RowSpec) else spec, self, ttl)
             self._tables.append(table)
             return table
 

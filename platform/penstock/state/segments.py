@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from penstock.core.evolution import conform
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
 from penstock.kernels.columns import key_columns
@@ -178,7 +179,7 @@ def merge_segments(
         piece = HashRange(low, min(low + step - 1, within.high))
         tables = [t for segment, data in ordered for t in read_visible(data, segment, tombstones, piece)]
         if tables:
-            every = pa.concat_tables(tables).cast(schema)
+            every = pa.concat_tables([conform(table, schema) for table in tables])
             merged = _newest(every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted)
             if merged.num_rows:
                 yield merged

@@ -6,10 +6,12 @@ the segments they were restored from.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError
+from penstock.core.evolution import conform, evolve
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.kernels.key_types import is_fixed
@@ -18,6 +20,7 @@ from penstock.state.cold_file import FileRows
 from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
 from penstock.state.key_index import plain_key_schema
 from penstock.state.pane_table import PaneTable, PaneTableSpec, TableHome
+from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
@@ -252,7 +255,7 @@ class KeyedState:
             raise GraphError(f"state {name!r} of {request.uid} is declared twice", hint="declare it once, in open")
         mine = [s for s in request.snapshots if s.uid == request.uid and s.state == name]
         for snapshot in mine:
-            _check(snapshot, spec)
+            spec = _fitted(snapshot, spec)
         log = SegmentLog(request.hash_range)
         log.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
         table = make(FrozenSource(request.uid, name, spec, log, request.writer))
@@ -282,7 +285,7 @@ class KeyedState:
                 continue
             data = self._request.read(segment.file)
             for rows in read_visible(data, segment, tombstones, self._request.hash_range):
-                table.load(rows)
+                table.load(conform(rows, table.source.spec.segment_schema))
 
 
 def open_keyed_state(request: KeyedStateRequest) -> KeyedState:
@@ -290,8 +293,16 @@ def open_keyed_state(request: KeyedStateRequest) -> KeyedState:
     return KeyedState(request)
 
 
-def _check(snapshot: KeyedStateSnapshot, spec: StateSpec) -> None:
+def _fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:
+    """Return the spec with the field ids that the snapshot's columns have."""
     saved, wanted = schema_from_text(snapshot.schema), spec.segment_schema
+    if isinstance(spec, RowSpec) and spec.evolves:
+        try:
+            found = evolve(saved, wanted)
+        except StateMismatchError as error:
+            msg = f"state {snapshot.state!r} of {snapshot.uid}: {error.message}"
+            raise StateMismatchError(msg, hint=error.hint or "give the operator a new uid") from error
+        return dataclasses.replace(spec, ids=found.ids, last_id=found.last_id)
     if saved.names != wanted.names or saved.types != wanted.types:
         ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
         theirs = ", ".join(f"{f.name} {f.type}" for f in saved)
@@ -299,3 +310,4 @@ def _check(snapshot: KeyedStateSnapshot, spec: StateSpec) -> None:
             f"state {snapshot.state!r} of {snapshot.uid} was saved with columns ({theirs}), the job keeps ({ours})",
             hint="keep keys, aggregates and state types as they were, give a new uid, or start with --fresh",
         )
+    return spec

@@ -151,8 +151,17 @@ def test_a_range_that_is_wrong(job):
 
 
 def test_other_columns(job):
-    (found,) = problems(rewritten(job, lambda table: table.drop_columns(["note"])))
-    assert "has the columns (" in found[0]
+    def other_type(table):
+        place = table.schema.get_field_index("orders")
+        return table.set_column(place, table.schema.field(place).with_type(pa.string()), [["x"] * table.num_rows])
+
+    for change in (lambda table: table.drop_columns(["user_id"]), other_type):
+        (found,) = problems(rewritten(job, change))
+        assert "has the columns (" in found[0]
+
+
+def test_columns_of_an_older_version_of_the_job_are_fine(job):
+    assert rewritten(job, lambda table: table.drop_columns(["note"])).damaged == []
 
 
 def test_bytes_that_are_no_parquet(job):

@@ -1,0 +1,183 @@
+"""How a state's value columns may change between two versions of a job: matched by name once, by field id from then on.
+
+`evolve` decides, for restore and for `penstock check`; `conform` brings rows of an older file to the columns of today,
+whenever they are read: nothing is rewritten when a job starts. Columns carry what is needed in their metadata: `id`,
+`default` (for rows that were written before there was the column), `was` (the name before), `null` (may be None).
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import StateMismatchError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: In a schema's metadata: its value columns may change; the highest id ever given to one.
+EVOLVES, LAST_ID = b"evolves", b"last_id"
+DEFAULT, WAS, NULL = b"default", b"was", b"null"
+_FIRST_VALUE_ID = 1001
+
+
+@dataclass(frozen=True, slots=True)
+class Evolution:
+    """What becomes of the value columns."""
+
+    #: Field ids of the wanted value columns, in their order.
+    ids: tuple[int, ...]
+    #: No column gets an id up to this one again.
+    last_id: int
+    #: What changes, for a person; empty: nothing does.
+    changes: tuple[str, ...]
+
+
+def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
+    """Return how rows of `saved` become rows of `wanted`, both the columns of a state's files.
+
+    Raises:
+        StateMismatchError: they cannot without losing what a row says; the message begins with the column.
+    """
+    if _fixed(saved) != _fixed(wanted):
+        if _shown(saved) == _shown(wanted):
+            raise StateMismatchError("it had a time-to-live and has none, or the other way round")
+        raise StateMismatchError(f"the key was ({_shown(saved)}), the job has ({_shown(wanted)})")
+    old = {field.name: field for field in saved if field_id(field) >= _FIRST_VALUE_ID}
+    new = [field for field in wanted if field_id(field) >= _FIRST_VALUE_ID]
+    last = max([int((saved.metadata or {}).get(LAST_ID, b"0")), _FIRST_VALUE_ID - 1, *map(field_id, old.values())])
+    pairs = {field.name: old.pop(field.name) for field in new if field.name in old}
+    for field in new:
+        was = _text(field, WAS)
+        if field.name not in pairs and was in old:
+            pairs[field.name] = old.pop(was)
+    ids, changes = [], []
+    for field in new:
+        before = pairs.get(field.name)
+        if before is None:
+            last += 1
+            ids.append(last)
+            changes.append(_added(field))
+        else:
+            ids.append(field_id(before))
+            changes += _changed(before, field)
+    changes += [f"drops {name}" for name in old]
+    return Evolution(tuple(ids), last, tuple(changes))
+
+
+def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return rows of a file with the columns of `schema`: found by id, cast, filled with defaults where there are none.
+
+    Raises:
+        pyarrow.ArrowException: a column cannot be cast. StateMismatchError: one that is no value is missing.
+    """
+    import pyarrow as pa
+
+    if _shape(table.schema) == _shape(schema):
+        return table.cast(schema)
+    places = {field_id(field): place for place, field in enumerate(table.schema)}
+    columns = []
+    for field in schema:
+        default = _default(field)
+        if field_id(field) not in places:
+            if field_id(field) < _FIRST_VALUE_ID:
+                raise StateMismatchError(f"a file of state has no column {field.name!r}", hint="`penstock state fsck`")
+            scalar = pa.scalar(None, field.type) if default is None else default
+            columns.append(pa.repeat(scalar, table.num_rows))
+            continue
+        column = table.column(places[field_id(field)]).cast(field.type)
+        if default is not None and column.null_count and _text(field, NULL) is None:
+            column = column.fill_null(default)
+        columns.append(column)
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def field_id(field: pa.Field) -> int:
+    """Return a column's id, 0 without one."""
+    return int((field.metadata or {}).get(b"id", b"0"))
+
+
+def default_text(value: Any, data_type: pa.DataType) -> bytes:
+    """Return a default as it stands in a column's metadata.
+
+    Raises:
+        pyarrow.ArrowException: it is not of the type.
+    """
+    import pyarrow as pa
+
+    batch = pa.record_batch([pa.array([value], data_type)], ["default"])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as stream:
+        stream.write_batch(batch)
+    return base64.b64encode(sink.getvalue().to_pybytes())
+
+
+def _default(field: pa.Field) -> Any:
+    import pyarrow as pa
+
+    text = (field.metadata or {}).get(DEFAULT)
+    if text is None:
+        return None
+    with pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text))) as stream:
+        return stream.read_all().column(0)[0].cast(field.type)
+
+
+def _added(field: pa.Field) -> str:
+    default = _default(field)
+    if default is not None:
+        return f"adds {field.name} = {default.as_py()!r}"
+    if _text(field, NULL) is not None:
+        return f"adds {field.name} = None"
+    msg = f"{field.name} ({field.type}) is new and has neither a default nor may it be None"
+    raise StateMismatchError(msg, hint=f"give it one: {field.name}: ... = 0, or write `| None`")
+
+
+def _changed(before: pa.Field, field: pa.Field) -> list[str]:
+    changes = [] if before.name == field.name else [f"renames {before.name} to {field.name}"]
+    if before.type != field.type:
+        if not widens(before.type, field.type):
+            msg = f"{field.name} was {before.type} and is {field.type}, which cannot hold all its values"
+            way = "give the new column another name, or write the state anew with ps.snapshots.read and write"
+            raise StateMismatchError(msg, hint=way)
+        changes.append(f"widens {field.name} from {before.type} to {field.type}")
+    if _text(before, NULL) is not None and _text(field, NULL) is None:
+        default = _default(field)
+        if default is None:
+            msg = f"{field.name} could be None and can no longer be"
+            raise StateMismatchError(msg, hint="give it a default, which takes the place of None")
+        changes.append(f"{field.name}: None becomes {default.as_py()!r}")
+    return changes
+
+
+def widens(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether every value of the old type is one of the new: wider integers, floats, decimals of the same scale."""
+    import pyarrow.types as pt
+
+    if pt.is_integer(old) and pt.is_integer(new):
+        if pt.is_signed_integer(old):
+            return bool(pt.is_signed_integer(new) and new.bit_width >= old.bit_width)
+        return bool(new.bit_width > old.bit_width or (new.bit_width == old.bit_width and pt.is_unsigned_integer(new)))
+    if pt.is_floating(old) and pt.is_floating(new):
+        return bool(new.bit_width >= old.bit_width)
+    if pt.is_decimal(old) and pt.is_decimal(new):
+        return bool(new.scale == old.scale and new.precision >= old.precision)
+    return False
+
+
+def _fixed(schema: pa.Schema) -> list[tuple[str, str]]:
+    return [(field.name, str(field.type)) for field in schema if field_id(field) < _FIRST_VALUE_ID]
+
+
+def _shape(schema: pa.Schema) -> list[tuple[str, str, int]]:
+    return [(field.name, str(field.type), field_id(field)) for field in schema]
+
+
+def _shown(schema: pa.Schema) -> str:
+    fields = [f for f in schema if field_id(f) < _FIRST_VALUE_ID and not f.name.startswith("__")]
+    return ", ".join(f"{f.name} {f.type}" for f in fields)
+
+
+def _text(field: pa.Field, name: bytes) -> str | None:
+    found = (field.metadata or {}).get(name)
+    return None if found is None else found.decode()

@@ -1,0 +1,121 @@
+"""Every change of a value's columns with its verdict, and what becomes of the rows: the table of the guide."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from penstock.core.errors import StateMismatchError
+from penstock.core.evolution import DEFAULT, WAS, conform, default_text, evolve
+from penstock.state.row_spec import RowSpec
+
+KEY = pa.schema([pa.field("k", pa.int64())])
+INT, TEXT = pa.int64(), pa.string()
+
+
+def field(name, kind=INT, *, default=None, was=None, null=False):
+    more = {}
+    if default is not None:
+        more[DEFAULT] = default_text(default, kind)
+    if was is not None:
+        more[WAS] = was.encode()
+    return pa.field(name, kind, null, more)
+
+
+def schema(*fields, key=KEY):
+    return RowSpec(key, fields, evolves=True).segment_schema
+
+
+A, B = field("a"), field("b")
+#: change: (saved, wanted, what is said, ids)
+MIGRATES = {
+    "a field with a default is added": ([A], [A, field("b", default=7)], ["adds b = 7"], (1001, 1002)),
+    "a field that may be None is added": ([A], [A, field("b", TEXT, null=True)], ["adds b = None"], (1001, 1002)),
+    "a field is dropped": ([A, B], [B], ["drops a"], (1002,)),
+    "an integer, float or decimal is widened": (
+        [field("a", pa.int32()), field("b", pa.float32()), field("c", pa.decimal128(5, 2))],
+        [A, field("b", pa.float64()), field("c", pa.decimal128(9, 2))],
+        [
+            "widens a from int32 to int64",
+            "widens b from float to double",
+            "widens c from decimal128(5, 2) to decimal128(9, 2)",
+        ],
+        (1001, 1002, 1003),
+    ),
+    "a field is renamed, and says so": ([A, B], [field("c", was="a"), B], ["renames a to c"], (1001, 1002)),
+    "a field may be None now": ([A], [field("a", null=True)], [], (1001,)),
+    "a field may not be None any more, and has a default": (
+        [field("a", null=True)], [field("a", default=3)], ["a: None becomes 3"], (1001,),
+    ),
+    "fields change places": ([A, B], [B, A], [], (1002, 1001)),
+    "a default is changed": ([field("a", default=1)], [field("a", default=2)], [], (1001,)),
+}  # fmt: skip
+BLOCKED = {
+    "a field without a default is added": ([A], [A, B], "b .* is new and has neither a default"),
+    "a field is narrowed or of another type": ([A], [field("a", pa.int32())], "a was int64 and is int32, which cannot"),
+    "a field may not be None any more, without a default": ([field("a", null=True)], [A], "a could be None"),
+    "the key changes": (schema(A, key=pa.schema([pa.field("k", TEXT)])), [A], r"the key was \(k string\)"),
+}
+
+
+def as_schema(given):
+    return given if isinstance(given, pa.Schema) else schema(*given)
+
+
+@pytest.mark.parametrize("change", MIGRATES)
+def test_what_migrates(change):
+    saved, wanted, changes, ids = MIGRATES[change]
+    found = evolve(schema(*saved), schema(*wanted))
+    assert (list(found.changes), found.ids) == (changes, ids)
+
+
+@pytest.mark.parametrize("change", BLOCKED)
+def test_what_is_blocked(change):
+    saved, wanted, error = BLOCKED[change]
+    with pytest.raises(StateMismatchError, match=error):
+        evolve(as_schema(saved), schema(*wanted))
+
+
+@pytest.mark.parametrize("pair", ["int64 float64", "float64 float32", "int64 string", "uint64 int64", "string binary"])
+def test_what_does_not_hold_every_value_is_no_widening(pair):
+    old, new = map(pa.type_for_alias, pair.split())
+    with pytest.raises(StateMismatchError, match="cannot hold all its values"):
+        evolve(schema(field("a", old)), schema(field("a", new)))
+
+
+def fitted(spec, saved):
+    found = evolve(saved, spec.segment_schema)
+    return RowSpec(spec.key_schema, spec.values, evolves=True, ids=found.ids, last_id=found.last_id).segment_schema
+
+
+def test_a_name_that_comes_back_does_not_bring_the_old_values_back():
+    first = schema(A, B)
+    second = fitted(RowSpec(KEY, (A,), evolves=True), first)
+    third = fitted(RowSpec(KEY, (A, field("b", default=9)), evolves=True), second)
+    assert third.field("b").metadata[b"id"] == b"1003"
+    old = pa.table({f.name: pa.array([1]).cast(f.type) for f in first}, schema=first)
+    assert conform(old, third).column("b").to_pylist() == [9]
+
+
+def test_rows_of_an_older_file_have_todays_columns():
+    wanted = (field("n", was="a"), field("c", pa.float64()), field("d", TEXT, default="x"), field("e", null=True))
+    saved = schema(A, field("c", pa.float32()), field("gone", TEXT))
+    today = fitted(RowSpec(KEY, wanted, evolves=True), saved)
+    values = {
+        "__key_hash": [5], "k": [1], "__namespace": [0], "a": [2], "c": [1.5], "gone": ["y"], "__deleted": [False],
+        "__seq": [0],
+    }  # fmt: skip
+    table = pa.table({f.name: pa.array(values[f.name], f.type) for f in saved}, schema=saved)
+    (row,) = conform(table, today).to_pylist()
+    assert {name: row[name] for name in ("k", "n", "c", "d", "e")} == {"k": 1, "n": 2, "c": 1.5, "d": "x", "e": None}
+    assert conform(table, saved) is not None
+    assert conform(conform(table, today), today).schema.equals(today, check_metadata=True)
+
+
+def test_the_guide_lists_these_changes():
+    text = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
+    part = text.split("### Values that change\n", 1)[1].split("\n## ", 1)[0]
+    cells = [[c.strip() for c in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
+    table = {row[0]: row[1] for row in cells[2:]}
+    said = {change: "`migrates`" if case[2] else "`same`" for change, case in MIGRATES.items()}
+    assert table == {**said, **dict.fromkeys(BLOCKED, "`blocked`")}
