@@ -141,3 +141,12 @@ def test_fsck(root, penstock):
     (damage,) = found["damaged"]
     assert (damage["problem"], damage["state"]) == ("has 3 rows, its manifest says 4", "seen/text")
     assert "1 damaged" in penstock("fsck", root / "words", code=1)
+
+
+def test_repartition(root, penstock, tmp_path):
+    target = tmp_path / "moved"
+    found = penstock("repartition", root / "words", target, "--key-groups", 16, "--checkpoint", 1, "--json")
+    assert (found["kind"], found["sequence"], found["key-groups"], found["rows"]) == ("savepoint", 1, 16, 2)
+    assert penstock("fsck", target, "--json")["ok"] is True
+    assert "already holds a savepoint" in penstock("repartition", root / "words", target, code=2)
+    assert "savepoint written" in penstock("repartition", root / "words", tmp_path / "again")
