@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from penstock.api.keyed_stream import KeyedStream as KeyedStream
     from penstock.api.watermarks import WatermarkStrategy as WatermarkStrategy
     from penstock.api.windowed_stream import WindowedStream as WindowedStream
+    from penstock.api.windowing import evictor as evictor
+    from penstock.api.windowing import trigger as trigger
     from penstock.api.windows import Cumulative as Cumulative
+    from penstock.api.windows import Global as Global
     from penstock.api.windows import Session as Session
     from penstock.api.windows import Sliding as Sliding
     from penstock.api.windows import Tumbling as Tumbling
@@ -50,6 +53,8 @@ if TYPE_CHECKING:
     from penstock.operators.broadcast_state import BroadcastContext as BroadcastContext
     from penstock.operators.broadcast_state import BroadcastState as BroadcastState
     from penstock.operators.broadcast_state import broadcast_state as broadcast_state
+    from penstock.operators.evictors import Evictor as Evictor
+    from penstock.operators.evictors import WindowElement as WindowElement
     from penstock.operators.folding_state import AggregatingState as AggregatingState
     from penstock.operators.folding_state import Aggregator as Aggregator
     from penstock.operators.folding_state import ReducingState as ReducingState
@@ -67,6 +72,10 @@ if TYPE_CHECKING:
     from penstock.operators.process_function import ValueState as ValueState
     from penstock.operators.process_function import value_state as value_state
     from penstock.operators.state_ttl import StateTtlConfig as StateTtlConfig
+    from penstock.operators.triggers import Trigger as Trigger
+    from penstock.operators.triggers import TriggerResult as TriggerResult
+    from penstock.operators.window_function import ProcessWindowFunction as ProcessWindowFunction
+    from penstock.operators.window_function import WindowContext as WindowContext
 
 __version__ = "0.1.0"
 
@@ -80,7 +89,8 @@ _MODULES = {
     "penstock.api.keyed_stream": ["KeyedStream"],
     "penstock.api.watermarks": ["WatermarkStrategy"],
     "penstock.api.windowed_stream": ["WindowedStream"],
-    "penstock.api.windows": ["Cumulative", "Session", "Sliding", "Tumbling"],
+    "penstock.api.windowing": ["evictor", "trigger"],
+    "penstock.api.windows": ["Cumulative", "Global", "Session", "Sliding", "Tumbling"],
     "penstock.config.settings": ["RestartStrategy"],
     "penstock.core.errors": ["GraphError", "JobFailedError", "PenstockError", "UsageError"],
     "penstock.core.schema": ["Precision", "Schema"],
@@ -105,6 +115,9 @@ _MODULES = {
         "ValueState",
         "value_state",
     ],
+    "penstock.operators.evictors": ["Evictor", "WindowElement"],
+    "penstock.operators.triggers": ["Trigger", "TriggerResult"],
+    "penstock.operators.window_function": ["ProcessWindowFunction", "WindowContext"],
 }
 #: Modules that are used by their name: `ps.snapshots.read(...)`.
 _PACKAGES = ["snapshots"]

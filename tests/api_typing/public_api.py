@@ -1,6 +1,6 @@
 """Every public call as a user would write it; checked by `mypy --strict`, never run."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import assert_type
 
@@ -75,6 +75,19 @@ keyed = orders.key_by("user_id", "product")
 assert_type(keyed, ps.KeyedStream)
 windowed = keyed.window(ps.Sliding("1m", "10s", offset="5s")).allowed_lateness("1m")
 assert_type(windowed, ps.WindowedStream)
+
+
+class Totals(ps.ProcessWindowFunction):
+    def process(self, key: int, ctx: ps.WindowContext, rows: Sequence[Order]) -> Iterator[Total]:
+        ctx.window_state["rows"] = len(rows)
+        yield Total(user_id=key, total=float(sum(row.amount for row in rows)))
+
+
+of_all = keyed.window(ps.Global()).trigger(ps.trigger.purging(ps.trigger.count(10)))
+assert_type(of_all.evictor(ps.evictor.count(3)).aggregate(n=ps.count()), ps.DataStream)
+assert_type(keyed.window(ps.Cumulative("1h", "1d", time_zone="Europe/Berlin")), ps.WindowedStream)
+assert_type(windowed.late_to("late").process(Totals()).side_output("late"), ps.DataStream)
+assert_type(windowed.reduce(lambda left, right: right), ps.DataStream)
 totals = (
     windowed.aggregate(
         ps.sum("amount").alias("total"),

@@ -1,4 +1,4 @@
-"""`WindowedStream`: what `.window(...)` gives; `.aggregate(...)` ends it and adds the operator."""
+"""`WindowedStream`: what `.window(...)` gives; `.aggregate(...)`, `.reduce(...)`... end it and add the operator."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.api.aggregation import wanted_aggregates, with_conditions
-from penstock.api.windows import Session
+from penstock.api.windows import Global, Session
 from penstock.config.settings import parse_duration_ms
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
@@ -19,12 +19,16 @@ from penstock.operators.columns import with_ts
 from penstock.operators.window_schema import output_schema, parse
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.api.aggregates import Aggregate
     from penstock.api.data_stream import DataStream
     from penstock.api.keyed_stream import KeyedStream
+    from penstock.api.window_rows import WindowRows
     from penstock.api.windows import Window
+    from penstock.operators.evictors import Evictor
+    from penstock.operators.triggers import Trigger
+    from penstock.operators.window_function import ProcessWindowFunction
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class WindowOptions:
 
     lateness_us: int = 0
     late_tag: str | None = None
+    trigger: Trigger | None = None
+    evictor: Evictor | None = None
 
 
 class WindowedStream:
@@ -72,6 +78,55 @@ class WindowedStream:
             raise GraphError(msg, hint="leave it out, or use a window of event time")
         return self._with(late_tag=tag)
 
+    def trigger(self, trigger: Trigger) -> WindowedStream:
+        """Compute windows when a trigger says so (`ps.trigger`), in place of once at their end.
+
+        Such windows keep their rows, and every row is a Python call.
+        """
+        from penstock.operators.triggers import Trigger as Base
+
+        if not isinstance(trigger, Base):
+            msg = f"trigger({trigger!r}): that is no trigger"
+            raise GraphError(msg, hint="use one of ps.trigger, or derive it from ps.Trigger")
+        return self._with(trigger=trigger)
+
+    def evictor(self, evictor: Evictor) -> WindowedStream:
+        """Leave rows out of windows (`ps.evictor`) and forget them. Such windows keep their rows."""
+        from penstock.operators.evictors import Evictor as Base
+
+        if not isinstance(evictor, Base):
+            msg = f"evictor({evictor!r}): that is no evictor"
+            raise GraphError(msg, hint="use one of ps.evictor, or derive it from ps.Evictor")
+        return self._with(evictor=evictor)
+
+    def reduce(self, function: Callable[[Any, Any], Any]) -> DataStream:
+        """Put the rows of each window together, two at a time, into one row of the same columns."""
+        from penstock.api.window_rows import reduced
+
+        return reduced(self._rows(self._stream), function)
+
+    def apply(self, function: Callable[[Any, Any, Any], Any], *, returns: Any = None) -> DataStream:
+        """Call a function of (key, window, rows) for each window; it yields or returns any number of rows.
+
+        The window has `start`, `end` and `max_timestamp` in microseconds since the epoch; the output type is the
+        function's return annotation, such as `Iterator[Out]`, or `returns`.
+        """
+        from penstock.api.window_rows import applied
+
+        return applied(self._rows(self._stream), function, returns)
+
+    def process(
+        self, function: ProcessWindowFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
+    ) -> DataStream:
+        """Run a window function of one's own, with state per window and side outputs.
+
+        Raises:
+            GraphError: no window function, or a type that is not known.
+        """
+        from penstock.api.window_rows import processed
+
+        return processed(self._rows(self._stream), function, returns, side_outputs or {})
+
     def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
         """Compute aggregates of each key and window; columns: the keys, window_start, window_end, then these in order.
 
@@ -82,14 +137,11 @@ class WindowedStream:
         wanted = wanted_aggregates(aggregates, named, self._stream, where)
         stream, wanted = with_conditions(self._stream, wanted, where)
         require_unique([*stream.keys, *WINDOW_COLUMNS, *(value.name for value in wanted)], where)
-        config: dict[str, Any] = {
-            "key": list(stream.keys),
-            "window": self._window.to_config(),
-            "aggregates": [value.to_config() for value in wanted],
-            "allowed_lateness_us": self._options.lateness_us,
-        }
-        if self._options.late_tag is not None:
-            config["late_to"] = {"tag": self._options.late_tag, "columns": list(self._stream.flow.schema.names)}
+        if self._options.trigger or self._options.evictor or isinstance(self._window, Global):
+            from penstock.api.window_rows import aggregated
+
+            return aggregated(self._rows(stream), [value.to_config() for value in wanted])
+        config = {**self._config(stream), "aggregates": [value.to_config() for value in wanted]}
         name = f"Window({self._window.label})"
         spec = OperatorSpec(uid="", name=name, kind=self._kind, config=config, stateful=True)
         rows = stream.flow.schema if self._window.time == "event" else with_ts(stream.flow.schema)
@@ -109,6 +161,22 @@ class WindowedStream:
         time = {TS_COLUMN} if self._window.time == "event" else set()
         used = {*stream.keys, *(value.column for value in wanted), *time}
         return pa.schema([field for field in stream.flow.schema if field.name in used])
+
+    def _config(self, stream: KeyedStream) -> dict[str, Any]:
+        """Return what the operators of all windows are told."""
+        config: dict[str, Any] = {
+            "key": list(stream.keys),
+            "window": self._window.to_config(),
+            "allowed_lateness_us": self._options.lateness_us,
+        }
+        if self._options.late_tag is not None:
+            config["late_to"] = {"tag": self._options.late_tag, "columns": list(self._stream.flow.schema.names)}
+        return config
+
+    def _rows(self, stream: KeyedStream) -> WindowRows:
+        from penstock.api.window_rows import WindowRows
+
+        return WindowRows(stream, self._window, self._options, self._config(stream))
 
     def _with(self, **changes: Any) -> WindowedStream:
         return WindowedStream(self._stream, self._window, replace(self._options, **changes))

@@ -148,16 +148,35 @@ class Session:
         return {"kind": "session", "gap_us": _us(self.gap)}
 
 
+@dataclass(frozen=True, slots=True)
+class Global:
+    """One window for all rows of a key; a trigger says when it is computed: `.trigger(ps.trigger.count(100))`."""
+
+    @property
+    def label(self) -> str:
+        """How the window is called in names and in `explain`."""
+        return "global"
+
+    @property
+    def time(self) -> Time:
+        """No row is late, and none needs event time."""
+        return "processing"
+
+    def to_config(self) -> dict[str, Any]:
+        """Return the window as it lies in an operator's config."""
+        return {"kind": "global"}
+
+
 def require_window(window: Any) -> Window:
     """Return the window if it is one that runs.
 
     Raises:
         GraphError: it is something else; names what there is.
     """
-    if isinstance(window, (Tumbling, Sliding, Cumulative, Session)):
+    if isinstance(window, (Tumbling, Sliding, Cumulative, Session, Global)):
         return window
     msg = f"{window!r} is not a window"
-    ways = "ps.Tumbling(size), ps.Sliding(size, slide), ps.Cumulative(step, size) and ps.Session(gap)"
+    ways = "ps.Tumbling(size), ps.Sliding(size, slide), ps.Cumulative(step, size), ps.Session(gap) and ps.Global()"
     raise GraphError(msg, hint=f"there are {ways}")
 
 

@@ -17,6 +17,7 @@ from penstock.graph.job_graph import JobEdge, JobVertex, KeyGroup, OperatorSpec
 #: Kinds whose whole configuration shapes their state.
 _STATE_CONFIG = {
     "window_aggregate": ("key", "window", "aggregates"),
+    "window_rows": ("key", "window"),
     "zoned_window": ("key", "window", "aggregates"),
     "processing_window": ("key", "window", "aggregates"),
     "session_aggregate": ("key", "window", "aggregates"),

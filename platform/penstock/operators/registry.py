@@ -26,6 +26,7 @@ OPERATORS = {
     "broadcast_process": "penstock.operators.process:KeyedProcessOperator",
     "window_aggregate": "penstock.operators.window:WindowAggregateOperator",
     "zoned_window": "penstock.operators.zoned_window:ZonedWindowOperator",
+    "window_rows": "penstock.operators.window_rows:WindowRowsOperator",
     "processing_window": "penstock.operators.processing:ProcessingWindowOperator",
     "session_aggregate": "penstock.operators.session:SessionAggregateOperator",
     "window_top": "penstock.operators.top:WindowTopOperator",

@@ -1,0 +1,140 @@
+"""Windows whose rows are kept: what `WindowedStream` adds where a trigger, an evictor or a function asks for it.
+
+The payload is cloudpickle of `(trigger, evictor, function or None, input row type or None)`; run by
+`penstock.operators.window_rows`.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.api.row_functions import is_row_type, output_schema, pickled, result_type
+from penstock.core.errors import GraphError
+from penstock.core.schema import schema_to_text
+from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.validate import require_name
+from penstock.operators.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger
+from penstock.operators.window_function import ProcessWindowFunction
+from penstock.operators.window_rows_schema import aggregated_schema, validate_rows
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.api.data_stream import DataStream
+    from penstock.api.keyed_stream import KeyedStream
+    from penstock.api.windowed_stream import WindowOptions
+    from penstock.api.windows import Window
+    from penstock.operators.triggers import Trigger
+
+
+@dataclass(frozen=True, slots=True)
+class WindowRows:
+    """The rows of a stream by window, and what was said of it."""
+
+    stream: KeyedStream
+    window: Window
+    options: WindowOptions
+    #: The configuration that all windows have.
+    config: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        """The window's kind."""
+        kind: str = self.config["window"]["kind"]
+        return kind
+
+
+def aggregated(rows: WindowRows, aggregates: list[dict[str, Any]]) -> DataStream:
+    """Add the operator that computes aggregates."""
+    config = {**rows.config, "mode": "aggregate", "aggregates": aggregates}
+    return _operator(rows, config, None, (aggregated_schema(config, rows.stream.flow.schema), None))
+
+
+def reduced(rows: WindowRows, function: Any) -> DataStream:
+    """Add the operator that puts rows together."""
+    flow = rows.stream.flow
+    if not callable(function):
+        raise GraphError(f"reduce: {function!r} is not a function", hint="pass a function of two rows")
+    return _operator(rows, {**rows.config, "mode": "reduce"}, function, (flow.schema, flow.row_type))
+
+
+def applied(rows: WindowRows, function: Any, returns: Any) -> DataStream:
+    """Add the operator that calls a function of (key, window, rows)."""
+    where = f"apply({getattr(function, '__name__', type(function).__name__)})"
+    if not callable(function):
+        raise GraphError(f"{where}: it is not a function", hint="pass a function of (key, window, rows)")
+    output = _output_of(function, returns, rows, where)
+    return _operator(rows, {**rows.config, "mode": "apply"}, function, output)
+
+
+def processed(rows: WindowRows, function: Any, returns: Any, sides: dict[str, Any]) -> DataStream:
+    """Add the operator that calls a `ProcessWindowFunction`."""
+    where = f"process({getattr(function, '__name__', type(function).__name__)})"
+    if not isinstance(function, ProcessWindowFunction):
+        msg = f"{where}: {function!r} is no window function"
+        raise GraphError(msg, hint="make one of a class derived from ps.ProcessWindowFunction")
+    output = _output_of(type(function).process, returns, rows, where)
+    texts = {}
+    for tag, side in sides.items():
+        require_name(tag, f"{where}: side output")
+        texts[tag] = schema_to_text(output_schema(side, rows.stream.flow.schema, f"{where}: side output {tag!r}"))
+    return _operator(rows, {**rows.config, "mode": "process", "sides": texts}, function, output)
+
+
+def _output_of(function: Any, returns: Any, rows: WindowRows, where: str) -> tuple[pa.Schema, Any]:
+    """Return the output's schema and row type."""
+    if returns is None:
+        try:
+            annotated = typing.get_type_hints(function).get("return")
+        except (NameError, TypeError) as error:
+            msg = f"{where}: its annotations cannot be read: {error}"
+            raise GraphError(msg, hint="give the row type as returns=...") from error
+        returns = result_type("flat_map", annotated, where)
+    return output_schema(returns, rows.stream.flow.schema, where), returns if is_row_type(returns) else None
+
+
+def _operator(rows: WindowRows, config: dict[str, Any], function: Any, output: tuple[pa.Schema, Any]) -> DataStream:
+    stream, where = rows.stream, f"window({rows.window.label}).{config['mode']}"
+    validate_rows(config, stream.flow.schema, where)
+    payload = (_trigger_of(rows, where), rows.options.evictor, function, stream.flow.row_type)
+    spec = OperatorSpec(
+        uid="",
+        name=f"Window({rows.window.label})",
+        kind="window_rows",
+        config=config,
+        payload=pickled(payload, where),
+        python=True,
+        stateful=True,
+    )
+    made = stream.append_operator(spec, *output)
+    sides = dict(config.get("sides", {}))
+    if "late_to" in config:
+        sides[config["late_to"]["tag"]] = schema_to_text(stream.flow.schema)
+    if sides:
+        made.environment.builder.update(made.flow.upstreams[0].node, side_outputs=sides)
+    return made
+
+
+def _trigger_of(rows: WindowRows, where: str) -> Trigger:
+    """Return the trigger, the window's own if none was given.
+
+    Raises:
+        GraphError: it does not go with the window.
+    """
+    if "time_zone" in rows.config["window"]:
+        msg = f"{where}: windows in a time zone take .aggregate(...) without triggers and evictors"
+        raise GraphError(msg, hint="leave time_zone= out")
+    chosen = rows.options.trigger
+    if chosen is None:
+        if rows.kind == "global":
+            return NeverTrigger()
+        return EventTimeTrigger() if rows.window.time == "event" else ProcessingTimeTrigger()
+    if rows.kind == "session" and not chosen.can_merge:
+        msg = f"{where}: {type(chosen).__name__} cannot be used with sessions, which merge"
+        raise GraphError(msg, hint="use another trigger, or give one of your own can_merge = True and on_merge")
+    if chosen.event_time and not rows.stream.flow.has_event_time:
+        msg = f"{where}: {type(chosen).__name__} needs event time, the stream has none"
+        raise GraphError(msg, hint="give env.from_source(..., watermarks=...), or use processing time")
+    return chosen

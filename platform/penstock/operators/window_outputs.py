@@ -1,0 +1,161 @@
+"""How windows that keep their rows are computed: by aggregates, by reducing, or by a function of the whole window.
+
+One of these is the `WindowSink` of `operators.window_engine`; `operators.window_rows` makes it and lets it emit.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import TS_COLUMN, Batch
+from penstock.operators.aggregates import AggregatePlan
+from penstock.operators.columns import assemble, without_ts
+from penstock.operators.rows import RowEncoder
+from penstock.operators.window_engine import WindowSink
+from penstock.operators.window_schema import WINDOW_START
+from penstock.state.adding import add_rows
+from penstock.state.hot import overflow
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from penstock.eventtime.windows import TimeWindow
+    from penstock.operators.evictors import WindowElement
+    from penstock.operators.operator import Collector
+    from penstock.operators.process_output import ProcessOutput
+    from penstock.operators.window_buffer import BufferedWindow, KeyWindows
+    from penstock.operators.window_function import ProcessWindowFunction, WindowContext
+    from penstock.operators.window_schema import Grouping
+
+
+class WindowOutput(WindowSink, Protocol):
+    """Computes windows, and emits behind each batch."""
+
+    #: Event time of the row or timer that fires a global window, set by the operator.
+    time_of: Callable[[TimeWindow], int]
+
+    def emit(self, keys: list[pa.Array], out: Collector) -> None:
+        """Emit what was computed since the last call, for keys of these columns."""
+
+
+class AggregatedWindows:
+    """Aggregates, all windows of a batch at once."""
+
+    def __init__(self, config: Grouping, rows: pa.Schema, output: pa.Schema, where: str) -> None:
+        """`rows` is the schema of the input, `output` that of the operator."""
+        self._plan = AggregatePlan(config, rows)
+        self._encoder = RowEncoder(rows, where)
+        self._rows, self._output = rows, output
+        self._fired: list[tuple[int, TimeWindow, int, list[WindowElement]]] = []
+        self.time_of: Callable[[TimeWindow], int] = lambda window: window.max_timestamp
+
+    def fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, elements: list[WindowElement]) -> None:
+        """Remember what is to be computed."""
+        del known
+        if elements:
+            self._fired.append((key.at, window, self.time_of(window), elements))
+
+    def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
+        """Nothing is kept."""
+
+    def emit(self, keys: list[pa.Array], out: Collector) -> None:
+        """Compute and emit."""
+        if not self._fired:
+            return
+        fired, self._fired = self._fired, []
+        elements = [element for *_, found in fired for element in found]
+        columns = self._encoder.columns([element.value for element in elements])
+        times = pa.array([element.timestamp for element in elements], pa.int64())
+        has_time = TS_COLUMN in self._rows.names
+        data = assemble(columns, without_ts(self._rows), times if has_time else None)
+        spec = self._plan.spec
+        cells = np.repeat(spec.initial[np.newaxis], len(fired), axis=0)
+        cell = np.repeat(np.arange(len(fired)), [len(found) for *_, found in fired])
+        name = add_rows(spec, (cells, cells.view(np.float64)), cell, self._plan.inputs(data))
+        if name is not None:
+            raise overflow(name)
+        cells[:, 0] >>= 1
+        places = pa.array([place for place, *_ in fired])
+        made = [column.take(places) for column in keys]
+        if WINDOW_START in self._output.names:
+            kind = self._output.field(WINDOW_START).type
+            made += [pa.array([window[edge] for _, window, *_ in fired], pa.int64()).view(kind) for edge in (0, 1)]
+        made += self._plan.outputs(cells)
+        if TS_COLUMN in self._output.names:
+            made.append(pa.array([time for _, _, time, _ in fired], pa.int64()))
+        out.batch(Batch(pa.RecordBatch.from_arrays(made, schema=self._output)))
+
+
+class ReducedWindows:
+    """One row a window, by putting two together again and again."""
+
+    def __init__(self, function: Callable[[Any, Any], Any], output: ProcessOutput) -> None:
+        """`function` takes the row so far and the next one."""
+        self._function = function
+        self._output = output
+        self.time_of: Callable[[TimeWindow], int] = lambda window: window.max_timestamp
+
+    def fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, elements: list[WindowElement]) -> None:
+        """Reduce."""
+        del key, known
+        if elements:
+            row = functools.reduce(self._function, [element.value for element in elements])
+            _keep(self._output, [row], self.time_of(window))
+
+    def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
+        """Nothing is kept."""
+
+    def emit(self, keys: list[pa.Array], out: Collector) -> None:
+        """Emit."""
+        del keys
+        self._output.emit(out)
+
+
+class ProcessedWindows:
+    """Whatever a function yields of a window's rows."""
+
+    def __init__(
+        self,
+        function: ProcessWindowFunction,
+        context: WindowContext,
+        output: ProcessOutput,
+        key_of: Callable[[int], Any],
+    ) -> None:
+        """`key_of` gives the key at a place of the batch."""
+        self._function = function
+        self._context = context
+        self._output = output
+        self._key_of = key_of
+        self.time_of: Callable[[TimeWindow], int] = lambda window: window.max_timestamp
+
+    def fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, elements: list[WindowElement]) -> None:
+        """Call the function."""
+        name, time = self._key_of(key.at), self.time_of(window)
+        self._context.watermark = key.watermark
+        self._context.bind(name, window, known.function, time)
+        found = self._function.process(name, self._context, [element.value for element in elements])
+        if found is not None:
+            _keep(self._output, found, time)
+
+    def clear(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
+        """Tell the function."""
+        self._context.watermark = key.watermark
+        self._context.bind(self._key_of(key.at), window, known.function, self.time_of(window))
+        self._function.clear(self._context)
+
+    def emit(self, keys: list[pa.Array], out: Collector) -> None:
+        """Emit."""
+        del keys
+        self._output.emit(out)
+
+
+def _keep(output: ProcessOutput, rows: Sequence[Any], time: int) -> None:
+    before = len(output.rows)
+    output.rows.extend(rows)
+    if len(output.rows) > before:
+        output.ends.append(len(output.rows))
+        output.times.append(time)

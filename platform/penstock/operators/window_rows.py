@@ -1,0 +1,241 @@
+"""Windows that keep their rows (kind `window_rows`): any trigger, evictor or function, one Python call a row.
+
+For what the compiled windows (`operators.window`, `operators.session`) cannot express, and nothing else. A batch is
+decoded once, its rows and what is known of their keys go through `operators.window_engine`, and what that has changed
+is saved behind the batch; timers fire in the same way.
+"""
+
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark
+from penstock.core.errors import GraphError, PenstockError
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_key_columns
+from penstock.operators.columns import ts_of
+from penstock.operators.evictors import WindowElement
+from penstock.operators.functions import UserFunctionError, user_error
+from penstock.operators.garbage import collector_paused
+from penstock.operators.late import LateRows
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.process_output import ProcessOutput
+from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.operators.rows import RowDecoder
+from penstock.operators.window_assigners import WindowAssigner
+from penstock.operators.window_buffer import WindowBuffer
+from penstock.operators.window_engine import WindowEngine
+from penstock.operators.window_function import AppliedFunction, WindowContext
+from penstock.operators.window_outputs import AggregatedWindows, ProcessedWindows, ReducedWindows, WindowOutput
+from penstock.operators.window_rows_schema import parse_rows
+from penstock.state.row_columns import python_values
+
+if TYPE_CHECKING:
+    from penstock.core.elements import Barrier
+    from penstock.core.permits import CommitPermit
+    from penstock.kernels.compile import I32
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.timer_queue import TimerQueue
+    from penstock.operators.window_buffer import KeyWindows
+    from penstock.state.keyed import KeyedStateStore
+    from penstock.state.timers import TimerTable
+
+#: Timers that fire as one batch.
+_FIRE_ROWS = 16_384
+_WATERMARK = "watermark"
+
+
+class WindowRowsOperator(Operator):
+    """Windows of one key after another, by rows."""
+
+    _store: KeyedStateStore
+    _buffer: WindowBuffer
+    _watermarks: RangeWatermarks
+    _sink: WindowOutput
+
+    def open(self, context: OperatorContext) -> None:
+        """Load the functions, declare (and so restore) rows, windows and timers."""
+        spec = context.spec
+        self._where = f"window {spec.uid!r}"
+        self._context = context
+        if context.keyed_state is None:
+            raise GraphError(f"{self._where} needs keyed state", hint="key the stream before the window")
+        try:
+            trigger, evictor, function, row_type = pickle.loads(spec.payload)
+        except Exception as error:
+            msg = f"{self._where}: its functions cannot be loaded: {error}"
+            raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        rows, config = context.input_schemas[0], parse_rows(spec.config)
+        self._config = config
+        self._store = context.keyed_state
+        self._decoder = RowDecoder(rows, row_type)
+        self._buffer = WindowBuffer(self._store, pa.schema([rows.field(name) for name in config.key]), rows, row_type)
+        self._store.check_all_declared()
+        self._late = LateRows(spec.config, context.metrics)
+        assigner = WindowAssigner(config.window, config.allowed_lateness)
+        self._sink = self._sink_of(function, rows, merges=assigner.merges)
+        self._engine = WindowEngine(assigner, trigger, evictor, self._buffer, self._sink)
+        if assigner.is_global:
+            self._sink.time_of = lambda _: self._engine.time
+        saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
+        self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
+        self._now = MIN_TIMESTAMP
+        self._next_processing = self._buffer.processing_timers.next_time()
+        self._ended = False
+
+    def _sink_of(self, function: Any, rows: pa.Schema, *, merges: bool) -> WindowOutput:
+        spec = self._context.spec
+        output = schema_from_text(spec.output_schema)
+        if self._config.mode == "aggregate":
+            return AggregatedWindows(self._config, rows, output, self._where)
+        sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
+        made = ProcessOutput(output, sides, self._where)
+        if self._config.mode == "reduce":
+            return ReducedWindows(function, made)
+        if self._config.mode == "apply":
+            function = AppliedFunction(function)
+        self._function_context = WindowContext(made.sides, merges=merges)
+        return ProcessedWindows(function, self._function_context, made, self._key_of)
+
+    # --- rows -------------------------------------------------------------------------------------------------------
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Put every row into its windows."""
+        with collector_paused():
+            self._process(batch.data, out)
+
+    def _process(self, data: pa.RecordBatch, out: Collector) -> None:
+        keys = key_columns(data, self._config.key)
+        slots = self._buffer.state.upsert(keys, hash_key_columns(keys, data.num_rows))
+        local, distinct = self._buffer.state.distinct(slots)
+        windows = self._begin(distinct)
+        engine, now = self._engine, self._clock_now()
+        ts = ts_of(data)
+        times = [now] * data.num_rows if ts is None else ts.to_numpy().tolist()
+        by_clock = engine.assigner.processing
+        number = first = self._buffer.next_number
+        late = np.zeros(data.num_rows, np.bool_)
+        try:
+            for row, place, time in zip(self._decoder.rows(data), local.tolist(), times, strict=True):
+                if not engine.add(windows[place], WindowElement(row, time, number), now if by_clock else time):
+                    late[number - first] = True
+                number += 1
+        except PenstockError:
+            raise
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        self._buffer.next_number = number
+        if late.any():
+            self._late.take(data, late, out)
+        self._end(distinct, (first, local, data), out)
+
+    # --- timers -----------------------------------------------------------------------------------------------------
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Let the timers of event time fire, then pass it on; the end of all input also ends windows of the clock."""
+        if watermark.timestamp > self._watermarks.low:
+            self._watermarks.advance(watermark.timestamp)
+            self._fire(watermark.timestamp, out, processing=False)
+        if watermark.timestamp == MAX_TIMESTAMP and self._engine.assigner.processing:
+            self._fire(MAX_TIMESTAMP, out, processing=True)
+        out.watermark(watermark)
+
+    @property
+    def next_timer_ms(self) -> float | None:
+        """When the next timer of processing time is due, as `Clock.now_ms` counts."""
+        if self._next_processing is None or self._ended:
+            return None
+        return -(-self._next_processing // 1000)
+
+    def process_time(self, now_ms: int, out: Collector) -> None:
+        """Let the timers of processing time fire."""
+        self._fire(max(self._clock_now(), now_ms * 1000), out, processing=True)
+
+    def _fire(self, until: int, out: Collector, *, processing: bool) -> None:
+        table = self._buffer.processing_timers if processing else self._buffer.event_timers
+        queue = self._engine.context.processings if processing else self._engine.context.events
+        while due := table.take_due(until, _FIRE_ROWS):
+            slots, times = due
+            with collector_paused():
+                local, distinct = self._buffer.state.distinct(slots)
+                windows = self._begin(distinct)
+                self._clock_now()
+                try:
+                    for time, place in queue.fire(times.tolist(), local.tolist()):
+                        self._engine.timer(windows[place], time, processing=processing)
+                except PenstockError:
+                    raise
+                except Exception as error:
+                    raise user_error(self._where, error) from error
+                self._end(distinct, None, out)
+
+    def _clock_now(self) -> int:
+        """Return the machine's clock in microseconds; it never goes back."""
+        self._now = max(self._now, self._context.clock.now_ms() * 1000)
+        self._engine.context.processing_time = self._now
+        if self._config.mode in ("apply", "process"):
+            self._function_context.processing_time = self._now
+        return self._now
+
+    # --- a batch of keys --------------------------------------------------------------------------------------------
+
+    def _begin(self, distinct: I32) -> list[KeyWindows]:
+        low = self._watermarks.low
+        marks = [low] * len(distinct)
+        if self._watermarks.differ:
+            hashes = self._buffer.hashes(distinct)
+            for owned, watermark in self._watermarks.ahead():
+                for place in np.flatnonzero((hashes >= owned.low) & (hashes <= owned.high)).tolist():
+                    marks[place] = watermark
+        self._keys: list[Any] | None = None
+        return self._buffer.begin(distinct, marks)
+
+    def _key_of(self, place: int) -> Any:
+        if self._keys is None:
+            columns = [python_values(array) for array in self._buffer.key_columns()]
+            self._keys = columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
+        return self._keys[place]
+
+    def _end(self, distinct: I32, rows: tuple[int, I32, pa.RecordBatch] | None, out: Collector) -> None:
+        """Save what has changed and emit what was computed."""
+        keys, context = self._buffer.key_columns(), self._engine.context
+        first, local, data = rows or (self._buffer.next_number, None, None)
+        self._buffer.end(first, local, data)
+        _register(self._buffer.event_timers, context.events, distinct)
+        _register(self._buffer.processing_timers, context.processings, distinct)
+        self._next_processing = self._buffer.processing_timers.next_time()
+        self._buffer.state.settle()
+        self._sink.emit(keys, out)
+
+    # --- the rest ---------------------------------------------------------------------------------------------------
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        """Freeze rows, windows and timers; the watermark goes with the hash range it holds for."""
+        self._ended = self._ended or barrier.kind.ends_job
+        items: tuple[Any, ...] = self._watermarks.items()
+        watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
+        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._store.completed(permit.checkpoint_id)
+
+    def finish(self, out: Collector) -> None:
+        """Timers of processing time that are still to come never fire."""
+        self._ended = True
+
+
+def _register(table: TimerTable, queue: TimerQueue, distinct: I32) -> None:
+    if queue.times:
+        times, places = np.array(queue.times, np.int64), np.array(queue.places, np.int64)
+        queue.times.clear()
+        queue.places.clear()
+        table.change(distinct[places], times, np.zeros(len(times), np.bool_))

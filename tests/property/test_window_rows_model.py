@@ -1,0 +1,261 @@
+"""Windows with triggers and evictors over their state against a plain Python model.
+
+Any order of batches, watermarks, checkpoints, restores and rescales gives the model's output.
+"""
+
+import tempfile
+from pathlib import Path
+
+import cloudpickle
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.property.window_rows_model import Model
+
+import penstock as ps
+from penstock.config.settings import JobSettings
+from penstock.core.clock import ManualClock
+from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
+from penstock.core.keygroup import hash_range_of
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import FileRef
+from penstock.graph.restore_plan import clip_keyed
+from penstock.kernels.hashing import hash_columns
+from penstock.operators.operator import OperatorMetrics
+from penstock.operators.registry import create_operator
+from penstock.state.budget import MemoryBudget
+from penstock.state.store import KeyedStateRequest, open_keyed_state
+
+UID, KEY_GROUPS = "rows", 64
+KEYS = [None, "", *(f"key-{i}" for i in range(4))]
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("v", pa.int64(), nullable=False),
+        pa.field(TS_COLUMN, pa.int64(), nullable=False),
+    ]
+)
+OUTPUT = pa.schema(
+    [("k", pa.string()), ("start", pa.int64()), ("end", pa.int64()), ("rows", pa.string()), (TS_COLUMN, pa.int64())]
+)
+WINDOWS = {
+    "tumbling": {"kind": "tumbling", "size_us": 100},
+    "sliding": {"kind": "sliding", "size_us": 90, "slide_us": 30},
+    "session": {"kind": "session", "gap_us": 30},
+    "global": {"kind": "global"},
+}
+SHAPES = {
+    "tumbling": ("time", 100, 100),
+    "sliding": ("time", 90, 30),
+    "session": ("session", 30),
+    "global": ("global",),
+}
+TRIGGERS = {
+    "event": lambda _: ps.trigger.event_time(),
+    "count": ps.trigger.count,
+    "continuous": None,
+    "delta": lambda n: ps.trigger.delta(n, "v"),
+}
+EVICTORS = {
+    None: lambda _: None,
+    "count": ps.evictor.count,
+    "time": lambda n: ps.evictor.time(n / 1000),
+    "after": lambda n: ps.evictor.count(n, after=True),
+}
+
+
+def all_rows(key, window, rows):
+    return [{"k": key, "start": window.start, "end": window.end, "rows": " ".join(str(row.v) for row in rows)}]
+
+
+def trigger_of(rule):
+    kind, number, purges, *_ = rule
+    made = ps.trigger.continuous_event_time("1s") if kind == "continuous" else TRIGGERS[kind](number)
+    if kind == "continuous":
+        made._interval = number
+    return ps.trigger.purging(made) if purges else made
+
+
+def evictor_of(rule):
+    made = EVICTORS[rule[3]](rule[4])
+    if rule[3] == "time":
+        made._keep = rule[4]
+    return made
+
+
+class Out:
+    def __init__(self):
+        self.rows, self.late = [], []
+
+    def batch(self, batch):
+        batch.data.validate(full=True)
+        self.rows += [tuple(row.values())[:4] for row in batch.data.to_pylist()]
+
+    def side(self, tag, batch):
+        assert tag == "late"
+        self.late += [(row["k"], row[TS_COLUMN], row["v"]) for row in batch.data.to_pylist()]
+
+    def watermark(self, watermark):
+        pass
+
+
+class Job:
+    """Subtasks of the operator and the newest complete checkpoint."""
+
+    def __init__(self, folder, window, rule, lateness):
+        self.folder, self.rule, self.files = Path(folder), rule, {}
+        self.config = {
+            "key": ["k"],
+            "window": WINDOWS[window],
+            "mode": "apply",
+            "allowed_lateness_us": lateness,
+            "late_to": {"tag": "late", "columns": SCHEMA.names},
+        }
+        self.model = Model(SHAPES[window], rule, lateness, KEYS)
+        self.complete = (None, self.model.copy())
+        self.attempt = self.checkpoint = self.value = 0
+        self.subtasks = []
+        batch = pa.RecordBatch.from_pydict({"k": pa.array(KEYS, pa.string())})
+        self.hash = dict(zip(KEYS, hash_columns(batch, ("k",)).tolist(), strict=True))
+        self.restart(1)
+
+    def restart(self, parallelism):
+        self.close()
+        self.attempt += 1
+        saved, model = self.complete
+        self.model = model.copy()
+        self.subtasks = [self.open(hash_range_of(s, parallelism, KEY_GROUPS), s, saved) for s in range(parallelism)]
+
+    def open(self, owned, subtask, saved):
+        keyed, restored = saved or ([], [])
+        request = KeyedStateRequest(
+            uid=UID,
+            snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
+            hash_range=owned,
+            settings=JobSettings(),
+            read=lambda file: self.files[file.path],
+            directory=self.folder / f"{self.attempt}-{subtask}",
+            writer=f"run/v/{subtask}/{self.attempt}",
+            budget=MemoryBudget(64 << 20),
+        )
+        store = open_keyed_state(request)
+        operator = create_operator("window_rows")
+        functions = (trigger_of(self.rule), evictor_of(self.rule), all_rows, None)
+        values = {"config": self.config, "uid": UID, "payload": cloudpickle.dumps(functions)}
+        operator.open(Context({**values, "output_schema": schema_to_text(OUTPUT)}, owned, store, tuple(restored)))
+        return operator, store
+
+    def owned(self, subtask):
+        owned = hash_range_of(subtask, len(self.subtasks), KEY_GROUPS)
+        return [key for key in KEYS if self.hash[key] in owned]
+
+    def batch(self, seed, count, around):
+        random = np.random.default_rng(seed)
+        rows = []
+        for _ in range(count):
+            self.value += 1
+            key, time = KEYS[int(random.integers(len(KEYS)))], int(around + random.integers(-90, 90))
+            rows.append((key, time, self.value))
+        for row in rows:
+            self.model.add(*row)
+        for s, (operator, _) in enumerate(self.subtasks):
+            mine = [dict(zip(("k", TS_COLUMN, "v"), row, strict=True)) for row in rows if row[0] in self.owned(s)]
+            if mine:
+                self.compare(lambda out, o=operator, m=mine: o.process_batch(Batch(batch_of(m)), 0, out), s)
+
+    def watermark(self, subtask, timestamp):
+        operator = self.subtasks[subtask][0]
+        self.model.advance(self.owned(subtask), timestamp)
+        self.compare(lambda out: operator.process_watermark(Watermark(timestamp), out), subtask)
+
+    def compare(self, call, subtask):
+        """What one subtask emits is what the model has for its keys, those of a key in order."""
+        out, keys = Out(), self.owned(subtask)
+        call(out)
+        for key in keys:
+            of_key = [row for row in self.model.out if row[0] == key]
+            assert sorted(map(repr, of_key)) == sorted(repr(row) for row in out.rows if row[0] == key)
+            assert [r for r in self.model.late if r[0] == key] == [r for r in out.late if r[0] == key]
+        self.model.out = [row for row in self.model.out if row[0] not in keys]
+        self.model.late = [row for row in self.model.late if row[0] not in keys]
+
+    def save(self):
+        self.checkpoint += 1
+        keyed, restored = [], []
+        for operator, _ in self.subtasks:
+            snapshot = operator.snapshot(Barrier(self.checkpoint), Out())
+            restored += snapshot.operator
+            for frozen in snapshot.keyed:
+                assert frozen.copy_pages(1)
+                frozen.durable({e.position: self.write(e) for e in frozen.encode()})
+                keyed.append(frozen.snapshot())
+        self.complete = ((keyed, restored), self.model.copy())
+
+    def write(self, encoded):
+        name = f"{self.attempt}/{len(self.files)}"
+        self.files[name] = encoded.data
+        return FileRef(path=name, length=len(encoded.data))
+
+    def close(self):
+        for _, store in self.subtasks:
+            store.close()
+
+
+class Context:
+    """What the operator is opened with."""
+
+    def __init__(self, spec, owned, store, restored):
+        self.spec = type("Spec", (), spec)
+        self.hash_range, self.keyed_state, self.restored = owned, store, restored
+        self.metrics, self.clock, self.input_schemas = OperatorMetrics(), ManualClock(), (SCHEMA,)
+
+
+def batch_of(rows):
+    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 30)),
+        st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 150)),
+        st.tuples(st.just("save")),
+        st.tuples(st.just("restart"), st.integers(1, 4)),
+    ),
+    max_size=40,
+)
+RULES = st.sampled_from(
+    [
+        (*trigger, purges, *evictor)
+        for trigger in [("event", 0), ("count", 3), ("continuous", 40), ("delta", 6)]
+        for purges in (False, True)
+        for evictor in [(None, 0), ("count", 2), ("time", 25), ("after", 1)]
+    ]
+)
+
+
+@pytest.mark.parametrize("lateness", [0, 60])
+@pytest.mark.parametrize("window", list(WINDOWS))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rule=RULES, operations=OPERATIONS)
+def test_output_is_the_models(window, lateness, rule, operations):
+    if window == "session" and rule[0] == "delta":
+        rule = ("count", *rule[1:])
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder, window, rule, lateness)
+        now, marks = 0, {}
+        for name, *arguments in operations:
+            if name == "batch":
+                now += 20
+                job.batch(*arguments, now - 100)
+            elif name == "watermark":
+                subtask = arguments[0] % len(job.subtasks)
+                marks[subtask] = max(marks.get(subtask, -400), now - 250 + arguments[1])
+                job.watermark(subtask, marks[subtask])
+            else:
+                marks = {} if name == "restart" else marks
+                getattr(job, name)(*arguments)
+        for subtask in range(len(job.subtasks)):
+            job.watermark(subtask, MAX_TIMESTAMP)
+        job.close()
