@@ -14,9 +14,8 @@ from tests.sim.workload import Phase
 every_question = pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.name)
 
 
-def phases(question, *ends):
-    widths = (1, 2) if question.bound_ms is None else (3, 2)
-    return [Phase(width, end, end == "finish" and len(ends) > 1) for width, end in zip(widths, ends, strict=False)]
+def phases(question):
+    return [Phase(1 if question.bound_ms is None else 3)]
 
 
 @every_question
@@ -41,14 +40,14 @@ def test_late_rows_were_left_out_by_flink():
 
 @every_question
 def test_equal_to_flink(question):
-    found, result = FlinkWorld(question, 1, phases(question, "finish"), kills=False).answer()
+    found, result = FlinkWorld(question, 1, phases(question), kills=False).answer()
     assert not (difference := differences(read(question.name)[1], found)), difference
     assert result.counts["restart"] == 0
 
 
 @every_question
 def test_equal_to_flink_when_workers_are_killed(question):
-    found, result = FlinkWorld(question, 2, phases(question, "finish"), kills=True).answer()
+    found, result = FlinkWorld(question, 2, phases(question), kills=True).answer()
     assert result.counts["worker-killed"] == 2
     assert result.counts["restart"] >= 2
     assert not (difference := differences(read(question.name)[1], found)), difference
