@@ -17,7 +17,7 @@ from tests.property.process_job import ProcessJob
 
 import penstock as ps
 
-KEYS = [None, "", *[f"key-{i}" for i in range(8)]]
+KEYS = [None, "", "key", "another key"]
 SCHEMA = pa.schema(
     [
         pa.field("k", pa.string()),
@@ -237,16 +237,17 @@ OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40)),
         st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40)),
-        st.tuples(st.just("step"), st.integers(-8_000, 12_000)),
-        st.tuples(st.just("step"), st.integers(0, 4_000)),
+        st.tuples(st.just("step"), st.integers(-8_000, 9_000)),
+        st.tuples(st.just("step"), st.integers(0, 6_000)),
+        st.tuples(st.just("look")),
         st.tuples(st.just("checkpoint")),
         st.tuples(st.just("freeze")),
         st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
         st.tuples(st.just("compact"), st.booleans()),
         st.tuples(st.just("start"), st.integers(1, 4)),
     ),
-    min_size=8,
-    max_size=50,
+    min_size=20,
+    max_size=60,
 )
 
 
@@ -261,7 +262,7 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=OPERATIONS)
 def test_any_history_gives_what_has_not_expired(operations):
     with tempfile.TemporaryDirectory() as folder:
