@@ -224,9 +224,9 @@ def test_the_snapshot_has_the_time_of_the_last_access(world):
 def test_a_time_to_live_comes_and_goes_with_a_new_uid_only(world):
     op = world.open(Endless())
     run(op, put)
-    with pytest.raises(StateMismatchError, match=r"state 'value' of fn was saved with columns .* __ttl"):
+    with pytest.raises(StateMismatchError, match="state 'value' of fn: it had a time-to-live and has none"):
         op.restored(Plain())
     op = world.open(Plain())
     run(op, put)
-    with pytest.raises(StateMismatchError, match="state 'value' of fn was saved with columns"):
+    with pytest.raises(StateMismatchError, match="state 'value' of fn: it had a time-to-live and has none"):
         op.restored(Endless())
