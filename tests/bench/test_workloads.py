@@ -56,6 +56,9 @@ def everything_is_there(figures):
         figures["cpu_seconds"] / figures["events"] * 1e6, rel=0.05, abs=0.01
     )
     assert figures["peak_rss_mb"] > 0
+    assert figures["worker_fixed_mb"] + figures["worker_growth_mb"] == figures["worker_private_mb"]
+    assert figures["worker_fixed_mb"] > 0
+    assert figures["state_memory_mb"] <= figures["managed_memory_mb"]
     assert figures["first_result_seconds"] > 0
 
 

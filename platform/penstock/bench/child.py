@@ -54,7 +54,17 @@ def _run_of(handle: JobHandle, running_at: float) -> JobRun:
         max_freeze_ms=round(max((float(entry["max_sync_duration"]) for entry in done), default=0.0), 3),
         restarts=int(handle.client.summary(handle.job_id)["restarts"]),
         running_at=running_at,
+        state_memory_peak_bytes=_state_memory(handle.client.metrics(handle.job_id)),
     )
+
+
+def _state_memory(tasks: dict[str, dict[str, float]]) -> int:
+    """Return the most of any slot: subtasks of one number share one."""
+    slots: dict[str, float] = {}
+    for task, metrics in tasks.items():
+        number = task.rpartition("/")[2]
+        slots[number] = slots.get(number, 0.0) + metrics.get("managedMemoryPeak", 0.0)
+    return int(max(slots.values(), default=0.0))
 
 
 if __name__ == "__main__":

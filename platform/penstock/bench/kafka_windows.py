@@ -22,7 +22,15 @@ from penstock.bench import reference
 from penstock.bench.delays import latency_figures
 from penstock.bench.half_load import measure_latency
 from penstock.bench.marginal import marginal_figures
-from penstock.bench.measure import BenchJob, checkpoint_figures, contest, figures, require_right, run_child
+from penstock.bench.measure import (
+    BenchJob,
+    checkpoint_figures,
+    contest,
+    figures,
+    memory_figures,
+    require_right,
+    run_child,
+)
 from penstock.bench.options import BenchOptions
 from penstock.bench.peers import Peer, run_peers
 from penstock.bench.sources import environment, paced
@@ -125,7 +133,7 @@ def _measure_once(job: BenchJob, options: BenchOptions, topics: Topics) -> tuple
         sums=tuple(int(part) for part in written.checksum.split(":")),
         first_result=float(written.arrivals[:, 1].min()) / 1e6,
     )
-    found = figures(job, chosen, marks, meter) | checkpoint_figures(run)
+    found = figures(job, chosen, marks, meter) | memory_figures(chosen, run, marks, meter) | checkpoint_figures(run)
     if options.rate is not None:
         seen = [_seen(written.arrivals, schedules)]
         found["latency"] = latency_figures(seen, schedules, "windows", bound_ms=5000, settle_ms=options.settle_ms)

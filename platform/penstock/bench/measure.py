@@ -69,6 +69,8 @@ class JobRun(msgspec.Struct, frozen=True, kw_only=True):
     #: Longest synchronous part of any subtask.
     max_freeze_ms: float = 0.0
     restarts: int = 0
+    #: The most managed memory that the stateful subtasks of one slot held and worked with.
+    state_memory_peak_bytes: int = 0
     #: When the job was seen to run, seconds since the epoch.
     running_at: float = 0.0
 
@@ -132,7 +134,7 @@ def _measure_once(job: BenchJob, options: BenchOptions) -> dict[str, Any]:
         place = Path(folder) / "marks"
         marks, seen, schedules = read_marks(place), read_delays(place), read_schedules(place)
     require_right(job.workload, marks.checksum, job.right(job.events))
-    found = figures(job, options, marks, meter) | checkpoint_figures(run)
+    found = figures(job, options, marks, meter) | memory_figures(options, run, marks, meter) | checkpoint_figures(run)
     if options.rate is not None:
         late = latency_figures(seen, schedules, job.results, bound_ms=job.bound_ms, settle_ms=options.settle_ms)
         found["latency"] = late
@@ -145,7 +147,25 @@ def _measure_events(job: BenchJob, events: int, options: BenchOptions) -> dict[s
 
 def checkpoint_figures(run: JobRun) -> dict[str, Any]:
     """Return what a run says of its checkpoints."""
-    return {name: value for name, value in msgspec.to_builtins(run).items() if name != "running_at"}
+    hidden = ("running_at", "state_memory_peak_bytes")
+    return {name: value for name, value in msgspec.to_builtins(run).items() if name not in hidden}
+
+
+def memory_figures(options: BenchOptions, run: JobRun, marks: Marks, meter: TreeMeter) -> dict[str, Any]:
+    """Return what a slot worker's memory consists of: what it had before the first record, state, and all else.
+
+    State and all else are the most of each, which need not be at the same moment nor in the same worker.
+    """
+    private, growth = meter.workers_private_mb(marks.first_record)
+    state = run.state_memory_peak_bytes / 1e6
+    return {
+        "managed_memory_mb": round(options.managed_memory_bytes / 1e6, 1),
+        "state_memory_mb": round(state, 1),
+        "worker_private_mb": private,
+        "worker_fixed_mb": private - growth,
+        "worker_growth_mb": growth,
+        "worker_buffers_mb": round(max(0.0, growth - state), 1),
+    }
 
 
 def run_child(build: str, options: BenchOptions, folder: Path) -> tuple[TreeMeter, JobRun]:
@@ -191,7 +211,6 @@ def figures(job: BenchJob, options: BenchOptions, marks: Marks, meter: TreeMeter
     """Return the figures every workload has, in their order."""
     wall = marks.last_result - marks.first_record
     cpu = meter.cpu_between(marks.first_record, marks.last_result)
-    private, growth = meter.workers_private_mb(marks.first_record)
     return {
         "workload": job.workload,
         "events": job.events,
@@ -206,8 +225,5 @@ def figures(job: BenchJob, options: BenchOptions, marks: Marks, meter: TreeMeter
         "first_result_seconds": round(marks.first_result - meter.started, 3),
         "cpu_seconds_total": round(meter.total, 3),
         "cpu_seconds_by_process": meter.by_process(),
-        "managed_memory_mb": round(options.managed_memory_bytes / 1e6, 1),
-        "worker_private_mb": private,
-        "worker_growth_mb": growth,
         "load": round(os.getloadavg()[0], 1),
     }

@@ -87,6 +87,11 @@ class RestClient:
         """Return the time each operator has taken, by vertex."""
         return self._get(f"/v1/penstock/jobs/{job_id}/budget")
 
+    def metrics(self, job_id: str) -> dict[str, dict[str, float]]:
+        """Return the newest metrics of each subtask, by `<vertex>/<subtask>`."""
+        tasks: dict[str, dict[str, float]] = self._get(f"/v1/penstock/jobs/{job_id}/metrics")["tasks"]
+        return tasks
+
     def workers(self, job_id: str) -> list[dict[str, Any]]:
         """Return the slot workers of a job: id, pid, TaskManager."""
         workers: list[dict[str, Any]] = self._get(f"/v1/penstock/jobs/{job_id}/workers")["workers"]

@@ -56,14 +56,15 @@ class DeduplicateOperator(Operator):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Emit the rows that are kept in place of what was there."""
-        data = batch.data
-        if data.num_rows == 0:
-            return
+        for first in range(0, batch.data.num_rows, self._table.most_rows):
+            self._process(batch.data.slice(first, self._table.most_rows), out)
+
+    def _process(self, data: pa.RecordBatch, out: Collector) -> None:
         keys = key_columns(data, self._config.key)
         hashes = hash_key_columns(keys, data.num_rows)
         kept = self._table.keep(keys, hashes, self._order(data), last=self._config.keep == "last")
         if kept.all():
-            out.batch(batch)
+            out.batch(Batch(data))
         elif kept.any():
             out.batch(Batch(data.filter(pa.array(kept.view(np.bool_)))))
 

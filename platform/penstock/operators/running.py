@@ -50,9 +50,10 @@ class RunningAggregateOperator(Operator):
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows, and emit each with what its key then holds."""
-        data = batch.data
-        if data.num_rows == 0:
-            return
+        for first in range(0, batch.data.num_rows, self._table.most_rows):
+            self._process(batch.data.slice(first, self._table.most_rows), out)
+
+    def _process(self, data: pa.RecordBatch, out: Collector) -> None:
         keys = key_columns(data, self._config.key)
         words = self._table.run(keys, hash_key_columns(keys, data.num_rows), self._plan.inputs(data))
         columns = [_plain(data.column(name)) for name in self._config.key]

@@ -199,7 +199,7 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
     @router.get("/penstock/jobs/{job_id}/metrics")
     async def metrics(job_id: str) -> dict[str, Any]:
-        return {"tasks": dispatcher.metrics(job_id)}
+        return essential.metrics(dispatcher, job_id)
 
     @router.get("/penstock/workers/{worker_id}/log")
     async def log(worker_id: str) -> dict[str, Any]:

@@ -79,6 +79,11 @@ def exceptions(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
     return flink_json.exceptions(dispatcher.exceptions(job_id))
 
 
+def metrics(dispatcher: Dispatcher, job_id: str) -> dict[str, Any]:
+    """`GET /penstock/jobs/ID/metrics`: the newest metrics of each subtask, by `<vertex>/<subtask>`."""
+    return {"tasks": dispatcher.metrics(job_id)}
+
+
 async def wait(dispatcher: Dispatcher, job_id: str, wait_ms: int, clock: Clock) -> dict[str, Any]:
     """`GET /penstock/jobs/ID/wait`: the job as soon as it has ended, else as it is after `wait_ms`."""
     await dispatcher.wait(job_id, max(0, min(wait_ms, _MAX_WAIT_MS)))
@@ -110,6 +115,7 @@ def _too_large(size: int) -> UsageError:
 _VIEWS: dict[str, Callable[[Dispatcher, str], dict[str, Any]]] = {
     "/v1/penstock/jobs/ID/summary": summary,
     "/v1/penstock/jobs/ID/workers": workers,
+    "/v1/penstock/jobs/ID/metrics": metrics,
     "/v1/jobs/ID/checkpoints": checkpoints,
     "/v1/jobs/ID/exceptions": exceptions,
 }

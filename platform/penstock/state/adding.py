@@ -7,14 +7,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.kernels import aggregate
+import numpy as np
+
+from penstock.kernels import aggregate, running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.compile import F64, I64, U8
     from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+    from penstock.state.panes import PaneMemory
 
+_NO_VALUES = np.zeros(0, np.int64)
 _SUMS = {
     ("sum", "int64"): aggregate.sum_i64,
     ("min", "int64"): aggregate.min_i64,
@@ -38,6 +42,25 @@ def add_rows(
             if _add(accumulator, table, word, cell, values):
                 return accumulator.name
     return None
+
+
+def run_input(
+    spec: AccumulatorSpec, target: tuple[PaneMemory, I64], word: int, cell: I64, values: AccumulatorInput
+) -> int:
+    """Add one input and write the accumulator's words as of each row; returns how many additions overflowed."""
+    memory, words = target
+    bitmap, offset = values.bitmap, values.bit_offset
+    if spec.combine in ("first", "last"):
+        column = (values.times, values.values, bitmap)
+        return int(running.run_timed(memory.cells, (spec.op, word), cell, column, offset, words))
+    if values.values is None:
+        at = (running.COUNT_VALID, word)
+        return int(running.run_i64(memory.cells, at, cell, (_NO_VALUES, bitmap), offset, words))
+    if spec.dtype == "int64":
+        return int(running.run_i64(memory.cells, (spec.op, word), cell, (values.values, bitmap), offset, words))
+    kernel = running.run_moments if spec.combine == "moments" else running.run_f64
+    floats = words.view(np.float64)
+    return int(kernel(memory.float_cells, (spec.op, word), cell, (values.values, bitmap), offset, floats))
 
 
 def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: AccumulatorInput) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.accumulators import PaneTableSpec
+    from penstock.state.cold_file import FileRows
     from penstock.state.key_index import KeyView
     from penstock.state.panes import Rows
 
@@ -62,7 +63,7 @@ class ColdRows(Protocol):
     def rows_of(self, pane: int) -> int:
         """Return how many rows the pane has, at most."""
 
-    def for_changes(self) -> ColdRows | None:
+    def for_changes(self) -> FileRows | None:
         """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
 
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
@@ -170,6 +171,11 @@ class ColdPanes:
         self._tick = 0
 
     @property
+    def memory_bytes(self) -> int:
+        """Bytes of what is known of slots."""
+        return int(self._maybe.nbytes + self._touched.nbytes)
+
+    @property
     def panes(self) -> list[int]:
         """Panes with cold rows."""
         return self._rows.panes
@@ -189,11 +195,11 @@ class ColdPanes:
         self._tick += 1
         self._touched[slots] = self._tick
 
-    def recent(self, count: int) -> np.ndarray:
-        """Return which slots to keep: at most half, those touched last."""
+    def recent(self, count: int, part: int = 2) -> np.ndarray:
+        """Return which slots to keep: at most one in `part`, those touched last."""
         touched = self._touched[:count]
-        middle = np.partition(touched, count // 2)[count // 2]
-        return np.asarray(touched > middle)
+        place = count - count // part
+        return np.asarray(touched > np.partition(touched, place)[place])
 
     def moved(self, kept: I32) -> None:
         """The table was rebuilt with these slots alone, in this order."""
@@ -212,7 +218,7 @@ class ColdPanes:
         if len(rows):
             self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]))
 
-    def for_changes(self) -> ColdRows | None:
+    def for_changes(self) -> FileRows | None:
         """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
         return self._rows.for_changes()
 
@@ -239,9 +245,9 @@ class ColdPanes:
             yield from self._rows.scan(pane, part)
 
 
-def parts_of(rows: int, owned: HashRange) -> list[HashRange]:
-    """Return hash ranges that hold a bounded number of rows each."""
-    parts = max(1, -(-rows // _PART_ROWS))
+def parts_of(rows: int, owned: HashRange, most: int = _PART_ROWS) -> list[HashRange]:
+    """Return hash ranges that hold a bounded number of rows each, about `most`."""
+    parts = max(1, -(-rows // most))
     step = -(-(owned.high - owned.low + 1) // parts)
     lows = range(owned.low, owned.high + 1, step)
     return [HashRange(low, min(low + step - 1, owned.high)) for low in lows]

@@ -38,6 +38,10 @@ _PIECE = 16_384
 #: Bytes of the file per record written, above which each record is written in its place.
 _SPARSE = 32 << 10
 _STRETCH = 1 << 20
+#: Of the memory a store may map, a stretch takes this part at most.
+_STRETCH_PART = 2
+#: Records moved to a larger file between two looks at what is mapped.
+_MOVED = 16_384
 #: What one access may map: the kernel maps the pages around it as well.
 _AROUND = 64 << 10
 
@@ -75,29 +79,41 @@ class _File:
             capacity *= 2
         while True:
             made = _File(self._folder, self.table.shape[1], self._owned, capacity)
-            made.count = int(kernels.cold_move(self.table, made.table, made.range, key_words))
-            if made.count >= 0:
+            if self._move_to(made, key_words):
                 self.close()
                 return made
             made.close()
             capacity *= 2
 
-    def put(self, heads: I64, order: I64, cells: I64) -> int:
+    def _move_to(self, larger: _File, key_words: int) -> bool:
+        """Fill a larger file from front to back; False: its end was reached."""
+        for first in range(0, len(self.table), _MOVED):
+            count = int(kernels.cold_move(self.table[first : first + _MOVED], larger.table, larger.range, key_words))
+            if count < 0:
+                return False
+            larger.count += count
+            self.unmap()
+            larger.unmap()
+        return True
+
+    def put(self, heads: I64, order: I64, cells: I64, stretch_bytes: int) -> int:
         """Write cells; returns how many were, fewer than asked if the end of the file was reached.
 
         Many are written a stretch of the file at a time: reading and writing that costs less than the page faults of
         records all over it.
         """
         state = np.zeros(3, np.int64)
-        if len(order) * _SPARSE < self.size:
+        homes = [int(kernels.cold_home(heads[i, kernels.HASH], self.range)) for i in (order[0], order[-1])]
+        if len(order) * _SPARSE < (homes[1] - homes[0]) * self.table.shape[1] * 8:
             kernels.cold_put(self.table, self.range, heads, order, cells, state)
             self.count += int(state[1])
             return int(state[0])
         rows, words = self.table.shape
-        limit = _STRETCH // (words * 8)
+        limit = stretch_bytes // (words * 8)
+        room = np.empty((limit, words), np.int64)
         while state[0] < len(order):
             before, base = int(state[0]), int(kernels.cold_home(heads[order[state[0]], kernels.HASH], self.range))
-            stretch = np.empty((min(limit, rows - base), words), np.int64)
+            stretch = room[: rows - base]
             os.preadv(self._fd, [stretch.data], base * words * 8)
             state[2] = base
             kernels.cold_put(stretch, self.range, heads, order, cells, state)
@@ -106,6 +122,7 @@ class _File:
                 if base + len(stretch) == rows:
                     break
                 limit *= 2
+                room = np.empty((limit, words), np.int64)
         self.count += int(state[1])
         return int(state[0])
 
@@ -149,14 +166,17 @@ class FileRows:
 
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows."""
+        if len(rows.slots) == 0:
+            return
         heads = self._heads(keys, rows.slots)
         order = hash_order(heads[:, kernels.HASH])
         file = self._with_room(len(order))
-        done = file.put(heads, order, rows.cells)
+        stretch = min(_STRETCH, max(_AROUND, self._memory_bytes // _STRETCH_PART))
+        done = file.put(heads, order, rows.cells, stretch)
         while done < len(order):
             file = self._file = file.larger(self._key_words, int(file.capacity * _LOAD) + 1)
             order = order[done:]
-            done = file.put(heads, order, rows.cells)
+            done = file.put(heads, order, rows.cells, stretch)
         self._used(len(order))
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:  # noqa: ARG002 - there is one pane
@@ -171,16 +191,16 @@ class FileRows:
         if pane > 0:
             self.close()
 
-    def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
+    def scan(self, pane: int, part: HashRange, most: int = _PIECE) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range, at most so many at a time."""
         file = self._file
         inside = part.intersect(self._owned)
         if file is None or inside is None or pane:
             return
         state = np.full(1, -1, np.int64)
         while state[0] < len(file.table):
-            heads = np.empty((_PIECE, self._key_words), np.int64)
-            cells = np.empty((_PIECE, self._spec.width), np.int64)
+            heads = np.empty((min(most, _PIECE), self._key_words), np.int64)
+            cells = np.empty((min(most, _PIECE), self._spec.width), np.int64)
             count = kernels.cold_scan(file.table, file.range, inside.low, inside.high, (heads, cells), state)
             self._used(count)
             if count:

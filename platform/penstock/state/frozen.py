@@ -7,7 +7,7 @@ True.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -17,24 +17,31 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import KeyedStateSnapshot, Segment
 from penstock.kernels import pages as kernels
 from penstock.kernels.columns import KeyColumns, key_columns
-from penstock.kernels.hashing import packed_order
+from penstock.kernels.hashing import hash_order, packed_order
 from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.panes import Rows
 from penstock.state.segments import SegmentWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from penstock.core.keygroup import HashRange
     from penstock.core.snapshot import FileRef
     from penstock.kernels.compile import I64
     from penstock.state.accumulators import PaneTableSpec
+    from penstock.state.budget import MemoryBudget
     from penstock.state.key_index import KeyView
     from penstock.state.keyed import EncodedSegment
     from penstock.state.panes import FrozenRows
     from penstock.state.segment_log import LogView, SegmentLog
     from penstock.state.ttl import Ttl
+
+
+#: Slot, hash, place in order and a copy of it while a frozen row waits to be encoded.
+_ORDER_BYTES = 4 + 3 * 8
+#: A value of a piece: as a cell, as a word, as a column, and in the encoder.
+_CELL_BYTES = 4 * 8
 
 
 def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
@@ -104,6 +111,35 @@ class FrozenContent(Protocol):
         """Return the rows as columns of a segment, sorted by hash; any thread."""
 
 
+@runtime_checkable
+class InPieces(Protocol):
+    """Frozen content that need not be made into columns at once."""
+
+    @property
+    def ordered_rows(self) -> int:
+        """Rows in memory that are put in order before the first piece."""
+
+    def tables(self, rows: int) -> Iterator[pa.Table]:
+        """Yield the rows as columns of a segment, sorted by hash, in pieces of about so many; any thread."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeRoom:
+    """Encoding in bounded memory: pieces of rows, a local file for the result, and a budget that is told."""
+
+    directory: Path
+    #: Names the file, and what the budget is told.
+    name: str
+    #: Rows of a piece.
+    rows: int
+    budget: MemoryBudget
+
+    def tell(self, ordered: int, piece: int, columns: int) -> None:
+        """Say how many rows are in order, and how many in the piece that is being written."""
+        held = ordered * _ORDER_BYTES + piece * columns * _CELL_BYTES
+        self.budget.work(f"{self.name}/encode", held)
+
+
 @dataclass(frozen=True, slots=True)
 class FrozenPanes:
     """Cells of a pane table; their pages may still have to be copied."""
@@ -116,21 +152,45 @@ class FrozenPanes:
         """Bytes of the copies."""
         return self.rows.memory_bytes
 
+    @property
+    def ordered_rows(self) -> int:
+        """All of them."""
+        return sum(len(part.slots) for part in self.rows.copied)
+
     def table(self) -> pa.Table:
         """Return the cells as columns of a segment."""
+        self._check_copied()
+        merged = _merged(self.rows.copied, self.spec.width)
+        return rows_to_table(self.spec, self.rows.keys, merged)
+
+    def tables(self, rows: int) -> Iterator[pa.Table]:
+        """Yield the cells as columns of a segment, a part of the hashes at a time."""
+        self._check_copied()
+        parts = self.rows.copied
+        slots = np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)])
+        order = hash_order(self.rows.keys.hashes[slots])  # the hashes themselves are free again
+        firsts = np.cumsum([0, *(len(p.slots) for p in parts)])
+        for begin in range(0, len(order), rows):
+            piece = order[begin : begin + rows]
+            panes, cells = np.empty(len(piece), np.int64), np.empty((len(piece), self.spec.width), np.int64)
+            for part, first, stop in zip(parts, firsts, firsts[1:], strict=False):
+                mine = (piece >= first) & (piece < stop)
+                panes[mine], cells[mine] = part.panes[piece[mine] - first], part.cells[piece[mine] - first]
+            yield rows_to_table(self.spec, self.rows.keys, Rows(slots[piece], panes, cells))
+
+    def _check_copied(self) -> None:
         if self.rows.left:
             left = self.rows.left
             raise RuntimeError(f"{left} frozen pages are not copied yet: call copy_pages until it returns True")
-        merged = _merged(self.rows.copied, self.spec.width)
-        return rows_to_table(self.spec, self.rows.keys, merged)
 
 
 class FrozenSegment:
     """The rows frozen at one position of the log, until they are durable."""
 
-    def __init__(self, spec: StateSpec, position: int, rows: FrozenContent) -> None:
-        """Hold `rows`."""
+    def __init__(self, spec: StateSpec, position: int, rows: FrozenContent, room: EncodeRoom | None = None) -> None:
+        """Hold `rows`; with `room` they are encoded in bounded memory."""
         self.position = position
+        self._room = room
         self._spec = spec
         self._rows: FrozenContent | None = rows
         self._spilled: Path | None = None
@@ -158,11 +218,26 @@ class FrozenSegment:
                 raise
         if rows is None:
             return None
-        writer = SegmentWriter(self._spec.segment_schema, self.position)
-        writer.add(rows.table())
-        encoded = writer.finish()
+        encoded = self._encoded(rows)
         self._about = _with_data(encoded, b"")
         return encoded
+
+    def _encoded(self, rows: FrozenContent) -> EncodedSegment:
+        room, schema = self._room, self._spec.segment_schema
+        if room is None or not isinstance(rows, InPieces):
+            writer = SegmentWriter(schema, self.position)
+            writer.add(rows.table())
+            return writer.finish()
+        path = room.directory / f"{room.name}-{self.position}.encoding"
+        writer = SegmentWriter(schema, self.position, path=path)
+        try:
+            for table in rows.tables(room.rows):
+                room.tell(rows.ordered_rows, table.num_rows, len(schema))
+                writer.add(table)
+            return writer.finish()
+        finally:
+            path.unlink(missing_ok=True)
+            room.tell(0, 0, 0)
 
     def spill(self, path: Path) -> None:
         """Encode now and keep the file on the local disk instead of the rows in memory."""

@@ -5,24 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
+from penstock.kernels.columns import FixedColumn
 from penstock.state.cold import parts_of
 from penstock.state.frozen import rows_to_table
-from penstock.state.hot import HotPanes
+from penstock.state.key_index import KeyView, plain_key_schema
+from penstock.state.panes import Rows
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.core.keygroup import HashRange
+    from penstock.kernels.columns import KeyColumns
+    from penstock.kernels.compile import I64
     from penstock.state.accumulators import PaneTableSpec
-    from penstock.state.cold import ColdRows
+    from penstock.state.cold_file import FileRows
+
+_PART_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenCold:
-    """Rows of a file that nobody writes any more (`frozen.FrozenContent`)."""
+    """Rows of a file that nobody writes any more, each key once (`frozen.FrozenContent`, `frozen.InPieces`)."""
 
     spec: PaneTableSpec
-    rows: ColdRows
+    rows: FileRows
     owned: HashRange
 
     @property
@@ -30,13 +39,40 @@ class FrozenCold:
         """They are on disk."""
         return 0
 
+    @property
+    def ordered_rows(self) -> int:
+        """They lie in order."""
+        return 0
+
     def table(self) -> pa.Table:
         """Return the rows as columns of a segment, sorted by hash."""
-        parts = []
+        return pa.concat_tables(self.tables(_PART_ROWS))
+
+    def tables(self, rows: int) -> Iterator[pa.Table]:
+        """Yield the rows as columns of a segment, a range of hashes at a time."""
         for pane in self.rows.panes:
-            for part in parts_of(self.rows.rows_of(pane), self.owned):
-                inside = HotPanes(self.spec)
-                for piece in self.rows.scan(pane, part):
-                    inside.put(*piece)
-                parts.append(rows_to_table(self.spec, inside.index.view(), inside.memory.present()))
-        return pa.concat_tables(parts)
+            for part in parts_of(self.rows.rows_of(pane), self.owned, rows):
+                pieces = list(self.rows.scan(pane, part, rows))
+                if not pieces:
+                    continue
+                schema = plain_key_schema(self.spec.key_schema)
+                hashes = np.concatenate([p[1] for p in pieces])
+                cells = np.concatenate([p[3] for p in pieces])
+                columns = tuple(_stored([p[0] for p in pieces], k) for k in range(len(schema)))
+                slots = np.arange(len(hashes), dtype=np.int32)
+                found = Rows(slots, np.full(len(hashes), pane, np.int64), cells)
+                yield rows_to_table(self.spec, KeyView(schema, hashes, columns), found)
+
+
+def _stored(pieces: list[KeyColumns], k: int) -> tuple[I64, None, np.ndarray, int]:
+    """Return one key column as an index keeps it: values, none of variable length, which are valid, how many not."""
+    values, valid = [], []
+    for piece in pieces:
+        column = piece[k]
+        assert isinstance(column, FixedColumn)  # noqa: S101 - files have keys of fixed width
+        values.append(column.values)
+        count = len(column.values)
+        bits = column.bitmap
+        valid.append(np.unpackbits(bits, count=count, bitorder="little") if len(bits) else np.ones(count, np.uint8))
+    known = np.concatenate(valid)
+    return np.concatenate(values), None, known, int(len(known) - known.sum())

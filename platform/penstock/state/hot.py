@@ -15,7 +15,7 @@ from penstock.core.errors import PenstockError
 from penstock.kernels import merge
 from penstock.kernels.columns import key_column
 from penstock.state.key_index import KeyIndex
-from penstock.state.panes import PaneMemory
+from penstock.state.panes import PaneMemory, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,10 +40,10 @@ class Fired:
 class HotPanes:
     """Keys and cells in memory."""
 
-    def __init__(self, spec: PaneTableSpec) -> None:
-        """Start empty."""
+    def __init__(self, spec: PaneTableSpec, *, small: bool = False) -> None:
+        """Start empty; `small`: see the index."""
         self.spec = spec
-        self.index = KeyIndex(spec.key_schema)
+        self.index = KeyIndex(spec.key_schema, small=small)
         self.memory = PaneMemory(spec)
         self._out: tuple[I32, I64] | None = None
 
@@ -51,6 +51,10 @@ class HotPanes:
     def memory_bytes(self) -> int:
         """Bytes of index and pages."""
         return self.index.memory_bytes + self.memory.memory_bytes
+
+    def bytes_with(self, count: int) -> int:
+        """Return how many bytes a table of one pane takes with `count` keys, if these are not fewer than now."""
+        return self.index.bytes_with(count) + self.memory.bytes_with(count)
 
     def put(self, keys: KeyColumns, hashes: I64, panes: I64, cells: I64) -> None:
         """Overwrite whole cells, in order."""
@@ -76,6 +80,24 @@ class HotPanes:
             if count:
                 found = slots[:count]
                 yield Fired(keys.gather(found), keys.hashes[found], cells[:count].copy())
+
+    def rows_at(self, slots: I32) -> Rows:
+        """Return the rows of these slots in a table of one pane, dirty bits included."""
+        cells = self.memory.cells[self.memory.find(slots, 0)]
+        there = cells[:, 0] != 0
+        slots = slots[there]
+        return Rows(slots, np.zeros(len(slots), np.int64), cells[there])
+
+    def rebuilt_in_pieces(self, kept: I32, piece: int) -> HotPanes:
+        """As `rebuilt`, for a table of one pane: beside both tables only so many rows are in memory."""
+        keys, copy = self.index.view(), HotPanes(self.spec, small=True)
+        for first in range(0, len(kept), piece):
+            slots = kept[first : first + piece]
+            copy.index.upsert(canonical(self.spec, keys.gather(slots)), keys.hashes[slots])
+            rows = self.rows_at(slots)
+            numbers = first + np.searchsorted(slots, rows.slots).astype(np.int32)
+            copy.memory.put(numbers.astype(np.int32), rows.panes, rows.cells, copy.index.count)
+        return copy
 
     def rebuilt(self, kept: I32) -> HotPanes:
         """Return a copy with the kept keys alone, numbered anew in the same order.

@@ -120,11 +120,15 @@ class KeyView:
 class KeyIndex:
     """Key columns -> slot numbers 0, 1, 2..."""
 
-    def __init__(self, schema: pa.Schema) -> None:
-        """`schema` has the key columns alone; dictionary columns count as their values."""
+    def __init__(self, schema: pa.Schema, *, small: bool = False) -> None:
+        """`schema` has the key columns alone; dictionary columns count as their values.
+
+        `small` takes a third less memory, and more probes.
+        """
+        self._entries_a_slot = _ENTRIES_A_SLOT // 2 if small else _ENTRIES_A_SLOT
         self.schema = plain_key_schema(schema)
         self.count = 0
-        self._table = np.zeros(_ENTRIES_A_SLOT * _FIRST_SLOTS, np.uint64)
+        self._table = np.zeros(self._entries_a_slot * _FIRST_SLOTS, np.uint64)
         self._hashes = np.empty(_FIRST_SLOTS, np.int64)
         self._stores: list[_Store] = [_new_store(field.type) for field in self.schema]
         self._slots = np.empty(0, np.int32)
@@ -135,6 +139,13 @@ class KeyIndex:
     def memory_bytes(self) -> int:
         """Bytes of table, hashes and keys."""
         return int(self._table.nbytes + self._hashes.nbytes) + sum(s.memory_bytes for s in self._stores)
+
+    def bytes_with(self, count: int) -> int:
+        """Return how many bytes it takes with `count` slots, if these are not fewer than now."""
+        have = capacity = len(self._hashes)
+        while capacity <= count:
+            capacity *= 2
+        return self.memory_bytes * capacity // have
 
     def view(self) -> KeyView:
         """Return the keys as of now."""
@@ -219,7 +230,7 @@ class KeyIndex:
             self._hashes = _grown(self._hashes, capacity)
             for store in self._stores:
                 store.grow(capacity)
-            self._table = np.zeros(_ENTRIES_A_SLOT * capacity, np.uint64)
+            self._table = np.zeros(self._entries_a_slot * capacity, np.uint64)
             kernels.rehash(self._table, self._hashes, self.count)
             state[2] = capacity
         state[3] = self.count

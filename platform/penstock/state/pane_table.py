@@ -17,13 +17,15 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
 from penstock.kernels import merge, running
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.adding import add_rows
+from penstock.state.adding import add_rows, run_input
 from penstock.state.cold import ColdPanes
-from penstock.state.frozen import FrozenPanes, FrozenSegment, FrozenSource, FrozenTable, table_to_rows
+from penstock.state.cold_file import FileRows
+from penstock.state.eviction import Bounds
+from penstock.state.frozen import EncodeRoom, FrozenPanes, FrozenSegment, FrozenSource, FrozenTable, table_to_rows
 from penstock.state.frozen_cold import FrozenCold
 from penstock.state.hot import CHUNK, Fired, HotPanes, canonical, overflow
 from penstock.state.key_index import KeyIndex
-from penstock.state.panes import PaneMemory, Rows
+from penstock.state.panes import Rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
-_NO_VALUES = np.zeros(0, np.int64)
+_MANY = 1 << 31
 #: Fewer dead keys than this are never worth a rebuild.
 _DEAD_KEYS = 65_536
 
@@ -58,16 +60,23 @@ class PaneTable:
         self.source = source
         self.spec = spec
         self._home = home
-        self._hot = HotPanes(self.spec)
+        self._hot = HotPanes(self.spec, small=isinstance(home.cold, FileRows))
         source.memory = self._hot.memory
         self._cold = None if home.cold is None else ColdPanes(home.cold)
+        #: Where the table stays within them whatever comes: its cold rows have a file.
+        self._bounds = Bounds(home.budget, self._holder) if isinstance(home.cold, FileRows) else None
         self._waiting: list[FrozenSegment] = []
         #: Changed rows that left memory since the last freeze.
-        self._evicted: ColdRows | None = None
+        self._evicted: FileRows | None = None
         self._check_dead_at = _DEAD_KEYS
         #: Rows of `run` and `keep` that were clean before, since the last freeze.
         self._changed = 0
         self._zeros = np.zeros(0, np.int64)
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows to be given to `run` or `keep` at a time."""
+        return _MANY if self._bounds is None else self._bounds.piece
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -124,11 +133,12 @@ class PaneTable:
         Raises:
             PenstockError: as `update`.
         """
+        self._make_room(len(hashes))
         cell = self._cells_of(keys, hashes, self._one_pane(len(hashes)))
         words = np.empty((self.spec.width, len(cell)), np.int64)
         self._changed += int(running.run_rows(self._hot.memory.cells, cell, words[0]))
         for accumulator, word, values in zip(self.spec.accumulators, self.spec.words, inputs, strict=True):
-            if values is not None and _run(accumulator, (self._hot.memory, words), word, cell, values):
+            if values is not None and run_input(accumulator, (self._hot.memory, words), word, cell, values):
                 raise overflow(accumulator.name)
         self._settle()
         return words
@@ -139,6 +149,7 @@ class PaneTable:
         Raises:
             PenstockError: the state left its memory (hashmap backend).
         """
+        self._make_room(len(hashes))
         cell = self._cells_of(keys, hashes, self._one_pane(len(hashes)))
         kept = np.empty(len(cell), np.uint8)
         op = merge.LAST if last else merge.FIRST
@@ -197,6 +208,11 @@ class PaneTable:
 
     def load(self, table: pa.Table) -> None:
         """Put restored rows in, newest last."""
+        for first in range(0, table.num_rows, self.most_rows):
+            self._load(table.slice(first, self.most_rows))
+
+    def _load(self, table: pa.Table) -> None:
+        self._make_room(table.num_rows)
         keys, hashes, panes, cells = table_to_rows(self.spec, table)
         slots = self._hot.index.upsert(keys, hashes)
         if self._cold is not None:
@@ -215,6 +231,7 @@ class PaneTable:
     def close(self) -> None:
         """Give the memory back."""
         self._home.budget.report(self._holder, 0)
+        self._home.budget.work(f"{self._holder}/frozen", 0)
         self._waiting = []
         self._evicted = None
 
@@ -236,7 +253,7 @@ class PaneTable:
         if rows is None:
             return None
         self.source.log.append(position)
-        segment = FrozenSegment(self.spec, position, FrozenPanes(self.spec, rows))
+        segment = FrozenSegment(self.spec, position, FrozenPanes(self.spec, rows), self._encode_room())
         self._waiting.append(segment)
         return segment
 
@@ -246,8 +263,14 @@ class PaneTable:
             position = self.source.log.next_position()
             self.source.log.append(position)
             content = FrozenCold(self.spec, self._evicted, self.source.hash_range)
-            self._waiting.append(FrozenSegment(self.spec, position, content))
+            self._waiting.append(FrozenSegment(self.spec, position, content, self._encode_room()))
             self._evicted = None
+
+    def _encode_room(self) -> EncodeRoom | None:
+        if self._bounds is None:
+            return None
+        home, name = self._home, f"{self.source.uid}-{self.source.state}"
+        return EncodeRoom(directory=home.directory, name=name, rows=self._bounds.encoded, budget=home.budget)
 
     def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
         """Return the cell of every row, made or brought in where it is not in memory."""
@@ -274,10 +297,20 @@ class PaneTable:
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def _hot_bytes(self) -> int:
-        return self._hot.memory_bytes
+        if self._bounds is None or self._cold is None:
+            return self._hot.memory_bytes
+        return self._hot.bytes_with(self._hot.index.count - 1) + self._cold.memory_bytes  # free cells are memory, too
 
     def _report(self) -> None:
         self._home.budget.report(self._holder, self._hot_bytes())
+        if self._waiting:
+            self._home.budget.work(f"{self._holder}/frozen", sum(s.memory_bytes for s in self._undurable()))
+
+    def _make_room(self, rows: int) -> None:
+        """Let keys leave before so many rows are taken in."""
+        bounds, cold = self._bounds, self._cold
+        if bounds is not None and cold is not None and bounds.full(self._hot, cold, rows):
+            self._evict()
 
     def _settle(self) -> None:
         self._report()
@@ -314,8 +347,6 @@ class PaneTable:
         if self._cold is not None:
             self._cold.moved(kept)
 
-    # --- the cold store ---------------------------------------------------------------------------------------------
-
     def _fetch(self, slots: I32, panes: I64, cell: I64) -> None:
         """Bring in the cold rows of cells that are about to be written for the first time."""
         assert self._cold is not None  # noqa: S101 - for the type checker
@@ -328,20 +359,27 @@ class PaneTable:
         Changed rows are saved for the next barrier first.
         """
         assert self._cold is not None  # noqa: S101
-        if self._evicted is None:
-            self._evicted = self._cold.for_changes()
-        segment = self._freeze_dirty() if self._evicted is None else None
+        if self._bounds is not None:
+            self._evict_in_pieces(self._bounds, self._cold)
+            return
+        segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
         if segment is not None:
             segment.spill(self._home.directory / f"{self.source.state}-{segment.position}.parquet")
         keep, keys = self._cold.recent(self._hot.index.count), self._hot.index.view()
         rows = self._hot.memory.present()
         out = ~keep[rows.slots]
-        if self._evicted is not None:
-            changed = out & ((rows.cells[:, 0] & 1) == 1)
-            self._evicted.put(keys, Rows(rows.slots[changed], rows.panes[changed], rows.cells[changed]))
         self._cold.put(keys, Rows(rows.slots[out], rows.panes[out], rows.cells[out]))
         self._rebuild(keep)
+        self._report()
+
+    def _evict_in_pieces(self, bounds: Bounds, cold: ColdPanes) -> None:
+        if self._evicted is None:
+            self._evicted = cold.for_changes()
+        assert self._evicted is not None  # noqa: S101 - a file has a place for changes
+        self._hot.memory.copy_all_frozen()
+        self._hot = bounds.evict(self._hot, cold, self._evicted)
+        self.source.memory = self._hot.memory
         self._report()
 
     def _fire_with_cold(self, panes: list[int]) -> Iterator[Fired]:
@@ -360,20 +398,3 @@ class PaneTable:
                 hot_keys = canonical(self.spec, keys.gather(rows.slots[at]))
                 merged.put(hot_keys, hashes[at], rows.panes[at], rows.cells[at])
             yield from merged.fire(panes)
-
-
-def _run(spec: AccumulatorSpec, target: tuple[PaneMemory, I64], word: int, cell: I64, values: AccumulatorInput) -> int:
-    """Add one input and write the accumulator's words as of each row; returns how many additions overflowed."""
-    memory, words = target
-    bitmap, offset = values.bitmap, values.bit_offset
-    if spec.combine in ("first", "last"):
-        column = (values.times, values.values, bitmap)
-        return int(running.run_timed(memory.cells, (spec.op, word), cell, column, offset, words))
-    if values.values is None:
-        at = (running.COUNT_VALID, word)
-        return int(running.run_i64(memory.cells, at, cell, (_NO_VALUES, bitmap), offset, words))
-    if spec.dtype == "int64":
-        return int(running.run_i64(memory.cells, (spec.op, word), cell, (values.values, bitmap), offset, words))
-    kernel = running.run_moments if spec.combine == "moments" else running.run_f64
-    floats = words.view(np.float64)
-    return int(kernel(memory.float_cells, (spec.op, word), cell, (values.values, bitmap), offset, floats))

@@ -73,11 +73,12 @@ class PaneMemory:
         """Start empty."""
         self.spec = spec
         self._width = spec.width
-        self._cells = np.empty((_FIRST_PAGES * kernels.PAGE_ROWS, self._width), np.int64)
-        self._meta = np.zeros((_FIRST_PAGES, kernels.META_COLUMNS), np.int64)
-        self._free = np.arange(_FIRST_PAGES - 1, -1, -1, dtype=np.int64)
-        self._free_count = _FIRST_PAGES
-        self._capture = np.empty(_FIRST_PAGES, np.int64)
+        pages = 1 if spec.single_pane else _FIRST_PAGES
+        self._cells = np.empty((pages * kernels.PAGE_ROWS, self._width), np.int64)
+        self._meta = np.zeros((pages, kernels.META_COLUMNS), np.int64)
+        self._free = np.arange(pages - 1, -1, -1, dtype=np.int64)
+        self._free_count = pages
+        self._capture = np.empty(pages, np.int64)
         self._page_table = np.full((4, 1), -1, np.int32)
         self._pane_index = np.zeros(2 * 16, np.int64)
         self._pane_rows: dict[int, int] = {}
@@ -105,6 +106,13 @@ class PaneMemory:
         """Bytes of the pages in use, and of the tables that find them."""
         used = len(self._free) - self._free_count
         return used * kernels.PAGE_ROWS * self._width * 8 + int(self._page_table.nbytes + self._meta.nbytes)
+
+    def bytes_with(self, count: int) -> int:
+        """Return how many bytes cells take with `count` slots in the table's one pane, if not fewer than now."""
+        pages = len(self._free)
+        while pages * kernels.PAGE_ROWS < count:
+            pages *= 2
+        return pages * kernels.PAGE_ROWS * self._width * 8
 
     def locate(self, slots: I32, panes: I64, slot_count: int) -> I64:
         """Return the cell of every row, made where missing, ready to be written; reused by the next call."""

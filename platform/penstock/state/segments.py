@@ -8,7 +8,8 @@ offline tools; any thread.
 from __future__ import annotations
 
 import io
-from typing import TYPE_CHECKING, Any
+import mmap
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -27,11 +28,14 @@ from penstock.state.keyed import EncodedSegment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.kernels.compile import I64
 
 ROW_GROUP = 65_536
+#: A smaller file is read back instead of mapped.
+_MAPPED_BYTES = 128 << 10
 #: Rows merged at a time; more segments than memory holds are merged hash range by hash range.
 _MERGE_ROWS = 1_000_000
 _KEY_IDS = range(101, FIRST_ENTRY)
@@ -41,12 +45,13 @@ _ENTRY_IDS = range(FIRST_ENTRY, 1001)
 class SegmentWriter:
     """Writes one segment; rows must come in the order of their hash."""
 
-    def __init__(self, schema: pa.Schema, position: int, tier: int = 0) -> None:
-        """Start a file of `schema` (see `PaneTableSpec.segment_schema`)."""
+    def __init__(self, schema: pa.Schema, position: int, tier: int = 0, *, path: Path | None = None) -> None:
+        """Start a file of `schema` (see `PaneTableSpec.segment_schema`), in memory or under `path`."""
         self._schema = schema
         self._position = position
         self._tier = tier
-        self._out = io.BytesIO()
+        self._path = path
+        self._out = io.BytesIO() if path is None else path.open("w+b")
         self._writer = pq.ParquetWriter(self._out, schema, use_dictionary=False, **_layout(schema))
         self._rows = 0
         self._hashes = [HASH_MAX, HASH_MIN]
@@ -67,11 +72,14 @@ class SegmentWriter:
         self._writer.write_table(table, row_group_size=ROW_GROUP)
 
     def finish(self) -> EncodedSegment:
-        """Return the file; without any row its ranges are empty (lowest above highest)."""
+        """Return the file; without any row its ranges are empty (lowest above highest).
+
+        One under a path has no name any more and is mapped: its bytes are the page cache's, not this process's.
+        """
         self._writer.close()
         return EncodedSegment(
             position=self._position,
-            data=self._out.getvalue(),
+            data=self._data(),
             rows=self._rows,
             hash_min=self._hashes[0],
             hash_max=self._hashes[1],
@@ -79,6 +87,18 @@ class SegmentWriter:
             namespace_max=self._namespaces[1],
             tier=self._tier,
         )
+
+    def _data(self) -> bytes:
+        if isinstance(self._out, io.BytesIO):
+            return self._out.getvalue()
+        assert self._path is not None  # noqa: S101 - for the type checker
+        with self._out as out:
+            out.flush()
+            self._path.unlink()
+            if out.tell() < _MAPPED_BYTES:
+                out.seek(0)
+                return out.read()
+            return cast("bytes", mmap.mmap(out.fileno(), 0, access=mmap.ACCESS_READ))  # written and sliced as bytes are
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:

@@ -81,7 +81,9 @@ class Subtask:
             )
         )
         self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
-        self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain, self._compactor)
+        self.metrics = SubtaskMetrics(
+            self._clock, self._gate, self._outputs, self._chain, self._compactor, self._budget
+        )
         self._opened = False
         #: The checkpoint whose barrier is on its way, and the newest that has come.
         self._expected: int | None = None

@@ -12,6 +12,7 @@ from penstock.metrics.registry import MetricGroup
 if TYPE_CHECKING:
     from penstock.network.input_gate import InputGate
     from penstock.network.output import ResultPartition
+    from penstock.state.budget import MemoryBudget
     from penstock.task.chain import Chain
     from penstock.task.compaction import Compactor
 
@@ -30,8 +31,10 @@ class SubtaskMetrics:
         outputs: Sequence[ResultPartition],
         chain: Chain,
         compactor: Compactor,
+        memory: MemoryBudget,
     ) -> None:
         """Count from now."""
+        self._memory = memory
         self._compactor = compactor
         self._gate = gate
         self._outputs = outputs
@@ -75,6 +78,9 @@ class SubtaskMetrics:
             **self._group.read(),
             **self._chain.budget.read(),
         }
+        if self._memory.peak_bytes:
+            values["managedMemoryUsed"] = float(self._memory.used_bytes)
+            values["managedMemoryPeak"] = float(self._memory.peak_bytes)
         if combined := sum(output.records_combined for output in self._outputs):
             values["numRecordsCombined"] = float(combined)
         if self._compactor.completed or self._compactor.failures:

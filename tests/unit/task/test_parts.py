@@ -9,6 +9,7 @@ from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.clock import ManualClock
 from penstock.core.errors import ConnectorError, SnapshotDamagedError, StorageError
 from penstock.operators.operator import OperatorMetrics
+from penstock.state.budget import MemoryBudget
 from penstock.state.keyed import EncodedSegment
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
@@ -71,7 +72,7 @@ def test_a_compaction_that_fails_is_seen_and_the_next_one_goes_on(uploads, caplo
     _, background, uploader = uploads
     store, compactor = Store(), Compactor(background, uploader, lambda _: b"", lambda mail: mail())
     chain = SimpleNamespace(links=(LINK,), last_watermark=0, budget=TimeBudget(ManualClock(), ()))
-    metrics = SubtaskMetrics(ManualClock(), None, (), chain, compactor)
+    metrics = SubtaskMetrics(ManualClock(), None, (), chain, compactor, MemoryBudget(1))
     for _ in range(2):
         compactor.start_due((store,))
         background.run_all()
