@@ -198,7 +198,7 @@ class ColdPanes:
     def recent(self, count: int, part: int = 2) -> np.ndarray:
         """Return which slots to keep: at most one in `part`, those touched last."""
         touched = self._touched[:count]
-        place = count - count // part
+        place = min(count - 1, count - count // part)
         return np.asarray(touched > np.partition(touched, place)[place])
 
     def moved(self, kept: I32) -> None:

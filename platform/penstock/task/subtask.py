@@ -58,7 +58,7 @@ class Subtask:
         """Make channels and chain; open nothing."""
         self.deployment, self._environment, self._services = deployment, environment, services
         self._clock = environment.clock
-        self._budget = MemoryBudget(services.managed_memory_bytes)
+        self._quota = MemoryBudget(services.managed_memory_bytes)
         self._wake = wake
         self.reports = TaskReports(deployment, environment.report)
         self.mailbox = Mailbox(wake)
@@ -81,9 +81,7 @@ class Subtask:
             )
         )
         self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
-        self.metrics = SubtaskMetrics(
-            self._clock, self._gate, self._outputs, self._chain, self._compactor, self._budget
-        )
+        self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain, self._compactor, self._quota)
         self._opened = False
         #: The checkpoint whose barrier is on its way, and the newest that has come.
         self._expected: int | None = None
@@ -220,8 +218,8 @@ class Subtask:
             coming = self._alignment.running is not None or self._expected is not None
             return self._gate is not None and (coming or self._gate.barrier_waiting)
         # Frozen pages count: while a cut holds more than the budget, writing on would only copy more of them.
-        held = self._budget.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
-        return held <= self._budget.limit_bytes
+        held = self._quota.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
+        return held <= self._quota.limit_bytes
 
     def _poll_source(self, now: float) -> StepResult:
         if self._silent or self._input_ended:
@@ -356,7 +354,7 @@ class Subtask:
             run_async=self._run_async,
             report_published=self.reports.published,
             read_file=self._services.read_file,
-            budget=self._budget,
+            budget=self._quota,
         )
         self._stores = open_chain(self._chain, self.deployment, self._environment, services)
         combine_outputs(self._outputs, self.deployment.settings)
