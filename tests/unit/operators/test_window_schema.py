@@ -61,7 +61,7 @@ def test_dictionary_keys_come_out_as_their_values():
         (config(("count", None), key=[]), "needs a key"),
         (config(("count", None), key=["tags"]), "cannot be a key"),
         (config(("count", None), allowed_lateness_us=-1), "negative"),
-        (config(("count", None), window={"kind": "cumulative", "size_us": 1}), "unknown window kind 'cumulative'"),
+        (config(("count", None), window={"kind": "spiral", "size_us": 1}), "unknown window kind 'spiral'"),
         (config(("count", None), window={"kind": "tumbling"}), "'size_us' is missing"),
         (config(("count", None), window={"kind": "tumbling", "size_us": 0}), "positive"),
         (config(("count", None), window={**TUMBLING, "offset_us": 10}), "offset"),
