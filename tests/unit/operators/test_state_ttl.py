@@ -230,3 +230,60 @@ def test_a_time_to_live_comes_and_goes_with_a_new_uid_only(world):
     run(op, put)
     with pytest.raises(StateMismatchError, match="state 'value' of fn: it had a time-to-live and has none"):
         op.restored(Endless())
+
+
+@pytest.fixture
+def shift(world, monkeypatch):
+    """Milliseconds by which the clock is wrong."""
+    shift, plain = [0], world.bench.clock.now_ms
+    monkeypatch.setattr(world.bench.clock, "now_ms", lambda: plain() + shift[0])
+    return shift
+
+
+def test_what_is_written_while_the_clock_is_back_lives_its_whole_time(world, shift):
+    op = world.open(Plain())
+    run(op, put)
+    world.bench.clock.advance(HOUR_MS - 60_000)
+    run(op, seen)
+    shift[0] = -HOUR_MS
+    run(op, put, key=2)  # at the time that stands still
+    shift[0] = 0
+    world.bench.clock.advance(HOUR_MS - 1)
+    assert run(op, seen, key=2) == [FULL]
+    world.bench.clock.advance(1)
+    assert run(op, seen, key=2) == [EMPTY]
+
+
+def test_time_goes_on_from_the_newest_that_was_restored(world, shift):
+    op = world.open(Plain())
+    run(op, put)
+    shift[0] = -10 * HOUR_MS
+    op = op.restored()
+    run(op, put, key=2)
+    shift[0] = 0
+    world.bench.clock.advance(HOUR_MS - 1)
+    assert run(op, seen, key=2) == [FULL]
+    world.bench.clock.advance(1)
+    assert run(op, seen, key=2) == [EMPTY]
+
+
+def test_a_cleared_list_begins_with_the_times_of_its_new_elements(world):
+    op = world.open(Plain())
+    run(op, lambda s: s.items.extend([1, 2]))
+    world.bench.clock.advance(HOUR_MS // 2)
+    run(op, lambda s: s.items.clear())
+    run(op, lambda s: s.items.extend([3, 4]))
+    world.bench.clock.advance(HOUR_MS // 2)
+    assert run(op, seen) == ["(None, [3, 4], {})"]
+    assert run(op.restored(), seen) == ["(None, [3, 4], {})"]
+
+
+def test_an_entry_that_is_written_again_does_not_shield_older_ones(world):
+    op = world.open(Plain())
+    for key in ("a", "b", "a"):
+        run(op, lambda s, key=key: s.entries.put(key, 1))
+        world.bench.clock.advance(HOUR_MS // 3)
+    world.bench.clock.advance(HOUR_MS // 3)
+    assert run(op, seen) == ["(None, [], {'a': 1})"], "b is as old as may be, a is younger"
+    world.bench.clock.advance(HOUR_MS // 3)
+    assert run(op, seen) == [EMPTY]
