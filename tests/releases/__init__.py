@@ -1,0 +1,1 @@
+"""Savepoints of released versions: whether this one goes on from them."""
