@@ -25,9 +25,9 @@ from penstock.jobmanager.commands import OperationEnded
 from penstock.jobmanager.events import CancelRequested, CheckpointRequested, Event, SavepointRequested, StopRequested
 from penstock.jobmanager.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.job_master import JobMaster
-from penstock.jobmanager.job_store import JobStore, StartFrom, savepoint_uri
+from penstock.jobmanager.job_store import JobStore, savepoint_uri
 from penstock.jobmanager.operations import Operations
-from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs
+from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs, start_of
 from penstock.jobmanager.taskmanagers import TaskManagers
 from penstock.jobmanager.views import (
     CheckpointsView,
@@ -315,8 +315,7 @@ class Dispatcher:
 
     def _driver(self, job: _Job) -> JobDriver:
         parts = self._parts
-        start = msgspec.convert(job.record.options, StartFrom)
-        store = JobStore(job.graph, start, parts.holder, parts.clock, parts.rand)
+        store = JobStore(job.graph, start_of(job.record), parts.holder, parts.clock, parts.rand)
         driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand)
         return JobDriver(job.record, job.graph, driver_parts, self._hooks)
 

@@ -14,8 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import msgspec
-
 from penstock.checkpoint.job_records import JobRecord
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
@@ -26,7 +24,8 @@ from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.enumerators import Enumerators
 from penstock.jobmanager.job_master import JobMaster
-from penstock.jobmanager.job_store import JobStore, StartFrom
+from penstock.jobmanager.job_store import JobStore
+from penstock.jobmanager.recorded_jobs import start_of
 from penstock.jobmanager.recover import JobIdentity
 from penstock.jobmanager.taskmanagers import TaskManagers
 
@@ -85,7 +84,7 @@ class JobDriver:
         """Seal the log and begin."""
         record = self.record
         await self._in_thread(self._parts.store.seal, record.job_id, record.run_id, generation)
-        start = msgspec.convert(record.options, StartFrom)
+        start = start_of(record)
         identity = JobIdentity(
             job_id=record.job_id,
             run_id=record.run_id,

@@ -1,4 +1,4 @@
-"""The jobs a leader finds in its HA store, and those it forgets; blocking, called by the dispatcher."""
+"""The jobs a leader finds in its HA store, how they start, and those it forgets; called by dispatcher and driver."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from penstock.checkpoint.job_records import JobRecord, delete_record, read_recor
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph
+from penstock.jobmanager.job_store import StartFrom
 
 #: Ended jobs that are remembered. The token of a forgotten one starts a new job.
 REMEMBERED = 1000
@@ -20,7 +21,7 @@ def recorded_jobs(store: ObjectStore) -> tuple[tuple[JobRecord, JobGraph], ...]:
     """Return all jobs, oldest first, without those that ended and whose graph this version cannot read.
 
     Raises:
-        StorageError: a record is damaged, or the graph of a job that has not ended cannot be read; names it.
+        StorageError: a record is damaged, or graph or options of a job that has not ended cannot be read; names it.
     """
     found = []
     records = read_records(store)
@@ -28,6 +29,8 @@ def recorded_jobs(store: ObjectStore) -> tuple[tuple[JobRecord, JobGraph], ...]:
     for record in records:
         if record.job_id in forgotten:
             continue
+        if not record.ended:
+            start_of(record)
         try:
             found.append((record, decode_graph(record.graph)))
         except msgspec.MsgspecError as error:
@@ -36,6 +39,22 @@ def recorded_jobs(store: ObjectStore) -> tuple[tuple[JobRecord, JobGraph], ...]:
             msg = f"the graph in {store.uri}/jobs/{record.job_id}.json cannot be read: {error}"
             raise StorageError(msg, hint="is it of another version? move it away to start without that job") from error
     return tuple(found)
+
+
+def start_of(record: JobRecord) -> StartFrom:
+    """Return where a job's state comes from, of a record of an earlier version too.
+
+    Raises:
+        StorageError: the options are none of any version; names the job.
+    """
+    options = dict(record.options)
+    if isinstance(options.get("allow_non_restored_state"), bool):
+        del options["allow_non_restored_state"]  # once a switch; what is left behind has had a name since
+    try:
+        return msgspec.convert(options, StartFrom)
+    except msgspec.MsgspecError as error:
+        msg = f"the options of job {record.name!r} in jobs/{record.job_id}.json cannot be read: {error}"
+        raise StorageError(msg, hint="is it of another version? move it away to start without that job") from error
 
 
 def forget_oldest(store: ObjectStore, records: Iterable[JobRecord]) -> set[str]:

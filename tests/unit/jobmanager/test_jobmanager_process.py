@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import msgspec
 import pytest
 
 from penstock.config.settings import ClusterSettings
@@ -198,6 +199,19 @@ async def test_a_new_leader_recovers_the_job_and_the_old_one_steps_down(cluster_
     assert machine.world.resolved[0].permit.checkpoint_id >= 2
     with pytest.raises(LeadershipLostError):
         await asyncio.wait_for(old.wait(), 10)
+
+
+async def test_a_leader_recovers_a_job_that_an_earlier_version_recorded(cluster_of, encoded, tmp_path):
+    old, _ = await cluster_of()
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    await old.close()
+    (file,) = (tmp_path / "ha" / "jobs").iterdir()
+    record = msgspec.json.decode(file.read_bytes())
+    record["options"]["allow_non_restored_state"] = False
+    file.write_bytes(msgspec.json.encode(record))
+    new, _ = await cluster_of()
+    await running(new, job_id)
 
 
 async def test_a_job_that_was_taken_starts_although_the_store_failed_at_first(cluster_of, encoded, monkeypatch):

@@ -10,8 +10,7 @@ from penstock.checkpoint.job_records import JobRecord, read_records, write_recor
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager.dispatcher import SubmitOptions
-from penstock.jobmanager.job_store import StartFrom
-from penstock.jobmanager.recorded_jobs import recorded_jobs
+from penstock.jobmanager.recorded_jobs import recorded_jobs, start_of
 
 ODD = JobRecord(job_id="1" * 32, name="old", run_id="r", token="", submitted_ms=1, graph=b"{}", ended="FINISHED")
 
@@ -59,4 +58,21 @@ def test_what_may_be_left_behind_is_remembered(store):
     write_record(store, mine)
     ((found, _),) = recorded_jobs(store)
     for record in (mine, found):
-        assert msgspec.convert(record.options, StartFrom).allow_non_restored_state == ("a", "b/c")
+        assert start_of(record).allow_non_restored_state == ("a", "b/c")
+
+
+@pytest.mark.parametrize("switch", [False, True])
+def test_a_record_from_before_state_was_left_behind_by_name_is_read(store, switch):
+    options = {"from_uri": "sp", "fresh": False, "claim": False, "allow_non_restored_state": switch}
+    old = msgspec.structs.replace(ODD, ended="", graph=encode_graph(make_graph()), options=options)
+    write_record(store, old)
+    ((found, _),) = recorded_jobs(store)
+    start = start_of(found)
+    assert (start.from_uri, start.claim, start.allow_non_restored_state) == ("sp", False, ())
+
+
+def test_options_that_cannot_be_read_are_named(store):
+    odd = msgspec.structs.replace(ODD, ended="", graph=encode_graph(make_graph()), options={"claim": "perhaps"})
+    write_record(store, odd)
+    with pytest.raises(StorageError, match=r"options of job 'old' in jobs/1{32}\.json"):
+        recorded_jobs(store)
