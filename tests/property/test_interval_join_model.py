@@ -119,3 +119,15 @@ def test_the_kernels_find_what_plain_numpy_finds(run, asking):
         for made, part in zip(pairs, room, strict=True):
             made.extend(part[:written].tolist())
     assert list(pairs) == [part.tolist() for part in write_pairs_plain(found)]
+
+
+def test_without_checkpoints_rows_that_were_cleaned_take_no_room():
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder, spec(-10, 10), Model(-10, 10))
+        tables = job.subtasks[0][0]._state.tables
+        for turn in range(100):
+            job.batch(0, turn, 20, 1000 * turn)
+            job.batch(1, turn, 20, 1000 * turn)
+            job.watermark(0, 1000 * turn + 500)
+            assert sum(len(piece.slots) for table in tables for piece in table._added) <= 40
+            assert max(table.hot_bytes for table in tables) < 10_000

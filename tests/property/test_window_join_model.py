@@ -10,10 +10,12 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.property.two_inputs import CONFIG, KEY_NAMES, KEYS, OPERATIONS, UID, Job, joined, run
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 from penstock.eventtime.windows import sliding_windows
+from penstock.operators.window_join import WindowJoinOperator
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC"))
 
@@ -100,3 +102,17 @@ def test_output_is_the_models(window, how, operations):
         job.checkpoint()
         assert job.rows_of("left") == job.rows_of("right") == [], "a checkpoint holds rows that were cleaned"
         job.close()
+
+
+@given(
+    st.sets(st.integers(-30, 30), max_size=5), st.integers(1, 12), st.integers(1, 12), st.integers(-40, 40),
+    st.integers(0, 60),
+)  # fmt: skip
+def test_windows_that_end_between_two_watermarks_are_found_without_looking_at_all(places, size, slide, before, further):
+    window = SimpleNamespace(size=size, slide=slide)
+    lasts = {place * slide for place in places}
+    watermark = before + further
+    over = {last - back for last in lasts for back in range(0, size, slide)}
+    expected = sorted(start for start in over if before < start + size - 1 <= watermark)
+    found = WindowJoinOperator._starts(SimpleNamespace(_window=window, _lasts=lasts), before, watermark)
+    assert found == expected

@@ -93,8 +93,7 @@ class KafkaReader:
         for place, offset in result.ends.items():
             self._advance(place, offset, at_end=True)
         finished += self._finish()
-        quiet = result.messages is None
-        at_end = tuple(name for name, p in self._splits.items() if p.at_end and not p.finished) if quiet else ()
+        at_end = tuple(name for name, p in self._splits.items() if p.at_end and not p.finished)
         return PollResult(
             batches=batches,
             finished=tuple(finished),

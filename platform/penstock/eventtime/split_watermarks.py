@@ -21,8 +21,8 @@ class _Split:
     watermark: int
     finished: bool = False
     idle: bool = False
-    #: Since when the split has been quiet, caught up and not held up by back-pressure; None = it is not.
-    quiet_since: float | None = None
+    #: Milliseconds for which the split has been quiet and caught up, those of back-pressure left out; None = it is not.
+    quiet_ms: float | None = None
 
 
 class SplitWatermarks:
@@ -36,6 +36,9 @@ class SplitWatermarks:
         self._idle_timeout_ms = idle_timeout_ms
         self._splits: dict[str, _Split] = {}
         self._combined = floor
+        self._seen_ms: float | None = None
+        #: Since when the output has been back-pressured; None = it is not.
+        self._held_since: float | None = None
 
     @property
     def combined(self) -> int:
@@ -52,11 +55,15 @@ class SplitWatermarks:
         self._splits.setdefault(split_id, _Split(MIN_TIMESTAMP if watermark is None else watermark, finished))
 
     def advance(self, split_id: str, watermark: int) -> None:
-        """Rows of the split came, and its own watermark is now at least this."""
+        """The split's own watermark is now at least this."""
         split = self._splits[split_id]
         split.watermark = max(split.watermark, watermark)
+
+    def active(self, split_id: str) -> None:
+        """Rows of the split came, whatever they say of its watermark."""
+        split = self._splits[split_id]
         split.idle = False
-        split.quiet_since = None
+        split.quiet_ms = None
 
     def finish(self, split_id: str) -> None:
         """The split is read to its bounded end and no longer holds anything back."""
@@ -66,14 +73,24 @@ class SplitWatermarks:
         """Time is `now_ms`; `caught_up` are the splits known to have nothing. Declares idleness where it is due."""
         if self._idle_timeout_ms is None:
             return
-        quiet = frozenset() if backpressured else frozenset(caught_up)
+        if backpressured:
+            self._held_since = now_ms if self._held_since is None else self._held_since
+            return
+        held_since, self._held_since = self._held_since, None
+        passed = 0.0 if self._seen_ms is None else (now_ms if held_since is None else held_since) - self._seen_ms
+        self._seen_ms = now_ms
+        # behind a long hold a split may have rows that were not fetched: its time begins anew
+        anew = held_since is not None and now_ms - held_since >= self._idle_timeout_ms
+        quiet = frozenset(caught_up)
         for split_id, split in self._splits.items():
             if split_id not in quiet:
-                split.quiet_since = None
-            elif split.quiet_since is None:
-                split.quiet_since = now_ms
-            elif now_ms - split.quiet_since >= self._idle_timeout_ms:
-                split.idle = True
+                split.quiet_ms = None
+            elif split.quiet_ms is None or anew:
+                split.quiet_ms = 0.0
+            else:
+                split.quiet_ms += passed
+                if split.quiet_ms >= self._idle_timeout_ms:
+                    split.idle = True
 
     def take_advance(self) -> int | None:
         """Return the combined watermark when it advanced since the last call, and remember it as emitted; else None."""

@@ -1,8 +1,8 @@
 """How non-keyed operator state is handed to a new number of subtasks: `list`, `union` and `subtask` mode.
 
-`list` goes round robin, `union` goes to everybody, `subtask` stays where it was when the number of subtasks is
-unchanged, else everybody gets the element-wise minimum (watermarks). The watermark of a task's input is always the
-minimum: what it is fed by may be given other splits. `split` is the job's to assign. Called by
+With an unchanged number of subtasks `list` and `subtask` stay where they were; else `list` goes round robin, and of
+`subtask` everybody gets the element-wise minimum (watermarks). `union` goes to everybody. The watermark of a task's
+input is always the minimum: what it is fed by may be given other splits. `split` is the job's to assign. Called by
 `penstock.graph.restore_plan`.
 """
 
@@ -45,6 +45,9 @@ def redistribute(
 def _items(name: str, mode: str, states: Sequence[Left], scale: tuple[int, int]) -> list[tuple[Any, ...]]:
     old_parallelism, parallelism = scale
     if mode == "list":
+        if old_parallelism == parallelism:  # whoever reads on behind it finds its rows where they were, in their order
+            own = {subtask: state.items for subtask, state in states}
+            return [own.get(subtask, ()) for subtask in range(parallelism)]
         everything = [item for _, state in states for item in state.items]
         return [tuple(everything[subtask::parallelism]) for subtask in range(parallelism)]
     if mode == "union":

@@ -187,6 +187,8 @@ class SourceOperator(Operator):
                 index = None if index is None else index[good]
                 if data.num_rows == 0:
                     return False
+        for split_id in source.split_ids:
+            self._watermarks.active(split_id)
         self._set_idle(out, idle=False)
         timed = pa.RecordBatch.from_arrays([*data.columns, pa.array(times)], schema=self._out_schema)
         origin = (source.split_ids, index)
@@ -233,8 +235,7 @@ class SourceOperator(Operator):
         if self._progress is None or not self._assigned:
             return False
         for split_id, news in self._progress.between(self._unfinished):
-            if news > (self._watermarks.watermark_of(split_id) or MIN_TIMESTAMP):
-                self._watermarks.advance(split_id, news)
+            self._watermarks.advance(split_id, news)
         idle = self._watermarks.idle
         if not idle:
             self._set_idle(out, idle=False)

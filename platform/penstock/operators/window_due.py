@@ -22,18 +22,18 @@ def due_windows(config: WindowConfig, panes: Iterable[int], before: int, waterma
 def _sliding(config: WindowConfig, pane: int, before: int, watermark: int) -> Iterator[TimeWindow]:
     last = pane - (pane - config.offset) % config.slide
     first = last - (last - (pane - config.size) - 1) // config.slide * config.slide
-    first = _not_below(first, before - config.size + 2, config.slide)  # one that ends after `before`
+    first = not_below(first, before - config.size + 2, config.slide)  # one that ends after `before`
     for start in range(first, min(last, watermark - config.size + 1) + 1, config.slide):
         yield TimeWindow(start, start + config.size)
 
 
 def _cumulative(config: WindowConfig, pane: int, before: int, watermark: int) -> Iterator[TimeWindow]:
     start = pane - (pane - config.offset) % config.size
-    first = _not_below(pane + config.step, before + 2, config.step)
+    first = not_below(pane + config.step, before + 2, config.step)
     for end in range(first, min(start + config.size, watermark + 1) + 1, config.step):
         yield TimeWindow(start, end)
 
 
-def _not_below(value: int, least: int, step: int) -> int:
+def not_below(value: int, least: int, step: int) -> int:
     """Return the first of value, value + step... that is at least `least`."""
     return value if value >= least else value + -(-(least - value) // step) * step

@@ -18,6 +18,7 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batc
 from penstock.operators.join_schema import parse_join_window, parse_sides, validate_join, window_join_schema
 from penstock.operators.join_side import JoinOutput, JoinState
 from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.window_due import not_below
 from penstock.state.timed_rows import CHUNK
 
 if TYPE_CHECKING:
@@ -104,9 +105,13 @@ class WindowJoinOperator(Operator):
     def _starts(self, before: int, watermark: int) -> list[int]:
         """Return the windows that may hold rows and end between two watermarks."""
         window = self._window
-        reach = range(0, window.size, window.slide)
-        starts = {last - back for last in self._lasts for back in reach}
-        return sorted(start for start in starts if before < start + window.size - 1 <= watermark)
+        low, high = before - window.size + 2, watermark - window.size + 1
+        starts: set[int] = set()
+        for last in self._lasts:
+            # of the windows over `last`, from the oldest on, those that end between the two
+            oldest = last - (window.size - 1) // window.slide * window.slide
+            starts.update(range(not_below(oldest, low, window.slide), min(last, high) + 1, window.slide))
+        return sorted(starts)
 
     def _fire(self, start: int, out: Collector) -> None:
         end = start + self._window.size

@@ -111,6 +111,8 @@ class _Added:
     times: I64
     values: list[pa.Array]
     first: int
+    #: The newest time among them.
+    last: int
 
     @property
     def size(self) -> int:
@@ -176,7 +178,7 @@ class TimedRows:
         """Add rows, none of them of a time that was cleaned; the arrays become the table's."""
         if len(slots) == 0:
             return
-        added = _Added(slots, times, values, self._next_row)
+        added = _Added(slots, times, values, self._next_row, int(times.max()))
         self._added.append(added)
         self._added_bytes += added.size
         self._next_row += len(slots)
@@ -209,6 +211,9 @@ class TimedRows:
         if any(up_to >= run.look_at for run in self._runs):
             left = (run.without(up_to) if up_to >= run.look_at else run for run in self._runs)
             self._runs = [run for run in left if run is not None]
+        if any(piece.last <= up_to for piece in self._added):
+            self._added = [piece for piece in self._added if piece.last > up_to]
+            self._added_bytes = sum(piece.size for piece in self._added)
 
     @property
     def count(self) -> int:
@@ -223,7 +228,7 @@ class TimedRows:
         if self._cleaned > self._tombstone_at:
             self._tombstone_at = self._cleaned
             log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._cleaned)
-        pieces = tuple(piece for piece in self._added if int(piece.times.max()) > self._cleaned)
+        pieces = tuple(piece for piece in self._added if piece.last > self._cleaned)
         self._added, self._added_bytes = [], 0
         if pieces:
             position = log.next_position()
@@ -279,7 +284,7 @@ class TimedRows:
         """The keys were numbered anew: slot s is now `numbers[s]`; order is kept, so runs stay sorted."""
         for run in self._runs:
             run.slots = numbers[run.slots]
-        self._added = [_Added(numbers[p.slots], p.times, p.values, p.first) for p in self._added]
+        self._added = [_Added(numbers[p.slots], p.times, p.values, p.first, p.last) for p in self._added]
 
     def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
         """Make a run of rows; runs that are not twice as large as the next are merged with it."""

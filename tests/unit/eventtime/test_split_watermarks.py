@@ -30,18 +30,44 @@ def test_idleness_needs_the_time_out_of_being_caught_up():
     assert watermarks.take_advance() == 10
 
 
-def test_a_fetch_that_is_pending_or_back_pressure_starts_the_time_anew():
+def test_a_fetch_that_is_pending_starts_the_time_anew():
     watermarks = two_splits(timeout=100)
     watermarks.advance("a", 10)
-    watermarks.pass_time(0, ["b"], backpressured=False)
-    watermarks.pass_time(60, [], backpressured=False)
-    watermarks.pass_time(120, ["b"], backpressured=False)
-    watermarks.pass_time(200, ["b"], backpressured=True)
-    watermarks.pass_time(250, ["b"], backpressured=False)
-    watermarks.pass_time(349, ["b"], backpressured=False)
+    for now, caught_up in ((0, ["b"]), (60, []), (120, ["b"]), (219, ["b"])):
+        watermarks.pass_time(now, caught_up, backpressured=False)
     assert watermarks.take_advance() is None
-    watermarks.pass_time(350, ["b"], backpressured=False)
+    watermarks.pass_time(220, ["b"], backpressured=False)
     assert watermarks.take_advance() == 10
+
+
+def test_time_under_back_pressure_does_not_count():
+    watermarks = two_splits(timeout=100)
+    watermarks.advance("a", 10)
+    for now, backpressured in ((0, False), (60, False), (70, True), (130, True), (140, False), (169, False)):
+        watermarks.pass_time(now, ["b"], backpressured=backpressured)
+    assert watermarks.take_advance() is None, "70 ms and 29"
+    watermarks.pass_time(170, ["b"], backpressured=False)
+    assert watermarks.take_advance() == 10
+
+
+def test_behind_long_back_pressure_the_time_begins_anew():
+    watermarks = two_splits(timeout=100)
+    watermarks.advance("a", 10)
+    for now, backpressured in ((0, False), (90, False), (95, True), (195, False), (294, False)):
+        watermarks.pass_time(now, ["b"], backpressured=backpressured)
+    assert watermarks.take_advance() is None
+    watermarks.pass_time(295, ["b"], backpressured=False)
+    assert watermarks.take_advance() == 10
+
+
+def test_a_split_whose_rows_say_nothing_of_the_watermark_is_not_idle():
+    watermarks = two_splits(timeout=100)
+    watermarks.advance("a", 10)
+    for now in range(0, 500, 50):
+        watermarks.active("b")
+        watermarks.pass_time(now, ["b"], backpressured=False)
+        watermarks.pass_time(now + 49, ["b"], backpressured=False)
+    assert watermarks.take_advance() is None
 
 
 def test_rows_end_idleness_and_the_watermark_never_goes_back():
@@ -50,6 +76,7 @@ def test_rows_end_idleness_and_the_watermark_never_goes_back():
     for now in (0, 10):
         watermarks.pass_time(now, ["b"], backpressured=False)
     assert watermarks.take_advance() == 100
+    watermarks.active("b")
     watermarks.advance("b", 50)
     watermarks.advance("a", 200)
     assert watermarks.take_advance() is None, "b is active again and behind"

@@ -144,6 +144,12 @@ def test_list_state_goes_round_robin(job):
     assert [p.operator[0].items for p in parts] == [(1, 4), (2,), (3,)]
 
 
+def test_list_state_stays_where_it_was_and_in_order_when_nothing_is_rescaled(job):
+    graph = job(2)
+    parts = restored(assign_state(graph, listed("list", (1, 2, 3), (4,))), graph, "a")
+    assert [p.operator[0].items for p in parts] == [(1, 2, 3), (4,)]
+
+
 def test_union_state_goes_to_everybody(job):
     graph = job(3)
     parts = restored(assign_state(graph, listed("union", (1,), (2,))), graph, "a")

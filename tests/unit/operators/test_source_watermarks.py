@@ -245,3 +245,13 @@ def test_a_source_ahead_of_its_group_waits_and_is_not_idle_meanwhile(bench, read
 def test_alignment_needs_event_time_and_a_drift(strategy):
     with pytest.raises(GraphError, match=r"alignment \('g'\) needs event time and a drift"):
         check_strategy(strategy, SCHEMA, "source")
+
+
+def test_a_split_with_rows_that_carry_no_watermark_is_not_idle(bench, reader, out):
+    strategy = WatermarkStrategy.punctuated(timestamp="ts", watermark="mark").with_idleness("30s")
+    operator = running(bench, strategy, MARKED, ids=("a", "b"))
+    for second in range(60):
+        results = (marked([second], [second]), marked([second], [None], ids=("b",)))
+        poll(operator, reader, out, PollResult(results, caught_up=("a", "b")))
+        bench.clock.advance(1000)
+    assert (out.watermarks, out.statuses) == ([], [])
