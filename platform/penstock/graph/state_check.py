@@ -94,12 +94,10 @@ def require_fit(verdicts: Sequence[StateVerdict]) -> None:
 
 
 def is_left_behind(operator: OperatorSpec, state: str, allow_non_restored: Collection[str]) -> bool:
-    """Whether a keyed state of an operator the job has is not restored: by its name, and only if it is not declared."""
-    if operator.states and state in operator.states:
+    """Whether a keyed state of an operator the job has is not restored: named, and known not to be declared."""
+    if not operator.states or state in operator.states:
         return False
-    return f"{operator.uid}/{state}" in allow_non_restored or (
-        bool(operator.states) and operator.uid in allow_non_restored
-    )
+    return operator.uid in allow_non_restored or f"{operator.uid}/{state}" in allow_non_restored
 
 
 def _held(subtasks: Sequence[SubtaskSnapshot], pending: Sequence[Committable]) -> dict[str, _Held]:

@@ -130,7 +130,7 @@ class Dispatcher:
         State of the job's own checkpoint that does not fit the graph ends it FAILED, with a `StateMismatchError`.
 
         Raises:
-            UsageError: the graph is wrong. JobIdentityError: another process holds the identity.
+            UsageError: the graph or the options are wrong. JobIdentityError: another process holds the identity.
             ConnectorError: a source or sink cannot work. NotFoundError: there is no such savepoint.
             StateMismatchError: the savepoint's state does not fit the graph.
         """
@@ -139,6 +139,9 @@ class Dispatcher:
         except msgspec.MsgspecError as error:
             msg = f"the job graph cannot be read: {error}"
             raise UsageError(msg, hint="client and JobManager must be of the same version") from error
+        if options.allow_non_restored_state and not options.from_uri:
+            msg = "state is left behind at a start from a savepoint only, and none is given"
+            raise UsageError(msg, hint="add --from URI, or start without --allow-non-restored-state")
         async with self._submitting:
             known = next((j for j in self._jobs.values() if options.token and j.record.token == options.token), None)
             if known is not None:

@@ -78,7 +78,8 @@ class JobStore:
                 # asked again at the start of the job; here so that the submitter is told, and before the claim
                 entries = ManifestLog(self._store, generation, self._clock, self._rand).read()
                 check_source(entries, self._source, run_id, accept_duplicates=self._start.accept_duplicates)
-                self._check_states(self._source)
+                if not any(e.manifest.kind == "checkpoint" and e.manifest.run_id == run_id for e in entries):
+                    self._check_states(self._source)  # after the run's first checkpoint the savepoint no longer counts
             if self._source is not None and self._start.claim:
                 self._claim(self._source, job_id, run_id)
         except BaseException:

@@ -54,7 +54,8 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
         msg = f"output of sink {lost[0]!r} is not published yet, and the job has no exactly-once sink of that uid"
         hint = "give the sink its old uid and delivery back until its output is published"
         raise StateMismatchError(msg, hint=hint)
-    dropped = identity.allow_non_restored_state
+    # Of the savepoint alone: what the run's own checkpoints hold was declared.
+    dropped = identity.allow_non_restored_state if restored is log.source else ()
     restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
     return Recovered(plan, restore, plan.fence, accepted)
 

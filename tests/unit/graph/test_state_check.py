@@ -124,6 +124,13 @@ def test_a_state_that_is_gone_is_blocked_until_it_is_named():
     assert [s.state for s in assign_state(graph, held).of("v", 0)[0].keyed] == ["seen", "sean"]
 
 
+def test_what_is_not_known_to_be_gone_is_never_left_behind():
+    held = snapshot(keyed("people", "seen"))
+    for name in ("people", "people/seen"):
+        (restore,) = assign_state(job(people()), held, allow_non_restored=[name]).of("v", 0)
+        assert [state.state for state in restore.keyed] == ["seen"]
+
+
 def test_a_state_without_rows_is_nothing_to_lose():
     found = verdicts(job(people(seen=PLAIN)), snapshot(keyed("people", "seen"), keyed("people", "old", rows=0)))
     assert found["people/old"] == "dropped"

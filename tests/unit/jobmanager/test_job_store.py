@@ -70,6 +70,21 @@ def test_a_savepoint_that_does_not_fit_is_refused_before_it_is_claimed(store_of,
     assert store_of("heir", from_uri=uri, allow_non_restored_state=("gone",)).acquire(HEIR, "r2")
 
 
+def test_a_savepoint_is_not_compared_again_once_the_run_has_a_checkpoint(store_of, request):
+    """A run of an earlier version, which compared less, goes on under a new leader."""
+    place = open_memory_store(f"{request.node.name}-savepoint")
+    splits = OperatorStateSnapshot(uid="gone", name="splits", mode="split", items=(1,))
+    held = SubtaskSnapshot(vertex_id="v", subtask=0, operator=(splits,))
+    place.put("manifest.json", encode_manifest(taken(subtasks=(held,))))
+    uri = f"memory://{request.node.name}-savepoint"
+    before = store_of("heir", from_uri=uri, allow_non_restored_state=("gone",))
+    before.seal(HEIR, "r2", before.acquire(HEIR, "r2"))
+    with pytest.raises(StateMismatchError):
+        store_of("heir", from_uri=uri).acquire(HEIR, "r2")
+    before.append("checkpoint:1", taken(kind="checkpoint", job_id=HEIR, run_id="r2"))
+    assert store_of("heir", from_uri=uri).acquire(HEIR, "r2")
+
+
 def test_a_claim_under_another_root_sees_its_origin_too(store_of, savepoint, request):
     origin = store_of("origin")
     origin.seal(ORIGIN, "r1", origin.acquire(ORIGIN, "r1"))

@@ -306,6 +306,14 @@ async def test_a_graph_that_is_none_is_refused(cluster_of):
         await manager.dispatcher.submit(b"{}")
 
 
+async def test_names_of_state_to_leave_behind_are_refused_without_a_savepoint(cluster_of, encoded):
+    manager, _ = await cluster_of(taskmanager=False)
+    with pytest.raises(UsageError, match="from a savepoint only") as caught:
+        await manager.dispatcher.submit(encoded(), SubmitOptions(allow_non_restored_state=("people/seen",)))
+    assert "--from" in caught.value.hint
+    assert manager.dispatcher.jobs() == ()
+
+
 async def test_another_cluster_is_refused_and_told_who_holds_the_job(cluster_of, encoded, tmp_path):
     manager, _ = await cluster_of()
     job_id = await manager.dispatcher.submit(encoded())

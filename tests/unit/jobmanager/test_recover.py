@@ -61,6 +61,15 @@ def test_state_of_an_operator_that_is_gone_is_left_behind_only_when_allowed():
     assert recovered.restore.checkpoint_id == 7
 
 
+def test_names_are_of_the_savepoint_and_not_of_the_runs_own_checkpoints():
+    source = savepoint()
+    own = savepoint(kind="checkpoint", sequence=5, run_id="r2", generation=2, graph_fingerprint="f")
+    (seal,) = log_from(source).entries
+    read = LogRead(entries=(seal, LogEntry(manifest=own, permit=PERMIT)), source=source)
+    with pytest.raises(StateMismatchError, match="no operator of that uid"):
+        recover(make_graph(), LEAVE, read, deployed_before=True)
+
+
 def test_unpublished_output_is_never_left_behind():
     owed = Committable(id="c", uid="old-sink", run_id="r1", subtask=0, checkpoint_id=7, rows=3)
     source = msgspec.structs.replace(savepoint(), pending=(owed,))
