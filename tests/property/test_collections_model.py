@@ -214,6 +214,7 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.entry_table._FIRST_SLOTS", 2)
     monkeypatch.setattr("penstock.state.entry_table._MEASURE_BYTES", 100)
     monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
+    monkeypatch.setattr("penstock.state.entry_log._LARGE", 300)
     monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 

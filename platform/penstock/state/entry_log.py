@@ -1,7 +1,8 @@
 """What has changed in the lists or maps of a state since the last freeze, as columns.
 
 Rows are appended behind every batch and never changed; when they have grown, those that a later one replaces are left
-out. Owned by one subtask thread; a frozen part is encoded by any.
+out, and so are deletions as long as nothing has been saved that they could hide. Owned by one subtask thread; a frozen
+part is encoded by any.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.state.accumulators import DELETED
 from penstock.state.entry_order import last_entries
@@ -22,10 +24,11 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32
     from penstock.state.key_index import KeyView
     from penstock.state.row_spec import RowSpec
+    from penstock.state.segment_log import SegmentLog
 
 _SLOT = "__slot"
-#: Changes are reduced to what still counts when they have grown by this many rows.
-_MANY = 262_144
+#: Changes are reduced to what still counts when they have grown by this many rows or bytes.
+_MANY, _LARGE = 262_144, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +63,15 @@ class FrozenEntries:
 class EntryLog:
     """Changes in order: puts, removals, and clearings of all that a slot has."""
 
-    def __init__(self, spec: RowSpec) -> None:
-        """Nothing has changed."""
+    def __init__(self, spec: RowSpec, saved: SegmentLog) -> None:
+        """Nothing has changed; `saved` knows what earlier freezes took out."""
         self._spec = spec
+        self._saved = saved
         fields = [f.with_nullable(True).remove_metadata() for f in (*spec.entries, *spec.stored)]
         self._schema = pa.schema([(_SLOT, pa.int32()), *fields, (DELETED, pa.bool_())])
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
-        self._reduce_at = _MANY
+        self._reduce_rows, self._reduce_bytes = _MANY, _LARGE
         #: Bytes of the changes.
         self.nbytes = 0
 
@@ -110,15 +114,21 @@ class EntryLog:
         self._parts.append(part)
         self._rows += len(slots)
         self.nbytes += part.nbytes
-        if self._rows >= self._reduce_at:
-            self._keep([reduced(self._parts, len(self._spec.entries))])
-            self._reduce_at = 2 * self._rows + _MANY
+        if self._rows >= self._reduce_rows or self.nbytes >= self._reduce_bytes:
+            self._reduce()
+
+    def _reduce(self) -> None:
+        changes = reduced(self._parts, len(self._spec.entries))
+        if not self._saved.entries:
+            changes = changes.filter(pc.invert(changes.column(DELETED)))
+        self._keep([changes] if changes.num_rows else [])
+        self._reduce_rows, self._reduce_bytes = 2 * self._rows + _MANY, 2 * self.nbytes + _LARGE
 
     def _keep(self, parts: list[pa.RecordBatch]) -> None:
         self._parts = parts
         self._rows, self.nbytes = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
         if not parts:
-            self._reduce_at = _MANY
+            self._reduce_rows, self._reduce_bytes = _MANY, _LARGE
 
 
 def reduced(parts: Sequence[pa.RecordBatch], entries: int) -> pa.RecordBatch:

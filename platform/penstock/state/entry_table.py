@@ -89,7 +89,7 @@ class EntryTable:
         self._state = state
         self._codec = codec
         source.memory = self
-        self._log = EntryLog(spec)
+        self._log = EntryLog(spec, source.log)
         self._held: list[Any] = [None] * _FIRST_SLOTS
         self._lengths: I32 = np.zeros(_FIRST_SLOTS, np.int32)
         #: Of a list: the index behind its last element; it starts again only when nothing of it is left anywhere.

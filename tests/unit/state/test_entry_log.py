@@ -1,0 +1,92 @@
+"""The log of changed entries: how large it gets, and what it may forget."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.core.keygroup import ALL_HASHES
+from penstock.state.accumulators import DELETED
+from penstock.state.entry_log import EntryLog
+from penstock.state.row_spec import ENTRY, RowSpec
+from penstock.state.segment_log import SegmentLog
+
+SPEC = RowSpec(
+    pa.schema([("k", pa.int64())]),
+    values=(pa.field("value", pa.binary()),),
+    entries=(pa.field(ENTRY, pa.int64()),),
+)
+
+
+@pytest.fixture
+def saved():
+    return SegmentLog(ALL_HASHES)
+
+
+@pytest.fixture
+def log(saved):
+    return EntryLog(SPEC, saved)
+
+
+def put(log, entries, value=b""):
+    slots = np.zeros(len(entries), np.int32)
+    log.put(slots, [pa.array(entries, pa.int64())], [pa.array([value] * len(entries), pa.binary())])
+
+
+def remove(log, entries):
+    log.remove(np.zeros(len(entries), np.int32), [pa.array(entries, pa.int64())])
+
+
+def held(log):
+    """The changes in memory: (entry, value or None where it is gone)."""
+    frozen = log.freeze(None)
+    rows = [row for part in frozen.parts for row in part.to_pylist()] if frozen else []
+    return [(row[ENTRY], None if row[DELETED] else row["value"]) for row in rows]
+
+
+def test_one_entry_that_grows_does_not_fill_the_log(log):
+    most = 0
+    for size in range(5_000, 1_000_000, 5_000):  # 100 MB of versions, 1 MB of them the last
+        put(log, [7], bytes(size))
+        most = max(most, log.nbytes)
+    assert most < 20 << 20
+    assert held(log)[-1] == (7, bytes(995_000))
+
+
+def test_a_large_log_is_not_reduced_with_every_batch(saved, monkeypatch):
+    monkeypatch.setattr("penstock.state.entry_log._LARGE", 1000)
+    log = EntryLog(SPEC, saved)
+    reductions, reduce = [], log._reduce
+    monkeypatch.setattr(log, "_reduce", lambda: (reductions.append(1), reduce()))
+    for entry in range(4096):
+        put(log, [entry], b"x" * 100)
+    assert 3 < len(reductions) < 40, "as often as it doubles"
+    assert [entry for entry, _ in held(log)] == list(range(4096))
+
+
+def test_entries_that_come_and_go_leave_nothing_where_nothing_is_saved(saved, monkeypatch):
+    monkeypatch.setattr("penstock.state.entry_log._MANY", 100)
+    log = EntryLog(SPEC, saved)
+    put(log, [-1], b"stays")
+    for first in range(0, 5000, 50):
+        numbers = list(range(first, first + 50))
+        put(log, numbers)
+        remove(log, numbers)
+        assert log.nbytes < 10_000
+    log._reduce()
+    assert held(log) == [(-1, b"stays")]
+    put(log, [1])
+    remove(log, [1])
+    log.clear(np.zeros(1, np.int32))
+    log._reduce()
+    assert log.nbytes == 0
+    assert log.freeze(None) is None
+
+
+def test_deletions_stay_where_something_is_saved_that_they_may_hide(log, saved):
+    put(log, [1, 2], b"old")
+    assert len(held(log)) == 2
+    saved.append(saved.next_position())
+    remove(log, [1])
+    put(log, [3], b"new")
+    log._reduce()
+    assert held(log) == [(1, None), (3, b"new")]
