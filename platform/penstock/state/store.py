@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from penstock.core.errors import GraphError, StateMismatchError
+from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import conform, evolve
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
@@ -27,7 +27,7 @@ from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read
 from penstock.state.session_table import SessionTable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     import pyarrow as pa
@@ -291,6 +291,17 @@ class KeyedState:
 def open_keyed_state(request: KeyedStateRequest) -> KeyedState:
     """Return the keyed state of one operator; declare its tables to have them restored."""
     return KeyedState(request)
+
+
+def close_stores(stores: Iterable[KeyedState]) -> list[Exception]:
+    """Close them all, whatever one of them raises; return what they raised."""
+    errors: list[Exception] = []
+    for store in stores:
+        try:
+            store.close()
+        except (OSError, StorageError) as error:
+            errors.append(error)
+    return errors
 
 
 def _fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:

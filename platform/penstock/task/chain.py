@@ -136,6 +136,8 @@ class Chain:
             for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
             if hasattr(type(link.operator), "go_on")
         )
+        #: Those that ask for back-pressure until they have emitted: they need no checkpoint to take rows again.
+        self._holding: tuple[Any, ...] = tuple(o for o in self._blocking if hasattr(type(o), "go_on"))
 
     def open(self, contexts: Iterable[OperatorContext]) -> None:
         """Open all operators, the last one first, so that whoever emits finds its successor open."""
@@ -189,12 +191,16 @@ class Chain:
         """Whether an operator may have something to emit that nobody fed it just now."""
         return bool(self._continuing)
 
-    def go_on(self) -> bool:
-        """Let operators emit what has got ready in the meantime, where all behind them take rows; True if one did."""
+    def go_on(self, *, past_limits: bool) -> bool:
+        """Let operators emit what has got ready in the meantime, where all behind them take rows; True if one did.
+
+        `past_limits`: also into a sink that only a checkpoint relieves, as its barrier waits behind these rows.
+        """
         emitted = False
+        needed = self._holding if past_limits else self._blocking
         for operator, out, place in self._continuing:
             behind = [link.operator for link in self.links[place + 1 :]]
-            if all(other.available for other in self._blocking if any(other is o for o in behind)):
+            if all(other.available for other in needed if any(other is o for o in behind)):
                 self.budget.begin(place)
                 emitted |= operator.go_on(out)
                 self.budget.end()
@@ -250,6 +256,11 @@ class Chain:
     def available(self) -> bool:
         """Whether every operator takes rows now."""
         return all(operator.available for operator in self._blocking)
+
+    @property
+    def holding(self) -> bool:
+        """Whether an operator takes no rows until it has emitted some of those it holds (`go_on`)."""
+        return not all(operator.available for operator in self._holding)
 
     @property
     def publishing(self) -> bool:

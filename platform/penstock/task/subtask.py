@@ -22,10 +22,11 @@ from penstock.core.elements import (
     Watermark,
     WatermarkStatus,
 )
-from penstock.core.errors import StorageError
 from penstock.eventtime.watermarks import WatermarkMerger
 from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted
 from penstock.state.budget import MemoryBudget
+from penstock.state.store import close_stores
+from penstock.task.announced import AnnouncedBarrier
 from penstock.task.combining import combine_outputs, expect_combined
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
@@ -83,9 +84,7 @@ class Subtask:
         self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
         self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain, self._compactor, self._quota)
         self._opened = False
-        #: The checkpoint whose barrier is on its way, and the newest that has come.
-        self._expected: int | None = None
-        self._last_cut = 0
+        self._announced = AnnouncedBarrier()
         self._input_ended = False
         self._silent = False
         self._finishing = False
@@ -111,7 +110,7 @@ class Subtask:
 
     def expect(self, checkpoint_id: int) -> None:
         """A barrier is on its way here: rows before it are taken even when the sink is at its limit."""
-        self.mailbox.post(lambda: self._expect(checkpoint_id))
+        self.mailbox.post(lambda: self._announced.announce(checkpoint_id))
 
     def complete(self, message: CheckpointCompleted) -> None:
         """The checkpoint is durable."""
@@ -181,10 +180,15 @@ class Subtask:
         copied = self._pipeline.step()
         if self._finishing:
             return self._try_finish()
-        if self._chain.continues and all(o.available for o in self._outputs) and self._chain.go_on():
+        if self._chain.continues and self._go_on():
             return StepResult.BUSY
         moved = self._take_input(now)
         return StepResult.BUSY if copied and moved is not StepResult.BACKPRESSURED else moved
+
+    def _go_on(self) -> bool:
+        if not all(output.available for output in self._outputs):
+            return False
+        return self._chain.go_on(past_limits=not self._chain.available and self._barrier_coming)
 
     def _take_input(self, now: float) -> StepResult:
         if not self._may_take_rows():
@@ -214,12 +218,18 @@ class Subtask:
             if not output.available:
                 return False
         if not self._chain.available:
-            # A sink at its limit takes no rows, but a barrier that was announced or has come must get through.
-            coming = self._alignment.running is not None or self._expected is not None
-            return self._gate is not None and (coming or self._gate.barrier_waiting)
+            # A sink at its limit takes no rows, but a barrier must get through; who holds rows gets rid of some first.
+            return self._barrier_coming and not self._chain.holding
         # Frozen pages count: while a cut holds more than the budget, writing on would only copy more of them.
         held = self._quota.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
         return held <= self._quota.limit_bytes
+
+    @property
+    def _barrier_coming(self) -> bool:
+        """Whether a barrier was announced, or waits for others or behind rows."""
+        if self._gate is None:
+            return False
+        return self._alignment.running is not None or self._announced.coming or self._gate.barrier_waiting
 
     def _poll_source(self, now: float) -> StepResult:
         if self._silent or self._input_ended:
@@ -310,9 +320,7 @@ class Subtask:
     def _cut(self, barrier: Barrier) -> None:
         """Freeze, send the barrier on, leave the rest to the pipeline."""
         begun = self._clock.monotonic_ms()
-        self._last_cut = barrier.checkpoint_id
-        if self._expected is not None and self._expected <= barrier.checkpoint_id:
-            self._expected = None
+        self._announced.over(barrier.checkpoint_id)
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         for output in self._outputs:
             output.barrier(barrier)
@@ -332,13 +340,8 @@ class Subtask:
         )
         self._compactor.start_due(self._stores)
 
-    def _expect(self, checkpoint_id: int) -> None:
-        if checkpoint_id > self._last_cut:
-            self._expected = checkpoint_id
-
     def _abort(self, checkpoint_id: int) -> None:
-        if self._expected is not None and self._expected <= checkpoint_id:
-            self._expected = None
+        self._announced.over(checkpoint_id)
         if self._gate is not None:
             self._execute(self._alignment.on_abort(checkpoint_id))
         self._pipeline.abort(checkpoint_id)
@@ -384,12 +387,7 @@ class Subtask:
         self.over = True
         self.final_state = state
         self.mailbox.close()
-        failures = self._chain.close()
-        for store in self._stores:
-            try:
-                store.close()
-            except (OSError, StorageError) as failure:
-                failures.append(failure)
+        failures = self._chain.close() + close_stores(self._stores)
         if failures and state != "FAILED":
             # Nothing can be lost any more (all is published or will be replayed), but it must not go unseen.
             error, detail = describe(failures[0])

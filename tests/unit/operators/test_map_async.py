@@ -182,6 +182,11 @@ def test_at_the_end_all_are_waited_for(bench, gate, out):
     assert out.watermarks == [70]
 
 
+def ask_and_wait(operator, out):
+    operator.process_batch(batch(1), 0, out)
+    operator.finish(out)
+
+
 async def broken(row) -> Row:
     raise ValueError("no such customer")
 
@@ -204,9 +209,8 @@ async def endless(row) -> Row:
 )
 def test_what_a_call_raises_ends_the_job_and_names_the_place(bench, gate, out, function, message):
     operator = opened(bench, gate, function, timeout_ms=50 if function is endless else 60_000)
-    operator.process_batch(batch(1), 0, out)
     with pytest.raises(UserFunctionError, match=message):
-        operator.finish(out)
+        ask_and_wait(operator, out)
 
 
 def test_hooks_of_the_function_are_called_once_and_close_is_idempotent(bench, gate, out):
