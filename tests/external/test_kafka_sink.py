@@ -20,6 +20,7 @@ from penstock.core.errors import ConnectorError, UndecidedOutputError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
 from penstock.jobmanager.failover import is_final
+from penstock_connectors.kafka import committer as committer_module
 from penstock_connectors.kafka.committer import StagedCommitter
 from penstock_connectors.kafka.producer import RecordTooLargeError, open_producer
 from penstock_connectors.kafka.sink import KafkaSink, KafkaSinkFactory
@@ -284,6 +285,28 @@ def test_a_row_larger_than_the_topic_takes_is_no_case_for_another_attempt(kafka,
         for part in (writer, *stage.opened):
             if part is not None:
                 part.close()
+
+
+def test_rows_that_cannot_be_encoded_hold_up_no_reader(open_sink, implementation, monkeypatch):
+    stage = open_sink(partitions=1)
+    encode, calls = committer_module.encode, []
+
+    def fail_second(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise ValueError("no such text")
+        return encode(*arguments)
+
+    monkeypatch.setattr(committer_module, "_PIECE_ROWS", 10)
+    monkeypatch.setattr(committer_module, "encode", fail_second)
+    committer, owed = stage.committer(), stage.committable(1, (0, 30))
+    with pytest.raises(ValueError, match="no such text"):
+        committer.commit(permit(1), (owed,), read)
+    other = stage.committable(1, (30, 40), subtask=1)
+    stage.committer().commit(permit(1), (other,), read)
+    assert stage.ids() == list(range(30, 40))  # the broker shows nothing behind an open transaction
+    assert resolutions(committer.commit(permit(1), (owed,), read)) == [("out/r1/0/1", "published")]
+    assert sorted(stage.ids()) == list(range(40))
 
 
 def test_writers_without_transactions(open_sink, implementation):

@@ -7,6 +7,7 @@ output.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from collections.abc import Iterable
@@ -147,15 +148,8 @@ class StagedCommitter:
                     lane.marker = self._marker(item)
                     if lane.marker >= target:
                         return 0
-                lane.producer.begin()
-                for piece in rows:
-                    # one after the other: the client copies, so that the texts of the next take the same memory
-                    lane.producer.send(topic, *encode(piece, self._config))
-                if not lane.proven:
-                    # a topic that is gone shows here at once; the marker on it would be tried for a minute
-                    lane.producer.flush(CALL_TIMEOUT_MS)
-                    lane.proven = True
-                lane.producer.mark(item.marker_group, topic, target, CALL_TIMEOUT_MS)
+                self._fill(lane.producer, item, target, rows, prove=not lane.proven)
+                lane.proven = True
                 lane.producer.commit(CALL_TIMEOUT_MS)
             except ProducerError as error:
                 # whether it was committed may be open: a fresh producer under the same id settles
@@ -176,6 +170,33 @@ class StagedCommitter:
                 return 1
         msg = "unreachable: the last attempt returns or raises"
         raise AssertionError(msg)
+
+    def _fill(
+        self, producer: MessageProducer, item: Committable, target: int, rows: list[pa.RecordBatch], *, prove: bool
+    ) -> None:
+        """Open a transaction with one chunk and its marker; rows that cannot be encoded leave none open behind them.
+
+        It would hold up the topic's readers until its time is over.
+        """
+        topic = self._config["topic"]
+        encoded = (encode(piece, self._config) for piece in rows)
+        messages = next(encoded, None)
+        producer.begin()
+        try:
+            while messages is not None:
+                producer.send(topic, *messages)
+                messages = None  # the client copies: the texts of the next piece take the same memory
+                messages = next(encoded, None)
+            if prove:
+                # a topic that is gone shows here at once; the marker on it would be tried for a minute
+                producer.flush(CALL_TIMEOUT_MS)
+            producer.mark(item.marker_group, topic, target, CALL_TIMEOUT_MS)
+        except ProducerError:
+            raise  # the caller takes a fresh producer, which aborts it
+        except Exception:
+            with contextlib.suppress(ProducerError):
+                producer.abort(CALL_TIMEOUT_MS)
+            raise
 
     def _new_producer(self, transactional_id: str) -> MessageProducer:
         producer = open_producer(self._resolved, transactional_id, TRANSACTION_TIMEOUT_MS)

@@ -1,0 +1,103 @@
+"""Staged output whose rows cannot be encoded: no transaction stays open behind it, and the committer goes on."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from penstock.connector.staging import encode_chunk
+from penstock.core.clock import ManualClock
+from penstock.core.permits import CommitPermit
+from penstock.core.snapshot import Committable, FileRef
+
+pytest.importorskip("kafka")
+
+from penstock_connectors.kafka import committer as module
+from penstock_connectors.kafka.producer import ProducerError
+
+SCHEMA = pa.schema([("id", pa.int64())])
+CONFIG = {"bootstrap": "nowhere:1", "properties": {}, "topic": "totals", "format": "json", "key": None}
+PERMIT = CommitPermit(job_id="j", run_id="r", generation=1, checkpoint_id=1, manifest_sequence=1)
+OWED = Committable(
+    id="out/r/0/1", uid="out", run_id="r", subtask=0, checkpoint_id=1, rows=5, transactional_id="t", marker_group="t",
+    files=(FileRef(inline=encode_chunk(SCHEMA, [pa.record_batch([pa.array(range(5))], schema=SCHEMA)])),),
+)  # fmt: skip
+
+
+class Producer:
+    """Remembers what was called; messages count once they are committed."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.sent: list[str] = []
+        self.committed: list[str] = []
+        self.stuck = False
+
+    def begin(self):
+        self.calls.append("begin")
+
+    def send(self, _topic, value, _key=None):
+        self.calls.append("send")
+        self.sent += value.to_pylist()
+
+    def flush(self, _timeout):
+        self.calls.append("flush")
+
+    def mark(self, *_arguments):
+        self.calls.append("mark")
+
+    def commit(self, _timeout):
+        self.calls.append("commit")
+        self.committed, self.sent = self.committed + self.sent, []
+
+    def abort(self, _timeout):
+        self.calls.append("abort")
+        self.sent = []
+        if self.stuck:
+            raise ProducerError("the broker is away")
+
+    def close(self):
+        self.calls.append("close")
+
+
+@pytest.fixture
+def producer():
+    return Producer()
+
+
+@pytest.fixture
+def committer(monkeypatch, producer):
+    made = module.StagedCommitter(CONFIG, ManualClock(0))
+    monkeypatch.setattr(made, "_learn_markers", lambda _items: None)
+    monkeypatch.setattr(made, "_take_producer", lambda _name: producer)
+    monkeypatch.setattr(made, "_marker", lambda _item: -1)
+    monkeypatch.setattr(module, "_PIECE_ROWS", 2)
+    return made
+
+
+def encode_until(monkeypatch, piece):
+    """Let the encoding of one piece (0: the first) fail, once."""
+    encode, pieces = module.encode, iter(range(100))
+
+    def perhaps(rows, config):
+        if next(pieces) == piece:
+            raise ValueError("no such text")
+        return encode(rows, config)
+
+    monkeypatch.setattr(module, "encode", perhaps)
+
+
+@pytest.mark.parametrize(
+    ("piece", "calls"), [(0, []), (1, ["begin", "send", "abort"]), (2, ["begin", "send", "send", "abort"])]
+)
+@pytest.mark.parametrize("stuck", [False, True])
+def test_rows_that_cannot_be_encoded_leave_no_transaction_open(monkeypatch, committer, producer, piece, calls, stuck):
+    encode_until(monkeypatch, piece)
+    producer.stuck = stuck
+    with pytest.raises(ValueError, match="no such text"):
+        committer.commit(PERMIT, (OWED,), lambda file: file.inline)
+    assert producer.calls == calls
+    (outcome,) = committer.commit(PERMIT, (OWED,), lambda file: file.inline)
+    assert outcome.resolution == "published"
+    assert producer.committed == [f'{{"id":{i}}}' for i in range(5)]
+    assert producer.calls[len(calls) :] == ["begin", "send", "send", "send", "flush", "mark", "commit"]
