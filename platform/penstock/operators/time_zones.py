@@ -73,8 +73,8 @@ class TimeZone:
         low = high - _LARGEST_STEP
         while high - low > 1:  # low has passed, high has not
             middle = (low + high) // 2
-            if self.instant(middle, last=True) <= now:
+            if self.instant(middle, last=True) <= watermark:
                 low = middle
             else:
                 high = middle
-        return low - 1
+        return low

@@ -40,4 +40,6 @@ class ZonedWindowOperator(WindowAggregateOperator):
     def _bounds(self, window: TimeWindow) -> tuple[int, int, int]:
         zone = self._zone
         start, end = zone.instant(window.start, last=False), zone.instant(window.end, last=False)
-        return start, end, zone.instant(window.end, last=True) - 1
+        # what the clock skips comes when it is set; at an end to which it is set back no row of the window is to come
+        time = min(zone.instant(window.end, last=True) - 1, zone.instant(window.max_timestamp, last=True))
+        return start, end, time

@@ -75,6 +75,29 @@ def test_a_watermark_is_as_far_as_no_later_instant_shows_an_earlier_time(zone, t
     assert TimeZone(zone).local_watermark(time - 1) == min(later) - 1
 
 
+#: Around the hours in which these clocks were set back (UTC), by an hour, by half an hour and at midnight.
+SET_BACK = {
+    "Europe/Berlin": (2025, 10, 26, 1),
+    "America/Los_Angeles": (2021, 11, 7, 9),
+    "Australia/Lord_Howe": (2021, 4, 3, 15),
+    "America/Havana": (2021, 11, 7, 5),
+}
+
+
+def instants_around(zone):
+    """Every ten minutes of five hours around, and the microseconds beside them."""
+    middle = micros(dt.datetime(*SET_BACK[zone]))
+    return [middle + minutes * 60_000_000 + beside for minutes in range(-150, 151, 10) for beside in (-1, 0, 1)]
+
+
+@pytest.mark.parametrize("zone", SET_BACK)
+def test_a_watermark_is_exact_where_the_clock_is_set_back(zone):
+    instants = instants_around(zone)
+    for place, watermark in enumerate(instants[:-9]):
+        later = [watermark + 1, *instants[place + 1 :]]
+        assert TimeZone(zone).local_watermark(watermark) == min(shown(time, zone) for time in later) - 1
+
+
 def test_the_ends_of_time_are_the_same_everywhere():
     for time in (MIN_TIMESTAMP, MAX_TIMESTAMP):
         assert TimeZone("Europe/Berlin").local_watermark(time) == time
@@ -89,9 +112,9 @@ SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field(TS_COLUM
 
 
 @pytest.fixture
-def run(tmp_path, bench, out):
-    def run(window, times, mark):
-        """Return (start, end, rows) of the windows that fire at a watermark, and the event times of the output."""
+def started(tmp_path, bench, out):
+    def started(window):
+        """Return what takes rows and a watermark and gives (start, end, rows, event time) of the windows that fire."""
         config = {"key": ["k"], "window": window, "aggregates": [{"fn": "count", "column": None, "alias": "n"}]}
         spec = OperatorSpec(uid="w", name="w", kind="zoned_window", config=config, output_schema=schema_to_text(SCHEMA))
         request = KeyedStateRequest(
@@ -106,12 +129,22 @@ def run(tmp_path, bench, out):
         )
         operator = create_operator("zoned_window")
         operator.open(bench.context(spec, SCHEMA, keyed_state=open_keyed_state(request)))
-        data = pa.RecordBatch.from_pydict({"k": [1] * len(times), TS_COLUMN: times}, schema=SCHEMA)
-        operator.process_batch(Batch(data), 0, out)
-        operator.process_watermark(Watermark(mark), out)
-        return [tuple(row.values())[1:] for row in out.rows]
 
-    return run
+        def step(times, mark):
+            before = len(out.rows)
+            data = pa.RecordBatch.from_pydict({"k": [1] * len(times), TS_COLUMN: times}, schema=SCHEMA)
+            operator.process_batch(Batch(data), 0, out)
+            operator.process_watermark(Watermark(mark), out)
+            return [tuple(row.values())[1:] for row in out.rows[before:]]
+
+        return step
+
+    return started
+
+
+@pytest.fixture
+def run(started):
+    return lambda window, times, mark: started(window)(times, mark)
 
 
 def utc(*moment):
@@ -135,3 +168,30 @@ def test_a_day_does_not_fire_before_its_last_hour_is_over_for_the_second_time(ru
     assert rows == []
     rows = run(window, [first, first + HOUR], first + 2 * HOUR - 1)
     assert rows == [(utc(2021, 10, 30, 22), utc(2021, 10, 31, 2), 2, first + 2 * HOUR - 1)]
+
+
+def test_a_window_that_ends_where_the_clock_is_set_back_fires_when_that_is_reached_first(started):
+    step = started({"kind": "tumbling", "size_us": HOUR, "time_zone": "Europe/Berlin"})
+    # the clock shows 2 o'clock at 0:00 UTC, and again at 1:00 UTC
+    end = micros(dt.datetime(2025, 10, 26))
+    assert step([end - 1, end - HOUR], end - 2) == []
+    assert step([], end - 1) == [(utc(2025, 10, 25, 23), utc(2025, 10, 26, 0), 2, end - 1)]
+
+
+@pytest.mark.parametrize("half_hours", [1, 2])
+@pytest.mark.parametrize("zone", SET_BACK)
+def test_windows_fire_behind_the_last_instant_that_shows_a_time_of_theirs(started, zone, half_hours):
+    """A row at every instant: a window fires with the watermark of the last row it may have, which is its time."""
+    size, instants = half_hours * HOUR // 2, instants_around(zone)
+    step = started({"kind": "tumbling", "size_us": size, "time_zone": zone})
+    last, rows = {}, {}
+    for time in instants:
+        start = shown(time, zone) // size * size
+        last[start], rows[start] = time, rows.get(start, 0) + 1
+    assert step(instants, instants[0] - 2) == []
+    fired = 0
+    for mark in instants[:-3]:  # the windows of the last rows may have more
+        due = [(rows[start], mark) for start, time in last.items() if time == mark]
+        assert [row[2:] for row in step([], mark)] == due
+        fired += len(due)
+    assert fired >= 3
