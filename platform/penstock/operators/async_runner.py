@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import threading
 from collections import deque
@@ -37,7 +38,11 @@ class AsyncRunner:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="map-async", daemon=True)
         self._thread.start()
-        self._call_hook("open")
+        try:
+            self._call_hook("open")
+        except BaseException:
+            self._stop()
+            raise
 
     def start(self, entries: list[Entry]) -> None:
         """Begin with these rows."""
@@ -63,22 +68,30 @@ class AsyncRunner:
             return
         self._closing = True
         try:
-            asyncio.run_coroutine_threadsafe(self._give_up(), self._loop).result(_CLOSE_SECONDS)
-            self._call_hook("close")
+            self._cancel_all()
+            self._call_hook("close", _CLOSE_SECONDS)
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_CLOSE_SECONDS)
-            if not self._thread.is_alive():
-                self._loop.close()
+            self._stop()
+
+    def _stop(self) -> None:
+        with contextlib.suppress(TimeoutError):  # what does not end when it is cancelled goes with the process
+            self._cancel_all()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_CLOSE_SECONDS)
+        if not self._thread.is_alive():
+            self._loop.close()
+
+    def _cancel_all(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._give_up(), self._loop).result(_CLOSE_SECONDS)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         self._loop.run_forever()
 
-    def _call_hook(self, name: str) -> None:
+    def _call_hook(self, name: str, limit_seconds: float | None = None) -> None:
         hook = getattr(self._function, name, None)
         if inspect.iscoroutinefunction(hook):
-            asyncio.run_coroutine_threadsafe(hook(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(hook(), self._loop).result(limit_seconds)
 
     def _begin(self, entries: list[Entry]) -> None:
         for entry in entries:

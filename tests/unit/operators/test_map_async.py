@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import threading
 
 import msgspec
 import pyarrow as pa
@@ -220,6 +221,45 @@ def test_hooks_of_the_function_are_called_once_and_close_is_idempotent(bench, ga
     operator.close()
     assert gate.hooks == ["open", "close"]
     assert not operator.go_on(out)
+
+
+def loops():
+    return [thread for thread in threading.enumerate() if thread.name == "map-async"]
+
+
+def test_no_thread_is_left_where_the_function_cannot_be_opened(bench, gate):
+    class Unreachable(Gate):
+        async def open(self):
+            raise ConnectionError("nobody listens")
+
+    before = loops()
+    with pytest.raises(UserFunctionError, match="nobody listens"):
+        opened(bench, gate, Unreachable())
+    assert loops() == before
+
+
+def test_a_close_that_never_returns_is_given_up(bench, gate, monkeypatch):
+    class Stuck(Gate):
+        async def close(self):
+            await asyncio.sleep(3600)
+
+    monkeypatch.setattr("penstock.operators.async_runner._CLOSE_SECONDS", 0.5)
+    before = loops()
+    operator = opened(bench, gate, Stuck())
+    assert len(loops()) == len(before) + 1
+    raised = []
+
+    def close():
+        try:
+            operator.close()
+        except TimeoutError as error:
+            raised.append(error)
+
+    closing = threading.Thread(target=close, daemon=True)
+    closing.start()
+    closing.join(LIMIT_MS / 1000)
+    assert len(raised) == 1
+    assert loops() == before
 
 
 def test_a_plain_function_is_refused_when_the_job_is_built():
