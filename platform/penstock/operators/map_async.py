@@ -55,6 +55,11 @@ class MapAsyncOperator(FunctionOperator):
         """Whether rows that come now would be begun with."""
         return not self._queue.full
 
+    @property
+    def held(self) -> bool:
+        """Whether a row is under way, or a watermark behind one."""
+        return not self._queue.empty
+
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         self._add(batch.data)
         self.go_on(out)
@@ -97,7 +102,7 @@ class MapAsyncOperator(FunctionOperator):
         return OperatorSnapshot(operator=(state,))
 
     def finish(self, out: Collector) -> None:
-        """Wait for what is under way: each call ends by its time-out."""
+        """Wait for what is under way (a drain; at the end of input nothing is): each call ends by its time-out."""
         while self._runner is not None and not self._queue.empty:
             self._runner.wait(_LOOK_SECONDS)
             self.go_on(out)

@@ -186,6 +186,10 @@ class ContinuingOperator(Protocol):
     def go_on(self, out: Collector) -> bool:
         """Emit what has got ready, also while `available` is false; return whether there was anything."""
 
+    @property
+    def held(self) -> bool:
+        """Whether there is still something to emit; at the end of input `finish` is called when there is not."""
+
 
 class BlockingOperator(Protocol):
     """One that asks for back-pressure without blocking a call: a sink whose pending output has reached its limit."""

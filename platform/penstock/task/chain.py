@@ -121,7 +121,8 @@ class Chain:
         self._head = self.links[0]
         self._head_out = collectors[0]
         self._opened: list[ChainLink] = []
-        self._finished = False
+        #: So many operators, from the head on, were told that all input has ended.
+        self._finished = 0
         self._blocking: tuple[Any, ...] = tuple(
             link.operator for link in self.links if hasattr(type(link.operator), "available")
         )
@@ -214,23 +215,27 @@ class Chain:
     def snapshot(self, barrier: Barrier) -> tuple[OperatorSnapshot, ...]:
         """Freeze all operators, head first: what one still emits is before the barrier for the next."""
         taken = []
-        for link, out in zip(self.links, self._collectors, strict=True):
-            if barrier.kind is BarrierKind.DRAIN and not self._finished:
+        for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True)):
+            if barrier.kind is BarrierKind.DRAIN and place >= self._finished:
                 link.operator.finish(out)
+                self._finished = place + 1
             taken.append(link.operator.snapshot(barrier, out))
-        self._finished = self._finished or barrier.kind is BarrierKind.DRAIN
         if barrier.kind.ends_job:
             self._timed = self._continuing = ()
         return tuple(taken)
 
-    def finish(self) -> None:
-        """All input has ended: let every operator emit the rest."""
-        if not self._finished:
-            self._finished = True
-            for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True)):
-                self.budget.begin(place)
-                link.operator.finish(out)
-                self.budget.end()
+    def finish(self) -> bool:
+        """All input has ended: let every operator emit the rest; False: one still holds rows, call again later."""
+        holders = {place: operator for operator, _, place in self._continuing}
+        while self._finished < len(self.links):
+            place = self._finished
+            if place in holders and holders[place].held:
+                return False
+            self._finished += 1
+            self.budget.begin(place)
+            self.links[place].operator.finish(self._collectors[place])
+            self.budget.end()
+        return True
 
     def notify_complete(self, permit: CommitPermit) -> None:
         """A checkpoint is durable."""

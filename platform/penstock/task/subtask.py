@@ -85,7 +85,7 @@ class Subtask:
         self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain, self._compactor, self._quota)
         self._opened = False
         self._announced = AnnouncedBarrier()
-        self._input_ended = False
+        self._input_ended = self._output_ended = False
         self._silent = False
         self._finishing = False
         self.over = False
@@ -182,13 +182,15 @@ class Subtask:
             return self._try_finish()
         if self._chain.continues and self._go_on():
             return StepResult.BUSY
+        if self._input_ended and not self._output_ended and self._chain.continues:  # not behind the last barrier
+            self._end_input()
         moved = self._take_input(now)
         return StepResult.BUSY if copied and moved is not StepResult.BACKPRESSURED else moved
 
     def _go_on(self) -> bool:
         if not all(output.available for output in self._outputs):
             return False
-        return self._chain.go_on(past_limits=not self._chain.available and self._barrier_coming)
+        return self._chain.go_on(past_limits=self._input_ended or (not self._chain.available and self._barrier_coming))
 
     def _take_input(self, now: float) -> StepResult:
         if not self._may_take_rows():
@@ -214,9 +216,8 @@ class Subtask:
         return StepResult.BUSY
 
     def _may_take_rows(self) -> bool:
-        for output in self._outputs:
-            if not output.available:
-                return False
+        if not all(output.available for output in self._outputs):
+            return False
         if not self._chain.available:
             # A sink at its limit takes no rows, but a barrier must get through; who holds rows gets rid of some first.
             return self._barrier_coming and not self._chain.holding
@@ -279,12 +280,13 @@ class Subtask:
             self._chain.status(WatermarkStatus(change.idle))
 
     def _end_input(self) -> None:
-        """All rows have been seen, the watermark at the end of time has passed: emit the rest and say so."""
+        """All rows and the watermark at the end of time have come: emit the rest; when nothing is under way, say so."""
         self._input_ended = True
-        self._chain.finish()
-        for output in self._outputs:
-            output.end()
-        self.reports.input_ended()
+        self._output_ended = self._chain.finish()
+        if self._output_ended:
+            for output in self._outputs:
+                output.end()
+            self.reports.input_ended()
 
     # --- checkpoints -------------------------------------------------------------------------------------------------
 
@@ -332,7 +334,7 @@ class Subtask:
                 barrier=barrier,
                 taken=tuple(zip((link.operator for link in self._chain.links), taken, strict=True)),
                 own=own,
-                finished=self._input_ended,
+                finished=self._output_ended,
                 alignment_ms=begun - aligned_since,
                 sync_ms=self._clock.monotonic_ms() - begun,
                 begun_ms=begun,

@@ -1,4 +1,4 @@
-"""Chains with an operator whose rows get ready outside calls: back-pressure while a barrier comes."""
+"""Chains with an operator whose rows get ready outside calls: back-pressure while a barrier comes, the end of input."""
 
 from collections import deque
 
@@ -8,7 +8,7 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.operator import Operator
-from penstock.rpc.worker_commands import TriggerCheckpoint
+from penstock.rpc.worker_commands import CancelTasks, TriggerCheckpoint
 from penstock.task.row_pieces import LEAST_ROWS
 from penstock.task.step import StepResult
 
@@ -21,6 +21,7 @@ class Asking(Operator):
     def __init__(self, rows):
         self.rows = rows
         self.waiting, self.ready, self.most = deque(), 0, 0
+        self.finished = 0
 
     def open(self, context):
         """Nothing to open."""
@@ -39,6 +40,14 @@ class Asking(Operator):
             self.ready -= count
             out.batch(self.rows(*(self.waiting.popleft() for _ in range(count))))
         return bool(count)
+
+    @property
+    def held(self):
+        return bool(self.waiting)
+
+    def finish(self, out):
+        assert not self.waiting, "a worker's other tasks would wait too"
+        self.finished += 1
 
 
 @pytest.fixture
@@ -113,3 +122,55 @@ def test_a_full_operator_before_a_sink_at_its_limit_gets_rid_of_its_rows_when_a_
     asking.asking.ready = 1
     asking.settle()
     assert -1 not in values(asking), "that barrier has come"
+
+
+def ending(world, batch):
+    """Rows come, then the end of input, and none of them is ready."""
+    world.sources[0].script.append(batch)
+    world.sources[0].ended = True
+    world.settle()
+
+
+def test_at_the_end_of_input_mails_and_barriers_do_not_wait_for_calls(asking, batch_of):
+    ending(asking, batch_of(1, 2, 3))
+    assert asking.ended() == ["source"]
+    assert asking.subtasks("sink")[0].step() is StepResult.IDLE
+    announce(asking, 1)
+    (ack,) = asking.acks("sink")
+    assert not ack.snapshot.finished, "rows are still to come"
+    asking.complete(1)
+    asking.settle()
+    assert asking.sink.seen[-1] == ("complete", 1)
+    asking.asking.ready = 2
+    asking.settle()
+    assert (values(asking), asking.asking.finished) == ([1, 2], 0)
+    asking.sink.available = False
+    asking.asking.ready = 1
+    asking.settle()
+    assert values(asking) == [1, 2, 3], "no checkpoint may come that would relieve the sink"
+    assert asking.sink.seen[-1] == "finish"
+    assert asking.asking.finished == 1
+    assert asking.ended() == ["source", "sink"]
+    announce(asking, 2)
+    assert asking.acks("sink")[1].snapshot.finished
+
+
+def test_a_task_that_waits_for_the_last_calls_can_be_cancelled(asking, batch_of):
+    ending(asking, batch_of(1))
+    asking.broadcast(CancelTasks(job_id="job"))
+    asking.settle()
+    assert asking.states("sink")[-1] == "CANCELED"
+    assert asking.ended() == ["source"]
+
+
+def test_behind_the_barrier_that_stops_the_job_the_rest_is_not_emitted(asking, batch_of):
+    ending(asking, batch_of(1))
+    asking.trigger(1, "stop")
+    asking.settle()
+    asking.asking.ready = 1
+    asking.settle()
+    assert values(asking) == []
+    assert asking.sink.seen[-1] == ("barrier", 1)
+    asking.finish()
+    asking.settle()
+    assert asking.states("sink")[-1] == "FINISHED"
