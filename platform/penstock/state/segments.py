@@ -38,6 +38,8 @@ ROW_GROUP = 65_536
 _MAPPED_BYTES = 128 << 10
 #: Rows merged at a time; more segments than memory holds are merged hash range by hash range.
 _MERGE_ROWS = 1_000_000
+#: No more bytes of different hashes are merged at a time: a column of strings must not have 2 GiB.
+_MERGE_BYTES = 1 << 30
 _KEY_IDS = range(101, FIRST_ENTRY)
 _ENTRY_IDS = range(FIRST_ENTRY, 1001)
 
@@ -198,12 +200,32 @@ def merge_segments(
     while low <= within.high:
         piece = HashRange(low, min(low + step - 1, within.high))
         tables = [t for segment, data in ordered for t in read_visible(data, segment, tombstones, piece)]
-        if tables:
-            every = pa.concat_tables([conform(table, schema) for table in tables])
+        for part in _cut(tables):
+            every = pa.concat_tables([conform(table, schema) for table in part])
             merged = _newest(every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted)
             if merged.num_rows:
                 yield merged
         low = piece.high + 1
+
+
+def _cut(tables: list[pa.Table]) -> Iterator[list[pa.Table]]:
+    """Yield the rows hash range by hash range, so few that they can be merged; those of one hash stay together.
+
+    Each of the tables is sorted by hash.
+    """
+    if sum(table.nbytes for table in tables) > _MERGE_BYTES:
+        columns = [table.column(KEY_HASH).to_numpy() for table in tables]
+        hashes = np.sort(np.concatenate(columns))
+        middle = int(hashes[len(hashes) // 2])
+        if middle == hashes[0] and middle < hashes[-1]:
+            middle = int(hashes[np.searchsorted(hashes, middle, side="right")])
+        if middle > hashes[0]:
+            stops = [int(np.searchsorted(column, middle)) for column in columns]
+            yield from _cut([t.slice(0, stop) for t, stop in zip(tables, stops, strict=True) if stop])
+            yield from _cut([t.slice(stop) for t, stop in zip(tables, stops, strict=True) if stop < t.num_rows])
+            return
+    if tables:
+        yield tables
 
 
 def _expired(table: pa.Table, until: int) -> pa.Table:

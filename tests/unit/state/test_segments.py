@@ -143,6 +143,24 @@ def test_large_merges_go_hash_range_by_hash_range(monkeypatch):
     assert [r[3] for r in rows] == [2 if i % 3 == 0 else 1 for i in range(100)]
 
 
+@pytest.mark.parametrize("limit", [1, 1500, 6000])
+def test_wide_rows_are_merged_few_at_a_time(monkeypatch, limit):
+    monkeypatch.setattr(module, "_MERGE_BYTES", limit)
+    merged, newest = [], module._newest
+    monkeypatch.setattr(module, "_newest", lambda t, *a, **k: merged.append(t) or newest(t, *a, **k))
+    files = Files()
+    hashes = [*([-4] * 20), *range(50), *([99] * 30)]
+    first = files.add(1, [(h, f"{i}", 0, i, False) for i, h in enumerate(hashes)])
+    second = files.add(2, [(h, f"{i}", 0, -i, i % 4 == 0) for i, h in enumerate(hashes) if i % 2 == 0])
+    expected = [(h, f"{i}", 0, i if i % 2 else -i) for i, h in enumerate(hashes) if i % 4]
+    rows = files.state([first, second])
+    assert sorted(rows) == sorted(expected)
+    assert [row[0] for row in rows] == [row[0] for row in expected]
+    assert len(merged) > 1
+    for part in merged:
+        assert part.nbytes <= limit or len(part.column("__key_hash").unique()) == 1
+
+
 def test_a_segment_knows_its_ranges_and_carries_field_ids():
     files = Files()
     segment = files.add(4, [(-7, "a", 3, 1, False), (9, "b", -5, 1, False)])
