@@ -21,7 +21,7 @@ def count(rows: int, *, after: bool = False) -> Evictor:
 
 
 def time(keep: str | float, *, after: bool = False) -> Evictor:
-    """Keep the rows that are less than a time older than the newest."""
+    """Keep the rows that are less than a time older than the newest, by event time: the stream must have it."""
     return evictors.TimeEvictor(keep, after=after)
 
 

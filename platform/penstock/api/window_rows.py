@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.api.keyed_stream import KeyedStream
     from penstock.api.windowed_stream import WindowOptions
     from penstock.api.windows import Window
+    from penstock.operators.evictors import Evictor
     from penstock.operators.triggers import Trigger
 
 
@@ -98,7 +99,7 @@ def _output_of(function: Any, returns: Any, rows: WindowRows, where: str) -> tup
 def _operator(rows: WindowRows, config: dict[str, Any], function: Any, output: tuple[pa.Schema, Any]) -> DataStream:
     stream, where = rows.stream, f"window({rows.window.label}).{config['mode']}"
     validate_rows(config, stream.flow.schema, where)
-    payload = (_trigger_of(rows, where), rows.options.evictor, function, stream.flow.row_type)
+    payload = (_trigger_of(rows, where), _evictor_of(rows, where), function, stream.flow.row_type)
     spec = OperatorSpec(
         uid="",
         name=f"Window({rows.window.label})",
@@ -137,4 +138,17 @@ def _trigger_of(rows: WindowRows, where: str) -> Trigger:
     if chosen.event_time and not rows.stream.flow.has_event_time:
         msg = f"{where}: {type(chosen).__name__} needs event time, the stream has none"
         raise GraphError(msg, hint="give env.from_source(..., watermarks=...), or use processing time")
+    return chosen
+
+
+def _evictor_of(rows: WindowRows, where: str) -> Evictor | None:
+    """Return the evictor, if one was given.
+
+    Raises:
+        GraphError: it goes by event time, and the stream has none.
+    """
+    chosen = rows.options.evictor
+    if chosen is not None and chosen.event_time and not rows.stream.flow.has_event_time:
+        msg = f"{where}: {type(chosen).__name__} needs event time, the stream has none"
+        raise GraphError(msg, hint="give env.from_source(..., watermarks=...), or use ps.evictor.count or delta")
     return chosen

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class WindowElement:
-    """A row of a window (`value`) and its event time in microseconds (the machine's clock where rows have none)."""
+    """A row of a window (`value`) and its event time in microseconds; where rows have none it means nothing."""
 
     __slots__ = ("number", "references", "timestamp", "value")
 
@@ -31,6 +31,9 @@ class WindowElement:
 
 class Evictor:
     """Base of evictors of one's own: both hooks return the elements that stay, in order."""
+
+    #: Whether it looks at the times of elements: a stream without event time then refuses it.
+    event_time = False
 
     def evict_before(self, elements: Sequence[WindowElement], window: TimeWindow) -> Iterable[WindowElement]:
         """Choose what the window's function sees."""
@@ -77,6 +80,8 @@ class CountEvictor(_OneSided):
 
 class TimeEvictor(_OneSided):
     """Keeps rows that are less than a time older than the newest."""
+
+    event_time = True
 
     def __init__(self, keep: str | float, *, after: bool) -> None:
         """`keep` such as `"10s"`."""

@@ -250,4 +250,6 @@ def test_what_cannot_be_is_refused(env, source, keyed):
     refused(lambda: zoned.trigger(ps.trigger.count(3)).aggregate(ps.count()), "time zone")
     timeless = env.from_source(source(), uid="in").key_by("user_id").window(ps.Global())
     refused(lambda: timeless.trigger(ps.trigger.event_time()).aggregate(ps.count()), "needs event time")
+    by_time = timeless.trigger(ps.trigger.count(2)).evictor(ps.evictor.time("10s"))
+    refused(lambda: by_time.aggregate(ps.count()), "TimeEvictor needs event time")
     refused(lambda: timeless.late_to("late"), "no row is late for a window of global")
