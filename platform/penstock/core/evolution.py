@@ -2,7 +2,8 @@
 
 `evolve` decides, for restore and for `penstock check`; `conform` brings rows of an older file to the columns of today,
 whenever they are read: nothing is rewritten when a job starts. Columns carry what is needed in their metadata: `id`,
-`default` (for rows that were written before there was the column), `was` (the name before), `null` (may be None).
+`default` (for rows that were written before there was the column), `was` (the name before), `null` (may be None),
+`fills` (what took the place of None when the field could no longer be None, each time that happened).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 #: In a schema's metadata: its value columns may change; the highest id ever given to one.
 EVOLVES, LAST_ID = b"evolves", b"last_id"
-DEFAULT, WAS, NULL = b"default", b"was", b"null"
+DEFAULT, WAS, NULL, FILLS = b"default", b"was", b"null", b"fills"
 _FIRST_VALUE_ID = 1001
 
 
@@ -30,6 +31,8 @@ class Evolution:
     ids: tuple[int, ...]
     #: No column gets an id up to this one again.
     last_id: int
+    #: What their metadata says on from the saved columns, in the same order.
+    carried: tuple[dict[bytes, bytes], ...]
     #: What changes, for a person; empty: nothing does.
     changes: tuple[str, ...]
 
@@ -52,18 +55,22 @@ def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
         was = _text(field, WAS)
         if field.name not in pairs and was in old:
             pairs[field.name] = old.pop(was)
-    ids, changes = [], []
+    ids: list[int] = []
+    carried: list[dict[bytes, bytes]] = []
+    changes: list[str] = []
     for field in new:
         before = pairs.get(field.name)
         if before is None:
             last += 1
             ids.append(last)
+            carried.append({})
             changes.append(_added(field))
         else:
             ids.append(field_id(before))
             changes += _changed(before, field)
+            carried.append(_carried(before, field))
     changes += [f"drops {name}" for name in old]
-    return Evolution(tuple(ids), last, tuple(changes))
+    return Evolution(tuple(ids), last, tuple(carried), tuple(changes))
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -79,16 +86,17 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     places = {field_id(field): place for place, field in enumerate(table.schema)}
     columns = []
     for field in schema:
-        default = _default(field)
+        fills = _fills(field)
         if field_id(field) not in places:
             if field_id(field) < _FIRST_VALUE_ID:
                 raise StateMismatchError(f"a file of state has no column {field.name!r}", hint="`penstock state fsck`")
-            scalar = pa.scalar(None, field.type) if default is None else default
-            columns.append(pa.repeat(scalar, table.num_rows))
+            text = (field.metadata or {}).get(DEFAULT) or (fills[0] if fills else b"")
+            columns.append(pa.repeat(_value(text, field.type), table.num_rows))
             continue
-        column = table.column(places[field_id(field)]).cast(field.type)
-        if default is not None and column.null_count and _text(field, NULL) is None:
-            column = column.fill_null(default)
+        place = places[field_id(field)]
+        column, later = table.column(place).cast(field.type), fills[len(_fills(table.schema.field(place))) :]
+        if later and column.null_count:
+            column = column.fill_null(_value(later[0], field.type))
         columns.append(column)
     return pa.Table.from_arrays(columns, schema=schema)
 
@@ -113,20 +121,42 @@ def default_text(value: Any, data_type: pa.DataType) -> bytes:
     return base64.b64encode(sink.getvalue().to_pybytes())
 
 
-def _default(field: pa.Field) -> Any:
+def _value(text: bytes, data_type: pa.DataType) -> Any:
+    """Return what `default_text` has made of a value, as a scalar of a type; of nothing, null."""
     import pyarrow as pa
 
-    text = (field.metadata or {}).get(DEFAULT)
-    if text is None:
-        return None
+    if not text:
+        return pa.scalar(None, data_type)
     with pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text))) as stream:
-        return stream.read_all().column(0)[0].cast(field.type)
+        return stream.read_all().column(0)[0].cast(data_type)
+
+
+def _default(field: pa.Field) -> Any:
+    """Return a column's default as a Python value, None without one."""
+    return _value((field.metadata or {}).get(DEFAULT, b""), field.type).as_py()
+
+
+def _fills(field: pa.Field) -> list[bytes]:
+    text = (field.metadata or {}).get(FILLS)
+    return text.split(b",") if text else []
+
+
+def _carried(before: pa.Field, field: pa.Field) -> dict[bytes, bytes]:
+    """Return what a column goes on to say of the rows of older files: they are read by it as long as they are there."""
+    fills = _fills(before)
+    if _loses_none(before, field):
+        fills.append(field.metadata[DEFAULT])
+    return {FILLS: b",".join(fills)} if fills else {}
+
+
+def _loses_none(before: pa.Field, field: pa.Field) -> bool:
+    return _text(before, NULL) is not None and _text(field, NULL) is None
 
 
 def _added(field: pa.Field) -> str:
     default = _default(field)
     if default is not None:
-        return f"adds {field.name} = {default.as_py()!r}"
+        return f"adds {field.name} = {default!r}"
     if _text(field, NULL) is not None:
         return f"adds {field.name} = None"
     msg = f"{field.name} ({field.type}) is new and has neither a default nor may it be None"
@@ -141,12 +171,12 @@ def _changed(before: pa.Field, field: pa.Field) -> list[str]:
             way = "give the new column another name, or write the state anew with ps.snapshots.read and write"
             raise StateMismatchError(msg, hint=way)
         changes.append(f"widens {field.name} from {before.type} to {field.type}")
-    if _text(before, NULL) is not None and _text(field, NULL) is None:
+    if _loses_none(before, field):
         default = _default(field)
         if default is None:
             msg = f"{field.name} could be None and can no longer be"
             raise StateMismatchError(msg, hint="give it a default, which takes the place of None")
-        changes.append(f"{field.name}: None becomes {default.as_py()!r}")
+        changes.append(f"{field.name}: None becomes {default!r}")
     return changes
 
 
@@ -169,8 +199,8 @@ def _fixed(schema: pa.Schema) -> list[tuple[str, str]]:
     return [(field.name, str(field.type)) for field in schema if field_id(field) < _FIRST_VALUE_ID]
 
 
-def _shape(schema: pa.Schema) -> list[tuple[str, str, int]]:
-    return [(field.name, str(field.type), field_id(field)) for field in schema]
+def _shape(schema: pa.Schema) -> list[tuple[str, str, int, int]]:
+    return [(field.name, str(field.type), field_id(field), len(_fills(field))) for field in schema]
 
 
 def _shown(schema: pa.Schema) -> str:

@@ -38,6 +38,8 @@ class RowSpec:
     #: Field ids of the values where a snapshot has them already, and the highest that was ever given.
     ids: tuple[int, ...] = ()
     last_id: int = 0
+    #: Of each value what its metadata says besides, carried on from that snapshot.
+    carried: tuple[dict[bytes, bytes], ...] = ()
 
     @property
     def stored(self) -> tuple[pa.Field, ...]:
@@ -54,9 +56,10 @@ class RowSpec:
         """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
         keys = [_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
         ids = self.ids or range(1001, 1001 + len(self.values))
+        carried = self.carried or ({},) * len(self.values)
         values = [
-            _field(name, f.type, number, nullable=True, more=self._more(f))
-            for name, f, number in zip(self.value_names, self.values, ids, strict=True)
+            _field(name, f.type, number, nullable=True, more={**self._more(f), **more})
+            for name, f, number, more in zip(self.value_names, self.values, ids, carried, strict=True)
         ]
         entries = [_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
         head, namespace = _field(KEY_HASH, pa.int64(), 1), _field(NAMESPACE, pa.int64(), 2)

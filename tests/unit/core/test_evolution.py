@@ -85,7 +85,8 @@ def test_what_does_not_hold_every_value_is_no_widening(pair):
 
 def fitted(spec, saved):
     found = evolve(saved, spec.segment_schema)
-    return RowSpec(spec.key_schema, spec.values, evolves=True, ids=found.ids, last_id=found.last_id).segment_schema
+    ids, last, carried = found.ids, found.last_id, found.carried
+    return RowSpec(spec.key_schema, spec.values, evolves=True, ids=ids, last_id=last, carried=carried).segment_schema
 
 
 def test_a_name_that_comes_back_does_not_bring_the_old_values_back():
@@ -110,6 +111,47 @@ def test_rows_of_an_older_file_have_todays_columns():
     assert {name: row[name] for name in ("k", "n", "c", "d", "e")} == {"k": 1, "n": 2, "c": 1.5, "d": "x", "e": None}
     assert conform(table, saved) is not None
     assert conform(conform(table, today), today).schema.equals(today, check_metadata=True)
+
+
+def file_of(columns, **values):
+    """Return a file of one row; what is not given is null."""
+    held = {"__key_hash": 5, "k": 1, "__namespace": 0, "__deleted": False, "__seq": 0, **values}
+    return pa.table({f.name: pa.array([held.get(f.name)], f.type) for f in columns}, schema=columns)
+
+
+def versions(*fields):
+    """Return the columns of every version of a value."""
+    found = [schema(*fields[0])]
+    for wanted in fields[1:]:
+        found.append(fitted(RowSpec(KEY, wanted, evolves=True), found[-1]))
+    return found
+
+
+def value(table, columns):
+    return conform(table, columns).column("x").to_pylist()[0]
+
+
+MAYBE = field("x", null=True)
+
+
+def test_none_becomes_the_default_when_nothing_else_changes():
+    first, second = versions([MAYBE], [field("x", default=7)])
+    assert value(file_of(first, x=None), second) == 7
+    assert value(file_of(first, x=3), second) == 3
+
+
+def test_what_none_has_become_it_stays_whatever_the_default_is_later():
+    first, *_, last = versions([MAYBE], [field("x", default=7)], [field("x", default=9)], [field("x")])
+    assert value(file_of(first, x=None), last) == 7
+
+
+def test_none_of_a_file_means_what_it_meant_when_the_file_was_written():
+    columns = versions([MAYBE], [field("x", default=7)], [MAYBE], [field("x", default=8)])
+    first, _, third, _ = columns
+    files = file_of(first, x=None), file_of(third, x=None)
+    assert [value(files[0], each) for each in columns] == [None, 7, 7, 7]
+    assert [value(files[1], each) for each in columns[2:]] == [None, 8]
+    assert value(conform(files[0], third), columns[3]) == 7
 
 
 def test_the_guide_lists_these_changes():

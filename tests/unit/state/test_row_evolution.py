@@ -15,9 +15,9 @@ KEYS = pa.schema([pa.field("k", pa.int64())])
 KINDS = (pa.int32(), pa.int64())
 
 
-def field(name, kind, default, was=None):
-    more = {DEFAULT: default_text(default, kind), **({} if was is None else {WAS: was.encode()})}
-    return pa.field(name, kind, False, more)
+def field(name, kind, default, null, was=None):
+    more = {} if default is None else {DEFAULT: default_text(default, kind)}
+    return pa.field(name, kind, null, {**more, **({} if was is None else {WAS: was.encode()})})
 
 
 class World:
@@ -25,7 +25,8 @@ class World:
 
     def __init__(self, harness):
         self.harness = harness
-        self.fields = [["a", pa.int32(), 1]]
+        #: name, type, default, whether it may be None
+        self.fields = [["a", pa.int32(), 1, False]]
         self.model = {}
         self.snapshots = ()
         self.names = iter(f"n{i}" for i in range(1000))
@@ -38,15 +39,22 @@ class World:
             name = next(self.names) if place % 2 else f"z{place}"
             if name in [f[0] for f in self.fields]:
                 return
-            self.fields.insert(place % (len(self.fields) + 1), [name, KINDS[place % 2], place])
+            value = None if place == 3 else place
+            self.fields.insert(place % (len(self.fields) + 1), [name, KINDS[place % 2], value, place > 2])
             for row in self.model.values():
-                row[name] = place
+                row[name] = value
         elif what == "drop":
             name = self.fields.pop(place % len(self.fields))[0]
             for row in self.model.values():
                 del row[name]
         elif what == "widen":
             self.fields[place % len(self.fields)][1] = pa.int64()
+        elif what == "null":
+            name, _, default, null = chosen = self.fields[place % len(self.fields)]
+            chosen[2:] = place if null and default is None else default, not null
+            for row in self.model.values():
+                if null and row[name] is None:
+                    row[name] = chosen[2]
         elif what == "rename":
             chosen = self.fields[place % len(self.fields)]
             old, chosen[0] = chosen[0], next(self.names)
@@ -64,8 +72,9 @@ class World:
     def write(self, keys, number):
         batch = pa.record_batch({"k": pa.array(keys, pa.int64())})
         slots = self.rows.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
-        self.table.write(slots, [pa.array([number] * len(keys), f[1]) for f in self.fields])
-        self.model.update({key: {f[0]: number for f in self.fields} for key in keys})
+        row = {f[0]: None if f[3] and number % 2 else number for f in self.fields}
+        self.table.write(slots, [pa.array([row[f[0]]] * len(keys), f[1]) for f in self.fields])
+        self.model.update({key: dict(row) for key in keys})
 
     def clear(self, keys):
         batch = pa.record_batch({"k": pa.array(keys, pa.int64())})
@@ -97,13 +106,13 @@ class World:
         ]
 
 
-STEP = st.tuples(st.sampled_from(["add", "drop", "widen", "rename", "none"]), st.integers(0, 7))
+STEP = st.tuples(st.sampled_from(["add", "drop", "widen", "rename", "null", "none"]), st.integers(0, 7))
 VERSION = st.tuples(
     STEP, st.lists(st.integers(0, 9), unique=True, max_size=5), st.lists(st.integers(0, 9), unique=True)
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(versions=st.lists(VERSION, min_size=1, max_size=12))
 def test_any_number_of_versions(state, tmp_path_factory, versions):
     harness = type(state)(tmp_path_factory.mktemp("state"))
