@@ -2,8 +2,8 @@
 
 `evolve` decides, for restore and for `penstock check`; `conform` brings rows of an older file to the columns of today,
 whenever they are read: nothing is rewritten when a job starts. Columns carry what is needed in their metadata: `id`,
-`default` (for rows that were written before there was the column), `was` (the name before), `null` (may be None),
-`fills` (what took the place of None when the field could no longer be None, each time that happened).
+`default`, `initial` (what rows have that were written before there was the column, if not the default), `was` (the name
+before), `null` (may be None), `fills` (what took the place of None each time the field could no longer be None).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 #: In a schema's metadata: its value columns may change; the highest id ever given to one.
 EVOLVES, LAST_ID = b"evolves", b"last_id"
-DEFAULT, WAS, NULL, FILLS = b"default", b"was", b"null", b"fills"
+DEFAULT, INITIAL, WAS, NULL, FILLS = b"default", b"initial", b"was", b"null", b"fills"
 _FIRST_VALUE_ID = 1001
 
 
@@ -90,7 +90,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if field_id(field) not in places:
             if field_id(field) < _FIRST_VALUE_ID:
                 raise StateMismatchError(f"a file of state has no column {field.name!r}", hint="`penstock state fsck`")
-            text = (field.metadata or {}).get(DEFAULT) or (fills[0] if fills else b"")
+            text = _initial(field) or (fills[0] if fills else b"")
             columns.append(pa.repeat(_value(text, field.type), table.num_rows))
             continue
         place = places[field_id(field)]
@@ -136,6 +136,12 @@ def _default(field: pa.Field) -> Any:
     return _value((field.metadata or {}).get(DEFAULT, b""), field.type).as_py()
 
 
+def _initial(field: pa.Field) -> bytes:
+    """Return what rows have that are older than the column: its default when it was added, empty without one."""
+    more = field.metadata or {}
+    return more.get(INITIAL, more.get(DEFAULT, b""))
+
+
 def _fills(field: pa.Field) -> list[bytes]:
     text = (field.metadata or {}).get(FILLS)
     return text.split(b",") if text else []
@@ -146,7 +152,10 @@ def _carried(before: pa.Field, field: pa.Field) -> dict[bytes, bytes]:
     fills = _fills(before)
     if _loses_none(before, field):
         fills.append(field.metadata[DEFAULT])
-    return {FILLS: b",".join(fills)} if fills else {}
+    carried = {FILLS: b",".join(fills)} if fills else {}
+    if _initial(before) != _initial(field):
+        carried[INITIAL] = _initial(before)
+    return carried
 
 
 def _loses_none(before: pa.Field, field: pa.Field) -> bool:

@@ -48,7 +48,7 @@ MIGRATES = {
         [field("a", null=True)], [field("a", default=3)], ["a: None becomes 3"], (1001,),
     ),
     "fields change places": ([A, B], [B, A], [], (1002, 1001)),
-    "a default is changed": ([field("a", default=1)], [field("a", default=2)], [], (1001,)),
+    "a default is changed or taken away": ([field("a", default=1)], [field("a", default=2)], [], (1001,)),
 }  # fmt: skip
 BLOCKED = {
     "a field without a default is added": ([A], [A, B], "b .* is new and has neither a default"),
@@ -152,6 +152,21 @@ def test_none_of_a_file_means_what_it_meant_when_the_file_was_written():
     assert [value(files[0], each) for each in columns] == [None, 7, 7, 7]
     assert [value(files[1], each) for each in columns[2:]] == [None, 8]
     assert value(conform(files[0], third), columns[3]) == 7
+
+
+def test_the_default_that_counts_is_the_one_with_which_the_field_was_added():
+    added = field("x", default=1)
+    columns = versions([A], [A, added], [A, field("x", default=2)], [A, field("x")])
+    assert [value(file_of(columns[0], a=0), each) for each in columns[1:]] == [1, 1, 1]
+    columns = versions([A], [A, MAYBE], [A, field("x", default=2, null=True)], [A, field("x", default=3, null=True)])
+    assert [value(file_of(columns[0], a=0), each) for each in columns[1:]] == [None, None, None]
+
+
+def test_a_value_that_is_widened_after_it_was_added_keeps_its_first_default():
+    small = field("x", pa.int32(), default=1)
+    first, _, last = versions([A], [A, small], [A, field("x", pa.int64(), default=1)])
+    found = conform(file_of(first, a=0), last).column("x")
+    assert (found.type, found.to_pylist()) == (pa.int64(), [1])
 
 
 def test_the_guide_lists_these_changes():

@@ -55,6 +55,9 @@ class World:
             for row in self.model.values():
                 if null and row[name] is None:
                     row[name] = chosen[2]
+        elif what == "default":
+            chosen = self.fields[place % len(self.fields)]
+            chosen[2] = None if place > 4 else place
         elif what == "rename":
             chosen = self.fields[place % len(self.fields)]
             old, chosen[0] = chosen[0], next(self.names)
@@ -106,7 +109,7 @@ class World:
         ]
 
 
-STEP = st.tuples(st.sampled_from(["add", "drop", "widen", "rename", "null", "none"]), st.integers(0, 7))
+STEP = st.tuples(st.sampled_from(["add", "drop", "widen", "rename", "null", "default", "none"]), st.integers(0, 7))
 VERSION = st.tuples(
     STEP, st.lists(st.integers(0, 9), unique=True, max_size=5), st.lists(st.integers(0, 9), unique=True)
 )
