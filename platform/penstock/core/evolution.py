@@ -139,7 +139,8 @@ def _default(field: pa.Field) -> Any:
 def _initial(field: pa.Field) -> bytes:
     """Return what rows have that are older than the column: its default when it was added, empty without one."""
     more = field.metadata or {}
-    return more.get(INITIAL, more.get(DEFAULT, b""))
+    text: bytes = more.get(INITIAL, more.get(DEFAULT, b""))
+    return text
 
 
 def _fills(field: pa.Field) -> list[bytes]:
