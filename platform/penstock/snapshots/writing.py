@@ -22,9 +22,9 @@ from penstock.kernels.hashing import hash_columns
 from penstock.snapshots.content import field_id, identity_of
 from penstock.snapshots.declared import with_states
 from penstock.snapshots.opening import open_target
-from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, SEQ
-from penstock.state.row_spec import TIMERS
-from penstock.state.segments import key_names
+from penstock.state.accumulators import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
+from penstock.state.row_spec import ENTRY, TIMERS
+from penstock.state.segments import entry_names, key_names
 from penstock.task.savepoint import SavepointWriter
 
 if TYPE_CHECKING:
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 _ORIGIN = "bootstrap"
 #: Value columns have field ids above it.
 _LAST_FIXED_ID = 1000
+#: Kinds whose states a function declares.
+_PROCESS_KINDS = frozenset({"process", "co_process", "broadcast_process"})
 #: Kinds whose rows have no namespace: it is 0 where it is not given.
-_WITHOUT_NAMESPACE = frozenset({"process", "running_aggregate", "deduplicate"})
+_WITHOUT_NAMESPACE = _PROCESS_KINDS | {"running_aggregate", "deduplicate"}
 
 
 class Job(Protocol):
@@ -159,6 +161,8 @@ def _rows(operator: OperatorSpec, state: str, schema: pa.Schema, given: pa.Table
     }
     table = pa.table([columns[name] for name in schema.names], schema=schema)
     _check_once(table, identity_of(schema), where)
+    if operator.kind in _PROCESS_KINDS and operator.config.get("kinds", {}).get(state, {}).get("kind") == "list":
+        table = _numbered(table, key_names(schema))
     return table.take(pa.array(np.argsort(hashes, kind="stable")))
 
 
@@ -176,13 +180,26 @@ def _column(given: pa.Table, field: pa.Field, where: str) -> pa.ChunkedArray:
 
 
 def _never_null(operator: OperatorSpec, state: str, schema: pa.Schema) -> list[str]:
-    """Return the columns of which every row has a value: a function's value, as it declares it, is nowhere None."""
+    """Return the columns of which every row has a value: a function's value, as it declares it, is nowhere None.
+
+    A row without an index or map key would clear its key, one without the time of its last access has no age.
+    """
     plain = [field.name for field in schema if not field.nullable and field.name not in (KEY_HASH, DELETED, SEQ)]
-    text = operator.config.get("states", {}).get(state) if operator.kind == "process" else None
+    plain += [*entry_names(schema), *([LAST_ACCESS] if LAST_ACCESS in schema.names else [])]
+    text = operator.config.get("states", {}).get(state) if operator.kind in _PROCESS_KINDS else None
     if text is None:
         return plain
     values = [field.name for field in schema if field_id(field) > _LAST_FIXED_ID]
     return plain + [n for n, declared in zip(values, schema_from_text(text), strict=True) if not declared.nullable]
+
+
+def _numbered(table: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """Return lists with their indices from 0 on, without gaps, in the order of those that were given."""
+    frame = pl.from_arrow(table.select([*keys, ENTRY]))
+    assert isinstance(frame, pl.DataFrame)  # noqa: S101 - of a table
+    indices = frame.select((pl.col(ENTRY).rank("ordinal").over(list(keys)) - 1).cast(pl.Int64)).to_series()
+    place = table.schema.get_field_index(ENTRY)
+    return table.set_column(place, table.schema.field(place), indices.to_arrow())
 
 
 def _check_once(table: pa.Table, identity: Sequence[str], where: str) -> None:

@@ -20,6 +20,11 @@ class Profile(NamedTuple):
     note: str | None
 
 
+class Order(ps.Schema):
+    user_id: int
+    amount: int
+
+
 class People(ps.KeyedProcessFunction):
     profile: ps.ValueState[Profile] = ps.value_state()
     recent: ps.ListState[int] = ps.list_state()
@@ -27,6 +32,27 @@ class People(ps.KeyedProcessFunction):
 
     def process(self, row, ctx: ps.ProcessContext) -> Iterator[Profile]:
         yield Profile(1, None)
+
+
+class Pair(ps.KeyedCoProcessFunction):
+    profile: ps.ValueState[Profile] = ps.value_state(ttl="1h")
+
+    def process1(self, row: Order, ctx) -> Iterator[Profile]:
+        yield Profile(1, None)
+
+    def process2(self, row: Order, ctx) -> Iterator[Profile]:
+        yield Profile(2, None)
+
+
+class Ruled(ps.KeyedBroadcastProcessFunction):
+    profile: ps.ValueState[Profile] = ps.value_state()
+    rules: ps.BroadcastState[str, int] = ps.broadcast_state()
+
+    def process(self, row: Order, ctx) -> Iterator[Profile]:
+        yield Profile(1, None)
+
+    def process_broadcast(self, row: Order, ctx) -> Iterator[Profile]:
+        yield Profile(2, None)
 
 
 @pytest.fixture
@@ -104,6 +130,38 @@ def test_what_the_job_could_not_restore_is_refused(env, tmp_path, place, rows, e
     with pytest.raises(UsageError, match=error):
         ps.snapshots.write(str(tmp_path / "sp"), {place: rows}, job=env)
     assert not (tmp_path / "sp").exists(), "nothing is written"
+
+
+def test_indices_of_a_list_are_numbered_anew_by_key(env, tmp_path):
+    lists = pl.DataFrame({"user_id": [1, 2, 1, 1], "__entry": [9, -3, 2, 4], "value": [7, 8, 5, 6]})
+    uri = ps.snapshots.write(str(tmp_path / "sp"), {("people", "recent"): lists}, job=env)
+    found = read(uri, "recent").select("user_id", "__entry", "value").sort("user_id", "__entry")
+    assert found.rows() == [(1, 0, 5), (1, 1, 6), (1, 2, 7), (2, 0, 8)]
+
+
+@pytest.mark.parametrize(
+    ("state", "entries"), [("recent", [0, None]), ("recent", [None, None]), ("by_word", ["a", None])]
+)
+def test_an_entry_without_index_or_key_is_refused(env, tmp_path, state, entries):
+    rows = pl.DataFrame({"user_id": [1, 2], "__entry": entries, "value": [5, 6]})
+    with pytest.raises(UsageError, match="column '__entry' holds nulls"):
+        ps.snapshots.write(str(tmp_path / "sp"), {("people", state): rows}, job=env)
+
+
+@pytest.mark.parametrize("kind", ["pair", "ruled"])
+def test_functions_of_two_streams(kind, tmp_path):
+    env = ps.Environment(parallelism=2, checkpoint_interval="1s")
+    orders = env.from_source(DatagenSource(rows=10), uid="orders")
+    others = env.from_source(DatagenSource(rows=10), uid="others")
+    keyed, other = orders.key_by("user_id"), others.key_by("user_id") if kind == "pair" else others.broadcast()
+    keyed.connect(other).process(Pair() if kind == "pair" else Ruled()).uid("both").sink_to(FileSink("a"), uid="out")
+    place, rows = ("both", "profile"), PROFILES.with_columns(__ttl=7) if kind == "pair" else PROFILES
+    uri = ps.snapshots.write(str(tmp_path / "sp"), {place: rows}, job=env)
+    assert read(uri, "profile", "both").drop("__namespace").sort("user_id").select(PROFILES.columns).equals(PROFILES)
+    for name in ("orders", *(["__ttl"] if kind == "pair" else [])):
+        with pytest.raises(UsageError, match=f"column '{name}' holds nulls"):
+            ps.snapshots.write(str(tmp_path / "no"), {place: rows.with_columns(pl.lit(None).alias(name))}, job=env)
+    assert not (tmp_path / "no").exists()
 
 
 def test_a_place_that_is_taken(env, tmp_path):
