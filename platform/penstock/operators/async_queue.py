@@ -52,7 +52,8 @@ class AsyncQueue:
         self._ordered = ordered
         self._segments: deque[_Segment] = deque([_Segment()])
         self._waiting: deque[Entry] = deque()
-        self._running = 0
+        #: Rows under way; rows that were not emitted, be they done or not.
+        self._running = self._held = 0
 
     @property
     def empty(self) -> bool:
@@ -61,8 +62,8 @@ class AsyncQueue:
 
     @property
     def full(self) -> bool:
-        """Whether more rows would only wait."""
-        return self._running >= self._capacity or bool(self._waiting)
+        """Whether more rows would only wait, be it behind done ones that one slow call holds up."""
+        return self._held >= self._capacity
 
     @property
     def running(self) -> int:
@@ -75,6 +76,7 @@ class AsyncQueue:
         entries = [Entry(batch, index, row, segment) for index, row in enumerate(rows)]
         segment.entries.update(dict.fromkeys(entries))
         self._waiting.extend(entries)
+        self._held += len(entries)
 
     def mark(self, element: Watermark | WatermarkStatus) -> None:
         """Take what must not overtake the rows before it."""
@@ -107,6 +109,7 @@ class AsyncQueue:
                 rows = list(itertools.takewhile(operator.attrgetter("done"), segment.entries))
             for entry in rows:
                 del segment.entries[entry]
+            self._held -= len(rows)
             if rows:
                 taken.append(rows)
             if segment.entries or segment.mark is None:

@@ -135,6 +135,20 @@ def test_no_more_than_its_capacity_is_under_way(bench, gate, out):
     assert bench.wakes, "the task is woken by what is done"
 
 
+@pytest.mark.parametrize("ordered", [True, False])
+def test_rows_that_are_done_but_must_wait_for_a_slow_one_count_too(bench, gate, out, ordered):
+    operator = opened(bench, gate, capacity=2, ordered=ordered)
+    operator.process_batch(batch(1), 0, out)
+    operator.process_watermark(Watermark(15), out)
+    operator.process_batch(batch(2), 0, out)
+    let(operator, gate, out, 2)
+    assert out.elements == []
+    assert not operator.available, "else they would become ever more until the slow one ends"
+    let(operator, gate, out, 1)
+    assert shape(out) == [[1], 15, [2]]
+    assert operator.available
+
+
 def test_watermarks_pass_at_once_where_nothing_is_under_way(bench, gate, out):
     operator = opened(bench, gate)
     operator.process_watermark(Watermark(5), out)
