@@ -53,6 +53,9 @@ def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
     pairs = {field.name: old.pop(field.name) for field in new if field.name in old}
     for field in new:
         was = _text(field, WAS)
+        if field.name not in pairs and was in pairs:
+            msg = f"{field.name} was {was}, and the job has a new field {was}"
+            raise StateMismatchError(msg, hint=f"rename in two steps: first without the new {was}, which comes later")
         if field.name not in pairs and was in old:
             pairs[field.name] = old.pop(was)
     ids: list[int] = []

@@ -52,6 +52,11 @@ MIGRATES = {
 }  # fmt: skip
 BLOCKED = {
     "a field without a default is added": ([A], [A, B], "b .* is new and has neither a default"),
+    "a field is renamed, and a new one has its old name": (
+        [A],
+        [field("b", default=0, was="a"), field("a", default=0)],
+        "b was a, and the job has a new field a",
+    ),
     "a field is narrowed or of another type": ([A], [field("a", pa.int32())], "a was int64 and is int32, which cannot"),
     "a field may not be None any more, without a default": ([field("a", null=True)], [A], "a could be None"),
     "the key changes": (schema(A, key=pa.schema([pa.field("k", TEXT)])), [A], r"the key was \(k string\)"),
@@ -167,6 +172,12 @@ def test_a_value_that_is_widened_after_it_was_added_keeps_its_first_default():
     first, _, last = versions([A], [A, small], [A, field("x", pa.int64(), default=1)])
     found = conform(file_of(first, a=0), last).column("x")
     assert (found.type, found.to_pylist()) == (pa.int64(), [1])
+
+
+def test_the_old_name_is_free_in_the_version_after_the_rename():
+    renamed = field("b", was="a")
+    first, _, last = versions([A], [renamed], [renamed, field("a", default=9)])
+    assert conform(file_of(first, a=4), last).select(["b", "a"]).to_pylist() == [{"b": 4, "a": 9}]
 
 
 def test_the_guide_lists_these_changes():
