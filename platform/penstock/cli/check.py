@@ -16,7 +16,11 @@ from penstock.core.errors import UsageError
 from penstock.graph.executor import JobResult
 
 if TYPE_CHECKING:
+    from penstock.checkpoint.manifest import Manifest
     from penstock.graph.job_graph import JobGraph
+
+#: What to do about a job that has changed; the verdicts tell beforehand whether it will help.
+_SAVEPOINT = "stop the job with a savepoint (penstock stop) and start with --from: the verdicts are those of that start"
 
 
 class _Planned:
@@ -48,7 +52,10 @@ def check(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Say whether a snapshot's state fits a job: same, migrates, new, dropped or blocked; exit code 1 if one is."""
+    """Say whether a snapshot's state fits a job: same, migrates, new, dropped or blocked; exit code 1 if one is.
+
+    A checkpoint's job must be unchanged too.
+    """
     from penstock.graph.state_check import check_states
     from penstock.snapshots.declared import with_states
     from penstock.snapshots.opening import open_snapshot
@@ -65,12 +72,13 @@ def check(
         allow_non_restored=tuple(allow_non_restored_state or ()),
     )
     blocked = sum(verdict.verdict == "blocked" for verdict in verdicts)
+    refused = _refused(graph, snapshot.manifest, allow_non_restored_state)
+    ok = not blocked and not refused
     groups = {"snapshot": snapshot.manifest.key_groups, "job": graph.settings.key_groups}
     if json:
         states = [msgspec.to_builtins(verdict) for verdict in verdicts]
-        print_json(
-            {"job": graph.name, "snapshot": snapshot.uri, "key_groups": groups, "ok": not blocked, "states": states}
-        )
+        head = {"job": graph.name, "snapshot": snapshot.uri, "key_groups": groups}
+        print_json({**head, "ok": ok, "refused": refused, "states": states})
     else:
         table = Table("uid", "state", "verdict", "", box=None)
         for row in verdicts:
@@ -81,9 +89,23 @@ def check(
                 say(f"{row.place}: {row.reason}\n    {row.way_out}")
         if groups["job"] != groups["snapshot"]:
             say(f"key groups: {groups['snapshot']} in the snapshot, {groups['job']} in the job: cut anew at the start")
-        say(f"{blocked} blocked" if blocked else f"the state of {snapshot.uri} fits {graph.name}")
-    if blocked:
+        if refused:
+            say(f"{refused}\n    {_SAVEPOINT}")
+        if blocked:
+            say(f"{blocked} blocked")
+        elif ok:
+            say(f"the state of {snapshot.uri} fits {graph.name}")
+    if not ok:
         raise typer.Exit(1)
+
+
+def _refused(graph: JobGraph, manifest: Manifest, names: list[str] | None) -> str:
+    """Return why a start from the job's own checkpoint is refused whatever its states are; nothing if it is not."""
+    if manifest.kind == "savepoint":
+        return ""
+    if manifest.graph_fingerprint != graph.fingerprint:
+        return f"job {graph.name!r} has changed since checkpoint {manifest.checkpoint_id}: it cannot go on from it"
+    return "state is left behind at a start from a savepoint only, and this is a checkpoint" if names else ""
 
 
 def _planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:

@@ -8,7 +8,8 @@ import pytest
 
 from penstock.api.environment import use_executor
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.manifest import Manifest, encode_manifest
+from penstock.checkpoint.log import key_of
+from penstock.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
 from penstock.cli import main
 from penstock.cli.run import execute_file
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
@@ -115,7 +116,8 @@ def savepoint(job, tmp_path):
 @pytest.fixture
 def check(savepoint, monkeypatch, capsys):
     def run(path, *arguments, code=0):
-        monkeypatch.setattr(sys, "argv", ["penstock", "check", str(path), "--against", str(savepoint), *arguments])
+        against = () if "--against" in arguments else ("--against", str(savepoint))
+        monkeypatch.setattr(sys, "argv", ["penstock", "check", str(path), *against, *arguments])
         with pytest.raises(SystemExit) as ended:
             main.app()
         said = capsys.readouterr()
@@ -173,6 +175,42 @@ def test_an_operator_that_is_gone_is_named_to_be_dropped(job, check):
     found = check(path, "--allow-non-restored-state", "people", "--json")
     assert states(found)["people", "pair"] == "dropped"
     assert "nothing of that name" in check(path, "--allow-non-restored-state", "peoples", code=1)
+
+
+@pytest.fixture
+def checkpoint(savepoint, job, tmp_path):
+    """The same as a checkpoint of the plain job, in its folder."""
+    planned = Planned()
+    with use_executor(planned):
+        execute_file(job())
+    manifest = decode_manifest((savepoint / "manifest.json").read_bytes())
+    cut = msgspec.structs.replace(manifest, kind="checkpoint", graph_fingerprint=planned.graph.fingerprint)
+    LocalStore(str(tmp_path / "root" / "checked")).put(key_of(3), encode_manifest(cut))
+    return str(tmp_path / "root" / "checked")
+
+
+def test_a_checkpoint_is_gone_on_from_by_an_unchanged_job_only(job, check, checkpoint):
+    assert "fits checked" in check(job(), "--against", checkpoint)
+    assert check(job(), "--against", checkpoint, "--parallelism", "3", "--json")["refused"] == ""
+    more = job()
+    another = 'keyed.deduplicate(keep="first").uid("x").sink_to(FileSink("f"), uid="y")\n'
+    more.write_text(more.read_text().replace("env.execute", f"{another}env.execute"))
+    assert "fits checked" in check(more)  # of a savepoint
+    said = check(more, "--against", checkpoint, code=1)
+    assert "has changed since checkpoint 2" in said
+    assert "with a savepoint" in said
+    assert "fits" not in said
+    found = check(more, "--against", checkpoint, "--json", code=1)
+    assert (found["ok"], "blocked" in states(found).values()) == (False, False)
+
+
+def test_nothing_of_a_checkpoint_is_left_behind(job, check, checkpoint):
+    path = job()
+    path.write_text(path.read_text().replace("pair: ps.ValueState", "pears: ps.ValueState"))
+    name = ("--allow-non-restored-state", "people/pair")
+    assert check(path, *name, "--json")["ok"] is True
+    found = check(path, *name, "--against", checkpoint, "--json", code=1)
+    assert "from a savepoint only" in found["refused"]
 
 
 def test_bad_usage(job, check, tmp_path):
