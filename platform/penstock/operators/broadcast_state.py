@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pyarrow as pa
 
-from penstock.core.errors import UsageError
+from penstock.core.errors import StateMismatchError, UsageError
+from penstock.graph.validate import near
 from penstock.operators.process_collections import ObjectCodec
 from penstock.state.row_columns import plain_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from penstock.kernels.compile import I32
     from penstock.operators.process_function import ProcessContext
@@ -26,6 +27,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 #: Name of the operator state that holds all broadcast states of an operator.
 BROADCAST = "broadcast"
+_NAME = b"name"
 
 
 class BroadcastState(Generic[K, V]):
@@ -124,8 +126,9 @@ class BoundBroadcast:
         assert declared.keys is not None  # noqa: S101 - the API has read them
         self._keys = ObjectCodec(declared.keys, types.keys, f"{declared.where}: key")
         self._values = ObjectCodec(declared.values, types.values, declared.where)
-        names = [f"key_{i}" for i in range(len(declared.keys))], [f"value_{i}" for i in range(len(declared.values))]
-        self._names, self._width = [*names[0], *names[1]], len(declared.keys)
+        self._where, self._width = declared.where, len(declared.keys)
+        #: Columns in a snapshot; their metadata says what the fields are called.
+        self._schema = pa.schema([*_columns("key", declared.keys), *_columns("value", declared.values)])
 
     def begin(self, slots: I32) -> None:
         """The next calls are for rows of keys, whatever keys these are."""
@@ -141,17 +144,58 @@ class BoundBroadcast:
         if not entries:
             return {"state": self.handle.name, "rows": ""}
         arrays = [*self._keys.encode(list(entries))[0], *self._values.encode(list(entries.values()))[0]]
-        rows = pa.RecordBatch.from_arrays(arrays, self._names)
+        rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
         return {"state": self.handle.name, "rows": base64.b64encode(sink.getvalue()).decode()}
 
     def restore(self, item: dict[str, str]) -> None:
-        """Take up what `saved` has returned."""
+        """Take up what `saved` has returned.
+
+        Raises:
+            StateMismatchError: its keys or values had other fields.
+        """
         if not item["rows"]:
             return
-        for rows in pa.ipc.open_stream(base64.b64decode(item["rows"])):
+        reader = pa.ipc.open_stream(base64.b64decode(item["rows"]))
+        if not _fits(reader.schema, self._schema):
+            msg = f"{self._where}: broadcast state was saved with ({_shown(reader.schema)}), the job keeps "
+            msg += f"({_shown(self._schema)})"
+            raise StateMismatchError(msg, hint="keep the fields of its keys and values, or give the operator a new uid")
+        for rows in reader:
             columns = [plain_values(column) for column in rows.columns]
             keys, values = self._keys.decode(columns[: self._width]), self._values.decode(columns[self._width :])
             self.handle.entries.update(zip(keys, values, strict=True))
+
+
+def require_declared(saved: dict[str, dict[str, str]], bound: Sequence[object], where: str) -> None:
+    """Check that no entries of a snapshot are left over.
+
+    Raises:
+        StateMismatchError: they are of a state that is not among the bound ones.
+    """
+    names = [state.handle.name for state in bound if isinstance(state, BoundBroadcast)]
+    for name, item in saved.items():
+        if item["rows"] and name not in names:
+            msg = f"{where}: the snapshot holds broadcast state {name!r}, which the function does not declare"
+            raise StateMismatchError(msg, hint=f"declare it ({near(name, names)}), or give the operator a new uid")
+
+
+def _columns(prefix: str, fields: pa.Schema) -> list[pa.Field]:
+    return [pa.field(f"{prefix}_{i}", f.type, True, {_NAME: f.name.encode()}) for i, f in enumerate(fields)]
+
+
+def _name(field: pa.Field) -> str:
+    found: bytes = (field.metadata or {}).get(_NAME, b"")
+    return found.decode()
+
+
+def _fits(saved: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether columns are the same; what was saved without the fields' names is compared by types."""
+    same = saved.names == wanted.names and saved.types == wanted.types
+    return same and all(_name(old) in ("", _name(new)) for old, new in zip(saved, wanted, strict=True))
+
+
+def _shown(schema: pa.Schema) -> str:
+    return ", ".join(f"{_name(field) or field.name} {field.type}" for field in schema)

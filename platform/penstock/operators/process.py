@@ -22,7 +22,7 @@ from penstock.core.schema import arrow_schema_of, schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
-from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast, BroadcastContext
+from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast, BroadcastContext, require_declared
 from penstock.operators.columns import ts_of, without_ts
 from penstock.operators.functions import UserFunctionError, user_error
 from penstock.operators.garbage import collector_paused
@@ -118,6 +118,7 @@ class KeyedProcessOperator(Operator):
         self._states = bind_states(function, config, types, home)
         self._uid, self._first = context.spec.uid, context.subtask == 0
         saved = {item["state"]: item for s in context.restored if s.name == BROADCAST for item in s.items}
+        require_declared(saved, self._states, self._where)
         for bound in self._states:
             if isinstance(bound, BoundBroadcast) and bound.handle.name in saved:
                 bound.restore(saved[bound.handle.name])

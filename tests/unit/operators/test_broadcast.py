@@ -1,6 +1,9 @@
 """What a function beside a broadcast stream may not do: one error that says where and what instead."""
 
+import base64
 from collections.abc import Iterator
+from datetime import datetime
+from decimal import Decimal
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -11,9 +14,12 @@ import penstock as ps
 from penstock.api.connected_streams import _BROADCAST, compile_two_input
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Batch
+from penstock.core.errors import StateMismatchError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
+from penstock.operators.broadcast_state import BoundBroadcast, require_declared
 from penstock.operators.functions import UserFunctionError
+from penstock.operators.process_states import StateConfig, StateTypes
 from penstock.operators.registry import create_operator
 from penstock.state.budget import MemoryBudget
 from penstock.state.store import KeyedStateRequest, open_keyed_state
@@ -98,3 +104,84 @@ def test_what_it_may_not_do_is_an_error_of_its_own_line(run, side, row, words):
         run(side, row)
     with pytest.raises((UserFunctionError, ps.UsageError), match=words):
         run(side, row)
+
+
+def bound(kind=None, name="rules", **values):
+    """Return a broadcast state with keys of text and these fields of values, or one plain value."""
+    keys, fields = pa.schema([("key", pa.string())]), pa.schema(values)
+    declared = StateConfig(kind="broadcast", values=fields, keys=keys, where=f"process 'fn'.{name}", ttl=None)
+    return BoundBroadcast(name, declared, StateTypes(values=kind, keys=None))
+
+
+class Limit(NamedTuple):
+    low: int
+    high: int
+
+
+class Turned(NamedTuple):
+    high: int
+    low: int
+
+
+INT = pa.int64()
+
+
+def limits():
+    state = bound(Limit, low=INT, high=INT)
+    state.handle.entries["a"] = Limit(1, 2)
+    return state.saved()
+
+
+def test_fields_of_a_broadcast_value_that_are_others_are_an_error_that_names_both():
+    kept = bound(Limit, low=INT, high=INT)
+    kept.restore(limits())
+    assert kept.handle.entries == {"a": Limit(1, 2)}
+    others = bound(Turned, high=INT, low=INT), bound(low=INT), bound(Limit, low=INT, high=pa.int32())
+    for other in others:
+        with pytest.raises(StateMismatchError, match=r"saved with \(key string, low int64, high int64\), the job"):
+            other.restore(limits())
+        assert not other.handle.entries
+
+
+def test_broadcast_state_that_was_saved_without_the_names_of_its_fields():
+    with pa.ipc.open_stream(base64.b64decode(limits()["rows"])) as stream:
+        rows = stream.read_all()
+    sink = pa.BufferOutputStream()
+    plain = rows.cast(pa.schema([(field.name, field.type) for field in rows.schema]))
+    with pa.ipc.new_stream(sink, plain.schema) as writer:
+        writer.write_table(plain)
+    item = {"state": "rules", "rows": base64.b64encode(sink.getvalue()).decode()}
+    kept = bound(Limit, low=INT, high=INT)
+    kept.restore(item)
+    assert kept.handle.entries == {"a": Limit(1, 2)}
+    with pytest.raises(StateMismatchError, match="key_0 string, value_0 int64"):
+        bound(low=pa.string()).restore(item)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.string(), "x"),
+        (pa.float64(), 0.5),
+        (pa.bool_(), True),
+        (pa.binary(), b"x"),
+        (pa.decimal128(9, 2), Decimal("1.25")),
+        (pa.timestamp("us"), datetime(2026, 1, 1)),
+    ],
+)
+def test_a_plain_broadcast_value_comes_back(kind, value):
+    state, again = bound(value=kind), bound(value=kind)
+    state.handle.entries["a"] = value
+    again.restore(state.saved())
+    assert again.handle.entries == {"a": value}
+
+
+def test_broadcast_state_that_is_declared_no_longer_is_not_forgotten():
+    saved = {"rules": limits()}
+    require_declared(saved, [bound(low=INT)], "process 'fn'")
+    require_declared({"old": {"state": "old", "rows": ""}}, [], "process 'fn'")
+    with pytest.raises(
+        StateMismatchError, match="holds broadcast state 'rules', which the function does not"
+    ) as caught:
+        require_declared(saved, [bound(name="rule", low=INT)], "process 'fn'")
+    assert "did you mean 'rule'" in caught.value.hint
