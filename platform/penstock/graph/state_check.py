@@ -26,6 +26,20 @@ _KEY_IDS = range(101, 901)
 _ALLOW = "leave what it held behind with --allow-non-restored-state {}"
 
 
+_WINDOWS = ("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate")
+_JOINS = ("interval_join", "window_join", "temporal_join")
+#: kind -> names of the state it takes up that is not keyed.
+_OPERATOR_STATE: dict[str, tuple[str, ...]] = {
+    "source": ("splits", "watermark"),
+    "map_async": ("in-flight",),
+    "broadcast_process": ("broadcast",),
+    "window_top": ("top",),
+    **dict.fromkeys((*_WINDOWS, *_JOINS), ("watermark",)),
+}
+#: What no row is lost with: a watermark comes again.
+_NO_LOSS = frozenset({"watermark"})
+
+
 class StateVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What becomes of one state."""
 
@@ -47,7 +61,8 @@ class _Held(msgspec.Struct):
     """What one uid left behind: state -> its schema and rows; names of state that is not keyed; output."""
 
     keyed: dict[str, tuple[str, int]] = {}
-    operator: set[str] = set()
+    #: name -> whether there is anything in it.
+    operator: dict[str, bool] = {}
     unpublished: int = 0
 
 
@@ -110,7 +125,8 @@ def _held(subtasks: Sequence[SubtaskSnapshot], pending: Sequence[Committable]) -
             known[state.state] = schema, rows + sum(segment.rows for segment in state.segments)
         for other in part.operator:
             if not other.name.startswith(TASK_STATE_PREFIX):
-                held.setdefault(other.uid, _Held()).operator.add(other.name)
+                names = held.setdefault(other.uid, _Held()).operator
+                names[other.name] = names.get(other.name, False) or bool(other.items)
     for output in {**outputs, **{c.id: c for c in pending}}.values():
         held.setdefault(output.uid, _Held()).unpublished += 1
     return held
@@ -133,7 +149,7 @@ def _gone(uid: str, left: _Held, operators: Collection[str]) -> list[StateVerdic
 def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
     """Judge the states of an operator that the job has."""
     uid = operator.uid
-    found = [StateVerdict(uid=uid, state=state, verdict="same") for state in left.operator]
+    found = [_kept_unkeyed(operator, state, has_items=has_items) for state, has_items in left.operator.items()]
     for state, (schema, rows) in left.keyed.items():
         if not operator.keyed:
             reason = f"{uid!r} had keyed state {state!r}, and is now {operator.kind}, which keeps none"
@@ -150,6 +166,20 @@ def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
             way = f"declare it again ({near(state, operator.states)}), or {_ALLOW.format(f'{uid}/{state}')}"
             found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
     return found
+
+
+def _kept_unkeyed(operator: OperatorSpec, state: str, *, has_items: bool) -> StateVerdict:
+    """Judge a state that is not keyed: whether an operator of this kind would take it up."""
+    uid = operator.uid
+    if state in _OPERATOR_STATE.get(operator.kind, ()):
+        return StateVerdict(uid=uid, state=state, verdict="same")
+    if not has_items or state in _NO_LOSS:
+        return StateVerdict(uid=uid, state=state, verdict="dropped", reason="it holds no rows")
+    reason = (
+        f"the snapshot holds state {state!r} of {uid!r}, which is now {operator.kind} and takes none of that name up"
+    )
+    way = f"give the operator a new uid, or {_ALLOW.format(f'{uid}/{state}')}"
+    return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
 
 
 def _new(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:

@@ -168,3 +168,27 @@ def test_the_watermark_of_a_task_is_no_state_of_the_job():
     own = OperatorStateSnapshot(uid="old-head", name="__input_watermark", mode="subtask", items=(1,))
     part = msgspec.structs.replace(snapshot()[0], operator=(own,))
     assert "old-head/__input_watermark" not in verdicts(job(), (part,))
+
+
+def unkeyed(uid, *names, items=(1,)):
+    return tuple(OperatorStateSnapshot(uid=uid, name=name, mode="list", items=items) for name in names)
+
+
+@pytest.mark.parametrize("name", ["in-flight", "broadcast", "top", "splits"])
+def test_state_that_is_not_keyed_is_blocked_where_the_operators_kind_takes_none_up(name):
+    graph, held = job(people(seen=PLAIN)), unkeyed("people", name)
+    part = msgspec.structs.replace(snapshot()[0], operator=held)
+    (blocked,) = [v for v in check_states(graph, (part,)) if v.verdict == "blocked"]
+    assert f"holds state {name!r} of 'people', which is now process" in blocked.reason
+    assert f"--allow-non-restored-state people/{name}" in blocked.way_out
+    assert verdicts(graph, (part,), allow_non_restored=[f"people/{name}"])[f"people/{name}"] == "dropped"
+    empty = msgspec.structs.replace(part, operator=unkeyed("people", name, "watermark", items=()))
+    assert verdicts(graph, (empty,))[f"people/{name}"] == "dropped"
+
+
+def test_every_kind_has_the_state_it_saves_itself():
+    saved = {"map_async": "in-flight", "broadcast_process": "broadcast", "window_top": "top", "source": "splits"}
+    for kind, name in saved.items():
+        graph = job(OperatorSpec(uid="one", name="one", kind=kind, stateful=True))
+        part = msgspec.structs.replace(snapshot()[0], operator=unkeyed("one", name))
+        assert verdicts(graph, (part,))[f"one/{name}"] == "same"
