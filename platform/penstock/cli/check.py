@@ -72,13 +72,12 @@ def check(
         allow_non_restored=tuple(allow_non_restored_state or ()),
     )
     blocked = sum(verdict.verdict == "blocked" for verdict in verdicts)
-    refused = _refused(graph, snapshot.manifest, allow_non_restored_state)
-    ok = not blocked and not refused
+    savepoint = _needs_savepoint(graph, snapshot.manifest, allow_non_restored_state)
     groups = {"snapshot": snapshot.manifest.key_groups, "job": graph.settings.key_groups}
     if json:
         states = [msgspec.to_builtins(verdict) for verdict in verdicts]
         head = {"job": graph.name, "snapshot": snapshot.uri, "key_groups": groups}
-        print_json({**head, "ok": ok, "refused": refused, "states": states})
+        print_json({**head, "ok": not blocked, "needs_savepoint": savepoint, "states": states})
     else:
         table = Table("uid", "state", "verdict", "", box=None)
         for row in verdicts:
@@ -89,18 +88,15 @@ def check(
                 say(f"{row.place}: {row.reason}\n    {row.way_out}")
         if groups["job"] != groups["snapshot"]:
             say(f"key groups: {groups['snapshot']} in the snapshot, {groups['job']} in the job: cut anew at the start")
-        if refused:
-            say(f"{refused}\n    {_SAVEPOINT}")
-        if blocked:
-            say(f"{blocked} blocked")
-        elif ok:
-            say(f"the state of {snapshot.uri} fits {graph.name}")
-    if not ok:
+        say(f"{blocked} blocked" if blocked else f"the state of {snapshot.uri} fits {graph.name}")
+        if savepoint:
+            say(f"{savepoint}\n    {_SAVEPOINT}")
+    if blocked:
         raise typer.Exit(1)
 
 
-def _refused(graph: JobGraph, manifest: Manifest, names: list[str] | None) -> str:
-    """Return why a start from the job's own checkpoint is refused whatever its states are; nothing if it is not."""
+def _needs_savepoint(graph: JobGraph, manifest: Manifest, names: list[str] | None) -> str:
+    """Return why the job goes on from a savepoint only, though its states may fit; nothing if it does without."""
     if manifest.kind == "savepoint":
         return ""
     if manifest.graph_fingerprint != graph.fingerprint:
