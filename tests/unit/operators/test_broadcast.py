@@ -17,7 +17,8 @@ from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import StateMismatchError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
-from penstock.operators.broadcast_state import BoundBroadcast, require_declared
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast, require_declared
 from penstock.operators.functions import UserFunctionError
 from penstock.operators.process_states import StateConfig, StateTypes
 from penstock.operators.registry import create_operator
@@ -53,7 +54,8 @@ class Function(ps.KeyedBroadcastProcessFunction):
 
 
 @pytest.fixture
-def run(bench, out, tmp_path):
+def opened(bench, tmp_path):
+    """Return a function that opens the operator with what is restored."""
     flow = SimpleNamespace(schema=SCHEMA, row_type=None, has_event_time=True)
     streams = SimpleNamespace(flow=flow, keys=("k",)), SimpleNamespace(flow=flow)
     made = compile_two_input(_BROADCAST, Function(), None, {}, streams)
@@ -72,16 +74,27 @@ def run(bench, out, tmp_path):
     spec = SimpleNamespace(
         uid="fn", payload=made.spec.payload, config=made.spec.config, output_schema=schema_to_text(made.schema)
     )
-    operator = create_operator("broadcast_process")
-    operator.open(bench.context(spec, SCHEMA, keyed_state=store, input_schemas=(SCHEMA, SCHEMA)))
+
+    def open_with(*restored):
+        operator = create_operator("broadcast_process")
+        inputs = SCHEMA, SCHEMA
+        operator.open(bench.context(spec, SCHEMA, keyed_state=store, input_schemas=inputs, restored=restored))
+        return operator
+
+    yield open_with
+    store.close()
+
+
+@pytest.fixture
+def run(opened, out):
+    operator = opened()
 
     def put(side, *rows):
         columns = [pa.array(list(column)) for column in zip(*rows, strict=True)]
         operator.process_batch(Batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA)), side, out)
         return [row["v"] for row in out.rows]
 
-    yield put
-    store.close()
+    return put
 
 
 def test_rows_of_keys_read_what_the_broadcast_rows_have_left(run):
@@ -185,3 +198,9 @@ def test_broadcast_state_that_is_declared_no_longer_is_not_forgotten():
     ) as caught:
         require_declared(saved, [bound(name="rule", low=INT)], "process 'fn'")
     assert "did you mean 'rule'" in caught.value.hint
+
+
+def test_the_operator_does_not_open_when_broadcast_state_would_be_forgotten(opened):
+    held = OperatorStateSnapshot(uid="fn", name=BROADCAST, mode="union", items=(limits(),))
+    with pytest.raises(StateMismatchError, match="holds broadcast state 'rules'"):
+        opened(held)
