@@ -45,7 +45,6 @@ def test_a_workload_is_right(arguments):
     assert len(figures["bytes_per_checkpoint"]) == len(figures["puts_per_checkpoint"]) == figures["checkpoints"]
     assert min(figures["puts_per_checkpoint"]) >= 1, "the manifest at least"
     assert figures["max_freeze_ms"] >= 0
-    assert 0 <= figures["worker_growth_mb"] <= figures["worker_private_mb"]
     everything_is_there(figures)
 
 
@@ -56,8 +55,13 @@ def everything_is_there(figures):
         figures["cpu_seconds"] / figures["events"] * 1e6, rel=0.05, abs=0.01
     )
     assert figures["peak_rss_mb"] > 0
-    assert figures["worker_fixed_mb"] + figures["worker_growth_mb"] == figures["worker_private_mb"]
-    assert figures["worker_fixed_mb"] > 0
+    memory = [figures[f"worker_{what}_mb"] for what in ("private", "fixed", "growth", "buffers")]
+    if memory != [None] * 4:  # a job of milliseconds ends before anybody looks
+        private, fixed, growth, buffers = memory
+        assert fixed > 0
+        assert growth >= 0
+        assert fixed + growth == private
+        assert buffers <= growth
     assert figures["state_memory_mb"] <= figures["managed_memory_mb"]
     assert figures["first_result_seconds"] > 0
 

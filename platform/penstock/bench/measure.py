@@ -154,13 +154,20 @@ def checkpoint_figures(run: JobRun) -> dict[str, Any]:
 def memory_figures(options: BenchOptions, run: JobRun, marks: Marks, meter: TreeMeter) -> dict[str, Any]:
     """Return what a slot worker's memory consists of: what it had before the first record, state, and all else.
 
-    State and all else are the most of each, which need not be at the same moment nor in the same worker.
+    State and all else are the most of each, which need not be at the same moment nor in the same worker. None: the job
+    ended before its workers were looked at.
     """
-    private, growth = meter.workers_private_mb(marks.first_record)
     state = run.state_memory_peak_bytes / 1e6
-    return {
+    found = {
         "managed_memory_mb": round(options.managed_memory_bytes / 1e6, 1),
         "state_memory_mb": round(state, 1),
+    }
+    seen = meter.workers_private_mb(marks.first_record)
+    if seen is None:
+        names = ("worker_private_mb", "worker_fixed_mb", "worker_growth_mb", "worker_buffers_mb")
+        return found | dict.fromkeys(names)
+    private, growth = seen
+    return found | {
         "worker_private_mb": private,
         "worker_fixed_mb": private - growth,
         "worker_growth_mb": growth,

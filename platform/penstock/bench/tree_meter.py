@@ -75,16 +75,16 @@ class TreeMeter:
         """CPU seconds of everything: as sampled, or those of what has ended and been waited for, which are exact."""
         return max(self._cpu[-1] if self._cpu else 0.0, self._reaped)
 
-    def workers_private_mb(self, start: float) -> tuple[int, int]:
-        """Most private memory of a slot worker in MB, and the most one grew by since a moment."""
-        peaks, growth = [0], [0]
+    def workers_private_mb(self, start: float) -> tuple[int, int] | None:
+        """Most private memory of a slot worker in MB, and the most one grew by since a moment; None: none was seen."""
+        peaks, growth = [], [0]
         for samples in self._private.values():
             later = [used for when, used in samples if when >= start]
             if later:
                 before = [used for when, used in samples if when < start]
                 peaks.append(max(later))
                 growth.append(max(later) - (before[-1] if before else later[0]))
-        return max(peaks) // 1_000_000, max(growth) // 1_000_000
+        return (max(peaks) // 1_000_000, max(growth) // 1_000_000) if peaks else None
 
     def by_process(self) -> dict[str, list[float]]:
         """CPU seconds by what a process is: one figure for each that was seen."""
