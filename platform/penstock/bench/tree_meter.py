@@ -122,9 +122,8 @@ class TreeMeter:
             self._processes[pid] = (_what(pid) or self._processes.get(pid, (name, 0.0))[0], own)
             cpu += sum(int(fields[i]) for i in (11, 12, 13, 14)) / _TICKS
             rss += int(fields[21]) * _PAGE
-            if name.startswith(_WORKER):
-                if private := _private(pid):  # none: it is ending
-                    self._private.setdefault(pid, []).append((now, private))
+            if name.startswith(_WORKER) and (private := _private(pid)):  # none: it is ending
+                self._private.setdefault(pid, []).append((now, private))
         if cpu:
             self._times.append(time.time())
             self._cpu.append(max(cpu, self._cpu[-1] if self._cpu else 0.0))
