@@ -32,7 +32,7 @@ from penstock.jobmanager.commands import (
 )
 from penstock.jobmanager.scheduler import Slot, place
 from penstock.jobmanager.split_assignment import SplitAssigner
-from penstock.rpc.worker_commands import AssignSplits, DeployPeers, DeployTasks, ResolvePending
+from penstock.rpc.worker_commands import AssignSplits, DeployPeers, DeployTasks, ResolvePending, WorkerCommand
 
 #: A start takes at most this long, and besides as long as it takes to read its state at a very low rate.
 START_TIMEOUT_MS = 600_000
@@ -324,10 +324,7 @@ class Deployment:
         if table is None:
             return []
         message = DeployPeers(job_id=self.ids.job_id, table=encode_peers(table))
-        workers: dict[str, list[str]] = {}
-        for worker in self.workers.values():
-            workers.setdefault(worker.slot.taskmanager_id, []).append(worker.worker_id)
-        return [SendToWorkers(manager, tuple(worker_ids), message) for manager, worker_ids in workers.items()]
+        return send_to_all(self.workers.values(), message)
 
     def _sources(self) -> list[tuple[str, OperatorSpec]]:
         return [(vertex.id, vertex.operators[0]) for vertex in self.graph.vertices if vertex.is_source]
@@ -344,6 +341,14 @@ class Deployment:
             self._intervals[operator.uid] = spec.discovery_interval_ms
             self._discover_at[operator.uid] = now_ms + spec.discovery_interval_ms
         return [DiscoverSplits(operator.uid, self.ids.epoch, assigner.known, first_run=restored is None)]
+
+
+def send_to_all(workers: Iterable[Worker], command: WorkerCommand) -> list[Command]:
+    """Return what sends one command to all these workers: one relay a TaskManager."""
+    by_manager: dict[str, list[str]] = {}
+    for worker in workers:
+        by_manager.setdefault(worker.slot.taskmanager_id, []).append(worker.worker_id)
+    return [SendToWorkers(manager, tuple(worker_ids), command) for manager, worker_ids in by_manager.items()]
 
 
 def source_spec(operator: OperatorSpec) -> SourceSpec:

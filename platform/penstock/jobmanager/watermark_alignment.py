@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.elements import MAX_TIMESTAMP
 from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
-from penstock.jobmanager.commands import SendToWorkers
+from penstock.jobmanager.deployment import send_to_all
 from penstock.rpc.worker_commands import AlignWatermarks
 
 if TYPE_CHECKING:
@@ -62,10 +62,7 @@ class WatermarkAlignment:
             return []
         self._sent = limits
         message = AlignWatermarks(job_id=deployment.ids.job_id, attempt=self._attempt, limits=limits)
-        workers: dict[str, list[str]] = {}
-        for worker in deployment.workers.values():
-            workers.setdefault(worker.slot.taskmanager_id, []).append(worker.worker_id)
-        return [SendToWorkers(manager, tuple(worker_ids), message) for manager, worker_ids in workers.items()]
+        return send_to_all(deployment.workers.values(), message)
 
 
 def _limits(

@@ -126,19 +126,18 @@ class Chain:
         self._blocking: tuple[Any, ...] = tuple(
             link.operator for link in self.links if hasattr(type(link.operator), "available")
         )
-        self._timed: tuple[tuple[Any, Collector, int], ...] = tuple(
-            (link.operator, out, place)
-            for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
-            if hasattr(type(link.operator), "process_time")
-        )
-
-        self._continuing: tuple[tuple[Any, Collector, int], ...] = tuple(
-            (link.operator, out, place)
-            for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
-            if hasattr(type(link.operator), "go_on")
-        )
+        self._timed = self._with("process_time")
+        self._continuing = self._with("go_on")
         #: Those that ask for back-pressure until they have emitted: they need no checkpoint to take rows again.
         self._holding: tuple[Any, ...] = tuple(o for o in self._blocking if hasattr(type(o), "go_on"))
+
+    def _with(self, hook: str) -> tuple[tuple[Any, Collector, int], ...]:
+        """Return the operators that have a hook, each with its collector and place."""
+        return tuple(
+            (link.operator, out, place)
+            for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True))
+            if hasattr(type(link.operator), hook)
+        )
 
     def open(self, contexts: Iterable[OperatorContext]) -> None:
         """Open all operators, the last one first, so that whoever emits finds its successor open."""
