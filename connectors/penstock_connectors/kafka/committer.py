@@ -26,6 +26,7 @@ from penstock_connectors.kafka.metadata import ClusterMetadata
 from penstock_connectors.kafka.payloads import encode
 from penstock_connectors.kafka.producer import MessageProducer, ProducerError, RecordTooLargeError, open_producer
 from penstock_connectors.kafka.properties import resolve
+from penstock_connectors.kafka.rounds import ROUND_PROPERTIES, round_bytes, rounds
 from penstock_connectors.kafka.transactions import TransactionAdmin
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class StagedCommitter:
         self._admin_lock = threading.Lock()
         self._ready: Future[MessageProducer] | None = None
         self._ready_for = prepare
+        self._most: int | None = None
         if prepare is not None:
             pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-init")
             self._ready = pool.submit(self._get_ready, prepare)
@@ -181,10 +183,16 @@ class StagedCommitter:
         topic = self._config["topic"]
         encoded = (encode(piece, self._config) for piece in rows)
         messages = next(encoded, None)
+        most, under_way = self._round_bytes(), 0
         producer.begin()
         try:
             while messages is not None:
-                producer.send(topic, *messages)
+                for part, size in rounds(*messages, most):
+                    if under_way + size > most:
+                        producer.flush(CALL_TIMEOUT_MS)
+                        under_way = 0
+                    producer.send(topic, *part)
+                    under_way += size
                 messages = None  # the client copies: the texts of the next piece take the same memory
                 messages = next(encoded, None)
             if prove:
@@ -199,7 +207,8 @@ class StagedCommitter:
             raise
 
     def _new_producer(self, transactional_id: str) -> MessageProducer:
-        producer = open_producer(self._resolved, transactional_id, TRANSACTION_TIMEOUT_MS)
+        properties = {**ROUND_PROPERTIES, **self._resolved}
+        producer = open_producer(properties, transactional_id, TRANSACTION_TIMEOUT_MS)
         try:
             producer.init_transactions(CALL_TIMEOUT_MS)
         except ProducerError:
@@ -209,6 +218,7 @@ class StagedCommitter:
 
     def _get_ready(self, transactional_id: str) -> MessageProducer:
         self._connect()
+        self._round_bytes()
         return self._new_producer(transactional_id)
 
     def _take_producer(self, transactional_id: str) -> MessageProducer:
@@ -222,6 +232,13 @@ class StagedCommitter:
             if self._admin is None:
                 self._admin = TransactionAdmin(self._resolved)
             return self._admin
+
+    def _round_bytes(self) -> int:
+        if self._most is None:
+            admin = self._connect()
+            with self._admin_lock:
+                self._most = round_bytes(admin.partitions(self._config["topic"]))
+        return self._most
 
     def _marker(self, item: Committable) -> int:
         admin = self._connect()

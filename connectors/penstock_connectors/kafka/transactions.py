@@ -218,6 +218,11 @@ class TransactionAdmin:
             return {}
         return self._retry(lambda: self._run(lambda: self._fetch_offsets(groups, stable=stable)), *groups)
 
+    def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has, 0 when the brokers do not know it."""
+        found = self._retry(lambda: self._admin.describe_topics([topic]))
+        return sum(len(entry["partitions"]) for entry in found)
+
     async def _fetch_offsets(self, groups: Mapping[str, str], *, stable: bool) -> dict[str, int]:
         nodes = await self._admin._find_coordinator_ids(list(groups), key_type=CoordinatorType.GROUP)  # noqa: SLF001
         group_of = OffsetFetchRequest.OffsetFetchRequestGroup

@@ -1,4 +1,4 @@
-"""Staged output whose rows cannot be encoded: no transaction stays open behind it, and the committer goes on."""
+"""Publishing staged output: rows that cannot be encoded leave no transaction open, messages go out in rounds."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def committer(monkeypatch, producer):
     monkeypatch.setattr(made, "_learn_markers", lambda _items: None)
     monkeypatch.setattr(made, "_take_producer", lambda _name: producer)
     monkeypatch.setattr(made, "_marker", lambda _item: -1)
+    monkeypatch.setattr(made, "_round_bytes", lambda: 1_000_000)
     monkeypatch.setattr(module, "_PIECE_ROWS", 2)
     return made
 
@@ -101,3 +102,12 @@ def test_rows_that_cannot_be_encoded_leave_no_transaction_open(monkeypatch, comm
     assert outcome.resolution == "published"
     assert producer.committed == [f'{{"id":{i}}}' for i in range(5)]
     assert producer.calls[len(calls) :] == ["begin", "send", "send", "send", "flush", "mark", "commit"]
+
+
+def test_a_round_is_delivered_before_the_next_one_begins(monkeypatch, committer, producer):
+    one = 5 * (8 + 4 + 1 + 80)  # text, offsets, validity and what the client adds, for all of the five
+    monkeypatch.setattr(committer, "_round_bytes", lambda: one // 3)
+    committer.commit(PERMIT, (OWED,), lambda file: file.inline)
+    sends = [call for call in producer.calls if call in ("send", "flush")]
+    assert "flush" in sends[1:-1], "no wait between two rounds"
+    assert producer.committed == [f'{{"id":{i}}}' for i in range(5)]
