@@ -9,9 +9,9 @@ import msgspec
 import typer
 from rich.table import Table
 
-from penstock.cli.jobs import terminal
 from penstock.cli.options import JsonOption, print_json, say
 from penstock.cli.run import execute_file, parse_overrides
+from penstock.cli.terminal import terminal
 from penstock.core.errors import UsageError
 from penstock.graph.executor import JobResult
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rich.table import Table
 
-from penstock.cli.jobs import JobArgument, terminal
+from penstock.cli.jobs import JobArgument
 from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, print_json
+from penstock.cli.terminal import terminal
 
 
 def explain(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:

@@ -6,13 +6,13 @@ import datetime as dt
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from penstock.cli.live_state import print_live
 from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, print_json, say
+from penstock.cli.terminal import terminal
 from penstock.client.handle import JobHandle
 
-_PIPE_WIDTH = 250
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id, a unique beginning of it, or the job's name.")]
 
 
@@ -31,10 +31,20 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
     terminal().print(table)
 
 
-def show(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Show one job: vertices with rates, checkpoints, the last failure."""
+def show(
+    job: JobArgument,
+    *,
+    state: Annotated[bool, typer.Option("--state", help="The state it holds: rows and bytes by key groups.")] = False,
+    hot_keys: Annotated[bool, typer.Option("--hot-keys", help="The keys with the most rows.")] = False,
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show one job: vertices with rates, checkpoints, the last failure; or what its state is, or its hottest keys."""
     with connect(cluster) as client:
         found = find_job(client, job)
+        if state or hot_keys:
+            print_live(client, found["jid"], hot_keys=hot_keys, as_json=json)
+            return
         details = client.job(found["jid"])
         checkpoints = client.checkpoints(found["jid"])
         failures = client.exceptions(found["jid"])
@@ -124,12 +134,6 @@ def logs(job: JobArgument, *, cluster: ClusterOption = None) -> None:
         for worker in client.workers(find_job(client, job)["jid"]):
             say(f"--- {worker['id']} (pid {worker['pid']}, {worker['taskmanager']})")
             say(client.log(worker["id"]))
-
-
-def terminal() -> Console:
-    """Return the terminal; where there is none (a pipe, a file), rows are not wrapped."""
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
 
 def _print_savepoint(job: dict[str, Any], uri: str, *, as_json: bool) -> None:

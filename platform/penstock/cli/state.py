@@ -10,15 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from penstock.cli.jobs import terminal
+from penstock.cli.live_state import get
 from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.terminal import terminal
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.checkpoint.manifest import Manifest
     from penstock.snapshots.opening import Snapshot
 
-commands = typer.Typer(help="Look at snapshots: savepoints and checkpoints.", no_args_is_help=True)
+commands = typer.Typer(help="Look at snapshots, and at the state of running jobs.", no_args_is_help=True)
+commands.command("get")(get)
 
 UriArgument = Annotated[
     str, typer.Argument(metavar="URI", help="A savepoint's folder, or CHECKPOINT_ROOT/JOB for its newest checkpoint.")

@@ -5,6 +5,8 @@ Returned by `env.submit` and used by the CLI.
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -75,6 +77,21 @@ class JobHandle:
         """Take a savepoint of the running job and return its URI."""
         return self._await_savepoint(self.client.savepoint(self.job_id, located(target or "")), timeout_ms)
 
+    def query_state(self, uid: str, name: str, key: object, *, limit: int = 1000) -> dict[str, Any]:
+        """Return what a keyed state holds for one key right now, of which no checkpoint need know yet.
+
+        `uid` is the operator's, `name` the state's, `key` a value, a tuple of values of several key columns, or a
+        dictionary by column. The answer has `rows` (at most `limit`; `more` says whether there are more), their
+        `schema`, the typed `key`, its `key-group` and `subtask`. Times are ISO 8601, decimals texts, bytes base64.
+
+        Raises:
+            NotFoundError: there is no such operator or state, or it holds nothing for the key.
+            UsageError: the job does not run, or the key does not fit its columns.
+            PenstockError: no answer came in time.
+        """
+        given = key if isinstance(key, (tuple, list, dict)) else [key]
+        return self.client.state_value(self.job_id, uid, name, [json.dumps(given, default=_text)], limit)
+
     def _await_savepoint(self, request_id: str, timeout_ms: float) -> str:
         deadline = self.clock.monotonic_ms() + timeout_ms
         while self.clock.monotonic_ms() < deadline:
@@ -113,3 +130,10 @@ class JobHandle:
         line = str(entries[0]["exceptionName"]) if entries else detail.splitlines()[-1]
         hint = "" if line.endswith(")") else "PENSTOCK_TRACEBACK=1 prints all of it"
         return JobFailedError(f"job {self.name} failed: {line}", hint=hint)
+
+
+def _text(value: object) -> str:
+    """Return part of a key that JSON does not have as the cluster reads it."""
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value.isoformat() if hasattr(value, "isoformat") else str(value)

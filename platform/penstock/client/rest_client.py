@@ -8,11 +8,12 @@ from __future__ import annotations
 import http.client
 import json
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import TracebackType
 
 _TIMEOUT_SECONDS = 30.0
@@ -92,6 +93,20 @@ class RestClient:
         tasks: dict[str, dict[str, float]] = self._get(f"/v1/penstock/jobs/{job_id}/metrics")["tasks"]
         return tasks
 
+    def state_value(self, job_id: str, uid: str, name: str, key: Sequence[str], limit: int) -> dict[str, Any]:
+        """Return the live rows of one key of a state, with their columns."""
+        return self._get(f"/v1/penstock/jobs/{job_id}/state/{quote(uid)}/{quote(name)}", key=list(key), limit=limit)
+
+    def states(self, job_id: str) -> list[dict[str, Any]]:
+        """Return every keyed state of a running job: columns, rows and bytes in memory, by subtask."""
+        found: list[dict[str, Any]] = self._get(f"/v1/penstock/jobs/{job_id}/state")["states"]
+        return found
+
+    def hot_keys(self, job_id: str) -> list[dict[str, Any]]:
+        """Return the hottest keys of every keyed operator of a running job."""
+        found: list[dict[str, Any]] = self._get(f"/v1/penstock/jobs/{job_id}/hot-keys")["operators"]
+        return found
+
     def workers(self, job_id: str) -> list[dict[str, Any]]:
         """Return the slot workers of a job: id, pid, TaskManager."""
         workers: list[dict[str, Any]] = self._get(f"/v1/penstock/jobs/{job_id}/workers")["workers"]
@@ -158,7 +173,9 @@ class RestClient:
         content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         headers = {"Content-Type": "application/octet-stream" if isinstance(body, bytes) else "application/json"}
         try:
-            status, data = self._request(method, f"{path}?{urlencode(query)}" if query else path, content, headers)
+            status, data = self._request(
+                method, f"{path}?{urlencode(query, doseq=True)}" if query else path, content, headers
+            )
         except (OSError, http.client.HTTPException) as error:
             msg = f"no JobManager answers at {self.url}: {error}"
             raise PenstockError(msg, hint="start one with `penstock cluster start`, or check the URL") from error

@@ -98,6 +98,7 @@ class Dispatcher:
         self._parts = parts
         self._jobs: dict[str, _Job] = {}
         self._operations = Operations()
+        self.questions = parts.taskmanagers.questions
         self._submitting = asyncio.Lock()
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()

@@ -26,6 +26,7 @@ from penstock.jobmanager.events import (
     WorkerLost,
     WorkerReported,
 )
+from penstock.jobmanager.questions import Questions
 from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.views import TaskManagerView, WorkerView
@@ -71,6 +72,8 @@ class TaskManagers:
         self._logs: dict[str, asyncio.Future[str]] = {}
         self._log_requests = 0
         self.pool = SlotPool(settings.slot_request_timeout_ms)
+        #: Open questions to running subtasks.
+        self.questions = Questions(self.send)
 
     # --- jobs ------------------------------------------------------------------------------------------------------
 
@@ -255,6 +258,9 @@ class TaskManagers:
             manager.session.send(msg.StopWorker(worker_id=report.worker_id))
             self._worker_lost(manager, report.worker_id, f"it sent something that is no report: {error}")
             return
+        if isinstance(message, msg.SubtaskAnswer):
+            self.questions.answered(message)
+            return
         if isinstance(message, msg.WorkerReady):
             worker.pid = message.pid
         elif isinstance(message, msg.WorkerMetrics):
@@ -263,11 +269,13 @@ class TaskManagers:
 
     def _worker_lost(self, manager: _Manager, worker_id: str, reason: str, detail: str = "") -> None:
         worker = manager.workers.pop(worker_id, None)
+        self.questions.lost(worker_id)
         if worker is not None:
             self._post(worker.job_id, WorkerLost(worker_id, reason, detail))
 
     def _lost(self, name: str, reason: str) -> None:
-        self._managers.pop(name)
+        for worker_id in self._managers.pop(name).workers:
+            self.questions.lost(worker_id)
         granted = self.pool.remove(name)
         for post in list(self._jobs.values()):
             post(TaskManagerLost(name, reason))

@@ -107,6 +107,10 @@ class MapCodec:
         """Return values."""
         return self.values.decode(columns)
 
+    def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Return the value columns of values."""
+        return self.values.encode(values)[0]
+
     def text_bytes(self, columns: Sequence[pa.Array]) -> int:
         """Return the bytes of the strings of entry and value columns."""
         keys = 0 if self.keys is None else self.keys.text_bytes(columns[: self._width])

@@ -18,7 +18,7 @@ import pyarrow.types as pt
 from penstock.eventtime.windows import TimeWindow
 from penstock.operators.columns import without_ts
 from penstock.operators.evictors import WindowElement
-from penstock.operators.rows import row_maker
+from penstock.operators.rows import RowEncoder, row_maker
 from penstock.state.row_spec import ENTRY
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class _RowCodec:
         rows = without_ts(schema)
         self._make = row_maker(rows.names, row_type)
         self._timed = len(rows) < len(schema)
+        self._encoder = RowEncoder(schema, "rows of a window")
         self._texts = [i for i, field in enumerate(schema) if not pt.is_primitive(field.type)]
         self.object_bytes = _ROW_BYTES + 40 * len(schema)
 
@@ -82,6 +83,11 @@ class _RowCodec:
         """Return elements, not yet numbered."""
         times = columns.pop() if self._timed else [0] * len(columns[0])
         return [WindowElement(row, time) for row, time in zip(self._make(columns), times, strict=True)]
+
+    def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Return the columns of elements."""
+        rows = self._encoder.columns([element.value for element in values])
+        return [*rows, pa.array([element.timestamp for element in values], pa.int64())] if self._timed else rows
 
     def text_bytes(self, columns: Sequence[pa.Array]) -> int:
         """Return the bytes of strings."""
@@ -99,6 +105,7 @@ class _WindowCodec:
 
     def __init__(self) -> None:
         self._decoder = msgspec.msgpack.Decoder(BufferedWindow)
+        self._encoder = msgspec.msgpack.Encoder()
 
     def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
         """Return bounds."""
@@ -111,6 +118,10 @@ class _WindowCodec:
     def decode_values(self, columns: list[list[Any]]) -> list[Any]:
         """Return windows."""
         return [self._decoder.decode(packed) for packed in columns[0]]
+
+    def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Return the column of windows."""
+        return [pa.array([self._encoder.encode(window) for window in values], pa.binary())]
 
     def text_bytes(self, columns: Sequence[pa.Array]) -> int:
         """Return the bytes of the rows' numbers, as objects."""
@@ -134,7 +145,6 @@ class WindowBuffer:
         self._codec = _WindowCodec()
         self._windows = self.state.entries("windows", (_BOUNDS, packed), self._codec, lists=False)
         self.event_timers, self.processing_timers = self.state.timers("event"), self.state.timers("processing")
-        self._encoder = msgspec.msgpack.Encoder()
         self._places: list[KeyWindows] = []
         self._slots: I32 = np.empty(0, np.int32)
         self._removed: list[tuple[int, int]] = []
@@ -218,9 +228,9 @@ class WindowBuffer:
         if gone:
             self._windows.remove(*self._entries(gone))
         if live:
-            packed = [self._encoder.encode(self._places[at].windows[window]) for at, window in live]
+            packed = self._codec.encode_values([self._places[at].windows[window] for at, window in live])
             slots, bounds = self._entries(live)
-            self._windows.put(slots, bounds, [pa.array(packed, pa.binary())])
+            self._windows.put(slots, bounds, packed)
 
     def _entries(self, windows: list[tuple[int, TimeWindow]]) -> tuple[I32, list[pa.Array]]:
         at = np.array([place for place, _ in windows], np.int64)

@@ -9,6 +9,8 @@ drops it when its (job, run, generation, attempt) is older than what it knows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from penstock.core.snapshot import CheckpointMetrics, FileRef, SubtaskSnapshot
@@ -111,6 +113,17 @@ class WorkerReady(Message, frozen=True, kw_only=True):
     pid: int
 
 
+class SubtaskAnswer(Message, frozen=True, kw_only=True):
+    """Answer to AskSubtask; with `error`, `kind` is the class of it: `not-found`, `usage` or empty."""
+
+    job_id: str
+    request_id: str
+    answer: dict[str, Any] = msgspec.field(default_factory=dict)
+    error: str = ""
+    kind: str = ""
+
+
+#: What the job itself hears of.
 WorkerReport = (
     TaskState
     | InputEnded
@@ -122,6 +135,8 @@ WorkerReport = (
     | WorkerMetrics
     | WorkerReady
 )
+#: All that a worker sends.
+WorkerMessage = WorkerReport | SubtaskAnswer
 
 # --- TaskManager -> JobManager
 
@@ -243,12 +258,12 @@ TaskManagerCommand = Registered | HeartbeatAck | StartWorker | StopWorker | ToWo
 
 _encoder = msgspec.msgpack.Encoder()
 _worker_commands: msgspec.msgpack.Decoder[WorkerCommand] = msgspec.msgpack.Decoder(WorkerCommand)
-_worker_reports: msgspec.msgpack.Decoder[WorkerReport] = msgspec.msgpack.Decoder(WorkerReport)
+_worker_reports: msgspec.msgpack.Decoder[WorkerMessage] = msgspec.msgpack.Decoder(WorkerMessage)
 _taskmanager_commands: msgspec.msgpack.Decoder[TaskManagerCommand] = msgspec.msgpack.Decoder(TaskManagerCommand)
 _taskmanager_reports: msgspec.msgpack.Decoder[TaskManagerReport] = msgspec.msgpack.Decoder(TaskManagerReport)
 
 
-def encode(message: WorkerCommand | WorkerReport | TaskManagerCommand | TaskManagerReport) -> bytes:
+def encode(message: WorkerCommand | WorkerMessage | TaskManagerCommand | TaskManagerReport) -> bytes:
     """Return the wire form of any message."""
     return _encoder.encode(message)
 
@@ -258,7 +273,7 @@ def decode_worker_command(data: bytes) -> WorkerCommand:
     return _worker_commands.decode(data)
 
 
-def decode_worker_report(data: bytes) -> WorkerReport:
+def decode_worker_report(data: bytes) -> WorkerMessage:
     """Decode what a worker sent."""
     return _worker_reports.decode(data)
 

@@ -108,6 +108,22 @@ class WriteSavepoint(Message, frozen=True, kw_only=True):
     manifest: bytes
 
 
+class AskSubtask(Message, frozen=True, kw_only=True):
+    """Look at a running subtask, between two batches; answered by SubtaskAnswer of the same request, or not at all."""
+
+    job_id: str
+    request_id: str
+    vertex_id: str
+    subtask: int
+    #: `state`: the rows of one key; `states`: what there is, and how much; `hot-keys`.
+    what: str
+    #: Of `state`: the operator, its state, the key's parts as texts (`state.key_text`), the most rows.
+    uid: str = ""
+    state: str = ""
+    key: tuple[str, ...] = ()
+    most: int = 0
+
+
 class FinishTasks(Message, frozen=True, kw_only=True):
     """The final checkpoint is complete and published: close all subtasks of the job and report FINISHED."""
 
@@ -134,6 +150,7 @@ WorkerCommand = (
     | AssignSplits
     | ResolvePending
     | WriteSavepoint
+    | AskSubtask
     | FinishTasks
     | LeaseRenewed
 )

@@ -218,6 +218,12 @@ class ColdPanes:
         if len(rows):
             self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]))
 
+    def look_up(self, keys: KeyView, pane: int, cell: I64) -> None:
+        """Copy the cold row of the one key of `keys` in a pane to `cell`, an empty one of one row; bring nothing in."""
+        if pane in self._rows.panes:
+            slot, place = np.zeros(1, np.int32), np.zeros(1, np.int64)
+            self._rows.fetch(keys, (slot, np.array([pane], np.int64)), (cell, place))
+
     def for_changes(self) -> FileRows | None:
         """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
         return self._rows.for_changes()

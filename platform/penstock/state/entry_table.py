@@ -7,6 +7,7 @@ left to encode. Owned by one subtask thread.
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -18,12 +19,15 @@ from penstock.state.accumulators import DELETED, KEY_HASH, LAST_ACCESS
 from penstock.state.entry_log import EntryLog
 from penstock.state.entry_stamps import EntryStamps
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.key_counts import KeyCounts
+from penstock.state.look_up import rows_of
 from penstock.state.row_columns import plain_values
 from penstock.state.row_table import SWEEP_AT_FREEZE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.row_spec import RowSpec
     from penstock.state.row_state import RowState
@@ -53,6 +57,9 @@ class EntryCodec(Protocol):
 
     def decode_values(self, columns: list[list[Any]]) -> list[Any]:
         """Return values of their columns."""
+
+    def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
+        """Return the value columns of values."""
 
     @property
     def object_bytes(self) -> int:
@@ -115,6 +122,35 @@ class EntryTable:
         """Return the next index of the lists of slots."""
         self._fit_slots()
         return self._ends[slots]
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the elements or entries of one key that are alive, the first `most`; see `state.store.StateTable`."""
+        slots = self._state.index.find(keys, hashes)
+        container = self.containers_now(slots)
+        expired = self.stamps.expired(int(slots[0])) if self.stamps is not None and container else []
+        if self.lists:
+            first = int(self._ends[slots[0]]) - len(container) if container else 0
+            found = list(islice(enumerate(container, first), len(expired), len(expired) + most))
+        else:
+            dead = set(expired)
+            found = list(islice(((key, value) for key, value in container.items() if key not in dead), most))
+        columns = [name for name, _ in found], [value for _, value in found]
+        arrays = [*self._codec.encode_keys(columns[0]), *self._codec.encode_values(columns[1])] if found else []
+        names = [field.name for field in self.spec.entries] + list(self.spec.value_names)
+        key = [array.take(pa.array([0] * len(found))) for array in self._state.keys(slots)] if found else []
+        given = dict(zip([*self.spec.key_schema.names, *names], [*key, *arrays], strict=False))
+        return rows_of(self.spec.segment_schema, given, len(found))
+
+    def containers_now(self, slots: I32) -> Any:
+        """Return the list or dict of a slot as it is, an empty one where there is none."""
+        held = self._held[int(slots[0])] if len(slots) and slots[0] < len(self._held) else None
+        return held or ([] if self.lists else {})
+
+    def counts(self) -> KeyCounts:
+        """Return how many elements or entries every key has."""
+        hashes = self._state.index.hashes
+        self._fit_slots()
+        return KeyCounts(hashes, self._lengths[: len(hashes)])
 
     def changed(self, slots: I32, containers: Sequence[Any]) -> None:
         """These are the lists or dicts of the slots now; empty ones are forgotten."""

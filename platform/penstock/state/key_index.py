@@ -190,6 +190,17 @@ class KeyIndex:
         self._store_new(keys, state, full=False)
         return slots
 
+    def find(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of the one key given, nothing where it has none: unlike `upsert` this makes no slot."""
+        places, low, wanted = len(self._table) - 1, len(self._table) // 2 - 1, int(hashes[0])
+        row, at = np.zeros(1, np.int32), int(hashes[0]) & places
+        while entry := int(self._table[at]):
+            slot = np.array([(entry & low) - 1], np.int32)
+            if int(self._hashes[slot[0]]) == wanted and len(self._unequal(keys, row, slot)) == 0:
+                return slot
+            at = (at + 1) & places
+        return np.empty(0, np.int32)
+
     def _resolve(self, keys: KeyColumns, hashes: I64, slots: I32) -> None:
         """Move rows that share a hash with another key on, until every row's slot holds its own key."""
         rows = self._every_row[: len(slots)]

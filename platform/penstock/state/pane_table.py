@@ -7,7 +7,6 @@ store, keys that were not seen for long move there when memory runs out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,32 +23,23 @@ from penstock.state.eviction import Bounds
 from penstock.state.frozen import EncodeRoom, FrozenPanes, FrozenSegment, FrozenSource, FrozenTable, table_to_rows
 from penstock.state.frozen_cold import FrozenCold
 from penstock.state.hot import CHUNK, Fired, HotPanes, canonical, overflow
+from penstock.state.key_counts import KeyCounts
 from penstock.state.key_index import KeyIndex
+from penstock.state.look_up import pane_rows
 from penstock.state.panes import Rows
+from penstock.state.table_home import TableHome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64, U8
-    from penstock.state.budget import MemoryBudget
-    from penstock.state.cold import ColdRows
 
 __all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
 _MANY = 1 << 31
 #: Fewer dead keys than this are never worth a rebuild.
 _DEAD_KEYS = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class TableHome:
-    """Where a table lives: its budget, its cold store, its folder for spilled files."""
-
-    budget: MemoryBudget
-    cold: ColdRows | None
-    directory: Path
 
 
 class PaneTable:
@@ -183,6 +173,15 @@ class PaneTable:
             if chosen.any():
                 mask = pa.array(chosen)
                 yield Fired([k.filter(mask) for k in piece.keys], piece.hashes[chosen], piece.cells[chosen])
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the rows of one key, its first `most` panes; see `state.store.StateTable`."""
+        return pane_rows((self._hot, self._cold), keys, hashes, most)
+
+    def counts(self) -> KeyCounts:
+        """Return how many panes every key has in memory."""
+        hashes = self._hot.index.hashes
+        return KeyCounts(hashes, self._hot.memory.counts(len(hashes)))
 
     def drop_below(self, pane: int) -> None:
         """Forget all panes that start before `pane`: their pages become free, the log gets one tombstone."""

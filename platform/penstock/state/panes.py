@@ -219,6 +219,16 @@ class PaneMemory:
         kernels.take_present(self._cells, pages, self._meta, (out.slots, out.panes, out.cells))
         return out
 
+    def counts(self, slots: int) -> I64:
+        """Return how many panes each of the first slots has a row in."""
+        found = np.zeros((-(-slots // kernels.PAGE_ROWS), kernels.PAGE_ROWS), np.int64)
+        rows = self._cells[:, 0].reshape(-1, kernels.PAGE_ROWS)
+        for row in self._pane_rows.values():
+            pages = self._page_table[row, : len(found)]
+            blocks = np.flatnonzero(pages >= 0)
+            found[blocks] += rows[pages[blocks]] > 1
+        return found.reshape(-1)[:slots]
+
     # --- freezing ---------------------------------------------------------------------------------------------------
 
     @property

@@ -17,11 +17,13 @@ import pyarrow as pa
 from penstock.kernels.columns import key_columns
 from penstock.state.accumulators import DELETED, KEY_HASH
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.key_counts import KeyCounts
 from penstock.state.row_columns import FixedValues, column_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.key_index import KeyView
     from penstock.state.row_columns import ValueColumn
@@ -130,6 +132,23 @@ class RowTable:
     def arrays(self, rows: I32) -> list[pa.Array]:
         """Return the value columns of rows."""
         return [column.array(rows) for column in self._columns]
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the value of one key, if it has one that is alive; see `state.store.StateTable`."""
+        del most
+        slots = self._state.index.find(keys, hashes)
+        rows = self.rows_of(slots)
+        kept = (rows >= 0) & ~self.expired(rows)
+        slots, rows = slots[kept], rows[kept]
+        none = np.zeros(len(slots), np.int64)
+        view, values = self._state.index.view(), self.arrays(rows)
+        return segment_table(self.spec, view, slots, namespaces=none, values=values, deleted=none)
+
+    def counts(self) -> KeyCounts:
+        """Return which keys have a value."""
+        hashes = self._state.index.hashes
+        self._fit_slots()
+        return KeyCounts(hashes, self._where[: len(hashes)] >= 0)
 
     def write(self, slots: I32, arrays: Sequence[pa.Array]) -> None:
         """Set the values of slots, each of which occurs once; they are accessed now."""

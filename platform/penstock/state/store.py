@@ -19,15 +19,16 @@ from penstock.state.cold import StoreRows
 from penstock.state.cold_file import FileRows
 from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
 from penstock.state.key_index import plain_key_schema
-from penstock.state.pane_table import PaneTable, PaneTableSpec, TableHome
+from penstock.state.pane_table import PaneTable, PaneTableSpec
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
 from penstock.state.session_table import SessionTable
+from penstock.state.table_home import TableHome
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     import pyarrow as pa
@@ -35,8 +36,11 @@ if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
     from penstock.core.keygroup import HashRange
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
+    from penstock.kernels.columns import KeyColumns
+    from penstock.kernels.compile import I64
     from penstock.state.budget import MemoryBudget
     from penstock.state.cold import ColdRows, ColdStore
+    from penstock.state.key_counts import KeyCounts
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import EncodedSegment, FrozenState
 
@@ -76,6 +80,12 @@ class StateTable(Protocol):
 
     def load(self, table: pa.Table) -> None:
         """Put restored rows in, newest last."""
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the live rows of the one key given, at most `most`, as columns of a segment; nothing changes."""
+
+    def counts(self) -> KeyCounts:
+        """Return how many rows every key has in memory."""
 
     @property
     def memory_bytes(self) -> int:
@@ -162,6 +172,16 @@ class KeyedState:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
         self._rows = RowState(key_schema, f"{request.writer}/{request.uid}", request.budget, self._declare)
         return self._rows
+
+    @property
+    def uid(self) -> str:
+        """The operator's."""
+        return self._request.uid
+
+    @property
+    def tables(self) -> Mapping[str, StateTable]:
+        """Every state that was declared, by its name."""
+        return self._tables
 
     def declared(self) -> dict[str, pa.Schema]:
         """Return the columns of every state that was declared, by its name."""

@@ -19,10 +19,13 @@ from penstock.kernels.columns import key_columns
 from penstock.kernels.joins import find_ranges, write_pairs
 from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.key_counts import KeyCounts
+from penstock.state.look_up import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.key_index import KeyView
     from penstock.state.row_spec import RowSpec
@@ -202,6 +205,33 @@ class TimedRows:
             np.concatenate([part.times for part in parts]),
             [pa.concat_arrays(list(columns)) for columns in zip(*(part.values for part in parts), strict=True)],
         )
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the first `most` rows of one key, in order of time; see `state.store.StateTable`."""
+        slots = self._state.index.find(keys, hashes)
+        found = []
+        for run in self._runs if len(slots) else ():
+            mine = (run.slots == slots[0]) & (run.times > self._cleaned)
+            if mine.any():
+                found.append(run.chosen(mine))
+        times = np.concatenate([np.empty(0, np.int64), *(run.times for run in found)])
+        order = np.argsort(times, kind="stable")[:most]
+        rows, schema = self.spec.rows, self.spec.segment_schema
+        given = {NAMESPACE: pa.array(times[order]), ROW: pa.array(np.arange(len(order)))}
+        for place, name in enumerate(rows.value_names):
+            parts = pa.chunked_array([run.values[place] for run in found], schema.field(name).type)
+            given[name] = parts.combine_chunks().take(pa.array(order))
+        for name, key in zip(rows.key_schema.names, self._state.keys(slots), strict=True):
+            given[name] = key.take(pa.array(np.zeros(len(order), np.int64)))
+        return rows_of(schema, given, len(order))
+
+    def counts(self) -> KeyCounts:
+        """Return how many rows every key has."""
+        hashes = self._state.index.hashes
+        rows = np.zeros(len(hashes), np.int64)
+        for run in self._runs:
+            rows += np.bincount(run.slots, minlength=len(hashes))
+        return KeyCounts(hashes, rows)
 
     def clean(self, up_to: int) -> None:
         """Forget all rows up to a time (inclusive)."""

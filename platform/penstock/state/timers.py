@@ -16,11 +16,13 @@ from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
 from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.key_counts import KeyCounts
 from penstock.state.row_table import segment_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.key_index import KeyView
     from penstock.state.row_spec import RowSpec
@@ -173,6 +175,26 @@ class TimerTable:
     def size(self) -> int:
         """How many timers there are at most."""
         return sum(bucket.words for bucket in self._buckets.values())
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the next `most` timers of one key; see `state.store.StateTable`."""
+        slots, times = self._state.index.find(keys, hashes), list[int]()
+        for number, bucket in sorted(self._buckets.items()) if len(slots) else ():
+            ready = bucket.resolve()
+            mine = ready[(ready >> 1 & _SLOT_MASK) == slots[0]]
+            times += ((number << _BUCKET_BITS) + (mine >> (_SLOT_BITS + 1))).tolist()
+        found = np.array(times[:most], np.int64)
+        owners, none = np.repeat(slots, len(found)), np.zeros(len(found), np.int64)
+        view = self._state.index.view()
+        return segment_table(self.spec, view, owners, namespaces=found, values=(), deleted=none)
+
+    def counts(self) -> KeyCounts:
+        """Return how many timers every key has."""
+        hashes = self._state.index.hashes
+        rows = np.zeros(len(hashes), np.int64)
+        for bucket in self._buckets.values():
+            rows += np.bincount(bucket.resolve() >> 1 & _SLOT_MASK, minlength=len(hashes))
+        return KeyCounts(hashes, rows)
 
     def next_time(self) -> int | None:
         """Return a time before which no timer is due; None when there is no timer."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.core.clock import Clock
 from penstock.core.elements import MIN_TIMESTAMP, Barrier, BarrierKind, Batch, Watermark, WatermarkStatus
 from penstock.operators.operator import Collector, Operator, OperatorContext, OperatorMetrics, OperatorSnapshot
+from penstock.task.hot_keys import HotKeys
 from penstock.task.time_budget import TimeBudget
 
 if TYPE_CHECKING:
@@ -30,6 +31,8 @@ class ChainLink:
     metrics: OperatorMetrics = field(default_factory=OperatorMetrics)
     records_in: int = 0
     records_out: int = 0
+    #: Of a keyed operator.
+    hot_keys: HotKeys | None = None
 
 
 class _NextCollector:
@@ -50,6 +53,8 @@ class _NextCollector:
         self._link.records_out += rows
         self._next.records_in += rows
         before = self._budget.enter(self._place)
+        if self._next.hot_keys is not None:
+            self._next.hot_keys.see(batch, 0)
         self._next.operator.process_batch(batch, 0, self._out)
         self._budget.enter(before)
 
@@ -111,6 +116,8 @@ class Chain:
     def __init__(self, links: Sequence[ChainLink], outputs: Sequence[ResultPartition], clock: Clock) -> None:
         """`links` in the order of data; nothing is opened yet."""
         self.links = tuple(links)
+        for link in self.links:
+            link.hot_keys = HotKeys(link.spec.config, clock) if link.spec.keyed else None
         #: What each operator has taken of the time.
         self.budget = TimeBudget(clock, [link.spec.uid for link in links])
         self._edges = _EdgeCollector(self.links[-1], outputs, self.budget)
@@ -149,6 +156,8 @@ class Chain:
         """Rows came in."""
         self._head.records_in += batch.num_rows
         self.budget.begin(0)
+        if self._head.hot_keys is not None:
+            self._head.hot_keys.see(batch, input_index)
         self._head.operator.process_batch(batch, input_index, self._head_out)
         self.budget.end()
 

@@ -14,7 +14,7 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock
 from penstock.operators.registry import create_operator
-from penstock.rpc.messages import WorkerReport
+from penstock.rpc.messages import WorkerMessage
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef
@@ -41,7 +41,7 @@ class TaskEnvironment:
     clock: Clock
     network: DataPlane
     #: Hands a report to the supervisor; when it returns the report cannot be lost by a crash of this process.
-    report: Callable[[WorkerReport], None]
+    report: Callable[[WorkerMessage], None]
     #: Encoding and uploading.
     background: Background
     #: Publishing, recovery, savepoints: may block for as long as an outside system is down.

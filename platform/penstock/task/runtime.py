@@ -10,15 +10,17 @@ import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.checkpoint.stores import join_uri, read_file
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
 from penstock.graph.deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
-from penstock.rpc.messages import PendingResolved, SavepointWritten, WorkerMetrics
+from penstock.rpc.messages import PendingResolved, SavepointWritten, SubtaskAnswer, WorkerMetrics
 from penstock.rpc.worker_commands import (
     AlignWatermarks,
+    AskSubtask,
     AssignSplits,
     CancelTasks,
     CheckpointAborted,
@@ -34,6 +36,7 @@ from penstock.rpc.worker_commands import (
 )
 from penstock.task.environment import JobServices
 from penstock.task.failure import describe
+from penstock.task.questions import answer
 from penstock.task.recovery import resolve_pending
 from penstock.task.reports import TaskReports
 from penstock.task.restore import keeps_keyed_state
@@ -43,6 +46,9 @@ from penstock.task.uploader import Uploader
 
 if TYPE_CHECKING:
     from penstock.task.environment import TaskEnvironment
+
+#: Answer of a worker to a question for a subtask that it does not run, or no longer.
+NOT_RUNNING = "the subtask does not run"
 
 
 class Seat(Protocol):
@@ -119,6 +125,8 @@ class TaskRuntime:
                 self._resolve(command)
             case WriteSavepoint():
                 self._savepoint(command)
+            case AskSubtask():
+                self._ask(command)
             case LeaseRenewed():
                 pass  # the worker process has re-armed its lease before it came here
 
@@ -230,13 +238,22 @@ class TaskRuntime:
                 command.subtask,
                 command.attempt,
             ):
-                subtask.tell_source(lambda source: source.add_splits(command.splits, no_more=command.no_more))
+                _tell_source(subtask, lambda source: source.add_splits(command.splits, no_more=command.no_more))
 
     def _align(self, command: AlignWatermarks) -> None:
         for subtask in self._of(command.job_id, None, None):
             limit = command.limits.get(subtask.metric_name)
             if limit is not None and subtask.deployment.execution.attempt == command.attempt:
-                subtask.tell_source(operator.methodcaller("align", limit))
+                _tell_source(subtask, operator.methodcaller("align", limit))
+
+    def _ask(self, question: AskSubtask) -> None:
+        for subtask in self._of(question.job_id, None, None):
+            if subtask.metric_name == f"{question.vertex_id}/{question.subtask}":
+                subtask.inside(partial(answer, question, (subtask.deployment, self._environment.report)))
+                return
+        self._environment.report(
+            SubtaskAnswer(job_id=question.job_id, request_id=question.request_id, error=NOT_RUNNING)
+        )
 
     # --- work beside the subtasks ------------------------------------------------------------------------------------
 
@@ -267,3 +284,8 @@ class TaskRuntime:
             )
 
         environment.blocking.submit(lambda: write_savepoint(command, environment.open_store), done)
+
+
+def _tell_source(subtask: Subtask, call: Callable[[Any], None]) -> None:
+    """Call the source at the head of a subtask, in its own thread."""
+    subtask.inside(lambda chain, _: call(chain.links[0].operator))

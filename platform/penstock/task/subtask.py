@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.graph.deployment import TaskDeployment
     from penstock.operators.operator import OperatorSnapshot
     from penstock.state.store import KeyedState
+    from penstock.task.chain import Chain
     from penstock.task.environment import JobServices, TaskEnvironment
 
 
@@ -120,10 +121,9 @@ class Subtask:
         """The checkpoint will never be complete."""
         self.mailbox.post(lambda: self._abort(message.checkpoint_id))
 
-    def tell_source(self, call: Callable[[Any], None]) -> None:
-        """Call the source at the head, in the subtask's own thread."""
-        source: Any = self._chain.links[0].operator
-        self.mailbox.post(lambda: call(source))
+    def inside(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> None:
+        """Call with the chain and its keyed state, in the subtask's own thread, between two elements."""
+        self.mailbox.post(lambda: call(self._chain, self._stores))
 
     def finish(self) -> None:
         """The final checkpoint is complete and published."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
-from penstock.rpc.messages import WorkerReady, WorkerReport, decode_worker_command, encode
+from penstock.rpc.messages import WorkerMessage, WorkerReady, decode_worker_command, encode
 from penstock.rpc.worker_commands import LeaseRenewed
 from penstock.taskmanager.control import SIGN_OF_LIFE, ControlClosedError, WorkerControl
 from penstock.taskmanager.lineage import (
@@ -54,7 +54,7 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
     clock = SystemClock()
     control = WorkerControl(control_socket)
 
-    def report(message: WorkerReport) -> None:
+    def report(message: WorkerMessage) -> None:
         try:
             control.send(encode(message))
         except ControlClosedError as error:
@@ -116,7 +116,7 @@ class _ControlLoop:
             self._control.send(encode(metrics))
 
 
-def _start_runtime(spec: WorkerSpec, clock: Clock, report: Callable[[WorkerReport], None]) -> tuple[TaskRuntime, str]:
+def _start_runtime(spec: WorkerSpec, clock: Clock, report: Callable[[WorkerMessage], None]) -> tuple[TaskRuntime, str]:
     # Imported here: the supervisor imports this module's neighbours and must not load the data path.
     from penstock.network.connection import WorkerNetwork
     from penstock.task.environment import TaskEnvironment

@@ -35,7 +35,9 @@ def found_commands():
 def test_commands_and_options():
     table = {}
     for command, options, _ in rows(GUIDE, "The command line"):
-        label = re.sub(r" (JOB(\.PY)?|NAME|\[?URI\]?|OTHER|TARGET|UID|\[STATE\])", "", names(command)[0])
+        label = re.sub(
+            r" (JOB(\.PY)?|NAME|\[?URI\]?|OTHER|TARGET|UID|STATE|KEY\.\.\.|\[STATE\])", "", names(command)[0]
+        )
         table[label] = set(names(options))
     assert table == found_commands()
 

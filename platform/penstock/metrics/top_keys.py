@@ -1,0 +1,44 @@
+"""The heaviest items of a stream in bounded memory: Misra and Gries' summary, over weighted counts.
+
+What it says of an item is too low by at most `error`, and an item heavier than that is never missing. Old weight can be
+faded, so that the summary is of the last minutes. Kept by `penstock.task.hot_keys` for every keyed operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+class TopKeys(Generic[T]):
+    """At most `capacity` items with their weights."""
+
+    def __init__(self, capacity: int) -> None:
+        """Nothing was counted."""
+        self._capacity = capacity
+        self._counts: dict[T, float] = {}
+        #: Weight of all items, and by how much that of one may be too low.
+        self.total = self.error = 0.0
+
+    def add(self, counts: Mapping[T, float]) -> None:
+        """Count items, all with their weights at once."""
+        known = self._counts
+        for item, weight in counts.items():
+            known[item] = known.get(item, 0.0) + weight
+            self.total += weight
+        if len(known) > self._capacity:
+            cut = sorted(known.values(), reverse=True)[self._capacity]
+            self._counts = {item: weight - cut for item, weight in known.items() if weight > cut}
+            self.error += cut
+
+    def fade(self, factor: float) -> None:
+        """Let all that was counted so far weigh less."""
+        self._counts = {item: weight * factor for item, weight in self._counts.items()}
+        self.total *= factor
+        self.error *= factor
+
+    def top(self, most: int) -> list[tuple[T, float]]:
+        """Return the heaviest items with the least they can weigh, the heaviest first."""
+        return sorted(self._counts.items(), key=lambda item: -item[1])[:most]

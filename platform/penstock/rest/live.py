@@ -1,0 +1,36 @@
+"""Routes that look into running jobs: their state by key, what state there is, their hottest keys.
+
+Added to the application by `penstock.rest.app`; all three are penstock's own, below `/penstock/jobs`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from fastapi import Query
+
+from penstock.jobmanager.live_state import StateKey, hot_keys_of, states_of, value_of
+
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from penstock.jobmanager.dispatcher import Dispatcher
+
+KeyParameter = Annotated[list[str] | None, Query(description="one a key column, or one JSON array or object")]
+
+
+def add_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
+    """Add the routes."""
+
+    @router.get("/penstock/jobs/{job_id}/state")
+    async def states(job_id: str) -> dict[str, Any]:
+        return await states_of(dispatcher.detail(job_id), dispatcher.questions)
+
+    @router.get("/penstock/jobs/{job_id}/state/{uid}/{name}")
+    async def value(job_id: str, uid: str, name: str, key: KeyParameter = None, limit: int = 1000) -> dict[str, Any]:
+        asked = StateKey(uid, name, tuple(key or ()), limit)
+        return await value_of(dispatcher.detail(job_id), asked, dispatcher.questions)
+
+    @router.get("/penstock/jobs/{job_id}/hot-keys")
+    async def hot_keys(job_id: str) -> dict[str, Any]:
+        return await hot_keys_of(dispatcher.detail(job_id), dispatcher.questions)

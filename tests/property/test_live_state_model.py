@@ -1,0 +1,163 @@
+"""What a running subtask says of a key is what its function would see next, and asking changes nothing.
+
+Values, lists, maps and timers against a plain model, asked between any rows, freezes, crashes and rescales.
+"""
+
+import tempfile
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import NamedTuple
+
+import pyarrow as pa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.property.process_job import KEY_GROUPS, ProcessJob
+
+import penstock as ps
+from penstock.rpc.worker_commands import AskSubtask
+from penstock.task.questions import answer
+
+KEYS = [None, "", *[f"key-{i}" for i in range(8)]]
+SCHEMA = pa.schema(
+    [
+        pa.field("k", pa.string()),
+        pa.field("what", pa.string(), nullable=False),
+        pa.field("n", pa.int64(), nullable=False),
+    ]
+)
+
+
+class Pair(NamedTuple):
+    n: int
+    text: str | None
+
+
+class Out(NamedTuple):
+    k: str | None
+
+
+class Keeps(ps.KeyedProcessFunction):
+    pair: ps.ValueState[Pair] = ps.value_state()
+    numbers: ps.ListState[int | None] = ps.list_state()
+    counts: ps.MapState[str, Pair] = ps.map_state()
+
+    def process(self, row, ctx) -> Iterator[Out]:
+        if row.what == "set":
+            self.pair.update(Pair(row.n, None if row.n % 2 else str(row.n)))
+            self.numbers.append(None if row.n % 5 == 0 else row.n)
+            self.counts[str(row.n % 4)] = Pair(row.n, None)
+            ctx.timers.event(1_000_000 * (row.n % 7) + 5)
+        elif row.what == "drop":
+            self.counts.pop(str(row.n % 4), None)
+            ctx.timers.delete(1_000_000 * (row.n % 7) + 5)
+        else:
+            self.pair.clear()
+            self.numbers.clear()
+        return iter(())
+
+    def on_timer(self, timestamp, ctx):
+        return None
+
+
+class Model:
+    def __init__(self):
+        self.pair, self.numbers, self.counts, self.timers = None, [], {}, set()
+
+    def copy(self):
+        other = Model()
+        other.pair, other.numbers = self.pair, list(self.numbers)
+        other.counts, other.timers = dict(self.counts), set(self.timers)
+        return other
+
+    def act(self, what, n):
+        time = 1_000_000 * (n % 7) + 5
+        if what == "set":
+            self.pair = (n, None if n % 2 else str(n))
+            self.numbers.append(None if n % 5 == 0 else n)
+            self.counts[str(n % 4)] = n
+            self.timers.add(time)
+        elif what == "drop":
+            self.counts.pop(str(n % 4), None)
+            self.timers.discard(time)
+        else:
+            self.pair, self.numbers = None, []
+
+
+def ask(job, key, state, *, subtask, most=1000):
+    """Return what one subtask answers."""
+    question = AskSubtask(
+        job_id="j", request_id="7", vertex_id="v", subtask=subtask, what="state", uid="fn", state=state,
+        key=("[null]" if key is None else key,), most=most,
+    )  # fmt: skip
+    deployment = SimpleNamespace(
+        settings=SimpleNamespace(key_groups=KEY_GROUPS),
+        parallelism=len(job.subtasks),
+        execution=SimpleNamespace(subtask=subtask),
+    )
+    sent = []
+    stores = [job.subtasks[subtask][1]]
+    answer(question, (deployment, sent.append), None, stores)
+    (found,) = sent
+    assert (found.error, found.request_id) == ("", "7")
+    return found.answer
+
+
+def rows_of(job, key, state):
+    """Ask the first subtask, and the one that it names."""
+    found = ask(job, key, state, subtask=0)
+    owner = found["subtask"]
+    assert key in job.keys_of(owner)
+    assert ("rows" in found) == (owner == 0)
+    return ask(job, key, state, subtask=owner)["rows"]
+
+
+def check(job, key):
+    model = job.models[key]
+    pair = rows_of(job, key, "pair")
+    assert [(row["n"], row["text"]) for row in pair] == ([] if model.pair is None else [model.pair])
+    assert [row["value"] for row in rows_of(job, key, "numbers")] == model.numbers
+    counts = rows_of(job, key, "counts")
+    assert {row["__entry"]: row["n"] for row in counts} == model.counts
+    assert len(counts) == len(model.counts)
+    assert [row["__namespace"] for row in rows_of(job, key, "__timers_event")] == sorted(model.timers)
+
+
+STEPS = st.one_of(
+    st.tuples(
+        st.just("rows"),
+        st.lists(
+            st.tuples(st.sampled_from(KEYS), st.sampled_from(["set", "set", "drop", "clear"]), st.integers(0, 40)),
+            min_size=1,
+            max_size=12,
+        ),
+    ),
+    st.tuples(st.just("ask"), st.sampled_from(KEYS)),
+    st.tuples(st.just("freeze"), st.none()),
+    st.tuples(st.just("finish"), st.sampled_from(["done", "failed", "aborted"])),
+    st.tuples(st.just("start"), st.integers(1, 3)),
+)
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(STEPS, max_size=25))
+def test_a_key_is_shown_as_its_function_would_see_it(steps):
+    with tempfile.TemporaryDirectory() as folder:
+        job = ProcessJob(folder, Keeps(), SCHEMA, {key: Model() for key in KEYS})
+        for what, given_value in steps:
+            if what == "rows":
+                for subtask, (operator, _) in enumerate(job.subtasks):
+                    mine = [row for row in given_value if row[0] in job.keys_of(subtask)]
+                    if mine:
+                        job.push(operator, mine)
+                for key, act, n in given_value:
+                    job.models[key].act(act, n)
+            elif what == "ask":
+                check(job, given_value)
+            elif what == "freeze":
+                job.freeze()
+            elif what == "finish":
+                job.finish(given_value)
+            else:
+                job.start(given_value)
+        for key in KEYS:
+            check(job, key)

@@ -1,0 +1,103 @@
+"""One key of a live table is found wherever it lies, and looking makes nothing."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from penstock.core.keygroup import key_group_of
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_columns
+from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.key_counts import KeyCounts
+from penstock.state.key_index import KeyIndex
+
+ONE_PANE = PaneTableSpec(
+    pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),), single_pane=True
+)
+
+
+def asked(key, kind=None):
+    batch = pa.record_batch({"k": pa.array([key], kind or pa.int64())})
+    return key_columns(batch, ("k",)), hash_columns(batch, ("k",))
+
+
+def looked_up(table, key, most=100):
+    found = table.look_up(*asked(key), most)
+    assert found.schema == table.spec.segment_schema
+    found.validate(full=True)
+    return [(row["k"], row["__namespace"], row["__rows"], row["total"]) for row in found.to_pylist()]
+
+
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_an_index_finds_what_it_holds_and_nothing_else(kind):
+    keys = [None, *(str(n) if kind == pa.string() else n for n in range(3000))]
+    held, index = keys[:2000], KeyIndex(pa.schema([pa.field("k", kind)]))
+    batch = pa.record_batch({"k": pa.array(held, kind)})
+    slots = index.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).tolist()
+    for key, slot in zip(held, slots, strict=True):
+        assert index.find(*asked(key, kind)).tolist() == [slot]
+    for key in keys[2000:]:
+        assert index.find(*asked(key, kind)).tolist() == []
+    assert index.count == len(held), "nothing was made"
+
+
+def test_two_keys_of_one_hash_are_told_apart():
+    index = KeyIndex(pa.schema([pa.field("k", pa.string())]))
+    same = np.array([77], np.int64)
+    for number, key in enumerate(["a", "b", "c"]):
+        columns, _ = asked(key, pa.string())
+        assert index.find(columns, same).tolist() == []
+        assert index.upsert(columns, same).tolist() == [number]
+    assert [index.find(asked(key, pa.string())[0], same).tolist() for key in "abc"] == [[0], [1], [2]]
+
+
+def test_panes_of_a_key_in_order_and_no_more_than_asked_for(state):
+    table = state.open().pane_table("panes", state.spec)
+    state.update(table, [1, 2, 1, 1], [30, 10, 10, 30], [5, 6, 7, 8])
+    assert looked_up(table, 1) == [(1, 10, 1, 7), (1, 30, 2, 13)]
+    assert looked_up(table, 1, most=1) == [(1, 10, 1, 7)]
+    assert looked_up(table, 9) == []
+    table.drop_below(20)
+    assert looked_up(table, 1) == [(1, 30, 2, 13)]
+    assert looked_up(table, 2) == []
+    assert table.counts().rows.tolist() == [1, 0]
+
+
+def test_looking_between_freeze_and_copy_shows_what_is_there_now(state):
+    table = state.open().pane_table("panes", state.spec)
+    state.update(table, [1], [10], [5])
+    frozen = table.freeze()
+    state.update(table, [1], [10], [7])
+    assert looked_up(table, 1) == [(1, 10, 2, 12)]
+    again = state.open([state.upload(frozen)]).pane_table("panes", state.spec)
+    assert looked_up(again, 1) == [(1, 10, 1, 5)], "what was frozen is as it was"
+
+
+@pytest.mark.parametrize("spec", [None, ONE_PANE], ids=["rocksdb", "file"])
+def test_cold_rows_are_found_and_stay_cold(state, spec):
+    table = state.open(backend="rocksdb", memory=3 << 20).pane_table("panes", spec or state.spec)
+    keys, width = 60_000, 4_000
+    for first in range(0, keys, width):
+        state.update(table, list(range(first, first + width)), [0] * width, list(range(first, first + width)))
+    hot = len(table.counts().hashes)
+    assert hot < keys, "some of the keys have left memory"
+    for key in range(0, keys, 997):
+        assert looked_up(table, key) == [(key, 0, 1, key)]
+    assert looked_up(table, keys) == []
+    assert len(table.counts().hashes) == hot
+    state.update(table, [0], [0], [5])
+    assert looked_up(table, 0) == [(0, 0, 2, 5)], "what is in memory is newer"
+
+
+def test_rows_by_key_group_are_those_of_the_keys():
+    hashes = np.random.default_rng(1).integers(-(1 << 63), (1 << 63) - 1, 5000)
+    counts = KeyCounts(hashes, np.arange(5000) % 7)
+    plain = {}
+    for key_hash, rows in zip(hashes.tolist(), (np.arange(5000) % 7).tolist(), strict=True):
+        group = key_group_of(key_hash, 64)
+        plain[group] = plain.get(group, 0) + rows
+    assert counts.by_group(64) == plain
+    assert counts.total == sum(plain.values())
+    part = counts.by_group(64, most=1000)
+    assert sum(part.values()) == pytest.approx(counts.total, rel=0.1), "of a part of the keys, scaled"
+    assert KeyCounts(hashes[:0], hashes[:0]).by_group(64) == {}
