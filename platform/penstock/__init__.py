@@ -64,11 +64,17 @@ if TYPE_CHECKING:
     from penstock.operators.keyed_collections import MapState as MapState
     from penstock.operators.keyed_collections import list_state as list_state
     from penstock.operators.keyed_collections import map_state as map_state
+    from penstock.operators.operator_state import OperatorListState as OperatorListState
+    from penstock.operators.operator_state import UnionState as UnionState
+    from penstock.operators.operator_state import operator_list_state as operator_list_state
+    from penstock.operators.operator_state import union_state as union_state
     from penstock.operators.process_function import KeyedBroadcastProcessFunction as KeyedBroadcastProcessFunction
     from penstock.operators.process_function import KeyedCoProcessFunction as KeyedCoProcessFunction
     from penstock.operators.process_function import KeyedProcessFunction as KeyedProcessFunction
     from penstock.operators.process_function import OpenContext as OpenContext
     from penstock.operators.process_function import ProcessContext as ProcessContext
+    from penstock.operators.process_function import ProcessFunction as ProcessFunction
+    from penstock.operators.process_function import RowContext as RowContext
     from penstock.operators.process_function import ValueState as ValueState
     from penstock.operators.process_function import value_state as value_state
     from penstock.operators.state_ttl import StateTtlConfig as StateTtlConfig
@@ -106,12 +112,15 @@ _MODULES = {
     ],
     "penstock.operators.keyed_collections": ["ListState", "MapState", "list_state", "map_state"],
     "penstock.operators.state_ttl": ["StateTtlConfig"],
+    "penstock.operators.operator_state": ["OperatorListState", "UnionState", "operator_list_state", "union_state"],
     "penstock.operators.process_function": [
         "KeyedBroadcastProcessFunction",
         "KeyedCoProcessFunction",
         "KeyedProcessFunction",
         "OpenContext",
         "ProcessContext",
+        "ProcessFunction",
+        "RowContext",
         "ValueState",
         "value_state",
     ],

@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from penstock.api.expressions import ColumnLike, Mode
     from penstock.api.joined_streams import How, JoinedStreams
     from penstock.api.keyed_stream import KeyedStream
+    from penstock.api.process import Process
     from penstock.api.windows import Window
+    from penstock.operators.process_function import ProcessFunction
 
 
 class Flow(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,6 +127,22 @@ class DataStream(OperatorHandle):
         config = {"capacity": capacity, "timeout_ms": timeout_ms, "ordered": ordered}
         spec = msgspec.structs.replace(made.spec, config=config, stateful=True)
         return self.append_operator(spec, made.schema, made.row_type)
+
+    def process(
+        self, function: ProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
+    ) -> DataStream:
+        """Run a `ps.ProcessFunction` on the rows, with state of its subtask and side outputs.
+
+        The output type is the return annotation of its `process`, such as `Iterator[Out]`, or `returns`; those of side
+        outputs (`ctx.side(tag, row)`, read with `.side_output(tag)`) are given by tag. State by key and timers are for
+        keyed streams: `.key_by(...).process(...)`.
+
+        Raises:
+            GraphError: no process function, or a type that is not known.
+        """
+        from penstock.api.process import compile_plain_process
+
+        return self.append_process(compile_plain_process(function, returns, side_outputs or {}, stream=self))
 
     # --- how rows travel
     # -----------------------------------------------------------------------------------------------------
@@ -255,6 +273,13 @@ class DataStream(OperatorHandle):
     ) -> int:
         text = schema_to_text(self.flow.schema if edge is None else edge)
         return self.environment.builder.add(node, [(upstream, text) for upstream in self.flow.upstreams], combine)
+
+    def append_process(self, made: Process) -> DataStream:
+        """Add a process function with its side outputs."""
+        stream = self.append_operator(made.spec, made.schema, made.row_type)
+        if made.sides:
+            self.environment.builder.update(stream.flow.upstreams[0].node, side_outputs=made.sides)
+        return stream
 
     def append_operator(
         self,

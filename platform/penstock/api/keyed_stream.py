@@ -85,7 +85,7 @@ class KeyedStream(DataStream):
         spec = OperatorSpec(uid="", name=f"Deduplicate(keep {keep})", kind="deduplicate", config=config, stateful=True)
         return self.append_operator(spec, self.flow.schema, self.flow.row_type)
 
-    def process(
+    def process(  # type: ignore[override] # a keyed stream is for functions with keys
         self, function: KeyedProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
     ) -> DataStream:
         """Run a function of one's own on the rows of each key, in order, with state and timers of that key.
@@ -98,11 +98,7 @@ class KeyedStream(DataStream):
         """
         from penstock.api.process import compile_process
 
-        made = compile_process(function, returns, side_outputs or {}, stream=self)
-        stream = self.append_operator(made.spec, made.schema, made.row_type)
-        if made.sides:
-            self.environment.builder.update(stream.flow.upstreams[0].node, side_outputs=made.sides)
-        return stream
+        return self.append_process(compile_process(function, returns, side_outputs or {}, stream=self))
 
     def interval_join(
         self, other: KeyedStream, lower: str | float, upper: str | float, *, suffix: str = "_right"

@@ -1,4 +1,4 @@
-"""`.process(function)` on a keyed stream: states and types read from the class, the function pickled.
+"""`.process(function)` on a stream, keyed or not: states and types read from the class, the function pickled.
 
 The payload is cloudpickle of `(function, input row type or None, {state: row type or None})`, of two connected streams
 with a pair of input row types; run by `penstock.operators.process`.
@@ -12,19 +12,18 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
-from penstock.api.process_states import declared_states
+from penstock.api.process_states import DeclaredState, declared_states
 from penstock.api.row_functions import input_type, is_row_type, output_schema, pickled, result_type
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import require_name
 from penstock.operators.broadcast_state import BROADCAST
-from penstock.operators.process_function import KeyedProcessFunction
+from penstock.operators.process_function import KeyedProcessFunction, ProcessFunction
 
 if TYPE_CHECKING:
+    from penstock.api.data_stream import DataStream
     from penstock.api.keyed_stream import KeyedStream
-
-_BASE: Any = KeyedProcessFunction
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -43,21 +42,41 @@ def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, strea
         GraphError: it is no process function, its output type or the type of a state is not known or has no Arrow
             type, or it cannot be pickled.
     """
+    written, output_type = _written(function, returns, stream, KeyedProcessFunction)
+    written = msgspec.structs.replace(written, keys={"key": list(stream.keys)})
+    return process_of(written, output_type, sides, stream.flow.schema)
+
+
+def compile_plain_process(function: Any, returns: Any, sides: dict[str, Any], *, stream: DataStream) -> Process:
+    """Return the operator of a process function on the rows of a stream without keys.
+
+    Raises:
+        GraphError: as `compile_process`.
+    """
+    if isinstance(function, KeyedProcessFunction):
+        name = type(function).__name__
+        msg = f"process({name}): it is for keyed streams, and this one has no keys"
+        raise GraphError(msg, hint=f"key it: .key_by(...).process({name}()), or derive it from ps.ProcessFunction")
+    written, output_type = _written(function, returns, stream, ProcessFunction)
+    return process_of(msgspec.structs.replace(written, kind="plain_process"), output_type, sides, stream.flow.schema)
+
+
+def _written(function: Any, returns: Any, stream: DataStream, base: Any) -> tuple[Written, Any]:
+    """Return a checked function of one input, and its output type."""
     schema = stream.flow.schema
     where = f"process({getattr(function, '__name__', type(function).__name__)})"
-    if isinstance(function, type) and issubclass(function, KeyedProcessFunction):
+    if isinstance(function, type) and issubclass(function, base):
         raise GraphError(f"{where}: it is a class", hint=f"make one: .process({function.__name__}())")
-    if not isinstance(function, KeyedProcessFunction):
-        raise GraphError(f"{where}: {function!r} is no process function", hint="derive it from ps.KeyedProcessFunction")
-    if type(function).process is _BASE.process:
+    if not isinstance(function, base):
+        raise GraphError(f"{where}: {function!r} is no process function", hint=f"derive it from ps.{base.__name__}")
+    if type(function).process is base.process:
         raise GraphError(
             f"{where}: it has no process method", hint="write def process(self, row, ctx) -> Iterator[Out]"
         )
     annotated, result = annotations_of(type(function).process, where, needed=returns is None)
     given = input_type(annotated, stream.flow.row_type, schema, where)
     output_type = returns if returns is not None else result_type("flat_map", result, where)
-    config = {"key": list(stream.keys)}
-    return process_of(Written("process", where, config, (function, given)), output_type, sides, schema)
+    return Written("process", where, {}, (function, given)), output_type
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -81,9 +100,7 @@ def process_of(written: Written, output_type: Any, sides: dict[str, Any], schema
     output = output_schema(output_type, schema, where)
     states = declared_states(type(function), where)
     for name, state in states.items():
-        if state.kind.get("kind") == BROADCAST and written.kind != "broadcast_process":
-            msg = f"{where}: state {name!r} is a broadcast state, and nothing would ever fill it"
-            raise GraphError(msg, hint="connect a broadcast stream: .connect(other.broadcast()).process(...)")
+        _require_place(name, state, written)
     side_schemas = {tag: schema_to_text(_side(tag, side, schema, where)) for tag, side in sides.items()}
     config = {
         **written.keys,
@@ -94,6 +111,8 @@ def process_of(written: Written, output_type: Any, sides: dict[str, Any], schema
     if kinds:
         config["kinds"] = kinds
     types = {name: row_type for state in states.values() for name, row_type in state.types.items()}
+    plain = written.kind == "plain_process"
+    unkeyed = {name: s.saved for name, s in states.items() if plain or s.kind.get("kind") == BROADCAST}
     spec = OperatorSpec(
         uid="",
         name=where,
@@ -101,9 +120,28 @@ def process_of(written: Written, output_type: Any, sides: dict[str, Any], schema
         config=config,
         payload=pickled((function, given, types), where),
         python=True,
-        stateful=True,
+        stateful=not plain or bool(states),
+        operator_states=unkeyed,
     )
     return Process(spec, output, output_type if is_row_type(output_type) else None, side_schemas)
+
+
+def _require_place(name: str, state: DeclaredState, written: Written) -> None:
+    """Check that a state can be kept by a function of that kind.
+
+    Raises:
+        GraphError: it needs keys, or a broadcast stream, or a function without keys.
+    """
+    where, plain = f"{written.where}: state {name!r}", written.kind == "plain_process"
+    if state.kind.get("kind") == BROADCAST and written.kind != "broadcast_process":
+        msg = f"{where} is a broadcast state, and nothing would ever fill it"
+        raise GraphError(msg, hint="connect a broadcast stream: .connect(other.broadcast()).process(...)")
+    if plain and not state.of_operator:
+        msg = f"{where} is by key, and the stream has no keys"
+        raise GraphError(msg, hint="key the stream, or declare ps.operator_list_state() or ps.union_state()")
+    if state.of_operator and not plain:
+        msg = f"{where} is of a subtask, and the function has keys"
+        raise GraphError(msg, hint="use ps.list_state(), or a ps.ProcessFunction on a stream without keys")
 
 
 def annotations_of(method: Any, where: str, *, needed: bool) -> tuple[Any, Any]:

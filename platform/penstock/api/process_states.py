@@ -18,9 +18,10 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
 from penstock.graph.validate import require_name
 from penstock.kernels.key_types import is_key_type
-from penstock.operators.broadcast_state import BROADCAST, BroadcastState
+from penstock.operators.broadcast_state import BROADCAST, BroadcastState, broadcast_schema
 from penstock.operators.folding_state import AggregatingState, ReducingState
 from penstock.operators.keyed_collections import ListState, MapState
+from penstock.operators.operator_state import MODES, OperatorListState, UnionState, saved_schema
 from penstock.operators.process_function import ValueState
 from penstock.operators.state_ttl import ttl_options
 
@@ -31,6 +32,8 @@ _WRITTEN: dict[type, str] = {
     ValueState: "ps.ValueState[int] = ps.value_state()",
     ListState: "ps.ListState[int] = ps.list_state()",
     BroadcastState: "ps.BroadcastState[str, int] = ps.broadcast_state()",
+    OperatorListState: "ps.OperatorListState[int] = ps.operator_list_state()",
+    UnionState: "ps.UnionState[int] = ps.union_state()",
     MapState: "ps.MapState[str, int] = ps.map_state()",
     ReducingState: "ps.ReducingState[int] = ps.reducing_state(max)",
     AggregatingState: "ps.AggregatingState[int, float] = ps.aggregating_state(Mean())",
@@ -43,6 +46,19 @@ class DeclaredState(msgspec.Struct, frozen=True):
     values: pa.Schema
     kind: dict[str, Any]
     types: dict[Any, Any]
+
+    @property
+    def of_operator(self) -> bool:
+        """Whether it is a state of a subtask, not of its keys: a list or union."""
+        return self.kind.get("kind") in MODES
+
+    @property
+    def saved(self) -> str:
+        """The columns of a state that is not by key, as text: what `penstock check` compares."""
+        keys = self.kind.get("keys")
+        if keys is None:
+            return schema_to_text(saved_schema(self.values, self.kind["kind"]))
+        return schema_to_text(broadcast_schema(keys, self.values))
 
 
 def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
@@ -85,6 +101,10 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
         name_of_kind = BROADCAST if isinstance(state, BroadcastState) else "map"
         kind = {"kind": name_of_kind, "keys": schema_to_text(keys), **ttl}
         return DeclaredState(schema, kind, {name: row_type, (name, "key"): key_type})
+    if isinstance(state, OperatorListState):
+        schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=False)
+        kind_name = "union" if isinstance(state, UnionState) else "operator_list"
+        return DeclaredState(evolving(schema, row_type, state.renamed, where), {"kind": kind_name}, {name: row_type})
     if isinstance(state, AggregatingState):
         schema, row_type = _columns(_accumulator(state, where), f"{where}: its accumulator", where, nullable=False)
         return DeclaredState(schema, {"kind": "aggregating", **ttl}, {name: row_type})

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 #: In a schema's metadata: its value columns may change; the highest id ever given to one.
 EVOLVES, LAST_ID = b"evolves", b"last_id"
 DEFAULT, INITIAL, WAS, NULL, FILLS = b"default", b"initial", b"was", b"null", b"fills"
+#: In the schema of an operator state: how a rescale hands it out. In a column of a broadcast state: its field's name.
+MODE, NAME = b"mode", b"name"
 _FIRST_VALUE_ID = 1001
 
 
@@ -104,9 +106,31 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def value_columns(schema: pa.Schema) -> pa.Schema:
+    """Return the columns that may change, without those of keys and places."""
+    import pyarrow as pa
+
+    return pa.schema([field for field in schema if field_id(field) >= _FIRST_VALUE_ID], schema.metadata)
+
+
 def field_id(field: pa.Field) -> int:
     """Return a column's id, 0 without one."""
     return int((field.metadata or {}).get(b"id", b"0"))
+
+
+def fits_by_name(saved: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether columns of a broadcast state are the same; what was saved without fields' names is compared by types."""
+    same = saved.names == wanted.names and saved.types == wanted.types
+    return same and all(_name(old) in ("", _name(new)) for old, new in zip(saved, wanted, strict=True))
+
+
+def shown_by_name(schema: pa.Schema) -> str:
+    """Return the fields of a broadcast state for a person."""
+    return ", ".join(f"{_name(field) or field.name} {field.type}" for field in schema)
+
+
+def _name(field: pa.Field) -> str:
+    return _text(field, NAME) or ""
 
 
 def default_text(value: Any, data_type: pa.DataType) -> bytes:

@@ -85,6 +85,8 @@ class OperatorStateSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     #: merged watermarks.
     mode: str
     items: tuple[Any, ...] = ()
+    #: Of a user's own state the columns of its items (each a list of values), as text; else empty.
+    schema: str = ""
 
 
 class Committable(msgspec.Struct, frozen=True, kw_only=True):

@@ -35,7 +35,7 @@ Partitioner = Forward | KeyGroup | Rebalance | Broadcast
 
 
 #: Kinds whose state is not by key.
-_UNKEYED_KINDS = frozenset({"source", "sink", "window_top", "map_async"})
+_UNKEYED_KINDS = frozenset({"source", "sink", "window_top", "map_async", "plain_process"})
 
 
 class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +54,8 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     stateful: bool = False
     #: Keyed states it declares: name -> schema of its files as text; empty where nobody asked (`snapshots.declared`).
     states: dict[str, str] = {}
+    #: A user's own states that are not by key: name -> columns as text; those of a map's keys and its values together.
+    operator_states: dict[str, str] = {}
     #: Output schema as text (`core.schema.schema_to_text`), with `__ts` when event time is set; empty for sinks.
     output_schema: str = ""
 

@@ -37,8 +37,10 @@ def redistribute(
             continue
         for subtask, items in enumerate(_items(name, mode, states, (old_parallelism, parallelism))):
             if items:
-                uid = states[0][1].uid
-                parts[subtask].append(OperatorStateSnapshot(uid=uid, name=name, mode=mode, items=items))
+                first = states[0][1]
+                parts[subtask].append(
+                    OperatorStateSnapshot(uid=first.uid, name=name, mode=mode, items=items, schema=first.schema)
+                )
     return [tuple(part) for part in parts]
 
 

@@ -20,6 +20,7 @@ from penstock.graph.deployment import OperatorRestore
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.redistribute import TASK_STATE_PREFIX, redistribute
 from penstock.graph.state_check import is_left_behind
+from penstock.graph.unkeyed_check import kept_for
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,9 +70,8 @@ def assign_state(
     """Return what every subtask of `graph` gets back from `snapshots` (a manifest's `subtasks`).
 
     Raises:
-        StateMismatchError: state of a uid the graph does not have (and that is not in `allow_non_restored`), or two
-        subtasks that
-            claim the same key hashes.
+        StateMismatchError: state of a uid the graph does not have, or that its operator would not look at (and that is
+            not in `allow_non_restored`), or two subtasks that claim the same key hashes.
     """
     held = _by_uid(snapshots)
     known = {operator.uid for vertex in graph.vertices for operator in vertex.operators}
@@ -85,7 +85,8 @@ def assign_state(
             if own is None:
                 continue
             kept = [k for k in own.keyed if not is_left_behind(operator, k.state, allow_non_restored)]
-            parts = redistribute(own.operator, own.parallelism, vertex.parallelism)
+            unkeyed = kept_for(operator, own.operator, allow_non_restored)
+            parts = redistribute(unkeyed, own.parallelism, vertex.parallelism)
             for subtask in range(vertex.parallelism):
                 keyed = _keyed_part(kept, subtask, vertex.parallelism, graph.settings.key_groups)
                 if keyed or parts[subtask]:

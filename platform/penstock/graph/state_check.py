@@ -7,62 +7,31 @@ Pure; asked by `penstock check`, and by the JobManager before a job takes a save
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import EVOLVES, evolve
-from penstock.core.snapshot import Committable, SubtaskSnapshot
+from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.redistribute import TASK_STATE_PREFIX
+from penstock.graph.unkeyed_check import begun, judged
 from penstock.graph.validate import near
+from penstock.graph.verdicts import ALLOW, StateVerdict
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-Verdict = Literal["same", "migrates", "new", "dropped", "blocked"]
 _KEY_IDS = range(101, 901)
-_ALLOW = "leave what it held behind with --allow-non-restored-state {}"
-
-
-_WINDOWS = ("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate")
-_JOINS = ("interval_join", "window_join", "temporal_join")
-#: kind -> names of the state it takes up that is not keyed.
-_OPERATOR_STATE: dict[str, tuple[str, ...]] = {
-    "source": ("splits", "watermark"),
-    "map_async": ("in-flight",),
-    "broadcast_process": ("broadcast",),
-    "window_top": ("top",),
-    **dict.fromkeys((*_WINDOWS, *_JOINS), ("watermark",)),
-}
-#: What no row is lost with: a watermark comes again.
-_NO_LOSS = frozenset({"watermark"})
-
-
-class StateVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What becomes of one state."""
-
-    uid: str
-    #: Empty: all of the operator.
-    state: str = ""
-    verdict: Verdict
-    reason: str = ""
-    #: Of a blocked state: what to do.
-    way_out: str = ""
-
-    @property
-    def place(self) -> str:
-        """`uid/state`."""
-        return f"{self.uid}/{self.state}" if self.state else self.uid
 
 
 class _Held(msgspec.Struct):
     """What one uid left behind: state -> its schema and rows; names of state that is not keyed; output."""
 
     keyed: dict[str, tuple[str, int]] = {}
-    #: name -> whether there is anything in it.
-    operator: dict[str, bool] = {}
+    #: name -> what each subtask had of it.
+    operator: dict[str, list[OperatorStateSnapshot]] = {}
     unpublished: int = 0
 
 
@@ -125,8 +94,7 @@ def _held(subtasks: Sequence[SubtaskSnapshot], pending: Sequence[Committable]) -
             known[state.state] = schema, rows + sum(segment.rows for segment in state.segments)
         for other in part.operator:
             if not other.name.startswith(TASK_STATE_PREFIX):
-                names = held.setdefault(other.uid, _Held()).operator
-                names[other.name] = names.get(other.name, False) or bool(other.items)
+                held.setdefault(other.uid, _Held()).operator.setdefault(other.name, []).append(other)
     for output in {**outputs, **{c.id: c for c in pending}}.values():
         held.setdefault(output.uid, _Held()).unpublished += 1
     return held
@@ -141,7 +109,7 @@ def _gone(uid: str, left: _Held, operators: Collection[str]) -> list[StateVerdic
         found.append(StateVerdict(uid=uid, state="output", verdict="blocked", reason=reason, way_out=way))
     for state in sorted((*left.keyed, *left.operator)):
         reason = f"the snapshot holds state {state!r} of {uid!r}, and the job has no operator of that uid"
-        way = f"give the operator its old uid back ({near(uid, operators)}), or {_ALLOW.format(uid)}"
+        way = f"give the operator its old uid back ({near(uid, operators)}), or {ALLOW.format(uid)}"
         found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
     return found
 
@@ -149,7 +117,7 @@ def _gone(uid: str, left: _Held, operators: Collection[str]) -> list[StateVerdic
 def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
     """Judge the states of an operator that the job has."""
     uid = operator.uid
-    found = [_kept_unkeyed(operator, state, has_items=has_items) for state, has_items in left.operator.items()]
+    found = [verdict for state, parts in left.operator.items() for verdict in judged(operator, state, parts)]
     for state, (schema, rows) in left.keyed.items():
         if not operator.keyed:
             reason = f"{uid!r} had keyed state {state!r}, and is now {operator.kind}, which keeps none"
@@ -163,29 +131,16 @@ def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
             found.append(StateVerdict(uid=uid, state=state, verdict="dropped", reason="it holds no rows"))
         else:
             reason = f"the snapshot holds {rows} rows of state {state!r} of {uid!r}, which no longer declares it"
-            way = f"declare it again ({near(state, operator.states)}), or {_ALLOW.format(f'{uid}/{state}')}"
+            way = f"declare it again ({near(state, operator.states)}), or {ALLOW.format(f'{uid}/{state}')}"
             found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
     return found
-
-
-def _kept_unkeyed(operator: OperatorSpec, state: str, *, has_items: bool) -> StateVerdict:
-    """Judge a state that is not keyed: whether an operator of this kind would take it up."""
-    uid = operator.uid
-    if state in _OPERATOR_STATE.get(operator.kind, ()):
-        return StateVerdict(uid=uid, state=state, verdict="same")
-    if not has_items or state in _NO_LOSS:
-        return StateVerdict(uid=uid, state=state, verdict="dropped", reason="it holds no rows")
-    reason = (
-        f"the snapshot holds state {state!r} of {uid!r}, which is now {operator.kind} and takes none of that name up"
-    )
-    way = f"give the operator a new uid, or {_ALLOW.format(f'{uid}/{state}')}"
-    return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
 
 
 def _new(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
     """Name what begins empty."""
     states = [state for state in operator.states if state not in left.keyed]
-    if not operator.states and not left.keyed and not left.operator:
+    states += begun(operator, left.operator)
+    if not (operator.states or operator.operator_states or left.keyed or left.operator):
         states = [""]
     reason = "it reads from its own start" if operator.kind == "source" else "it begins empty"
     return [StateVerdict(uid=operator.uid, state=state, verdict="new", reason=reason) for state in states]

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import pyarrow as pa
 
 from penstock.core.errors import StateMismatchError, UsageError
+from penstock.core.evolution import NAME, fits_by_name, shown_by_name
+from penstock.core.schema import schema_from_text
 from penstock.graph.validate import near
 from penstock.operators.process_collections import ObjectCodec
 from penstock.state.row_columns import plain_values
@@ -27,7 +29,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 #: Name of the operator state that holds all broadcast states of an operator.
 BROADCAST = "broadcast"
-_NAME = b"name"
 
 
 class BroadcastState(Generic[K, V]):
@@ -128,7 +129,7 @@ class BoundBroadcast:
         self._values = ObjectCodec(declared.values, types.values, declared.where)
         self._where, self._width = declared.where, len(declared.keys)
         #: Columns in a snapshot; their metadata says what the fields are called.
-        self._schema = pa.schema([*_columns("key", declared.keys), *_columns("value", declared.values)])
+        self._schema = _saved_schema(declared.keys, declared.values)
 
     def begin(self, slots: I32) -> None:
         """The next calls are for rows of keys, whatever keys these are."""
@@ -159,9 +160,9 @@ class BoundBroadcast:
         if not item["rows"]:
             return
         reader = pa.ipc.open_stream(base64.b64decode(item["rows"]))
-        if not _fits(reader.schema, self._schema):
-            msg = f"{self._where}: broadcast state was saved with ({_shown(reader.schema)}), the job keeps "
-            msg += f"({_shown(self._schema)})"
+        if not fits_by_name(reader.schema, self._schema):
+            msg = f"{self._where}: broadcast state was saved with ({shown_by_name(reader.schema)}), the job keeps "
+            msg += f"({shown_by_name(self._schema)})"
             raise StateMismatchError(msg, hint="keep the fields of its keys and values, or give the operator a new uid")
         for rows in reader:
             columns = [plain_values(column) for column in rows.columns]
@@ -182,20 +183,14 @@ def require_declared(saved: dict[str, dict[str, str]], bound: Sequence[object], 
             raise StateMismatchError(msg, hint=f"declare it ({near(name, names)}), or give the operator a new uid")
 
 
+def broadcast_schema(keys: str, values: pa.Schema) -> pa.Schema:
+    """Return the columns of a broadcast state in a snapshot; `keys` is the schema of its keys as text."""
+    return _saved_schema(schema_from_text(keys), values)
+
+
+def _saved_schema(keys: pa.Schema, values: pa.Schema) -> pa.Schema:
+    return pa.schema([*_columns("key", keys), *_columns("value", values)])
+
+
 def _columns(prefix: str, fields: pa.Schema) -> list[pa.Field]:
-    return [pa.field(f"{prefix}_{i}", f.type, True, {_NAME: f.name.encode()}) for i, f in enumerate(fields)]
-
-
-def _name(field: pa.Field) -> str:
-    found: bytes = (field.metadata or {}).get(_NAME, b"")
-    return found.decode()
-
-
-def _fits(saved: pa.Schema, wanted: pa.Schema) -> bool:
-    """Whether columns are the same; what was saved without the fields' names is compared by types."""
-    same = saved.names == wanted.names and saved.types == wanted.types
-    return same and all(_name(old) in ("", _name(new)) for old, new in zip(saved, wanted, strict=True))
-
-
-def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{_name(field) or field.name} {field.type}" for field in schema)
+    return [pa.field(f"{prefix}_{i}", f.type, True, {NAME: f.name.encode()}) for i, f in enumerate(fields)]

@@ -222,11 +222,7 @@ class ProcessContext:
 
     def side(self, tag: str, row: Any) -> None:
         """Emit a row to a side output declared in `.process(..., side_outputs={tag: Row})`."""
-        rows = self.side_rows.get(tag)
-        if rows is None:
-            msg = f"there is no side output {tag!r}"
-            raise UsageError(msg, hint=f"declare it: .process(..., side_outputs={{{tag!r}: Row}})")
-        rows.append((self.output_time(), row))
+        side_rows_of(self.side_rows, tag).append((self.output_time(), row))
 
     def output_time(self) -> int:
         """Return the event time of what is emitted now: the row's or timer's; never late for processing-time timers."""
@@ -234,6 +230,43 @@ class ProcessContext:
         if self.time_domain != "processing" or self.watermark == MIN_TIMESTAMP:
             return time
         return min(self.watermark + 1, MAX_TIMESTAMP)
+
+
+class RowContext:
+    """What a function without keys knows besides the row and its state."""
+
+    __slots__ = ("_side_rows", "clock", "timestamp", "watermark")
+
+    def __init__(self, clock: Clock, side_rows: dict[str, list[Any]]) -> None:
+        """Made by the operator."""
+        self.clock = clock
+        self._side_rows = side_rows
+        #: Event time of the row in microseconds since the epoch; None without event time.
+        self.timestamp: int | None = None
+        #: The current watermark in microseconds since the epoch: no row up to it will come, save late ones.
+        self.watermark: int = MIN_TIMESTAMP
+
+    @property
+    def processing_time(self) -> int:
+        """The machine's clock in microseconds since the epoch."""
+        return self.clock.now_ms() * 1000
+
+    def side(self, tag: str, row: Any) -> None:
+        """Emit a row to a side output declared in `.process(..., side_outputs={tag: Row})`."""
+        side_rows_of(self._side_rows, tag).append((self.timestamp, row))
+
+
+def side_rows_of(sides: dict[str, list[Any]], tag: str) -> list[Any]:
+    """Return the rows of a side output.
+
+    Raises:
+        UsageError: there is none of that tag.
+    """
+    rows = sides.get(tag)
+    if rows is None:
+        msg = f"there is no side output {tag!r}"
+        raise UsageError(msg, hint=f"declare it: .process(..., side_outputs={{{tag!r}: Row}})")
+    return rows
 
 
 class OpenContext:
@@ -246,6 +279,28 @@ class OpenContext:
         self.job_name = job_name
         self.subtask = subtask
         self.parallelism = parallelism
+
+
+class ProcessFunction:
+    """Base of functions that see the rows of a stream without keys, with state of their subtask.
+
+    `process` is called for every row and yields (or returns) rows; the output type is its return annotation, such as
+    `Iterator[Out]`. States are `ps.operator_list_state()` and `ps.union_state()`; they hold what was saved when `open`
+    is called. There are no timers.
+    """
+
+    def open(self, ctx: OpenContext) -> None:
+        """Called once in every subtask before the first row."""
+
+    def process(self, row: Any, ctx: Any) -> Any:
+        """Take one row, yield any number."""
+        raise NotImplementedError
+
+    def snapshot_state(self) -> None:
+        """A checkpoint is taken: bring the states up to date with what the function keeps elsewhere."""
+
+    def close(self) -> None:
+        """Called once at the end, also after a failure."""
 
 
 class KeyedProcessFunction:

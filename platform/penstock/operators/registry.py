@@ -21,6 +21,7 @@ OPERATORS = {
     "flat_map": "penstock.operators.functions:FlatMapOperator",
     "filter_rows": "penstock.operators.functions:FilterRowsOperator",
     "map_batches": "penstock.operators.functions:MapBatchesOperator",
+    "plain_process": "penstock.operators.plain_process:PlainProcessOperator",
     "process": "penstock.operators.process:KeyedProcessOperator",
     "co_process": "penstock.operators.process:KeyedProcessOperator",
     "broadcast_process": "penstock.operators.process:KeyedProcessOperator",

@@ -28,7 +28,17 @@ _FEWER_HELP, _MORE_HELP, _MORE = 0.75, 0.5, 4
 #: Pieces until the other size is tried again where it did not help.
 _CONTENT = 256
 _ROW_KINDS = frozenset(
-    {"map", "flat_map", "filter_rows", "map_async", "process", "co_process", "broadcast_process", "window_rows"}
+    {
+        "map",
+        "flat_map",
+        "filter_rows",
+        "map_async",
+        "plain_process",
+        "process",
+        "co_process",
+        "broadcast_process",
+        "window_rows",
+    }
 )
 _BEFORE = frozenset({"source", "project"})
 

@@ -40,7 +40,7 @@ def of_window(*states):
     return tuple(SubtaskSnapshot(vertex_id="v", subtask=i, keyed=(s,)) for i, s in enumerate(states))
 
 
-def listed(mode, *items, uid="a", name="s"):
+def listed(mode, *items, uid="a", name="watermark"):
     return tuple(
         SubtaskSnapshot(
             vertex_id="v", subtask=i, operator=(OperatorStateSnapshot(uid=uid, name=name, mode=mode, items=part),)

@@ -1,0 +1,136 @@
+"""State that is not by key: whether an operator takes it up, and whether its columns fit.
+
+Pure; used by `graph.state_check` for verdicts, and by `graph.restore_plan`, which hands nothing to an operator that
+would not look at it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from penstock.core.errors import StateMismatchError
+from penstock.core.evolution import MODE, evolve, fits_by_name, shown_by_name
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.redistribute import TASK_STATE_PREFIX
+from penstock.graph.validate import near
+from penstock.graph.verdicts import ALLOW, StateVerdict
+
+_WINDOWS = ("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate")
+_JOINS = ("interval_join", "window_join", "temporal_join")
+_BROADCAST = "broadcast"
+#: kind -> names of the state it takes up that is not keyed; a function without keys has its own names.
+_TAKEN_UP: dict[str, tuple[str, ...]] = {
+    "source": ("splits", "watermark"),
+    "map_async": ("in-flight",),
+    "broadcast_process": (_BROADCAST,),
+    "window_top": ("top",),
+    **dict.fromkeys((*_WINDOWS, *_JOINS), ("watermark",)),
+}
+_USERS = "plain_process"
+#: What no row is lost with: a watermark comes again.
+_NO_LOSS = frozenset({"watermark"})
+_SHAPES = {"list": "list by subtask", "union": "union"}
+
+
+def kept_for(
+    operator: OperatorSpec, states: Sequence[tuple[int, OperatorStateSnapshot]], allowed: Collection[str]
+) -> list[tuple[int, OperatorStateSnapshot]]:
+    """Return the states of a snapshot that an operator takes up; `allowed` names what may be left behind.
+
+    Raises:
+        StateMismatchError: one holds something, and the operator would not look at it.
+    """
+    kept = []
+    for subtask, state in states:
+        if state.name.startswith(TASK_STATE_PREFIX) or _takes_up(operator, state.name):
+            kept.append((subtask, state))
+        elif _holds([state]) and operator.uid not in allowed and f"{operator.uid}/{state.name}" not in allowed:
+            found = _not_taken_up(operator, state.name)
+            raise StateMismatchError(found.reason, hint=found.way_out)
+    return kept
+
+
+def judged(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> list[StateVerdict]:
+    """Return what becomes of one state of a snapshot; of broadcast state, of each map of it."""
+    if not _takes_up(operator, name):
+        if _holds(parts):
+            return [_not_taken_up(operator, name)]
+        return [StateVerdict(uid=operator.uid, state=name, verdict="dropped", reason="it holds no rows")]
+    if operator.kind == _USERS:
+        return [_evolved(operator, name, parts)]
+    if name == _BROADCAST and operator.operator_states:
+        return [_broadcast(operator, item) for part in parts for item in part.items]
+    return [StateVerdict(uid=operator.uid, state=name, verdict="same")]
+
+
+def begun(operator: OperatorSpec, held: Mapping[str, Sequence[OperatorStateSnapshot]]) -> list[str]:
+    """Return the user's states that are not by key and not among those `held` (by name) in the snapshot."""
+    if not operator.operator_states:
+        return []
+    known = [*held, *(item["state"] for part in held.get(_BROADCAST, ()) for item in part.items)]
+    return [name for name in operator.operator_states if name not in known]
+
+
+def _takes_up(operator: OperatorSpec, name: str) -> bool:
+    return name in (operator.operator_states if operator.kind == _USERS else _TAKEN_UP.get(operator.kind, ()))
+
+
+def _holds(parts: Sequence[OperatorStateSnapshot]) -> bool:
+    return any(part.items and part.name not in _NO_LOSS for part in parts)
+
+
+def _not_taken_up(operator: OperatorSpec, name: str) -> StateVerdict:
+    uid, way = operator.uid, ALLOW.format(f"{operator.uid}/{name}")
+    if operator.kind == _USERS:
+        reason = f"the snapshot holds operator state {name!r} of {uid!r}, which no longer declares it"
+        way = f"declare it again ({near(name, operator.operator_states)}), or {way}"
+    else:
+        reason = f"the snapshot holds state {name!r} of {uid!r}, which is now {operator.kind}"
+        reason, way = f"{reason} and takes none of that name up", f"give the operator a new uid, or {way}"
+    return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+
+
+def _evolved(operator: OperatorSpec, name: str, parts: Sequence[OperatorStateSnapshot]) -> StateVerdict:
+    from penstock.core.schema import schema_from_text  # loads Pydantic, which the JobManager seldom needs
+
+    uid, wanted, changes = operator.uid, schema_from_text(operator.operator_states[name]), list[str]()
+    mode = (wanted.metadata or {}).get(MODE, b"").decode()
+    for saved in {(part.schema, part.mode) for part in parts if part.items}:
+        if saved[1] != mode:
+            reason = f"state {name!r} of {uid!r} was a {_SHAPES.get(saved[1], saved[1])} and is a {_SHAPES[mode]}"
+            way = "declare it as it was, or give it another name"
+            return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+        try:
+            changes += evolve(schema_from_text(saved[0]), wanted).changes
+        except StateMismatchError as error:
+            reason, way = f"state {name!r} of {uid!r}: {error.message}", error.hint or "give the operator a new uid"
+            return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+    return StateVerdict(uid=uid, state=name, verdict="migrates" if changes else "same", reason="; ".join(changes))
+
+
+def _broadcast(operator: OperatorSpec, item: dict[str, Any]) -> StateVerdict:
+    """Judge one map of a broadcast state."""
+    import pyarrow as pa
+
+    from penstock.core.schema import schema_from_text
+
+    uid, name, declared = operator.uid, item["state"], operator.operator_states
+    if not item["rows"]:
+        verdict, reason = ("same", "") if name in declared else ("dropped", "it holds no rows")
+        return StateVerdict(uid=uid, state=name, verdict=verdict, reason=reason)  # type: ignore[arg-type]
+    way = "or give the operator a new uid"
+    if name not in declared:
+        reason = f"the snapshot holds broadcast state {name!r} of {uid!r}, which the function does not declare"
+        way = f"declare it ({near(name, declared)}), {way}"
+        return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)
+    saved = pa.ipc.open_stream(base64.b64decode(item["rows"])).schema
+    wanted = schema_from_text(declared[name])
+    if fits_by_name(saved, wanted):
+        return StateVerdict(uid=uid, state=name, verdict="same")
+    reason = f"broadcast state {name!r} of {uid!r} was saved with ({shown_by_name(saved)})"
+    reason = f"{reason}, the job keeps ({shown_by_name(wanted)})"
+    way = f"keep the fields of its keys and values, {way}"
+    return StateVerdict(uid=uid, state=name, verdict="blocked", reason=reason, way_out=way)

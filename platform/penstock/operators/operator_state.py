@@ -1,0 +1,182 @@
+"""Operator state of a function without keys: lists of elements by subtask, handed out anew when the job is rescaled.
+
+An `OperatorListState` is dealt out round robin, of a `UnionState` every subtask gets all elements of all. Kept as
+Python objects in memory; in a snapshot one operator state by name, an item an element, with the columns as its schema.
+Declared on a `ps.ProcessFunction`, bound by `penstock.operators.plain_process`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+
+import pyarrow as pa
+
+from penstock.core.errors import StateMismatchError
+from penstock.core.evolution import MODE, Evolution, conform, evolve, value_columns
+from penstock.core.schema import schema_from_text, schema_to_text
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.graph.validate import near
+from penstock.operators.process_values import ValueCodec
+from penstock.operators.state_items import from_items, to_items
+from penstock.state.row_columns import plain_values
+from penstock.state.row_spec import RowSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+T = TypeVar("T")
+#: What a declaration is called in the operator's config -> how a rescale hands its elements out.
+MODES = {"operator_list": "list", "union": "union"}
+
+
+class OperatorListState(Generic[T]):
+    """Elements of this subtask, in order; at a restart with another parallelism dealt out anew, each to one subtask."""
+
+    __slots__ = ("elements", "name", "renamed")
+
+    #: As of every state; this one has no time-to-live.
+    ttl: ClassVar[None] = None
+
+    def __init__(self) -> None:
+        """A declaration; what the function is given is a copy of its own."""
+        self.name = ""
+        self.elements: list[T] = []
+        self.renamed: dict[str, str] = {}
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def get(self) -> list[T]:
+        """Return this subtask's elements, as a list of their own."""
+        return list(self.elements)
+
+    def add(self, element: T) -> None:
+        """Append an element."""
+        self.elements.append(element)
+
+    def extend(self, elements: Iterable[T]) -> None:
+        """Append elements."""
+        self.elements.extend(elements)
+
+    def set(self, elements: Iterable[T]) -> None:
+        """Put these in place of all elements."""
+        self.elements = list(elements)
+
+    def clear(self) -> None:
+        """Remove all elements."""
+        self.elements = []
+
+    def __len__(self) -> int:
+        """How many elements this subtask has."""
+        return len(self.elements)
+
+    def __iter__(self) -> Iterator[T]:
+        """Iterate over this subtask's elements; do not change the state meanwhile."""
+        return iter(self.elements)
+
+
+class UnionState(OperatorListState[T]):
+    """As an `OperatorListState`, but at a restart every subtask is shown what all of them had saved, in `restored`.
+
+    Its own elements begin empty then: the function takes over in `open` what concerns it.
+    """
+
+    __slots__ = ("restored",)
+
+    def __init__(self) -> None:
+        """A declaration."""
+        super().__init__()
+        self.restored: tuple[T, ...] = ()
+
+
+def operator_list_state(*, renamed: dict[str, str] | None = None) -> OperatorListState[Any]:
+    """Declare a list by subtask: `open_files: ps.OperatorListState[str] = ps.operator_list_state()`.
+
+    Types of elements, and how their fields may change between versions of a job, are those of `ps.value_state`.
+    """
+    made: OperatorListState[Any] = OperatorListState()
+    made.renamed = dict(renamed or {})
+    return made
+
+
+def union_state(*, renamed: dict[str, str] | None = None) -> UnionState[Any]:
+    """Declare a union: `offsets: ps.UnionState[tuple[str, int]] = ps.union_state()`; types as of a list by subtask."""
+    made: UnionState[Any] = UnionState()
+    made.renamed = dict(renamed or {})
+    return made
+
+
+def saved_schema(values: pa.Schema, kind: str, evolution: Evolution | None = None) -> pa.Schema:
+    """Return the columns of a state's elements in a snapshot, after `evolution` with the field ids they had before."""
+    ids, last, carried = ((), 0, ()) if evolution is None else (evolution.ids, evolution.last_id, evolution.carried)
+    spec = RowSpec(pa.schema([]), tuple(values), evolves=True, ids=ids, last_id=last, carried=carried)
+    columns = value_columns(spec.segment_schema)
+    return columns.with_metadata({**(columns.metadata or {}), MODE: MODES[kind].encode()})
+
+
+class BoundOperatorState:
+    """An operator state of one subtask."""
+
+    def __init__(self, name: str, kind: str, values: pa.Schema, types: Any, where: str) -> None:
+        """`kind` is a key of `MODES`, `types` the row type of its elements; empty: `restore` fills it."""
+        self.handle: OperatorListState[Any] = UnionState() if kind == "union" else OperatorListState()
+        self.handle.name = name
+        self._where, self._mode = f"{where}: state {name!r}", MODES[kind]
+        self._codec = ValueCodec(values, types, self._where)
+        self._values, self._kind = values, kind
+        self._schema = saved_schema(values, kind)
+
+    def saved(self, uid: str) -> OperatorStateSnapshot:
+        """Return the elements as they stand in a snapshot."""
+        elements = self.handle.elements
+        arrays = self._codec.encode(elements) if elements else []
+        return OperatorStateSnapshot(
+            uid=uid,
+            name=self.handle.name,
+            mode=self._mode,
+            items=to_items(arrays, self._schema) if elements else (),
+            schema=schema_to_text(self._schema),
+        )
+
+    def restore(self, parts: Sequence[OperatorStateSnapshot]) -> None:
+        """Take up what `saved` has returned, as the job has handed it out.
+
+        Raises:
+            StateMismatchError: its elements had fields that cannot become those of today.
+        """
+        found: list[Any] = []
+        for part in parts:
+            saved = schema_from_text(part.schema)
+            self._schema = self._evolved(part, saved)
+            rows = conform(from_items(part.items, saved), self._schema)
+            found += self._codec.decode([plain_values(column.combine_chunks()) for column in rows.columns])
+        if isinstance(self.handle, UnionState):
+            self.handle.restored = tuple(found)
+        else:
+            self.handle.elements = found
+
+    def _evolved(self, part: OperatorStateSnapshot, saved: pa.Schema) -> pa.Schema:
+        """Return today's columns with the field ids that the saved ones have."""
+        if part.mode != self._mode:
+            msg = f"{self._where}: it was handed out as {part.mode!r}, and is now {self._mode!r}"
+            raise StateMismatchError(msg, hint="declare it as it was, or give it another name")
+        try:
+            return saved_schema(self._values, self._kind, evolve(saved, saved_schema(self._values, self._kind)))
+        except StateMismatchError as error:
+            msg = f"{self._where}: {error.message}"
+            raise StateMismatchError(msg, hint=error.hint or "give the operator a new uid") from error
+
+
+def restore_all(bound: Sequence[BoundOperatorState], restored: Sequence[OperatorStateSnapshot], where: str) -> None:
+    """Give every state what was saved under its name.
+
+    Raises:
+        StateMismatchError: elements are left over, or were of a state of another kind.
+    """
+    by_name = {state.handle.name: state for state in bound}
+    for part in restored:
+        if part.items and part.name not in by_name:
+            msg = f"{where}: the snapshot holds operator state {part.name!r}, which the function does not declare"
+            raise StateMismatchError(msg, hint=f"declare it ({near(part.name, by_name)}), or give a new uid")
+    for name, state in by_name.items():
+        state.restore([part for part in restored if part.name == name and part.items])

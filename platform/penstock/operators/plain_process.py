@@ -1,0 +1,111 @@
+"""The operator of a `ProcessFunction`: a Python function by row without keys, with operator state and side outputs.
+
+Kind `plain_process`. No timers and no state by key: those are of `operators.process`.
+"""
+
+# ruff: noqa: ARG002 - hooks take what the protocol gives them
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from penstock.core.schema import arrow_schema_of, schema_from_text
+from penstock.operators.columns import ts_of
+from penstock.operators.functions import UserFunctionError, user_error
+from penstock.operators.garbage import collector_paused
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.operator_state import BoundOperatorState, restore_all
+from penstock.operators.process_function import OpenContext, RowContext
+from penstock.operators.process_output import ProcessOutput
+from penstock.operators.rows import RowDecoder
+
+if TYPE_CHECKING:
+    from penstock.core.elements import Barrier, Batch, Watermark
+    from penstock.operators.operator import Collector, OperatorContext
+    from penstock.operators.process_function import ProcessFunction
+
+
+class PlainProcessOperator(Operator):
+    """Runs one `ProcessFunction`."""
+
+    _function: ProcessFunction | None
+
+    def open(self, context: OperatorContext) -> None:
+        """Load the function, give it its restored states, open it."""
+        spec = context.spec
+        self._uid, self._where = spec.uid, f"process {spec.uid or spec.name!r}"
+        self._function = None
+        try:
+            function, row_type, types = pickle.loads(spec.payload)
+        except Exception as error:
+            msg = f"{self._where}: the function cannot be loaded: {error}"
+            raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        self._states = [
+            BoundOperatorState(
+                name, spec.config["kinds"][name]["kind"], schema_from_text(text), types.get(name), self._where
+            )
+            for name, text in spec.config["states"].items()
+        ]
+        restore_all(self._states, context.restored, self._where)
+        for state in self._states:
+            setattr(function, state.handle.name, state.handle)
+        self._decoder = RowDecoder(_wanted(context.input_schemas[0], row_type), row_type)
+        sides = {tag: schema_from_text(text) for tag, text in spec.config["sides"].items()}
+        self._output = ProcessOutput(schema_from_text(spec.output_schema), sides, self._where)
+        self._context = RowContext(context.clock, self._output.sides)
+        try:
+            function.open(OpenContext(context.job_name, context.subtask, context.parallelism))
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        self._function = function
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Call the function for every row."""
+        assert self._function is not None  # noqa: S101 - opened
+        process, context, output = self._function.process, self._context, self._output
+        ts = ts_of(batch.data)
+        times = [None] * batch.num_rows if ts is None else ts.to_numpy().tolist()
+        count = 0
+        with collector_paused():
+            try:
+                for row, context.timestamp in zip(self._decoder.rows(batch.data), times, strict=True):
+                    found = process(row, context)
+                    if found is not None:
+                        output.rows.extend(found)
+                        if len(output.rows) != count:
+                            count = len(output.rows)
+                            output.ends.append(count)
+                            output.times.append(context.timestamp)
+            except Exception as error:
+                raise user_error(self._where, error) from error
+            output.emit(out)
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Let the function see it in its context, and pass it on."""
+        self._context.watermark = max(self._context.watermark, watermark.timestamp)
+        out.watermark(watermark)
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        """Let the function bring its states up to date, then save them."""
+        assert self._function is not None  # noqa: S101 - opened
+        if not self._states:
+            return OperatorSnapshot()
+        try:
+            self._function.snapshot_state()
+        except Exception as error:
+            raise user_error(self._where, error) from error
+        return OperatorSnapshot(operator=tuple(state.saved(self._uid) for state in self._states))
+
+    def close(self) -> None:
+        """Close the function."""
+        function, self._function = getattr(self, "_function", None), None
+        if function is not None:
+            function.close()
+
+
+def _wanted(schema: pa.Schema, row_type: Any) -> pa.Schema:
+    """Return the columns that a row type has: others need not be decoded."""
+    return schema if row_type is None else pa.schema([schema.field(name) for name in arrow_schema_of(row_type).names])
