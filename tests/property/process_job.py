@@ -4,6 +4,7 @@ For tests that compare a function with a plain model: freezes, failed uploads, a
 another parallelism take the models along.
 """
 
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -24,6 +25,51 @@ from penstock.state.budget import MemoryBudget
 from penstock.state.store import KeyedStateRequest, open_keyed_state
 
 KEY_GROUPS = 64
+SETTINGS = JobSettings()
+
+
+class PlainStore:
+    """A cold store: a dict."""
+
+    #: Keys written by all of them.
+    written = 0
+
+    def __init__(self):
+        self.held = {}
+
+    def put(self, keys, values):
+        PlainStore.written += len(keys)
+        self.held.update(zip(keys, values, strict=True))
+
+    def get(self, keys):
+        assert keys == sorted(keys)
+        return [self.held.get(key) for key in keys]
+
+    def delete(self, keys):
+        for key in keys:
+            self.held.pop(key, None)
+
+    def scan(self, low, high, piece=3):
+        found = sorted(key for key in self.held if low <= key < high)
+        for first in range(0, len(found), piece):
+            keys = found[first : first + piece]
+            yield keys, [self.held[key] for key in keys]
+
+    def close(self):
+        self.held.clear()
+
+
+@contextmanager
+def keys_leave(monkeypatch, keys):
+    """Have no more than so many keys in memory, those of one batch aside; some do leave."""
+    before = PlainStore.written
+    monkeypatch.setattr("tests.property.process_job.SETTINGS", JobSettings(state_backend="rocksdb"))
+    monkeypatch.setattr("penstock.state.store.KeyedState._open_store", lambda store, name: PlainStore())
+    monkeypatch.setattr("penstock.state.row_state.RowState.hot_bytes", property(lambda state: state.index.count))
+    monkeypatch.setattr("penstock.state.row_eviction.Recency.full", lambda recency, held: held > keys)
+    monkeypatch.setattr("penstock.state.cold_records._PIECE", 2)
+    yield
+    assert PlainStore.written > before
 
 
 class Sink:
@@ -80,7 +126,7 @@ class ProcessJob:
                 uid="fn",
                 snapshots=tuple(c for s in snapshots if (c := clip_keyed(s, owned)) is not None),
                 hash_range=owned,
-                settings=JobSettings(),
+                settings=SETTINGS,
                 read=self.read,
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.process_job import ProcessJob
+from tests.property.process_job import ProcessJob, keys_leave
 
 import penstock as ps
 from penstock.state.entry_order import last_entries
@@ -219,9 +219,14 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=OPERATIONS)
-def test_any_history_gives_pythons_lists_and_dicts(operations):
+@pytest.fixture
+def leaving(monkeypatch):
+    """Hardly any key stays in memory."""
+    with keys_leave(monkeypatch, 2):
+        yield
+
+
+def run(operations):
     with tempfile.TemporaryDirectory() as folder:
         job = Job(folder)
         for name, *arguments in operations:
@@ -230,6 +235,18 @@ def test_any_history_gives_pythons_lists_and_dicts(operations):
         job.checkpoint()
         job.start(3)
         job.look()
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_pythons_lists_and_dicts(operations):
+    run(operations)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_pythons_lists_and_dicts_where_keys_leave_memory(leaving, operations):
+    run(operations)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 3), st.sampled_from("xy")), max_size=60))

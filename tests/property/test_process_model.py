@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.process_job import ProcessJob, Sink
+from tests.property.process_job import ProcessJob, Sink, keys_leave
 
 import penstock as ps
 from penstock.core.elements import TS_COLUMN, Watermark
@@ -219,9 +219,14 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=OPERATIONS)
-def test_any_history_gives_the_models_rows(operations):
+@pytest.fixture
+def leaving(monkeypatch):
+    """Hardly any key stays in memory."""
+    with keys_leave(monkeypatch, 2):
+        yield
+
+
+def run(operations):
     with tempfile.TemporaryDirectory() as folder:
         job = Job(folder)
         for name, *arguments in operations:
@@ -230,6 +235,18 @@ def test_any_history_gives_the_models_rows(operations):
         job.start(3)
         for subtask in range(3):
             job.watermark(subtask, 1000)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_the_models_rows(operations):
+    run(operations)
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_the_models_rows_where_keys_leave_memory(leaving, operations):
+    run(operations)
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=200))

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.process_job import ProcessJob
+from tests.property.process_job import ProcessJob, keys_leave
 
 import penstock as ps
 
@@ -254,6 +254,8 @@ OPERATIONS = st.lists(
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
+    monkeypatch.setattr("penstock.state.row_table.COLD_SWEEP_PART", 2)
+    monkeypatch.setattr("penstock.state.entry_table.COLD_SWEEP_PART", 2)
     monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
     monkeypatch.setattr("penstock.state.entry_table._FIRST_SLOTS", 2)
     monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
@@ -262,9 +264,14 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(operations=OPERATIONS)
-def test_any_history_gives_what_has_not_expired(operations):
+@pytest.fixture
+def leaving(monkeypatch):
+    """Hardly any key stays in memory."""
+    with keys_leave(monkeypatch, 1):
+        yield
+
+
+def run(operations):
     with tempfile.TemporaryDirectory() as folder:
         job = Job(folder)
         for name, *arguments in operations:
@@ -276,3 +283,15 @@ def test_any_history_gives_what_has_not_expired(operations):
         job.step(1_000_000)
         job.look()
         assert all(not model.items_1.held and not model.counts_0.held for model in job.models.values())
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_what_has_not_expired(operations):
+    run(operations)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_what_has_not_expired_where_keys_leave_memory(leaving, operations):
+    run(operations)

@@ -111,7 +111,7 @@ class KeyedProcessOperator(Operator):
     def _bind(self, context: OperatorContext, function: Any, types: dict[str, Any]) -> None:
         config = context.spec.config
         schema = without_ts(context.input_schemas[0])
-        self._state = self._store.row_state(pa.schema([schema.field(name) for name in config["key"]]))
+        self._state = self._store.row_state(pa.schema([schema.field(name) for name in config["key"]]), leaves=True)
         self._current = Current()
         self._ttl_clock = TtlClock(context.clock)
         home = Home(self._state, self._current, self._ttl_clock, self._where)

@@ -61,7 +61,7 @@ class KeyWindows:
 
 
 class _RowCodec:
-    """Rows as elements; see `state.entry_table.EntryCodec`."""
+    """Rows as elements; see `state.entry_codec.EntryCodec`."""
 
     def __init__(self, schema: pa.Schema, row_type: type | None) -> None:
         rows = without_ts(schema)

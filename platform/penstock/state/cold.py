@@ -46,8 +46,8 @@ class ColdStore(Protocol):
     def delete_range(self, low: bytes, high: bytes) -> None:
         """Remove all keys from `low` up to, without, `high`."""
 
-    def scan(self, low: bytes, high: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield keys from `low` up to, without, `high` in order, in pieces."""
+    def scan(self, low: bytes, high: bytes, piece: int = ...) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield keys from `low` up to, without, `high` in order, in pieces of so many."""
 
     def close(self) -> None:
         """Close and remove the files."""

@@ -80,6 +80,16 @@ class EntryStamps:
         stamps: dict[Any, int] = self._held.setdefault(slot, {})
         return stamps
 
+    def put(self, slot: int, stamps: Any) -> None:
+        """These are the times of a slot, which had none: a list, or a dict by map key or index."""
+        if isinstance(stamps, dict):
+            stamps = dict(sorted(stamps.items(), key=lambda entry: entry[1]))
+        self._held[slot] = stamps
+
+    def take(self, slot: int) -> Any:
+        """Return the times of a slot that leaves, as they are kept."""
+        return self._held.pop(slot)
+
     def loaded(self) -> None:
         """All is restored: bring everything in order."""
         for slot in [slot for slot, stamps in self._held.items() if not stamps]:

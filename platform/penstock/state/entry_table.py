@@ -7,8 +7,7 @@ left to encode. Owned by one subtask thread.
 
 from __future__ import annotations
 
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,19 +15,25 @@ import pyarrow as pa
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
 from penstock.state.accumulators import DELETED, KEY_HASH, LAST_ACCESS
+from penstock.state.cold_records import pieces
+from penstock.state.entry_cold import ColdEntries
 from penstock.state.entry_log import EntryLog
 from penstock.state.entry_stamps import EntryStamps
-from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
-from penstock.state.look_up import rows_of
+from penstock.state.look_up import alive_entries, entry_rows
 from penstock.state.row_columns import plain_values
-from penstock.state.row_table import SWEEP_AT_FREEZE
+from penstock.state.row_table import COLD_SWEEP_PART, SWEEP_AT_FREEZE
+from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
+    from penstock.state.cold_records import ColdHome
+    from penstock.state.entry_codec import EntryCodec
+    from penstock.state.key_index import KeyView
     from penstock.state.row_spec import RowSpec
     from penstock.state.row_state import RowState
     from penstock.state.ttl import Ttl
@@ -44,32 +49,6 @@ _MEASURE_BYTES = 16 << 20
 
 #: Of the slots that are looked through for expired values, one in so many is for lists or maps.
 _SWEEP_PART = 8
-
-
-class EntryCodec(Protocol):
-    """From columns to what functions see, and what that takes in memory."""
-
-    def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
-        """Return map keys (of a list: indices) of their columns."""
-
-    def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
-        """Return the entry columns of map keys or indices."""
-
-    def decode_values(self, columns: list[list[Any]]) -> list[Any]:
-        """Return values of their columns."""
-
-    def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
-        """Return the value columns of values."""
-
-    @property
-    def object_bytes(self) -> int:
-        """Bytes of a key and its value as objects, without what strings hold."""
-
-    def text_bytes(self, columns: Sequence[pa.Array]) -> int:
-        """Return the bytes that the strings of entry and value columns take as objects; 0 for types without any."""
-
-    def measured(self, container: Any) -> int:
-        """Return the bytes that the strings of a list or dict take."""
 
 
 class EntryTable:
@@ -97,13 +76,16 @@ class EntryTable:
         self._codec = codec
         source.memory = self
         self._log = EntryLog(spec, source.log)
+        self._cold = None if state.cold is None else ColdEntries(state.cold, spec, codec, lists=lists)
+        #: Until all is restored, a list is a dict by index.
+        self._loading = True
         self._held: list[Any] = [None] * _FIRST_SLOTS
         self._lengths: I32 = np.zeros(_FIRST_SLOTS, np.int32)
         #: Of a list: the index behind its last element; it starts again only when nothing of it is left anywhere.
         self._ends: I64 = np.zeros(_FIRST_SLOTS if lists else 0, np.int64)
         self._containers = self._entries = self._text = 0
         self._measure_at = _MEASURE_BYTES
-        self._waiting: list[FrozenSegment] = []
+        self._waiting = WaitingSegments(source)
 
     # --- entries ----------------------------------------------------------------------------------------------------
 
@@ -125,26 +107,14 @@ class EntryTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the elements or entries of one key that are alive, the first `most`; see `state.store.StateTable`."""
-        slots = self._state.index.find(keys, hashes)
-        container = self.containers_now(slots)
-        expired = self.stamps.expired(int(slots[0])) if self.stamps is not None and container else []
-        if self.lists:
-            first = int(self._ends[slots[0]]) - len(container) if container else 0
-            found = list(islice(enumerate(container, first), len(expired), len(expired) + most))
-        else:
-            dead = set(expired)
-            found = list(islice(((key, value) for key, value in container.items() if key not in dead), most))
-        columns = [name for name, _ in found], [value for _, value in found]
-        arrays = [*self._codec.encode_keys(columns[0]), *self._codec.encode_values(columns[1])] if found else []
-        names = [field.name for field in self.spec.entries] + list(self.spec.value_names)
-        key = [array.take(pa.array([0] * len(found))) for array in self._state.keys(slots)] if found else []
-        given = dict(zip([*self.spec.key_schema.names, *names], [*key, *arrays], strict=False))
-        return rows_of(self.spec.segment_schema, given, len(found))
-
-    def containers_now(self, slots: I32) -> Any:
-        """Return the list or dict of a slot as it is, an empty one where there is none."""
-        held = self._held[int(slots[0])] if len(slots) and slots[0] < len(self._held) else None
-        return held or ([] if self.lists else {})
+        slots = self._state.find(keys, hashes)
+        container = self._held[int(slots[0])] if len(slots) and slots[0] < len(self._held) else None
+        if not container:
+            return self.spec.segment_schema.empty_table()
+        expired = [] if self.stamps is None else self.stamps.expired(int(slots[0]))
+        first = int(self._ends[slots[0]]) - len(container) if self.lists else 0
+        found = alive_entries(container, first, expired, most)
+        return entry_rows(self.spec, self._codec, self._state.keys(slots), found)
 
     def counts(self) -> KeyCounts:
         """Return how many elements or entries every key has."""
@@ -220,6 +190,8 @@ class EntryTable:
         first = self._swept if self._swept < count else 0
         self._swept = min(first + max(1, limit // _SWEEP_PART), count)
         self.remove_expired((np.flatnonzero(self._lengths[first : self._swept]) + first).astype(np.int32))
+        if self._cold is not None:
+            self._cold.sweep(1 + limit // COLD_SWEEP_PART, self.stamps.ttl.deadline)
 
     def set_ends(self, slots: I32, ends: I64) -> None:
         """The next elements of these lists have these indices."""
@@ -230,13 +202,8 @@ class EntryTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table as it is, with a part of what has expired cleaned up."""
         self.sweep(SWEEP_AT_FREEZE)
-        rows = self._log.freeze(self._state.index.view())
-        log = self.source.log
-        if rows is not None:
-            position = log.next_position()
-            log.append(position)
-            self._waiting.append(FrozenSegment(self.source.spec, position, rows))
-        return FrozenTable(self.source, log.view(), tuple(self._undurable()))
+        self._freeze_changes(None)
+        return self._waiting.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
         """Nothing has to be copied: changes are never overwritten."""
@@ -269,6 +236,7 @@ class EntryTable:
         times = None if self.stamps is None else self._times(batch)
         self._apply(slots, names, values, deleted, times)
         self._text += self._codec.text_bytes([*entries, *found])
+        self._state.settle_load()
 
     def _times(self, batch: pa.RecordBatch) -> list[int]:
         """Return the times of last access; deletions have none."""
@@ -311,6 +279,7 @@ class EntryTable:
 
     def loaded(self) -> None:
         """All is restored: lists become lists."""
+        self._loading = False
         if self.lists:
             for slot in np.flatnonzero(self._lengths).tolist():
                 by_index = self._held[slot]
@@ -324,7 +293,7 @@ class EntryTable:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the objects and changes in memory and of those waiting for an upload."""
-        return self.hot_bytes + sum(s.memory_bytes for s in self._undurable())
+        return self.hot_bytes + self._waiting.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
@@ -337,11 +306,50 @@ class EntryTable:
 
     def close(self) -> None:
         """Forget everything."""
-        self._waiting, self._held = [], []
+        self._waiting.clear()
+        self._held = []
 
-    def _undurable(self) -> list[FrozenSegment]:
-        self._waiting = [s for s in self._waiting if not s.durable]
-        return self._waiting
+    def _freeze_changes(self, home: ColdHome | None) -> None:
+        rows = self._log.freeze(self._state.index.view())
+        if rows is not None:
+            self._waiting.add(rows, home)
+
+    # --- keys that leave memory -------------------------------------------------------------------------------------
+
+    def save_changes(self, home: ColdHome) -> None:
+        """Put what is in no segment yet into one, now."""
+        self._freeze_changes(home)
+
+    def take_out(self, keys: KeyView, slots: I32) -> None:
+        """Move the lists or dicts of slots to the cold store; all changes were saved."""
+        if self._cold is None:
+            return
+        self._fit_slots()
+        for piece in pieces(slots[self._lengths[slots] > 0]):
+            lengths = self._lengths[piece]
+            firsts = self._ends[piece] - lengths if self.lists else lengths
+            held = [self._held[slot] for slot in piece.tolist()]
+            self._cold.put(keys, piece, zip(held, firsts.tolist(), strict=True), self.stamps)
+            self._text -= self._text * int(lengths.sum()) // self._entries
+            self.changed(piece, [()] * len(piece))
+
+    def bring_in(self, keys: KeyView, slots: I32) -> None:
+        """Get the lists or dicts of slots, which have none in memory, from the cold store."""
+        self._fit_slots()
+        warmed, text = ([], 0) if self._cold is None else self._cold.take(keys, slots)
+        if not warmed:
+            return
+        as_lists = self.lists and not self._loading
+        for found in warmed:
+            if self.lists:
+                self._ends[found.slot] = found.names[-1] + 1
+            if self.stamps is not None:
+                self.stamps.put(
+                    found.slot, found.times if as_lists else dict(zip(found.names, found.times, strict=True))
+                )
+        containers = [f.values if as_lists else dict(zip(f.names, f.values, strict=True)) for f in warmed]
+        self.changed(np.array([found.slot for found in warmed], np.int32), containers)
+        self._text += text
 
     # --- room -------------------------------------------------------------------------------------------------------
 

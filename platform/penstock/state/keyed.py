@@ -90,8 +90,8 @@ class KeyedStateStore(Protocol):
     def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
         """Declare (once, in `open`) a table of sessions; restored rows are in it when this returns."""
 
-    def row_state(self, key_schema: pa.Schema) -> RowState:
-        """Declare (once, in `open`) the values and timers of a process function."""
+    def row_state(self, key_schema: pa.Schema, *, leaves: bool = False) -> RowState:
+        """Declare (once, in `open`) the values and timers of a process function; `leaves`: keys may leave memory."""
 
     def check_all_declared(self) -> None:
         """Check that nothing of the snapshot is left undeclared."""

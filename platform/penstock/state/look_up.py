@@ -5,7 +5,8 @@ Used by the tables' `look_up`, which `penstock.task.questions` calls between two
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,12 +17,14 @@ from penstock.state.key_index import KeyIndex
 from penstock.state.panes import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I64
     from penstock.state.cold import ColdPanes
+    from penstock.state.entry_codec import EntryCodec
     from penstock.state.hot import HotPanes
+    from penstock.state.row_spec import RowSpec
 
 #: What a row says that no function has written.
 _PLAIN = {KEY_HASH: 0, NAMESPACE: 0, DELETED: False}
@@ -38,6 +41,30 @@ def rows_of(schema: pa.Schema, given: Mapping[str, pa.Array], rows: int) -> pa.T
         else:
             columns.append(pa.repeat(pa.scalar(_PLAIN.get(field.name), field.type), rows))
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def alive_entries(container: Any, first: int, expired: Sequence[Any], most: int) -> list[tuple[Any, Any]]:
+    """Return the first `most` elements of a list (by index, from `first` on) or entries of a map that have not expired.
+
+    `expired` are map keys, of a list the places at its front.
+    """
+    if isinstance(container, list):
+        return list(islice(enumerate(container, first), len(expired), len(expired) + most))
+    dead = set(expired)
+    return list(islice(((key, value) for key, value in container.items() if key not in dead), most))
+
+
+def entry_rows(spec: RowSpec, codec: EntryCodec, key: list[pa.Array], found: list[tuple[Any, Any]]) -> pa.Table:
+    """Return elements or entries of one key as rows of a segment."""
+    if not found:
+        return spec.segment_schema.empty_table()
+    arrays = [
+        *(array.take(pa.array([0] * len(found))) for array in key),
+        *codec.encode_keys([name for name, _ in found]),
+        *codec.encode_values([value for _, value in found]),
+    ]
+    names = [*spec.key_schema.names, *(field.name for field in spec.entries), *spec.value_names]
+    return rows_of(spec.segment_schema, dict(zip(names, arrays, strict=True)), len(found))
 
 
 def pane_rows(table: tuple[HotPanes, ColdPanes | None], keys: KeyColumns, hashes: I64, most: int) -> pa.Table:

@@ -20,6 +20,15 @@ _BLOOM_BITS = 10
 _shared: tuple[Any, Any] | None = None
 
 
+def require() -> None:
+    """Check that a store could be opened.
+
+    Raises:
+        UsageError: rocksdict is not installed.
+    """
+    _library()
+
+
 def _library() -> Any:
     try:
         import rocksdict
@@ -90,8 +99,8 @@ class RocksStore:
         """Remove all keys from `low` up to, without, `high`."""
         self._db.delete_range(low, high)
 
-    def scan(self, low: bytes, high: bytes) -> Iterator[tuple[list[bytes], list[bytes]]]:
-        """Yield keys from `low` up to, without, `high` in order, in pieces."""
+    def scan(self, low: bytes, high: bytes, piece: int = _PIECE) -> Iterator[tuple[list[bytes], list[bytes]]]:
+        """Yield keys from `low` up to, without, `high` in order, in pieces of so many."""
         keys: list[bytes] = []
         values: list[bytes] = []
         for key, value in self._db.items(from_key=low):
@@ -99,7 +108,7 @@ class RocksStore:
                 break
             keys.append(key)
             values.append(value)
-            if len(keys) == _PIECE:
+            if len(keys) == piece:
                 yield keys, values
                 keys, values = [], []
         if keys:

@@ -1,13 +1,15 @@
 """`RowState`: all state of one process function; its values, lists, maps and timers share one index of keys.
 
 The operator finds the slots of a batch's keys once (`upsert`, `distinct`), then reads and writes every state by slot.
-When memory is counted (`settle`), keys that have nothing left are dropped. Owned by one thread.
+When memory is counted (`settle`), keys that have nothing left are dropped. Where there is a cold store, keys that were
+not touched for long leave for it, with all that they have, when memory is full, and come back before anybody sees their
+slots: the keys of a batch that are new to the index are looked up there at once. Owned by one thread.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
@@ -16,6 +18,7 @@ from penstock.kernels.columns import key_column
 from penstock.kernels.rows import number_slots
 from penstock.state.entry_table import EntryTable
 from penstock.state.key_index import KeyIndex
+from penstock.state.row_eviction import Recency
 from penstock.state.row_spec import TIMERS, RowSpec
 from penstock.state.row_table import RowTable
 from penstock.state.timed_rows import TimedRows, TimedSpec
@@ -27,8 +30,10 @@ if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.budget import MemoryBudget
-    from penstock.state.entry_table import EntryCodec
+    from penstock.state.cold_records import ColdHome
+    from penstock.state.entry_codec import EntryCodec
     from penstock.state.frozen import FrozenSource, StateSpec
+    from penstock.state.key_index import KeyView
     from penstock.state.ttl import Ttl
 
 #: Fewer keys than this are never looked through for dead ones.
@@ -52,16 +57,41 @@ class _SlotTable(Protocol):
     def renumber(self, numbers: I32) -> None: ...
 
 
+@runtime_checkable
+class ColdTable(Protocol):
+    """What it asks besides, if keys may leave memory: of every table of the operator."""
+
+    def save_changes(self, home: ColdHome) -> None:
+        """Put what has changed since the last freeze into a segment: no slot may be named outside the table's rows."""
+
+    def take_out(self, keys: KeyView, slots: I32) -> None:
+        """Move all that these slots have to the cold store; they come in order of their hashes."""
+
+    def bring_in(self, keys: KeyView, slots: I32) -> None:
+        """Get what these slots have, which were made just now, from the cold store."""
+
+
 class RowState:
     """Keys, state and timers of one operator of one subtask."""
 
-    def __init__(self, key_schema: pa.Schema, holder: str, budget: MemoryBudget, declare: Declare) -> None:
-        """No state is declared yet; `holder` names it to the budget."""
+    def __init__(
+        self,
+        key_schema: pa.Schema,
+        holder: str,
+        budget: MemoryBudget,
+        declare: Declare,
+        cold: ColdHome | None = None,
+    ) -> None:
+        """No state is declared yet; `holder` names it to the budget; without `cold` all keys stay in memory."""
+        self.cold = cold
+        self._recency = Recency(budget, holder)
         self.index = KeyIndex(key_schema)
         self._holder = holder
         self._budget = budget
         self._declare = declare
         self._tables: list[_SlotTable] = []
+        #: The same tables where keys may leave, none where they may not.
+        self._cold_tables: list[ColdTable] = []
         self._expiring: list[RowTable | EntryTable] = []
         self._numbers: I32 = np.zeros(0, np.int32)
         self._check_dead_at = _DEAD_KEYS
@@ -75,7 +105,7 @@ class RowState:
         def make(source: FrozenSource) -> RowTable:
             # with the field ids of the snapshot it is restored from
             table = RowTable(source, source.spec if isinstance(source.spec, RowSpec) else spec, self, ttl)
-            self._tables.append(table)
+            self._enter(table)
             return table
 
         made: RowTable = self._declare(name, spec, make)
@@ -100,7 +130,7 @@ class RowState:
 
         def make(source: FrozenSource) -> EntryTable:
             table = EntryTable(source, spec, self, codec, ttl, lists=lists)
-            self._tables.append(table)
+            self._enter(table)
             return table
 
         made: EntryTable = self._declare(name, spec, make)
@@ -114,7 +144,7 @@ class RowState:
 
         def make(source: FrozenSource) -> TimerTable:
             table = TimerTable(source, spec, self)
-            self._tables.append(table)
+            self._enter(table)
             return table
 
         made: TimerTable = self._declare(TIMERS + name, spec, make)
@@ -126,17 +156,38 @@ class RowState:
 
         def make(source: FrozenSource) -> TimedRows:
             table = TimedRows(source, spec, self)
-            self._tables.append(table)
+            self._enter(table)
             return table
 
         made: TimedRows = self._declare(name, spec, make)
         return made
 
+    def _enter(self, table: _SlotTable) -> None:
+        self._tables.append(table)
+        if self.cold is not None:
+            if not isinstance(table, ColdTable):
+                raise TypeError(f"keys may leave memory, but {type(table).__name__} cannot let them go")
+            self._cold_tables.append(table)
+
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
         """Return the slot of every row, made where the key is new; the array is reused by the next call."""
-        return self.index.upsert(keys, hashes)
+        if self.cold is None:
+            return self.index.upsert(keys, hashes)
+        known = self.index.count
+        slots = self.index.upsert(keys, hashes)
+        self._recency.touch(slots, self.index.count)
+        if self.index.count > known:
+            view, new = self.index.view(), np.arange(known, self.index.count, dtype=np.int32)
+            for table in self._cold_tables:
+                table.bring_in(view, new)
+        return slots
+
+    def find(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of the one key given, nothing where it has none; where keys may leave it comes back."""
+        found = self.index.find(keys, hashes)
+        return found if len(found) or self.cold is None else self.upsert(keys, hashes).copy()
 
     def distinct(self, slots: I32) -> tuple[I32, I32]:
         """Return each row's number among the distinct slots, and these slots, in order of first appearance."""
@@ -144,6 +195,8 @@ class RowState:
             self._numbers = np.zeros(max(self.index.count, 2 * len(self._numbers)), np.int32)
         local, found = np.empty(len(slots), np.int32), np.empty(len(slots), np.int32)
         count = number_slots(slots, self._numbers, local, found)
+        if self.cold is not None:
+            self._recency.touch(found[:count], self.index.count)
         return local, found[:count]
 
     def keys(self, slots: I32) -> list[pa.Array]:
@@ -155,7 +208,8 @@ class RowState:
     @property
     def hot_bytes(self) -> int:
         """Bytes of keys, state and timers in memory."""
-        return self.index.memory_bytes + int(self._numbers.nbytes) + sum(table.hot_bytes for table in self._tables)
+        known = self.index.memory_bytes + int(self._numbers.nbytes) + self._recency.memory_bytes
+        return known + sum(table.hot_bytes for table in self._tables)
 
     def settle(self) -> None:
         """Count memory after a batch; slots may have new numbers when this returns.
@@ -167,19 +221,46 @@ class RowState:
             table.sweep(_SWEEP)
         if self.index.count >= self._check_dead_at:
             self._drop_dead_keys()
-        self._budget.report(self._holder, self.hot_bytes)
-        if self._budget.exceeded:
+        self._make_room()
+        if self._budget.exceeded and self.cold is None:
             budget = self._budget
             raise PenstockError(
                 f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
-                hint="raise managed_memory_bytes or the parallelism; process functions and joins keep their state in "
-                "memory with every state_backend",
+                hint="raise managed_memory_bytes or the parallelism; with state_backend=rocksdb the keys of a process "
+                "function need not all be in memory",
             )
+
+    def settle_load(self) -> None:
+        """Count memory after a part of a restore; slots may have new numbers when this returns."""
+        if self.cold is not None:
+            self._make_room()
 
     def close(self) -> None:
         """Give the memory back."""
         self._budget.report(self._holder, 0)
+
+    def _make_room(self) -> None:
+        """Let keys leave until what is left may stay, and say what that is."""
+        held = self.hot_bytes
+        if self.cold is not None and self.index.count and self._recency.full(held):
+            for table in self._cold_tables:
+                table.save_changes(self.cold)
+            held = self.hot_bytes
+            while self.index.count and self._recency.full(held):
+                self._evict()
+                held = self.hot_bytes
+        self._budget.report(self._holder, held)
+
+    def _evict(self) -> None:
+        """Let the keys leave that were not touched for longest."""
+        count, view = self.index.count, self.index.view()
+        stays = self._recency.staying(count)
+        leaving = np.flatnonzero(~stays).astype(np.int32)
+        leaving = leaving[np.argsort(view.hashes[leaving])]
+        for table in self._cold_tables:
+            table.take_out(view, leaving)
+        self._keep(np.flatnonzero(stays).astype(np.int32))
 
     def _drop_dead_keys(self) -> None:
         """Number the keys anew without those that no table uses, if they are at least half of all."""
@@ -191,17 +272,22 @@ class RowState:
         if 2 * living > count:
             self._check_dead_at = count + max(_DEAD_KEYS, count // 2)
             return
-        view = self.index.view()
-        kept = np.flatnonzero(used).astype(np.int32)
+        self._keep(np.flatnonzero(used).astype(np.int32))
+        self._check_dead_at = 2 * living + _DEAD_KEYS
+
+    def _keep(self, kept: I32) -> None:
+        """Number these keys anew, in the same order; of all others no table has anything in memory."""
+        view, count = self.index.view(), self.index.count
         index = KeyIndex(self.index.schema)
-        for first in range(0, living, _CHUNK):
+        for first in range(0, len(kept), _CHUNK):
             piece = kept[first : first + _CHUNK]
             arrays = view.gather(piece)
             keys = tuple(key_column(array, name) for array, name in zip(arrays, index.schema.names, strict=True))
             index.upsert(keys, view.hashes[piece])
         numbers = np.full(count, -1, np.int32)
-        numbers[kept] = np.arange(living, dtype=np.int32)
+        numbers[kept] = np.arange(len(kept), dtype=np.int32)
         self.index = index
         for table in self._tables:
             table.renumber(numbers)
-        self._check_dead_at = 2 * living + _DEAD_KEYS
+        if self.cold is not None:
+            self._recency.moved(kept)

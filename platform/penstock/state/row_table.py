@@ -16,15 +16,18 @@ import pyarrow as pa
 
 from penstock.kernels.columns import key_columns
 from penstock.state.accumulators import DELETED, KEY_HASH
-from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.cold_records import ColdRecords, pieces
+from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.row_columns import FixedValues, column_of
+from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
+    from penstock.state.cold_records import ColdHome
     from penstock.state.key_index import KeyView
     from penstock.state.row_columns import ValueColumn
     from penstock.state.row_spec import RowSpec
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 _FIRST_ROWS = 4096
 #: Slots that are looked through for expired state at every freeze.
 SWEEP_AT_FREEZE = 262_144
+#: Of the slots that are looked through, in the cold store one for so many.
+COLD_SWEEP_PART = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,8 @@ class FrozenLog:
     first: int
     slots: I32
     deleted: np.ndarray
+    #: Rows that came back from the cold store: they are saved already.
+    clean: np.ndarray
     columns: tuple[ValueColumn, ...]
 
     @property
@@ -53,11 +60,12 @@ class FrozenLog:
         """Bytes the rows hold, once their table has left them behind; until then they are the table's."""
         if self.table_of.holds(self.slots):
             return 0
-        return int(self.slots.nbytes + self.deleted.nbytes) + 8 * len(self.columns) * len(self.slots)
+        return int(self.slots.nbytes + 2 * self.deleted.nbytes) + 8 * len(self.columns) * len(self.slots)
 
     def table(self) -> pa.Table:
         """Return the newest row of every key as columns of a segment, sorted by hash."""
         newest = last_by_slot(self.slots)
+        newest = newest[~self.clean[newest]]
         hashes = self.keys.hashes[self.slots[newest]]
         newest = newest[np.argsort(hashes)]
         slots = self.slots[newest]
@@ -101,6 +109,8 @@ class RowTable:
 
     def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState, ttl: Ttl | None = None) -> None:
         """An empty table; `load` fills it at a restore, `loaded` ends that."""
+        types = [field.type for field in spec.stored]
+        self._cold = None if state.cold is None else ColdRecords(state.cold, types)
         self.source = source
         self.spec = spec
         self.ttl = ttl
@@ -110,12 +120,13 @@ class RowTable:
         self._capacity = _FIRST_ROWS
         self._slots: I32 = np.empty(_FIRST_ROWS, np.int32)
         self._deleted = np.empty(_FIRST_ROWS, np.bool_)
+        self._clean = np.empty(_FIRST_ROWS, np.bool_)
         self._columns: tuple[ValueColumn, ...] = tuple(column_of(f.type, _FIRST_ROWS) for f in spec.stored)
         self._end = 0
         #: Rows from here on are in no segment yet.
         self._dirty_from = 0
         self._where: I32 = np.full(_FIRST_ROWS, -1, np.int32)
-        self._waiting: list[FrozenSegment] = []
+        self._waiting = WaitingSegments(source)
         self._swept = 0
 
     # --- rows -------------------------------------------------------------------------------------------------------
@@ -136,7 +147,7 @@ class RowTable:
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the value of one key, if it has one that is alive; see `state.store.StateTable`."""
         del most
-        slots = self._state.index.find(keys, hashes)
+        slots = self._state.find(keys, hashes)
         rows = self.rows_of(slots)
         kept = (rows >= 0) & ~self.expired(rows)
         slots, rows = slots[kept], rows[kept]
@@ -156,8 +167,9 @@ class RowTable:
             arrays = [*arrays, pa.array(np.full(len(slots), self.ttl.clock.now))]
         self._put(slots, arrays)
 
-    def _put(self, slots: I32, arrays: Sequence[pa.Array]) -> None:
+    def _put(self, slots: I32, arrays: Sequence[pa.Array], *, clean: bool = False) -> None:
         first = self._append(slots, deleted=False)
+        self._clean[first : self._end] = clean
         for column, array in zip(self._columns, arrays, strict=True):
             column.put(first, array)
         self._where[slots] = np.arange(first, self._end, dtype=np.int32)
@@ -192,6 +204,8 @@ class RowTable:
         self._swept = min(first + limit, self._state.index.count)
         slots = np.arange(first, self._swept, dtype=np.int32)
         self.clear(slots[self.expired(self._where[slots])])
+        if self._cold is not None:
+            self._cold.sweep(1 + limit // COLD_SWEEP_PART, self.ttl.deadline)
 
     def loaded(self) -> None:
         """All is restored: what has expired meanwhile goes."""
@@ -202,8 +216,8 @@ class RowTable:
     def freeze(self) -> FrozenTable:
         """Freeze the table as it is, with a part of what has expired cleaned up."""
         self.sweep(SWEEP_AT_FREEZE)
-        self._freeze_dirty()
-        return FrozenTable(self.source, self.source.log.view(), tuple(self._undurable()))
+        self._freeze_dirty(None)
+        return self._waiting.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
         """Nothing has to be copied: rows are never overwritten."""
@@ -228,41 +242,63 @@ class RowTable:
         if len(kept):
             self._put(slots[kept], arrays)
         self._dirty_from = self._end
+        self._state.settle_load()
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the rows in memory and of those waiting for an upload."""
-        return self.hot_bytes + sum(s.memory_bytes for s in self._undurable())
+        return self.hot_bytes + self._waiting.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
         """Bytes of the rows in memory."""
-        return int(self._where.nbytes) + 5 * self._end + sum(column.bytes_of(self._end) for column in self._columns)
+        return int(self._where.nbytes) + 6 * self._end + sum(column.bytes_of(self._end) for column in self._columns)
 
     def close(self) -> None:
         """Forget what waits."""
-        self._waiting = []
+        self._waiting.clear()
 
-    def _undurable(self) -> list[FrozenSegment]:
-        self._waiting = [s for s in self._waiting if not s.durable]
-        return self._waiting
-
-    def _freeze_dirty(self) -> None:
-        if self._dirty_from == self._end:
-            return
-        position = self.source.log.next_position()
-        self.source.log.append(position)
+    def _freeze_dirty(self, home: ColdHome | None) -> None:
         part = slice(self._dirty_from, self._end)
         columns = tuple(copy.copy(column) for column in self._columns)
         rows = FrozenLog(
-            self.spec, self, self._state.index.view(), part.start, self._slots[part], self._deleted[part], columns
+            spec=self.spec,
+            table_of=self,
+            keys=self._state.index.view(),
+            first=part.start,
+            slots=self._slots[part],
+            deleted=self._deleted[part],
+            clean=self._clean[part],
+            columns=columns,
         )
-        self._waiting.append(FrozenSegment(self.source.spec, position, rows))
+        if not rows.clean.all():
+            self._waiting.add(rows, home)
         self._dirty_from = self._end
 
     def holds(self, rows: I32) -> bool:
         """Whether frozen rows still lie in the table's own memory."""
         return rows.base is self._slots
+
+    # --- keys that leave memory -------------------------------------------------------------------------------------
+
+    def save_changes(self, home: ColdHome) -> None:
+        """Put what is in no segment yet into one, now."""
+        self._freeze_dirty(home)
+
+    def take_out(self, keys: KeyView, slots: I32) -> None:
+        """Move the values of slots to the cold store; all changes were saved."""
+        if self._cold is None:
+            return
+        self._fit_slots()
+        for piece in pieces(slots[self._where[slots] >= 0]):
+            self._cold.put(keys, piece, np.ones(len(piece), np.int64), self.arrays(self._where[piece]))
+            self._where[piece] = -1
+
+    def bring_in(self, keys: KeyView, slots: I32) -> None:
+        """Get the values of slots, which have none in memory, from the cold store."""
+        taken = None if self._cold is None else self._cold.take(keys, slots)
+        if taken is not None:
+            self._put(taken.slots, taken.columns, clean=True)
 
     # --- room -------------------------------------------------------------------------------------------------------
 
@@ -298,6 +334,7 @@ class RowTable:
         first, self._end = self._end, self._end + len(slots)
         self._slots[first : self._end] = slots
         self._deleted[first : self._end] = deleted
+        self._clean[first : self._end] = False
         return first
 
     def _leave_old_behind(self, room: int) -> None:
@@ -318,9 +355,10 @@ class RowTable:
         return np.flatnonzero(kept).astype(np.int32)
 
     def _keep(self, rows: I32, capacity: int) -> None:
-        slots, deleted = np.empty(capacity, np.int32), np.empty(capacity, np.bool_)
+        slots, deleted, clean = np.empty(capacity, np.int32), np.empty(capacity, np.bool_), np.empty(capacity, np.bool_)
         slots[: len(rows)], deleted[: len(rows)] = self._slots[rows], self._deleted[rows]
-        self._slots, self._deleted, self._capacity = slots, deleted, capacity
+        clean[: len(rows)] = self._clean[rows]
+        self._slots, self._deleted, self._clean, self._capacity = slots, deleted, clean, capacity
         self._columns = tuple(column.moved(rows, capacity) for column in self._columns)
         self._dirty_from = int(np.searchsorted(rows, self._dirty_from))
         self._end = len(rows)

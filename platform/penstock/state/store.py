@@ -17,6 +17,7 @@ from penstock.core.schema import schema_from_text
 from penstock.kernels.key_types import is_fixed
 from penstock.state.cold import StoreRows
 from penstock.state.cold_file import FileRows
+from penstock.state.cold_records import ColdHome
 from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
 from penstock.state.key_index import plain_key_schema
 from penstock.state.pane_table import PaneTable, PaneTableSpec
@@ -142,7 +143,7 @@ class KeyedState:
         self._request = request
         self._tables: dict[str, StateTable] = {}
         self._rows: RowState | None = None
-        self._cold: list[ColdStore | ColdRows] = []
+        self._cold: list[ColdStore | ColdRows | ColdHome] = []
         self._views: dict[int, list[tuple[SegmentLog, LogView]]] = {}
 
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
@@ -161,16 +162,20 @@ class KeyedState:
         """Declare a table of sessions, always in memory, and restore it. Raises as `pane_table`."""
         return self._declare(name, spec, lambda source: SessionTable(source, spec, self._home(None)))
 
-    def row_state(self, key_schema: pa.Schema) -> RowState:
+    def row_state(self, key_schema: pa.Schema, *, leaves: bool = False) -> RowState:
         """Declare the row path's state: values and timers by one set of keys, which are restored when declared.
+
+        With `leaves` and the rocksdb backend, keys leave memory when it is full.
 
         Raises:
             GraphError: declared twice.
+            UsageError: the backend's library is not installed.
         """
         request = self._request
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        self._rows = RowState(key_schema, f"{request.writer}/{request.uid}", request.budget, self._declare)
+        cold = self._cold_home() if leaves else None
+        self._rows = RowState(key_schema, f"{request.writer}/{request.uid}", request.budget, self._declare, cold)
         return self._rows
 
     @property
@@ -289,14 +294,27 @@ class KeyedState:
         return TableHome(request.budget, cold, request.directory)
 
     def _cold_store(self, name: str) -> ColdStore | None:
-        request = self._request
-        if request.settings.state_backend != "rocksdb":
+        if self._request.settings.state_backend != "rocksdb":
             return None
-        from penstock.state.rocksdb import RocksStore
-
-        store = RocksStore(request.directory / f"cold-{name}", request.settings.managed_memory_bytes // _COLD_SHARE)
+        store = self._open_store(name)
         self._cold.append(store)
         return store
+
+    def _cold_home(self) -> ColdHome | None:
+        if self._request.settings.state_backend != "rocksdb":
+            return None
+        from penstock.state import rocksdb
+
+        rocksdb.require()
+        home = ColdHome(lambda: self._open_store("rows"), self._request.directory)
+        self._cold.append(home)
+        return home
+
+    def _open_store(self, name: str) -> ColdStore:
+        from penstock.state.rocksdb import RocksStore
+
+        request = self._request
+        return RocksStore(request.directory / f"cold-{name}", request.settings.managed_memory_bytes // _COLD_SHARE)
 
     def _restore(self, table: StateTable, segments: list[Segment], tombstones: tuple[Tombstone, ...]) -> None:
         """Load segments oldest first, so that newer rows overwrite older ones; one file in memory at a time."""

@@ -15,15 +15,18 @@ import numpy as np
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
 from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
-from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.cold_timers import ColdTimers
+from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.row_table import segment_table
+from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
+    from penstock.state.cold_records import ColdHome
     from penstock.state.key_index import KeyView
     from penstock.state.row_spec import RowSpec
     from penstock.state.row_state import RowState
@@ -159,7 +162,8 @@ class TimerTable:
         self._reduce_at = _MANY
         #: Of the changes, so many stood before the last firing, which reached that time.
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
-        self._waiting: list[FrozenSegment] = []
+        self._waiting = WaitingSegments(source)
+        self._cold = None if state.cold is None else ColdTimers(state.cold)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
@@ -174,10 +178,10 @@ class TimerTable:
     @property
     def size(self) -> int:
         """How many timers there are at most."""
-        return sum(bucket.words for bucket in self._buckets.values())
+        return sum(bucket.words for bucket in self._buckets.values()) + (0 if self._cold is None else self._cold.count)
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the next `most` timers of one key; see `state.store.StateTable`."""
+        """Return the next `most` timers of one key, of those in memory; see `state.store.StateTable`."""
         slots, times = self._state.index.find(keys, hashes), list[int]()
         for number, bucket in sorted(self._buckets.items()) if len(slots) else ():
             ready = bucket.resolve()
@@ -198,6 +202,10 @@ class TimerTable:
 
     def next_time(self) -> int | None:
         """Return a time before which no timer is due; None when there is no timer."""
+        times = (self._next_in_memory(), None if self._cold is None else self._cold.least)
+        return min((time for time in times if time is not None), default=None)
+
+    def _next_in_memory(self) -> int | None:
         while self._buckets:
             number = min(self._buckets)
             if self._buckets[number].words:
@@ -208,8 +216,18 @@ class TimerTable:
     def take_due(self, until: int, limit: int) -> tuple[I32, I64] | None:
         """Take the earliest timers up to a time out: (slots, times) in order of (time, slot); None when none is due.
 
-        About `limit` of them; those of one time are taken apart only when they alone are more.
+        About `limit` of them; those of one time are taken apart only when they alone are more. Keys that are not in
+        memory get slots.
         """
+        cold = None if self._cold is None else self._cold.take(self._state.index.schema, until, limit)
+        if cold is None:
+            return self._take_in_memory(until, limit)
+        slots = self._state.upsert(cold.keys, cold.hashes)
+        self._enter(slots, cold.times, np.zeros(len(slots), np.bool_))
+        before = self._take_in_memory(cold.reached - 1, limit) if cold.more else None
+        return before or self._take_in_memory(cold.reached, limit)
+
+    def _take_in_memory(self, until: int, limit: int) -> tuple[I32, I64] | None:
         if not self._buckets or min(self._buckets) > until >> _BUCKET_BITS:
             return None
         taken: list[tuple[int, I64]] = []
@@ -239,19 +257,20 @@ class TimerTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the timers as they are; what fired since the last freeze becomes one tombstone."""
+        self._freeze_changes(None)
+        return self._waiting.frozen()
+
+    def _freeze_changes(self, home: ColdHome | None) -> None:
         log = self.source.log
         if self._fired > MIN_TIMESTAMP:
             log.add_tombstone(log.hash_range, MIN_TIMESTAMP, self._fired)
         if self._changes:
-            position = log.next_position()
-            log.append(position)
             rows = FrozenTimers(
                 self.spec, self._state.index.view(), tuple(self._changes), self._fired_rows, self._fired
             )
-            self._waiting.append(FrozenSegment(self.source.spec, position, rows))
+            self._waiting.add(rows, home)
         self._changes, self._changed, self._reduce_at = [], 0, _MANY
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
-        return FrozenTable(self.source, log.view(), tuple(self._undurable()))
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
         """Nothing has to be copied: changes are never overwritten."""
@@ -266,11 +285,12 @@ class TimerTable:
         )
         deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
         self._enter(slots, batch.column(NAMESPACE).to_numpy(), deleted)
+        self._state.settle_load()
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of the timers in memory and of those waiting for an upload."""
-        return self.hot_bytes + sum(s.memory_bytes for s in self._undurable())
+        return self.hot_bytes + self._waiting.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
@@ -279,11 +299,34 @@ class TimerTable:
 
     def close(self) -> None:
         """Forget what waits."""
-        self._waiting = []
+        self._waiting.clear()
 
-    def _undurable(self) -> list[FrozenSegment]:
-        self._waiting = [s for s in self._waiting if not s.durable]
-        return self._waiting
+    # --- keys that leave memory -------------------------------------------------------------------------------------
+
+    def save_changes(self, home: ColdHome) -> None:
+        """Put what is in no segment yet into one, now."""
+        self._freeze_changes(home)
+
+    def take_out(self, keys: KeyView, slots: I32) -> None:
+        """Move the timers of slots to the cold store; all changes were saved."""
+        if self._cold is None:
+            return
+        leaving = np.zeros(self._state.index.count, np.bool_)
+        leaving[slots] = True
+        for number in sorted(self._buckets):
+            bucket = self._buckets[number]
+            words = bucket.resolve()
+            owners = (words >> 1) & _SLOT_MASK
+            gone = leaving[owners]
+            if gone.any():
+                times = (number << _BUCKET_BITS) + (words[gone] >> (_SLOT_BITS + 1))
+                self._cold.put(keys, owners[gone].astype(np.int32), times)
+                bucket.keep(words[~gone])
+                if gone.all():
+                    del self._buckets[number]
+
+    def bring_in(self, keys: KeyView, slots: I32) -> None:
+        """Timers come back when they are due."""
 
     # --- room -------------------------------------------------------------------------------------------------------
 
@@ -306,6 +349,8 @@ class TimerTable:
     def _enter(self, slots: I32, times: I64, deleted: np.ndarray) -> None:
         if len(slots) == 0:
             return
+        if self._cold is not None and deleted.any():
+            self._cold.forget(self._state.index.view(), slots[deleted], times[deleted])
         numbers = times >> _BUCKET_BITS
         offsets = times & ((1 << _BUCKET_BITS) - 1)
         words = (offsets << (_SLOT_BITS + 1)) | (slots.astype(np.int64) << 1) | deleted

@@ -1,0 +1,139 @@
+"""Cold rows of one state by key: what left memory lies in a `ColdStore`, one record a key, until its key is touched.
+
+A key is in memory with all it has, or here with all it has, never in both: `put` takes a key's rows in, `take` gives
+them back and forgets them. The store is a spill area; what is here was saved for the next barrier before it came. One
+`ColdHome` serves all states of an operator. Used by the tables of `state.row_state` in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.state.cold_keys import bound, encode_keys
+from penstock.state.packed_rows import RowPacker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.cold import ColdStore
+    from penstock.state.frozen import FrozenSegment
+    from penstock.state.key_index import KeyView
+
+#: Keys that leave memory at a time: as bytes they take several times what they take in a table.
+_PIECE = 16_384
+
+
+def pieces(slots: I32) -> Iterator[I32]:
+    """Yield slots that leave memory, so many at a time that what is made of them stays small."""
+    for first in range(0, len(slots), _PIECE):
+        yield slots[first : first + _PIECE]
+
+
+class ColdHome:
+    """The cold store of one operator's row state, opened when something leaves memory for the first time."""
+
+    def __init__(self, open_store: Callable[[], ColdStore], directory: Path) -> None:
+        """Nothing is opened yet; `directory` is for changes that leave memory before the next barrier."""
+        self._open = open_store
+        self._directory = directory
+        self._store: ColdStore | None = None
+        self._states = 0
+
+    @property
+    def store(self) -> ColdStore:
+        """The store."""
+        if self._store is None:
+            self._store = self._open()
+        return self._store
+
+    def number(self) -> int:
+        """Return a number for one more state, whose keys in the store begin with it."""
+        self._states += 1
+        return self._states
+
+    def spill(self, state: str, segment: FrozenSegment) -> None:
+        """Encode changes that were frozen between two barriers; they lie on the local disk until they are saved."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        segment.spill(self._directory / f"{state}-{segment.position}.parquet")
+
+    def close(self) -> None:
+        """Close and remove the store."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """Rows that come back to memory: those of the first slot first."""
+
+    slots: I32
+    #: Rows of each slot, at least one.
+    counts: I64
+    columns: list[pa.Array]
+
+
+class ColdRecords:
+    """Rows of one state by key."""
+
+    def __init__(self, home: ColdHome, types: Sequence[pa.DataType]) -> None:
+        """Nothing is cold yet; `types` are those of a row's columns."""
+        self._home = home
+        self._number = home.number()
+        self._packer = RowPacker(types)
+        #: Keys that are here.
+        self.count = 0
+        self._swept = bound(self._number)
+
+    def put(self, keys: KeyView, slots: I32, counts: I64, columns: Sequence[pa.Array]) -> None:
+        """Take in rows: `counts[i]` (at least one) of the key `slots[i]`, which has none here."""
+        if len(slots):
+            names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
+            self._home.store.put(names, self._packer.pack(columns, counts))
+            self.count += len(slots)
+
+    def take(self, keys: KeyView, slots: I32) -> Taken | None:
+        """Return the rows of these keys, each of which occurs once, read in one sorted call; they are here no more."""
+        if self.count == 0 or len(slots) == 0:
+            return None
+        slots = slots[np.argsort(keys.hashes[slots])]
+        names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
+        found, there, values = [], [], []
+        for place, value in enumerate(self._home.store.get(names)):
+            if value is not None:
+                found.append(place)
+                there.append(names[place])
+                values.append(value)
+        if not found:
+            return None
+        self._home.store.delete(there)
+        self.count -= len(found)
+        counts, columns = self._packer.unpack(values)
+        return Taken(slots[found], counts, columns)
+
+    def sweep(self, limit: int, deadline: int) -> None:
+        """Look through the next `limit` keys, in turn, and forget those whose rows were all last accessed by then.
+
+        The time of last access is the last column.
+        """
+        if self.count == 0:
+            return
+        store = self._home.store
+        names, values = next(store.scan(self._swept, bound(self._number + 1), limit), ([], []))
+        if not names:
+            self._swept = bound(self._number)
+            return
+        self._swept = names[-1] + b"\0"
+        counts, columns = self._packer.unpack(values)
+        newest = np.maximum.reduceat(columns[-1].to_numpy(), np.cumsum(counts) - counts)
+        gone = [names[place] for place in np.flatnonzero(newest <= deadline).tolist()]
+        if gone:
+            store.delete(gone)
+            self.count -= len(gone)

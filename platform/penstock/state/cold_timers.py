@@ -1,0 +1,118 @@
+"""Timers of keys that left memory: they lie in the cold store in the order of their times until they are due.
+
+A timer may be here and in memory too, of a key that came back: it is the same timer, and fires once, as whoever deletes
+it deletes it in both places. Used by `state.timers` in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from penstock.core.elements import MAX_TIMESTAMP
+from penstock.state.cold_keys import bound, decode_keys, encode_keys
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from penstock.kernels.columns import KeyColumns
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.cold_records import ColdHome
+    from penstock.state.key_index import KeyView
+
+_PREFIX = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DueTimers:
+    """Timers in order of time, which are here no more."""
+
+    keys: KeyColumns
+    hashes: I64
+    times: I64
+    #: Nothing that is left here is before this time or at it; if `more`, some at it are left, and only such are taken.
+    reached: int
+    more: bool = False
+
+
+class ColdTimers:
+    """Timers of one kind of time of one operator."""
+
+    def __init__(self, home: ColdHome) -> None:
+        """None is here yet."""
+        self._home = home
+        number = home.number()
+        self._prefix, self._stop = bound(number)[:_PREFIX], bound(number + 1)[:_PREFIX]
+        #: The time of the first one, or one before it; None: there is none.
+        self.least: int | None = None
+        #: How many there are at most.
+        self.count = 0
+
+    def put(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Take in timers; one that is here already is the same."""
+        if len(slots) == 0:
+            return
+        names = self._names(keys, slots, times)
+        self._home.store.put(names, [b""] * len(names))
+        low = int(times.min())
+        self.least = low if self.least is None else min(low, self.least)
+        self.count += len(names)
+
+    def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Delete timers, whether they are here or not."""
+        if self.least is None:
+            return
+        there = times >= self.least
+        if there.any():
+            self._home.store.delete(self._names(keys, slots[there], times[there]))
+
+    def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
+        """Return the first timers up to a time, about `limit`: of a time all, or of one time alone a part."""
+        if self.least is None or self.least > until:
+            return None
+        names, _ = next(self._home.store.scan(self._bound(self.least), self._behind(until), limit + 1), ([], []))
+        if not names:
+            self._look(until)
+            return None
+        columns, hashes, times = decode_keys(key_schema, [name[_PREFIX:] for name in names])
+        stop, reached, more = len(names), until, False
+        if stop > limit:
+            reached = int(times[-1]) - 1
+            stop = int(np.searchsorted(times, times[-1]))
+            if stop == 0:
+                stop, reached, more = limit, int(times[-1]), True
+            self.least = int(times[stop])
+        self._home.store.delete(names[:stop])
+        self.count = max(0, self.count - stop)
+        if len(names) <= limit:
+            self._look(until)
+        if stop < len(names):
+            columns, hashes, times = decode_keys(key_schema, [name[_PREFIX:] for name in names[:stop]])
+        return DueTimers(columns, hashes, times, reached, more)
+
+    def _look(self, until: int) -> None:
+        """Find the first timer behind a time up to which there is none."""
+        self.least = None
+        if until < MAX_TIMESTAMP:
+            names, _ = next(self._home.store.scan(self._bound(until + 1), self._stop, 1), ([], []))
+            if names:
+                self.least = int(decode_times(names)[0])
+        if self.least is None:
+            self.count = 0
+
+    def _names(self, keys: KeyView, slots: I32, times: I64) -> list[bytes]:
+        return [self._prefix + name for name in encode_keys(keys, slots, times)]
+
+    def _bound(self, time: int) -> bytes:
+        return self._prefix + bound(time)[:_PREFIX]
+
+    def _behind(self, until: int) -> bytes:
+        return self._stop if until == MAX_TIMESTAMP else self._bound(until + 1)
+
+
+def decode_times(names: list[bytes]) -> I64:
+    """Return the times of keys of the store."""
+    raw = np.frombuffer(b"".join(name[_PREFIX : 2 * _PREFIX] for name in names), ">u8").astype(np.uint64)
+    return (raw ^ np.uint64(1 << 63)).view(np.int64)

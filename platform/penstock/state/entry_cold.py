@@ -1,0 +1,90 @@
+"""Lists and maps whose keys left memory: from Python objects to rows of the cold store and back.
+
+One record holds all elements of a list (with their indices) or all entries of a map, with their times of last access.
+Used by `state.entry_table` in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.state.cold_records import ColdRecords
+from penstock.state.row_columns import plain_values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from penstock.kernels.compile import I32
+    from penstock.state.cold_records import ColdHome
+    from penstock.state.entry_codec import EntryCodec
+    from penstock.state.entry_stamps import EntryStamps
+    from penstock.state.key_index import KeyView
+    from penstock.state.row_spec import RowSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """What one slot gets back."""
+
+    slot: int
+    #: Map keys, of a list indices.
+    names: list[Any]
+    values: list[Any]
+    #: Times of last access; empty without a time-to-live.
+    times: list[int]
+
+
+class ColdEntries:
+    """Elements and entries of one state by key."""
+
+    def __init__(self, home: ColdHome, spec: RowSpec, codec: EntryCodec, *, lists: bool) -> None:
+        """Nothing is cold yet."""
+        self._codec = codec
+        self._entries, self._values, self._stamped = len(spec.entries), len(spec.values), spec.ttl
+        self._lists = lists
+        self._records = ColdRecords(home, [field.type for field in (*spec.entries, *spec.stored)])
+
+    def put(self, keys: KeyView, slots: I32, held: Iterable[tuple[Any, int]], stamps: EntryStamps | None) -> None:
+        """Take in what slots have, at least one element or entry each, and its times out of `stamps`.
+
+        Of each (a list, or a dict by map key or index; of a list the index of its first element).
+        """
+        names: list[Any] = []
+        values: list[Any] = []
+        times: list[int] = []
+        counts = np.zeros(len(slots), np.int64)
+        for place, (slot, (container, first)) in enumerate(zip(slots.tolist(), held, strict=True)):
+            by_name = isinstance(container, dict)
+            order = (sorted(container) if self._lists else list(container)) if by_name else range(len(container))
+            counts[place] = len(order)
+            names += order if by_name else range(first, first + len(order))
+            values += [container[name] for name in order]
+            if stamps is not None:
+                known = stamps.take(slot)
+                times += [known[name] for name in order]
+        columns = [*self._codec.encode_keys(names), *self._codec.encode_values(values)]
+        if stamps is not None:
+            columns.append(pa.array(times, pa.int64()))
+        self._records.put(keys, slots, counts, columns)
+
+    def take(self, keys: KeyView, slots: I32) -> tuple[list[Warmed], int]:
+        """Return what slots get back, and the bytes of its strings; it is here no more."""
+        taken = self._records.take(keys, slots)
+        if taken is None:
+            return [], 0
+        columns = taken.columns[: self._entries + self._values]
+        names = self._codec.decode_keys([plain_values(array) for array in columns[: self._entries]])
+        values = self._codec.decode_values([plain_values(array) for array in columns[self._entries :]])
+        times = taken.columns[-1].to_numpy().tolist() if self._stamped else []
+        stops = np.cumsum(taken.counts)
+        cuts = zip(taken.slots.tolist(), (stops - taken.counts).tolist(), stops.tolist(), strict=True)
+        warmed = [Warmed(slot, names[a:b], values[a:b], times[a:b]) for slot, a, b in cuts]
+        return warmed, self._codec.text_bytes(columns)
+
+    def sweep(self, limit: int, deadline: int) -> None:
+        """As `ColdRecords.sweep`."""
+        self._records.sweep(limit, deadline)

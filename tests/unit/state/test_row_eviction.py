@@ -1,0 +1,244 @@
+"""Keys that leave memory: their way to bytes and back, which ones leave, and state far larger than its memory."""
+
+import datetime as dt
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.property.process_job import PlainStore
+
+from penstock.config.settings import JobSettings
+from penstock.core.keygroup import ALL_HASHES, hash_range_of
+from penstock.core.snapshot import FileRef
+from penstock.graph.restore_plan import clip_keyed
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_columns
+from penstock.state.budget import MemoryBudget
+from penstock.state.cold_records import ColdHome, ColdRecords
+from penstock.state.cold_timers import ColdTimers
+from penstock.state.key_index import KeyIndex
+from penstock.state.packed_rows import RowPacker
+from penstock.state.row_eviction import Recency
+from penstock.state.store import KeyedStateRequest, open_keyed_state
+
+KEYS = pa.schema([pa.field("k", pa.int64())])
+COLUMNS = {
+    pa.int64(): st.integers(-(1 << 63), (1 << 63) - 1),
+    pa.float64(): st.floats(allow_nan=False),
+    pa.int16(): st.integers(-(1 << 15), (1 << 15) - 1),
+    pa.bool_(): st.booleans(),
+    pa.string(): st.text(max_size=5),
+    pa.large_binary(): st.binary(max_size=5),
+    pa.binary(3): st.binary(min_size=3, max_size=3),
+    pa.date32(): st.dates(),
+    pa.timestamp("us", "UTC"): st.datetimes(dt.datetime(1900, 1, 1), timezones=st.just(dt.UTC)),
+    pa.decimal128(12, 2): st.decimals(-(10**9), 10**9, places=2),
+    pa.decimal128(30, 2): st.decimals(-(10**20), 10**20, places=2),
+}
+
+
+@st.composite
+def packed_rows(draw):
+    """Types of columns, rows by record, and an offset into larger arrays."""
+    types = draw(st.lists(st.sampled_from(list(COLUMNS)), max_size=4))
+    row = st.tuples(*(st.none() | COLUMNS[kind] for kind in types))
+    return types, draw(st.lists(st.lists(row, min_size=1, max_size=4), min_size=1, max_size=5)), draw(st.integers(0, 2))
+
+
+@given(packed_rows())
+def test_rows_come_back_as_they_were(case):
+    types, records, offset = case
+    rows = [row for record in records for row in record]
+    rows = [rows[0]] * offset + rows
+    columns = [pa.array([row[k] for row in rows], kind).slice(offset) for k, kind in enumerate(types)]
+    counts = np.array([len(record) for record in records], np.int64)
+    packer = RowPacker(types)
+    found_counts, found = packer.unpack(packer.pack(columns, counts))
+    assert found_counts.tolist() == counts.tolist()
+    assert [array.to_pylist() for array in found] == [array.to_pylist() for array in columns]
+    for array in found:
+        array.validate(full=True)
+
+
+def test_more_columns_than_bits_of_a_word_come_back():
+    types = [pa.int64(), pa.string()] * 70
+    columns = [pa.array([None, k if k % 2 == 0 else str(k), None], kind) for k, kind in enumerate(types)]
+    packer = RowPacker(types)
+    counts, found = packer.unpack(packer.pack(columns, np.array([1, 2], np.int64)))
+    assert counts.tolist() == [1, 2]
+    assert found == columns
+
+
+def numbered(keys):
+    index = KeyIndex(KEYS)
+    batch = pa.record_batch({"k": pa.array(keys, pa.int64())})
+    slots = index.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
+    return index.view(), slots
+
+
+def home_of(store, tmp_path):
+    return ColdHome(lambda: store, tmp_path)
+
+
+def test_what_is_taken_is_there_no_more(tmp_path):
+    store = PlainStore()
+    home = home_of(store, tmp_path)
+    first, second = ColdRecords(home, [pa.int64()]), ColdRecords(home, [pa.int64()])
+    view, slots = numbered([5, 7, 9])
+    counts = np.array([1, 2], np.int64)
+    order = slots[np.argsort(view.hashes[slots])]
+    first.put(view, order[:2], counts, [pa.array([1, 2, 3])])
+    assert second.take(view, slots) is None
+    taken = first.take(view, slots)
+    assert (taken.slots.tolist(), taken.counts.tolist()) == (order[:2].tolist(), [1, 2])
+    assert taken.columns[0].to_pylist() == [1, 2, 3]
+    assert first.take(view, slots) is None
+    assert store.held == {}
+
+
+def test_a_sweep_forgets_keys_whose_rows_have_all_expired(tmp_path):
+    store = PlainStore()
+    records = ColdRecords(home_of(store, tmp_path), [pa.int64(), pa.int64()])
+    view, slots = numbered(range(5))
+    times = [10, 20, 30, 40, 50, 5, 60]
+    records.put(view, slots, np.array([1, 1, 1, 2, 2], np.int64), [pa.array(range(7)), pa.array(times)])
+    for _ in range(3):
+        records.sweep(2, 20)
+    assert records.count == len(store.held) == 3
+    records.sweep(1, 20)  # behind the last one
+    for _ in range(3):
+        records.sweep(2, 1000)
+    assert store.held == {}
+
+
+def test_due_timers_are_taken_in_order_and_a_time_is_not_taken_apart(tmp_path):
+    timers = ColdTimers(home_of(PlainStore(), tmp_path))
+    view, slots = numbered(range(6))
+    times = np.array([30, -10, 30, 20, 1 << 40, 30], np.int64)
+    timers.put(view, slots, times)
+    timers.put(view, slots[:1], times[:1])
+    assert timers.least == -10
+    assert timers.take(KEYS, -11, 2) is None
+    due = timers.take(KEYS, 100, 3)
+    assert (due.times.tolist(), due.reached, due.more) == ([-10, 20], 29, False)
+    due = timers.take(KEYS, 100, 2)
+    assert (due.times.tolist(), due.reached, due.more) == ([30, 30], 30, True)
+    timers.forget(view, slots[4:5], times[4:5] + 1)
+    due = timers.take(KEYS, 100, 2)
+    assert (due.times.tolist(), due.reached, due.more) == ([30], 100, False)
+    assert timers.least == 1 << 40
+    timers.forget(view, slots[4:5], times[4:5])
+    assert timers.take(KEYS, (1 << 63) - 1, 2) is None
+    assert (timers.least, timers.count) == (None, 0)
+
+
+def test_those_touched_last_stay():
+    recency = Recency(MemoryBudget(1000), "me")
+    recency.touch(np.arange(10, dtype=np.int32), 10)
+    recency.touch(np.array([3, 4], np.int32), 10)
+    recency.touch(np.array([4, 11], np.int32), 12)
+    assert np.flatnonzero(recency.staying(12)).tolist() == [3, 4, 11]
+    recency.moved(np.array([3, 4, 11], np.int32))
+    assert np.flatnonzero(recency.staying(3)).tolist() == []
+    assert recency.full(501)
+    assert not recency.full(500)
+
+
+class World:
+    """Values by key over RocksDB, in a memory that holds a part of them."""
+
+    def __init__(self, folder, limit):
+        self.folder, self.limit, self.files, self.opened = folder, limit, {}, 0
+
+    def open(self, snapshots=(), owned=ALL_HASHES):
+        self.opened += 1
+        self.budget = MemoryBudget(self.limit)
+        store = open_keyed_state(
+            KeyedStateRequest(
+                uid="op",
+                snapshots=tuple(c for s in snapshots if (c := clip_keyed(s, owned)) is not None),
+                hash_range=owned,
+                settings=JobSettings(state_backend="rocksdb", managed_memory_bytes=32 << 20),
+                read=lambda file: self.files[file.path],
+                directory=self.folder / str(self.opened),
+                writer=f"run/v/0/{self.opened}",
+                budget=self.budget,
+            )
+        )
+        rows = store.row_state(KEYS, leaves=True)
+        return store, rows, rows.value("total", (pa.field("n", pa.int64()), pa.field("text", pa.string())))
+
+    def save(self, store):
+        snapshots = []
+        for frozen in store.freeze(1):
+            named = {}
+            for encoded in frozen.encode():
+                name = str(len(self.files))
+                self.files[name] = encoded.data
+                named[encoded.position] = FileRef(path=name, length=len(encoded.data))
+            frozen.durable(named)
+            snapshots.append(frozen.snapshot())
+        return snapshots
+
+
+def add(rows, table, keys, number):
+    """Add a number to the values of keys."""
+    batch = pa.record_batch({"k": keys})
+    slots = rows.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
+    old = [0 if n is None else n for n in values(table, slots)]
+    sums = np.array(old, np.int64) + number
+    table.write(slots, [pa.array(sums), pa.array([f"text {n}" for n in sums.tolist()])])
+    rows.settle()
+
+
+def values(table, slots):
+    found = table.rows_of(slots)
+    given = table.values(np.maximum(found, 0))[0] if (found >= 0).any() else [None] * len(found)
+    return [n if row >= 0 else None for n, row in zip(given, found.tolist(), strict=True)]
+
+
+def test_state_of_twenty_times_its_memory_stays_within_it(tmp_path):
+    """Every key is written twice, half of them cleared; all is restored in two parts, each too large as well."""
+    world, keys, size = World(tmp_path, 1 << 20), 200_000, 4000
+    store, rows, table = world.open()
+    order = np.random.default_rng(1).permutation(keys)
+    for turn in (1, 2):
+        for first in range(0, keys, size):
+            add(rows, table, pa.array(order[first : first + size]), turn)
+            assert world.budget.used_bytes <= world.limit
+    for first in range(0, keys // 2, size):
+        batch = pa.record_batch({"k": pa.array(np.arange(first, first + size))})
+        table.clear(rows.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy())
+        rows.settle()
+    snapshots = world.save(store)
+    held = sum(len(data) for data in world.files.values())
+    store.close()
+    assert held > 4 * world.limit  # packed and compressed; in memory a key takes more than 100 bytes
+    for part in range(2):
+        store, rows, table = world.open(snapshots, owned := hash_range_of(part, 2, 64))
+        assert world.budget.peak_bytes <= world.limit
+        for first in range(0, keys, size):
+            batch = pa.record_batch({"k": pa.array(np.arange(first, first + size))})
+            hashes = hash_columns(batch, ("k",))
+            slots = rows.upsert(key_columns(batch, ("k",)), hashes).copy()
+            mine = (hashes >= owned.low) & (hashes <= owned.high)
+            expected = [3 if here and first >= keys // 2 else None for here in mine.tolist()]
+            assert values(table, slots) == expected
+            rows.settle()
+        store.close()
+
+
+def test_decimals_of_any_width_are_columns_of_a_record():
+    packer = RowPacker([pa.decimal128(38, 0)])
+    wide = pa.array([Decimal(10**37), None, Decimal(-1)], pa.decimal128(38, 0))
+    assert packer.unpack(packer.pack([wide], np.array([3], np.int64)))[1] == [wide]
+
+
+def test_a_table_that_cannot_let_keys_go_is_refused(tmp_path):
+    store, rows, _ = World(tmp_path, 1 << 20).open()
+    with pytest.raises(TypeError, match="TimedRows cannot let them go"):
+        rows.timed_rows("left", (pa.field("n", pa.int64()),))
+    store.close()
