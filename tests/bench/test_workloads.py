@@ -30,7 +30,7 @@ def bench(*arguments):
         ("w1hot", "--events", "1700000", "--nullable"),
         ("w1skew", "--events", "1700000", "--keys", "string"),
         ("w1s", "--events", "800000", "--keys", "string", "--nullable"),
-        ("w2", "--events", "1200000", "--parallelism", "1", "--checkpoint-interval", "300ms"),
+        ("w2", "--events", "1200000", "--parallelism", "1", "--checkpoint-interval", "300ms", "--key-count", "300000"),
         ("w2x", "--events", "700000", "--checkpoint-interval", "500ms"),
         ("w3", "--events", "300001", "--parallelism", "1"),
         ("w5", "--events", "1700000", "--checkpoint-interval", "500ms"),

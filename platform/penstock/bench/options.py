@@ -13,6 +13,8 @@ _DEFAULT_INTERVAL_MS = 1000
 _MAX_EVENTS = 1 << 31
 _MAX_PARALLELISM = 1024
 _MAX_PAIRS = 100
+#: As many as the events' generator tells apart.
+_MAX_KEYS = 1 << 28
 #: Of jobs whose delays are measured.
 BUFFER_TIMEOUT = "10ms"
 
@@ -29,6 +31,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
     keys: Literal["int", "string"] = "int"
     #: Key and amount may be null, and some are.
     nullable: bool = False
+    #: Number of keys of w2 and w2x; None: the workload's own.
+    key_count: int | None = None
     #: Folder of other engines set up for the same workloads; they then run in the same invocation.
     peers: str | None = None
     #: How often the job runs both with and without checkpoints, in turn; 0: once, as the other options say.
@@ -82,6 +86,7 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name, value, limit in (
             ("--events", self.events_or(1), _MAX_EVENTS),
+            ("--key-count", 1 if self.key_count is None else self.key_count, _MAX_KEYS),
             ("--parallelism", self.parallelism, _MAX_PARALLELISM),
             ("--checkpoint-interval", 1 if self.interval_ms is None else self.interval_ms, 86_400_000),
         ):
@@ -100,9 +105,8 @@ class BenchOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError("--pairs and --peers are two questions", hint="ask them one after the other")
         if self.latency and (self.pairs or self.peers is not None):
             raise UsageError("--latency is a question of its own", hint="ask for --pairs and --peers without it")
-        if self.peers is not None and (self.keys != "int" or self.nullable):
-            raise UsageError(
-                "the peers have no such variant", hint="--peers goes with integer keys that are never null"
-            )
+        if self.peers is not None and (self.keys != "int" or self.nullable or self.key_count is not None):
+            hint = "--peers goes with integer keys that are never null, as many as the workload has"
+            raise UsageError("the peers have no such variant", hint=hint)
 
         with_overrides(JobSettings(), self.settings)

@@ -140,8 +140,8 @@ def running(count: int, keys: int, *, ordered: bool) -> str:
         begin = np.repeat(first, np.diff(np.r_[first, len(key)]))
         n = counts[sorted_key] + np.arange(len(key)) - begin + 1
         total = sums[sorted_key] + running_sum - running_sum[begin] + amount[order][begin]
-        counts += np.bincount(key, minlength=keys)
-        sums += np.bincount(key, amount, keys).astype(np.int64)
+        last = np.r_[first[1:], len(key)] - 1  # as of its last event in this chunk, a key is where it is
+        counts[sorted_key[last]], sums[sorted_key[last]] = n[last], total[last]
         _add(result, sorted_key, n, total, n)
     return ":".join(str(value) if ordered or i != 2 else "*" for i, value in enumerate(result))
 

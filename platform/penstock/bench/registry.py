@@ -67,6 +67,8 @@ WORKLOADS: dict[str, tuple[str, str]] = {
 _PAIRED = {"w1", "w1s", "w1hot", "w1skew", "w2", "w2x", "w3", "w5", "shuffle"}
 
 
+#: Those whose number of keys can be chosen.
+_COUNTED = {"w2", "w2x"}
 #: Those that say themselves what they measure, and how often.
 _OWN = {"startup", "workers", "planning"}
 
@@ -75,10 +77,12 @@ def needs_broker(name: str, options: BenchOptions) -> bool:
     """Whether the workload, or a peer of it, reads from a Kafka broker.
 
     Raises:
-        UsageError: the options ask for peers or delays it does not have, or for pairs of what is not run in pairs.
+        UsageError: the options ask for peers, delays, keys or pairs that it does not have.
     """
     if options.latency and name in _OWN:
         raise UsageError(f"{name} has no results that could be late", hint="--latency goes with the other workloads")
+    if options.key_count is not None and name not in _COUNTED:
+        raise UsageError(f"{name} has its own number of keys", hint="--key-count goes with w2 and w2x")
     peers = peers_of(options.peers, name) if options.peers is not None else ()
     if options.pairs and name not in _PAIRED:
         raise UsageError(f"{name} is not run in pairs", hint=f"--pairs goes with {', '.join(sorted(_PAIRED))}")

@@ -1,4 +1,6 @@
-"""w2 and w2x: count and sum by key after every event, a million keys, RocksDB backend, a checkpoint every 5 s.
+"""w2 and w2x: count and sum by key after every event, a million keys (or as many as are asked for), RocksDB backend.
+
+A checkpoint every 5 s.
 
 w2x is the same with so little managed memory that about one key in ten is in the hot table.
 
@@ -47,7 +49,7 @@ def build(options: BenchOptions, folder: Path) -> None:
     aggregates = {"n": ps.count(), "total": ps.sum("amount")}
     aggregates |= {name: ps.max(name) for name in due(options)}  # of rows in order: the row's own
     running = (
-        events_of(env, options, folder, Events(count=options.events_or(_EVENTS), keys=_KEYS))
+        events_of(env, options, folder, Events(count=options.events_or(_EVENTS), keys=options.key_count or _KEYS))
         .key_by("user_id")
         .aggregate(**aggregates)
         .uid("running")
@@ -63,6 +65,7 @@ def _measure(name: str, options: BenchOptions, settings: dict[str, str]) -> dict
     options = options.with_interval(_INTERVAL_MS)
     options = msgspec.structs.replace(options, settings=settings | options.settings)
     count = options.events_or(_EVENTS)
-    right = cache(lambda events: reference.running(events, _KEYS, ordered=options.parallelism == 1))
+    keys = options.key_count or _KEYS
+    right = cache(lambda events: reference.running(events, keys, ordered=options.parallelism == 1))
     job = BenchJob(workload=name, build="penstock.bench.running:build", right=right, events=count)
     return measure_job(job, options)

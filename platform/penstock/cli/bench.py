@@ -30,6 +30,7 @@ def bench(
     no_checkpoints: Annotated[bool, typer.Option("--no-checkpoints", help="Only the one at the end.")] = False,
     keys: Annotated[str, typer.Option(help="Type of the key: int or string.")] = "int",
     nullable: Annotated[bool, typer.Option("--nullable", help="Key and amount may be null, and some are.")] = False,
+    key_count: Annotated[int | None, typer.Option(help="Number of keys of w2 and w2x.")] = None,
     peers: Annotated[str | None, typer.Option(help="Folder of other engines; they run in the same call.")] = None,
     pairs: Annotated[int, typer.Option(help="Run so many pairs with and without checkpoints; show what is lost.")] = 0,
     latency: Annotated[
@@ -54,6 +55,7 @@ def bench(
         checkpoint_interval_ms=_interval(checkpoint_interval, checkpoints=not no_checkpoints),
         keys=keys,  # type: ignore[arg-type]  # checked below
         nullable=nullable,
+        key_count=key_count,
         peers=peers,
         pairs=pairs,
         latency=latency,
