@@ -63,13 +63,18 @@ class PlainStore:
 def keys_leave(monkeypatch, keys):
     """Have no more than so many keys in memory, those of one batch aside; some do leave."""
     before = PlainStore.written
-    monkeypatch.setattr("tests.property.process_job.SETTINGS", JobSettings(state_backend="rocksdb"))
     monkeypatch.setattr("penstock.state.store.KeyedState._open_store", lambda store, name: PlainStore())
+    keys_leave_for_rocksdb(monkeypatch, keys)
+    yield
+    assert PlainStore.written > before
+
+
+def keys_leave_for_rocksdb(monkeypatch, keys):
+    """Have no more than so many keys in memory."""
+    monkeypatch.setattr("tests.property.process_job.SETTINGS", JobSettings(state_backend="rocksdb"))
     monkeypatch.setattr("penstock.state.row_state.RowState.hot_bytes", property(lambda state: state.index.count))
     monkeypatch.setattr("penstock.state.row_eviction.Recency.full", lambda recency, held: held > keys)
     monkeypatch.setattr("penstock.state.cold_records._PIECE", 2)
-    yield
-    assert PlainStore.written > before
 
 
 class Sink:

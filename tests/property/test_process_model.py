@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.process_job import ProcessJob, Sink, keys_leave
+from tests.property.process_job import ProcessJob, Sink, keys_leave, keys_leave_for_rocksdb
 
 import penstock as ps
 from penstock.core.elements import TS_COLUMN, Watermark
@@ -247,6 +247,20 @@ def test_any_history_gives_the_models_rows(operations):
 @given(operations=OPERATIONS)
 def test_any_history_gives_the_models_rows_where_keys_leave_memory(leaving, operations):
     run(operations)
+
+
+def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path):
+    keys_leave_for_rocksdb(monkeypatch, 3)
+    job = Job(tmp_path)
+    for seed in range(12):
+        job.batch(seed, 60, 12 * seed)
+        job.watermark(seed, 11 * seed)
+        job.tick(9)
+        if seed % 4 == 3:
+            job.freeze()
+            job.finish("done" if seed % 8 == 3 else "failed")
+            job.start(1 + seed % 3)
+    assert list(tmp_path.rglob("cold-rows"))
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=200))

@@ -231,6 +231,25 @@ def test_state_of_twenty_times_its_memory_stays_within_it(tmp_path):
         store.close()
 
 
+def test_what_comes_back_is_not_saved_again(tmp_path):
+    world = World(tmp_path, 100_000)
+    store, rows, table = world.open()
+    keys = pa.array(range(3000), pa.int64())
+    add(rows, table, keys, 5)
+    assert rows.index.count == 0  # none of them stays
+    world.save(store)
+    batch = pa.record_batch({"k": keys})
+    slots = rows.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
+    assert values(table, slots) == [5] * 3000
+    saved = len(world.files)
+    world.save(store)
+    assert len(world.files) == saved
+    add(rows, table, keys[:1], 2)
+    (snapshot,) = world.save(store)
+    assert [segment.rows for segment in snapshot.segments] == [3000, 1]
+    store.close()
+
+
 def test_decimals_of_any_width_are_columns_of_a_record():
     packer = RowPacker([pa.decimal128(38, 0)])
     wide = pa.array([Decimal(10**37), None, Decimal(-1)], pa.decimal128(38, 0))
