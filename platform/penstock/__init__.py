@@ -64,6 +64,7 @@ if TYPE_CHECKING:
     from penstock.operators.keyed_collections import MapState as MapState
     from penstock.operators.keyed_collections import list_state as list_state
     from penstock.operators.keyed_collections import map_state as map_state
+    from penstock.operators.migrate import migrate as migrate
     from penstock.operators.operator_state import OperatorListState as OperatorListState
     from penstock.operators.operator_state import UnionState as UnionState
     from penstock.operators.operator_state import operator_list_state as operator_list_state
@@ -112,6 +113,7 @@ _MODULES = {
     ],
     "penstock.operators.keyed_collections": ["ListState", "MapState", "list_state", "map_state"],
     "penstock.operators.state_ttl": ["StateTtlConfig"],
+    "penstock.operators.migrate": ["migrate"],
     "penstock.operators.operator_state": ["OperatorListState", "UnionState", "operator_list_state", "union_state"],
     "penstock.operators.process_function": [
         "KeyedBroadcastProcessFunction",

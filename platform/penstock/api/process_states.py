@@ -21,6 +21,7 @@ from penstock.kernels.key_types import is_key_type
 from penstock.operators.broadcast_state import BROADCAST, BroadcastState, broadcast_schema
 from penstock.operators.folding_state import AggregatingState, ReducingState
 from penstock.operators.keyed_collections import ListState, MapState
+from penstock.operators.migrate import MigrateValues
 from penstock.operators.operator_state import MODES, OperatorListState, UnionState, saved_schema
 from penstock.operators.process_function import ValueState
 from penstock.operators.state_ttl import ttl_options
@@ -113,7 +114,19 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
         if not callable(state.function):
             raise GraphError(f"{where}: {state.function!r} is no function", hint=f"{_WRITTEN[ReducingState]}")
         return DeclaredState(schema, {"kind": "reducing", **ttl}, {name: row_type})
-    return DeclaredState(evolving(schema, row_type, state.renamed, where), ttl, {name: row_type})
+    evolved, types = evolving(schema, row_type, state.renamed, where), {name: row_type}
+    if state.migrate is None:
+        return DeclaredState(evolved, ttl, types)
+    kind = {"kind": "value", "migrates": schema_to_text(_migrated(state.migrate, where)), **ttl}
+    return DeclaredState(evolved, kind, {**types, (name, "migrate"): state.migrate})
+
+
+def _migrated(migration: Any, where: str) -> pa.Schema:
+    """Return the columns that a state's values had."""
+    if not isinstance(migration, MigrateValues) or not callable(migration.function):
+        msg = f"{where}: {migration!r} is no migration"
+        raise GraphError(msg, hint="make one: migrate=ps.migrate(function, was=Old)")
+    return _columns(migration.was, f"{where}: what it was", where, nullable=False)[0]
 
 
 def _accumulator(state: AggregatingState[Any, Any], where: str) -> Any:

@@ -22,6 +22,8 @@ EVOLVES, LAST_ID = b"evolves", b"last_id"
 DEFAULT, INITIAL, WAS, NULL, FILLS = b"default", b"initial", b"was", b"null", b"fills"
 #: In the schema of an operator state: how a rescale hands it out. In a column of a broadcast state: its field's name.
 MODE, NAME = b"mode", b"name"
+#: In the schema that a job declares: the columns a registered migration takes (as text), and its function's name.
+MIGRATES, MIGRATES_BY = b"migrates", b"migrates_by"
 _FIRST_VALUE_ID = 1001
 
 
@@ -46,8 +48,10 @@ def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
         StateMismatchError: they cannot without losing what a row says; the message begins with the column.
     """
     if _fixed(saved) != _fixed(wanted):
-        if _shown(saved) == _shown(wanted):
+        if _untimed(saved) == _untimed(wanted):
             raise StateMismatchError("it had a time-to-live and has none, or the other way round")
+        if _shown(saved) == _shown(wanted):
+            raise StateMismatchError("it was a list or map and is a value", hint="give the state another name")
         raise StateMismatchError(f"the key was ({_shown(saved)}), the job has ({_shown(wanted)})")
     old = {field.name: field for field in saved if field_id(field) >= _FIRST_VALUE_ID}
     new = [field for field in wanted if field_id(field) >= _FIRST_VALUE_ID]
@@ -76,6 +80,13 @@ def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
             carried.append(_carried(before, field))
     changes += [f"drops {name}" for name in old]
     return Evolution(tuple(ids), last, tuple(carried), tuple(changes))
+
+
+def is_migrated(saved: pa.Schema, wanted: pa.Schema, was: pa.Schema) -> bool:
+    """Whether a migration that takes values of the columns `was` is for these: keys and all the rest are the same."""
+    taken = [(field.name, field.type) for field in saved if field_id(field) >= _FIRST_VALUE_ID]
+    kept = [(field.name, field.type) for field in wanted if field_id(field) >= _FIRST_VALUE_ID]
+    return _fixed(saved) == _fixed(wanted) and taken == list(zip(was.names, was.types, strict=True)) != kept
 
 
 def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -234,6 +245,10 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
 
 def _fixed(schema: pa.Schema) -> list[tuple[str, str]]:
     return [(field.name, str(field.type)) for field in schema if field_id(field) < _FIRST_VALUE_ID]
+
+
+def _untimed(schema: pa.Schema) -> list[tuple[str, str]]:
+    return [field for field in _fixed(schema) if field[0] != "__ttl"]
 
 
 def _shape(schema: pa.Schema) -> list[tuple[str, str, int, int]]:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from penstock.core.errors import StateMismatchError
-from penstock.core.evolution import EVOLVES, evolve
+from penstock.core.evolution import EVOLVES, MIGRATES, MIGRATES_BY, evolve, is_migrated
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.redistribute import TASK_STATE_PREFIX
@@ -23,7 +23,7 @@ from penstock.graph.verdicts import ALLOW, StateVerdict
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_KEY_IDS = range(101, 901)
+_KEY_IDS = range(101, 501)
 
 
 class _Held(msgspec.Struct):
@@ -167,6 +167,12 @@ def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateV
 
 
 def _evolved(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> StateVerdict:
+    from penstock.core.schema import schema_from_text
+
+    migration = (wanted.metadata or {}).get(MIGRATES)
+    if migration is not None and is_migrated(saved, wanted, schema_from_text(migration.decode())):
+        reason = f"by {wanted.metadata[MIGRATES_BY].decode()}"
+        return StateVerdict(uid=uid, state=state, verdict="migrates", reason=reason)
     try:
         changes = evolve(saved, wanted).changes
     except StateMismatchError as error:
@@ -181,7 +187,7 @@ def _keys(schema: pa.Schema) -> list[str]:
 
 
 def _shown(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for f in schema if not f.name.startswith("__"))
+    return ", ".join(f"{f.name} {f.type}" for f in schema if int((f.metadata or {}).get(b"id", b"0")) > 100)
 
 
 def _allowed(verdict: StateVerdict, allowed: Collection[str]) -> StateVerdict:

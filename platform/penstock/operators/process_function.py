@@ -16,6 +16,7 @@ from penstock.operators.timer_queue import TimerQueue
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
+    from penstock.operators.migrate import MigrateValues
     from penstock.operators.state_ttl import TimeToLive
 
 T = TypeVar("T")
@@ -52,7 +53,7 @@ def forbid_use(state: Any) -> None:
 class ValueState(Generic[T]):
     """One value for every key; declared as a class attribute: `seen: ps.ValueState[int] = ps.value_state()`."""
 
-    __slots__ = ("changed", "cleared", "current", "load", "name", "renamed", "stale", "ttl", "values")
+    __slots__ = ("changed", "cleared", "current", "load", "migrate", "name", "renamed", "stale", "ttl", "values")
 
     def __init__(self) -> None:
         """A declaration; what the operator binds to a batch is a copy of its own."""
@@ -68,6 +69,7 @@ class ValueState(Generic[T]):
         self.ttl: Any = None
         #: Field: what it was called before.
         self.renamed: dict[str, str] = {}
+        self.migrate: MigrateValues | None = None
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -98,7 +100,9 @@ class ValueState(Generic[T]):
         self.update(None)
 
 
-def value_state(*, ttl: TimeToLive = None, renamed: dict[str, str] | None = None) -> ValueState[Any]:
+def value_state(
+    *, ttl: TimeToLive = None, renamed: dict[str, str] | None = None, migrate: MigrateValues | None = None
+) -> ValueState[Any]:
     """Declare a value by key: `count: ps.ValueState[int] = ps.value_state()`.
 
     The type is the annotation's: int, float, bool, str, bytes, datetime, date, Decimal with its precision, a tuple of
@@ -106,10 +110,12 @@ def value_state(*, ttl: TimeToLive = None, renamed: dict[str, str] | None = None
     as any row type. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) it is gone so long after it was written.
 
     The fields of a row type may change between versions of a job: `renamed={"amount": "total"}` says that the field
-    `amount` was called `total`; a new field needs a default or `| None`.
+    `amount` was called `total`; a new field needs a default or `| None`. What that does not cover is for a function of
+    one's own: `migrate=ps.migrate(function, was=Old)`.
     """
     made: ValueState[Any] = ValueState()
     made.ttl = ttl
+    made.migrate = migrate
     made.renamed = dict(renamed or {})
     return made
 

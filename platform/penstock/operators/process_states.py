@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.schema import schema_from_text
 from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast
+from penstock.operators.migrate import migration_of
 from penstock.operators.process_collections import bind_entries
 from penstock.operators.process_values import BoundValue, ValueCodec
 from penstock.operators.state_ttl import ttl_of
@@ -90,8 +91,9 @@ def bind_states(function: Any, config: dict[str, Any], types: dict[Any, Any], ho
         elif declared.kind in ("list", "map"):
             made = bind_entries(name, declared, found, state=home.state, current=home.current)
         else:
-            table = home.state.value(name, tuple(declared.values), declared.ttl)
             codec = ValueCodec(declared.values, found.values, declared.where)
+            migration = migration_of(kind.get("migrates"), types.get((name, "migrate")), codec, declared.where)
+            table = home.state.value(name, tuple(declared.values), declared.ttl, migration)
             made = BoundValue(name, home.current, table, codec)
         folds = declared.kind in ("reducing", "aggregating")
         setattr(function, name, getattr(type(function), name).over(made.handle) if folds else made.handle)

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.core.evolution import EVOLVES, LAST_ID, NULL
+from penstock.core.evolution import EVOLVES, LAST_ID, MIGRATES, MIGRATES_BY, NULL
+from penstock.core.schema import schema_to_text
 from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
+
+if TYPE_CHECKING:
+    from penstock.state.migration import Migration
 
 #: States of this name and an ending hold timers.
 TIMERS = "__timers_"
@@ -40,6 +44,8 @@ class RowSpec:
     last_id: int = 0
     #: Of each value what its metadata says besides, carried on from that snapshot.
     carried: tuple[dict[bytes, bytes], ...] = ()
+    #: What makes values of an older version's columns those of today, where that is no evolution.
+    migration: Migration | None = None
 
     @property
     def stored(self) -> tuple[pa.Field, ...]:
@@ -68,6 +74,15 @@ class RowSpec:
         columns = [head, *keys, namespace, *entries, *values, *access, *tail]
         last = max([self.last_id, *ids], default=0)
         return pa.schema(columns, {EVOLVES: b"1", LAST_ID: str(last).encode()} if self.evolves else None)
+
+    @property
+    def declared_schema(self) -> pa.Schema:
+        """As `segment_schema`, with what `penstock check` has to know of a migration."""
+        schema, migration = self.segment_schema, self.migration
+        if migration is None:
+            return schema
+        more = {MIGRATES: schema_to_text(migration.was).encode(), MIGRATES_BY: migration.by.encode()}
+        return schema.with_metadata({**(schema.metadata or {}), **more})
 
     def _more(self, field: pa.Field) -> dict[bytes, bytes]:
         """Return what a value column says for the jobs to come."""

@@ -8,10 +8,12 @@ slots: the keys of a batch that are new to the index are looked up there at once
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
+import pyarrow as pa
 
 from penstock.core.errors import PenstockError
 from penstock.kernels.columns import key_column
@@ -25,8 +27,6 @@ from penstock.state.timed_rows import TimedRows, TimedSpec
 from penstock.state.timers import TimerTable
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.budget import MemoryBudget
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.state.entry_codec import EntryCodec
     from penstock.state.frozen import FrozenSource, StateSpec
     from penstock.state.key_index import KeyView
+    from penstock.state.migration import Migration
     from penstock.state.ttl import Ttl
 
 #: Fewer keys than this are never looked through for dead ones.
@@ -98,9 +99,15 @@ class RowState:
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
-    def value(self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None) -> RowTable:
+    def value(
+        self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None, migration: Migration | None = None
+    ) -> RowTable:
         """Declare a value by key; it is restored when this returns."""
-        spec = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True)
+        if migration is not None:  # in a segment a key column's name gets an underscore
+            was = RowSpec(self.index.schema, tuple(migration.was))
+            renamed = pa.schema(list(zip(was.value_names, migration.was.types, strict=True)))
+            migration = dataclasses.replace(migration, was=renamed)
+        spec = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=migration)
 
         def make(source: FrozenSource) -> RowTable:
             # with the field ids of the snapshot it is restored from

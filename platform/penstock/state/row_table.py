@@ -226,12 +226,24 @@ class RowTable:
 
     def load(self, table: pa.Table) -> None:
         """Put restored rows in, newest last."""
+        self._load(table, anew=False)
+        self._dirty_from = self._end
+        self._state.settle_load()
+
+    def load_anew(self, table: pa.Table) -> None:
+        """As `load`, of rows that are in no segment of today's columns: all of them are to be saved."""
+        self._load(table, anew=True)
+        self._state.settle_load()
+
+    def _load(self, table: pa.Table, *, anew: bool) -> None:
         batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
         slots = self._state.upsert(
             key_columns(batch, tuple(self.spec.key_schema.names)), batch.column(KEY_HASH).to_numpy()
         )
         self._fit_slots()
         deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
+        if anew:
+            self.clear(slots[deleted])
         self._where[slots[deleted]] = -1
         kept = np.flatnonzero(~deleted)
         arrays = [batch.column(name) for name in self.spec.stored_names]
@@ -241,8 +253,6 @@ class RowTable:
             arrays[-1] = pa.array(self.ttl.clock.restored(arrays[-1].to_numpy()))
         if len(kept):
             self._put(slots[kept], arrays)
-        self._dirty_from = self._end
-        self._state.settle_load()
 
     @property
     def memory_bytes(self) -> int:

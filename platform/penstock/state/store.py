@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
-from penstock.core.evolution import conform, evolve
+from penstock.core.evolution import conform, evolve, is_migrated
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.kernels.key_types import is_fixed
@@ -23,6 +23,7 @@ from penstock.state.key_index import plain_key_schema
 from penstock.state.pane_table import PaneTable, PaneTableSpec
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
+from penstock.state.row_table import RowTable
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
 from penstock.state.session_table import SessionTable
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.state.key_counts import KeyCounts
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import EncodedSegment, FrozenState
+    from penstock.state.migration import Migration
 
 #: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
 _COLD_SHARE = 4
@@ -190,7 +192,11 @@ class KeyedState:
 
     def declared(self) -> dict[str, pa.Schema]:
         """Return the columns of every state that was declared, by its name."""
-        return {name: table.source.spec.segment_schema for name, table in self._tables.items()}
+        specs = {name: table.source.spec for name, table in self._tables.items()}
+        return {
+            name: spec.declared_schema if isinstance(spec, RowSpec) else spec.segment_schema
+            for name, spec in specs.items()
+        }
 
     def check_all_declared(self) -> None:
         """Check that every state of the snapshot was declared.
@@ -279,13 +285,16 @@ class KeyedState:
         if name in self._tables:
             raise GraphError(f"state {name!r} of {request.uid} is declared twice", hint="declare it once, in open")
         mine = [s for s in request.snapshots if s.uid == request.uid and s.state == name]
-        for snapshot in mine:
+        migration = _migration_of(mine, spec)
+        for snapshot in mine if migration is None else ():
             spec = _fitted(snapshot, spec)
-        log = SegmentLog(request.hash_range)
-        log.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
+        saved = SegmentLog(request.hash_range)
+        saved.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
+        log = saved if migration is None else SegmentLog(request.hash_range)
         table = make(FrozenSource(request.uid, name, spec, log, request.writer))
         self._tables[name] = table
-        self._restore(table, [e.segment for e in log.entries if e.segment is not None], log.tombstones)
+        segments = [e.segment for e in saved.entries if e.segment is not None]
+        self._restore(table, segments, saved.tombstones, migration)
         return table
 
     def _home(self, cold: ColdRows | None) -> TableHome:
@@ -316,14 +325,24 @@ class KeyedState:
         request = self._request
         return RocksStore(request.directory / f"cold-{name}", request.settings.managed_memory_bytes // _COLD_SHARE)
 
-    def _restore(self, table: StateTable, segments: list[Segment], tombstones: tuple[Tombstone, ...]) -> None:
+    def _restore(
+        self,
+        table: StateTable,
+        segments: list[Segment],
+        tombstones: tuple[Tombstone, ...],
+        migration: Migration | None,
+    ) -> None:
         """Load segments oldest first, so that newer rows overwrite older ones; one file in memory at a time."""
+        schema = table.source.spec.segment_schema
         for segment in segments:
             if clip_of(segment, self._request.hash_range) is None:
                 continue
             data = self._request.read(segment.file)
             for rows in read_visible(data, segment, tombstones, self._request.hash_range):
-                table.load(conform(rows, table.source.spec.segment_schema))
+                if migration is not None and isinstance(table, RowTable):
+                    table.load_anew(migration.rows(rows, schema))
+                else:
+                    table.load(conform(rows, schema))
 
 
 def open_keyed_state(request: KeyedStateRequest) -> KeyedState:
@@ -340,6 +359,15 @@ def close_stores(stores: Iterable[KeyedState]) -> list[Exception]:
         except (OSError, StorageError) as error:
             errors.append(error)
     return errors
+
+
+def _migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> Migration | None:
+    """Return the migration that is registered for what the snapshots hold, if one is."""
+    migration = spec.migration if isinstance(spec, RowSpec) else None
+    if migration is None or not snapshots:
+        return None
+    saved = schema_from_text(snapshots[0].schema)
+    return migration if is_migrated(saved, spec.segment_schema, migration.was) else None
 
 
 def _fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:

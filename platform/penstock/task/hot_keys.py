@@ -22,13 +22,15 @@ if TYPE_CHECKING:
     from penstock.core.clock import Clock
     from penstock.core.elements import Batch
 
-#: A sample is taken at most this often, and is of at most so many rows: together about 0.1 ms each.
-EVERY_MS = 250.0
-SAMPLE_ROWS = 256
+#: A sample is taken at most this often, and is of at most so many rows: together about 0.05 % of a core.
+EVERY_MS = 500.0
+SAMPLE_ROWS = 128
 #: Keys that are counted, and how many of them are shown.
 KEPT_KEYS, SHOWN_KEYS = 256, 20
 #: What was counted weighs half as much after so long.
 HALF_LIFE_MS = 60_000.0
+#: That is reckoned up this often.
+_FADE_MS = 5_000.0
 
 
 class HotKeys:
@@ -51,7 +53,8 @@ class HotKeys:
         now = self._clock.monotonic_ms()
         if now >= self._next_ms:
             self._next_ms = now + EVERY_MS
-            self._fade(now)
+            if now >= self._faded_ms + _FADE_MS:
+                self._fade(now)
             self._sample(batch, self._keys[min(input_index, len(self._keys) - 1)])
 
     def hottest(self) -> dict[str, Any]:

@@ -1,16 +1,9 @@
 """A verdict for every state of a snapshot and a job; what may be left behind, by name only."""
 
-from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import NamedTuple
-
 import msgspec
 import pyarrow as pa
 import pytest
 
-import penstock as ps
-from penstock.api.process import compile_plain_process
-from penstock.api.process_states import _state
 from penstock.config.settings import JobSettings
 from penstock.core.errors import StateMismatchError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
@@ -26,8 +19,6 @@ from penstock.core.snapshot import (
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states, require_fit
-from penstock.operators.broadcast_state import BoundBroadcast
-from penstock.operators.process_states import StateConfig, StateTypes
 
 
 def columns(key="int64", **values):
@@ -201,170 +192,3 @@ def test_every_kind_has_the_state_it_saves_itself():
         graph = job(OperatorSpec(uid="one", name="one", kind=kind, stateful=True))
         part = msgspec.structs.replace(snapshot()[0], operator=unkeyed("one", name))
         assert verdicts(graph, (part,))[f"one/{name}"] == "same"
-
-
-# --- state that is not by key
-
-
-class Rule(NamedTuple):
-    user: int
-    most: int
-
-
-class Longer(NamedTuple):
-    user: int
-    most: int
-    least: int = 0
-
-
-class Bare(NamedTuple):
-    user: int
-    most: int
-    least: int
-
-
-class Out(NamedTuple):
-    v: int
-
-
-def plain(**states):
-    """Return the operator of a function without keys that declares these."""
-    annotations = {name: kind for name, (kind, _) in states.items()}
-    body = {name: made for name, (_, made) in states.items()}
-
-    def process(self, row, ctx) -> Iterator[Out]:
-        return iter(())
-
-    function = type("Keeps", (ps.ProcessFunction,), {**body, "process": process, "__annotations__": annotations})
-    stream = SimpleNamespace(flow=SimpleNamespace(schema=pa.schema([("v", pa.int64())]), row_type=None))
-    spec = compile_plain_process(function(), None, {}, stream=stream).spec
-    return msgspec.structs.replace(spec, uid="people")
-
-
-def listed(kind=Rule, **more):
-    return ps.OperatorListState[kind], ps.operator_list_state(**more)
-
-
-def left(operator, name, items=((1, 2),), mode="list"):
-    """Return a snapshot in which the operator's subtask had these items."""
-    state = OperatorStateSnapshot(
-        uid="people", name=name, mode=mode, items=items, schema=operator.operator_states.get(name, "")
-    )
-    return (SubtaskSnapshot(vertex_id="v", subtask=0, operator=(state,)),)
-
-
-def verdict_of(graph, held, place="people/rules", **more):
-    (found,) = [v for v in check_states(graph, held, **more) if v.place == place]
-    return found
-
-
-def test_operator_state_the_same():
-    rules = plain(rules=listed())
-    assert verdict_of(job(rules), left(rules, "rules")).verdict == "same"
-
-
-def test_operator_state_adds_a_field_with_a_default():
-    found = verdict_of(job(plain(rules=listed(Longer))), left(plain(rules=listed()), "rules"))
-    assert (found.verdict, found.reason) == ("migrates", "adds least = 0")
-
-
-def test_operator_state_adds_a_field_without_a_default():
-    found = verdict_of(job(plain(rules=listed(Bare))), left(plain(rules=listed()), "rules"))
-    assert found.verdict == "blocked"
-    assert "least (int64) is new" in found.reason
-
-
-def test_operator_state_renames_a_field():
-    class Renamed(NamedTuple):
-        user: int
-        limit: int
-
-    renamed = plain(rules=(ps.OperatorListState[Renamed], ps.operator_list_state(renamed={"limit": "most"})))
-    assert verdict_of(job(renamed), left(plain(rules=listed()), "rules")).reason == "renames most to limit"
-
-
-def test_operator_state_becomes_a_union():
-    union = plain(rules=(ps.UnionState[Rule], ps.union_state()))
-    found = verdict_of(job(union), left(plain(rules=listed()), "rules"))
-    assert found.verdict == "blocked"
-    assert "was a list by subtask and is a union" in found.reason
-
-
-def test_operator_state_is_new():
-    assert verdict_of(job(plain(rules=listed())), ()).verdict == "new"
-    more = plain(rules=listed(), more=listed())
-    assert verdict_of(job(more), left(more, "rules"), "people/more").verdict == "new"
-
-
-def test_operator_state_is_gone():
-    rules, other = plain(rules=listed()), plain(rulez=listed())
-    held = left(rules, "rules")
-    found = verdict_of(job(other), held)
-    assert found.verdict == "blocked"
-    assert "operator state 'rules' of 'people', which no longer declares it" in found.reason
-    assert "rulez" in found.way_out
-    with pytest.raises(StateMismatchError, match="no longer declares it"):
-        assign_state(job(other), held)
-    for name in ("people", "people/rules"):
-        assert verdict_of(job(other), held, allow_non_restored=[name]).verdict == "dropped"
-        assert assign_state(job(other), held, allow_non_restored=[name]).of("v", 0) == ()
-    empty = left(rules, "rules", items=())
-    assert verdict_of(job(other), empty).verdict == "dropped"
-    assert assign_state(job(other), empty).of("v", 0) == ()
-
-
-def test_a_restore_hands_no_operator_what_it_would_not_look_at():
-    held = left(plain(rules=listed()), "in-flight")
-    with pytest.raises(StateMismatchError, match="which is now process and takes none of that name up"):
-        assign_state(job(people(seen=PLAIN)), held)
-    assert assign_state(job(people(seen=PLAIN)), held, allow_non_restored=["people/in-flight"]).of("v", 0) == ()
-    watermark = left(plain(rules=listed()), "watermark")
-    assert assign_state(job(people(seen=PLAIN)), watermark).of("v", 0) == (), "no row is lost with it"
-
-
-def by_rule(state, kind=ps.BroadcastState[int, Rule]):
-    """Return the operator of a function that declares one broadcast state."""
-    declared = _state(state, ps.broadcast_state(), kind, "process(F)")
-    return OperatorSpec(
-        uid="people", name="p", kind="broadcast_process", stateful=True, operator_states={state: declared.saved}
-    )
-
-
-def broadcast(state="rules", kind=ps.BroadcastState[int, Rule], value=(1, 2)):
-    """Return a snapshot with an entry (or none) of a broadcast state."""
-    declared = _state(state, ps.broadcast_state(), kind, "process(F)")
-    types = StateTypes(declared.types[state], declared.types[state, "key"])
-    config = StateConfig("broadcast", declared.values, schema_of(declared.kind["keys"]), "here", None)
-    bound = BoundBroadcast(state, config, types)
-    if value is not None:
-        bound.handle.entries[7] = Rule(*value)
-    saved = OperatorStateSnapshot(uid="people", name="broadcast", mode="union", items=(bound.saved(),))
-    return (SubtaskSnapshot(vertex_id="v", subtask=0, operator=(saved,)),)
-
-
-def test_broadcast_state_the_same():
-    assert verdict_of(job(by_rule("rules")), broadcast()).verdict == "same"
-
-
-def test_broadcast_state_is_renamed():
-    found = check_states(job(by_rule("rulez")), broadcast())
-    assert {v.place: v.verdict for v in found if v.uid == "people"} == {
-        "people/rules": "blocked", "people/rulez": "new",
-    }  # fmt: skip
-    (blocked,) = [v for v in found if v.verdict == "blocked"]
-    assert "broadcast state 'rules' of 'people', which the function does not declare" in blocked.reason
-    assert "rulez" in blocked.way_out
-
-
-def test_broadcast_state_is_renamed_and_was_empty():
-    assert verdict_of(job(by_rule("rulez")), broadcast(value=None)).verdict == "dropped"
-
-
-def test_broadcast_state_has_other_fields():
-    found = verdict_of(job(by_rule("rules", ps.BroadcastState[int, Longer])), broadcast())
-    assert found.verdict == "blocked"
-    assert "was saved with (value int64, user int64, most int64), the job keeps" in found.reason
-
-
-def test_broadcast_state_has_keys_of_another_type():
-    assert verdict_of(job(by_rule("rules", ps.BroadcastState[str, Rule])), broadcast()).verdict == "blocked"
