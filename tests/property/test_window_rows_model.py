@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.window_rows_model import Model
+from tests.property.window_rows_model import MINUTE, Model
 
 import penstock as ps
 from penstock.config.settings import JobSettings
@@ -25,6 +25,7 @@ from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.hashing import hash_columns
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
+from penstock.operators.window_assigners import WindowAssigner
 from penstock.state.budget import MemoryBudget
 from penstock.state.store import KeyedStateRequest, open_keyed_state
 
@@ -45,12 +46,18 @@ WINDOWS = {
     "sliding": {"kind": "sliding", "size_us": 90, "slide_us": 30},
     "session": {"kind": "session", "gap_us": 30},
     "global": {"kind": "global"},
+    "spring": {"kind": "sliding", "size_us": 90 * MINUTE, "slide_us": 30 * MINUTE, "time_zone": "Europe/Berlin"},
+    "autumn": {"kind": "tumbling", "size_us": 30 * MINUTE, "time_zone": "Europe/Berlin"},
 }
+#: When the clock is set.
+SPRING, AUTUMN = 1774746000 // 60, 1792890000 // 60
 SHAPES = {
     "tumbling": ("time", 100, 100),
     "sliding": ("time", 90, 30),
     "session": ("session", 30),
     "global": ("global",),
+    "spring": ("zone", 90, 30),
+    "autumn": ("zone", 30, 30),
 }
 TRIGGERS = {
     "event": lambda _: ps.trigger.event_time(),
@@ -115,7 +122,8 @@ class Job:
         }
         self.model = Model(SHAPES[window], rule, lateness, KEYS)
         self.complete = (None, self.model.copy())
-        self.attempt = self.checkpoint = self.value = 0
+        self.attempt = self.checkpoint = self.value = self.base = 0
+        self.unit = 1
         self.subtasks = []
         batch = pa.RecordBatch.from_pydict({"k": pa.array(KEYS, pa.string())})
         self.hash = dict(zip(KEYS, hash_columns(batch, ("k",)).tolist(), strict=True))
@@ -156,7 +164,8 @@ class Job:
         rows = []
         for _ in range(count):
             self.value += 1
-            key, time = KEYS[int(random.integers(len(KEYS)))], int(around + random.integers(-90, 90))
+            key = KEYS[int(random.integers(len(KEYS)))]
+            time = self.base + int(around + random.integers(-90, 90)) * self.unit
             rows.append((key, time, self.value))
         for row in rows:
             self.model.add(*row)
@@ -236,26 +245,73 @@ RULES = st.sampled_from(
 
 
 @pytest.mark.parametrize("lateness", [0, 60])
-@pytest.mark.parametrize("window", list(WINDOWS))
+@pytest.mark.parametrize("window", [name for name in WINDOWS if "time_zone" not in WINDOWS[name]])
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rule=RULES, operations=OPERATIONS)
 def test_output_is_the_models(window, lateness, rule, operations):
     if window == "session" and rule[0] == "delta":
         rule = ("count", *rule[1:])
     with tempfile.TemporaryDirectory() as folder:
+        run(Job(folder, window, rule, lateness), operations)
+
+
+@pytest.mark.parametrize(("window", "base"), [("spring", SPRING), ("autumn", AUTUMN)])
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    rule=RULES.filter(lambda rule: rule[0] in ("event", "count") and rule[3] != "time"),
+    operations=OPERATIONS,
+    lateness=st.sampled_from([0, 45 * MINUTE]),
+)
+def test_windows_of_a_wall_clock_are_the_models_while_the_clock_is_set(window, base, rule, operations, lateness):
+    with tempfile.TemporaryDirectory() as folder:
         job = Job(folder, window, rule, lateness)
-        now, marks = 0, {}
-        for name, *arguments in operations:
-            if name == "batch":
-                now += 20
-                job.batch(*arguments, now - 100)
-            elif name == "watermark":
-                subtask = arguments[0] % len(job.subtasks)
-                marks[subtask] = max(marks.get(subtask, -400), now - 250 + arguments[1])
-                job.watermark(subtask, marks[subtask])
-            else:
-                marks = {} if name == "restart" else marks
-                getattr(job, name)(*arguments)
-        for subtask in range(len(job.subtasks)):
-            job.watermark(subtask, MAX_TIMESTAMP)
+        job.base, job.unit = base * MINUTE, MINUTE
+        run(job, operations)
+
+
+def run(job, operations):
+    """Do what is drawn, then let the end of time come."""
+    now, marks = 0, {}
+    for name, *arguments in operations:
+        if name == "batch":
+            now += 20
+            job.batch(*arguments, now - 100)
+        elif name == "watermark":
+            subtask = arguments[0] % len(job.subtasks)
+            marks[subtask] = max(marks.get(subtask, -400), now - 250 + arguments[1])
+            job.watermark(subtask, job.base + marks[subtask] * job.unit)
+        else:
+            marks = {} if name == "restart" else marks
+            getattr(job, name)(*arguments)
+    for subtask in range(len(job.subtasks)):
+        job.watermark(subtask, MAX_TIMESTAMP)
+    job.close()
+
+
+@pytest.mark.parametrize("shape", ["sliding", "session"])
+def test_a_watermark_looks_at_the_windows_it_closes_however_many_are_open(shape, monkeypatch):
+    sizes = (
+        {"kind": "sliding", "size_us": 2000, "slide_us": 1} if shape == "sliding" else {"kind": "session", "gap_us": 1}
+    )
+    monkeypatch.setitem(WINDOWS, "many", sizes)
+    monkeypatch.setitem(SHAPES, "many", ("global",))
+    looked = []
+    cleanup_time = WindowAssigner.cleanup_time
+
+    def counted(self, window):
+        looked.append(window)
+        return cleanup_time(self, window)
+
+    monkeypatch.setattr(WindowAssigner, "cleanup_time", counted)
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder, "many", ("event", 0, False, None, 0), 0)
+        operator, out = job.subtasks[0][0], Out()
+        times = range(2000) if shape == "sliding" else range(0, 6000, 3)
+        rows = [{"k": "a", "v": 0, TS_COLUMN: time} for time in (times[:1] if shape == "sliding" else times)]
+        operator.process_batch(Batch(batch_of(rows)), 0, out)
+        looked.clear()
+        for time in times[:200]:
+            operator.process_watermark(Watermark(time), out)
+        assert len(out.rows) == 200
+        assert len(looked) < 200 * 8
         job.close()

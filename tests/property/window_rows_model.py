@@ -1,8 +1,45 @@
 """Windows that keep their rows, as lists by key: Flink's rules written down once more, without state and timers."""
 
+import datetime as dt
+from functools import lru_cache
+from zoneinfo import ZoneInfo
+
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.eventtime.windows import TimeWindow, sliding_windows
 from penstock.operators.window_assigners import GLOBAL_WINDOW
+
+MINUTE = 60_000_000
+BERLIN = ZoneInfo("Europe/Berlin")
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC).replace(tzinfo=None)
+
+
+class ClockWindow(TimeWindow):
+    """A window of the clock in Berlin, in whole minutes."""
+
+    @property
+    def max_timestamp(self):
+        return self.last
+
+
+def shown(minute):
+    """What the clock shows, as minutes."""
+    return round((dt.datetime.fromtimestamp(60 * minute, BERLIN).replace(tzinfo=None) - EPOCH).total_seconds() / 60)
+
+
+@lru_cache
+def clock_window(start, end, near):
+    """The window of what the clock shows from `start` on and before `end`, found by looking at all minutes around."""
+    minutes = range(near - 24 * 60, near + 24 * 60)
+    first = next(m for m in minutes if shown(m) >= start)
+    over = next(m for m in minutes if shown(m) >= end)
+    window = ClockWindow(first * MINUTE, over * MINUTE)
+    window.last = (max(m for m in minutes if shown(m) < end) + 1) * MINUTE - 1
+    return window
+
+
+def zoned_windows(time, size, slide):
+    minute = time // MINUTE
+    return [clock_window(*w, minute // 360 * 360) for w in sliding_windows(shown(minute), size, slide, 0)]
 
 
 class Window:
@@ -50,7 +87,10 @@ class Model:
                 self.merge(mine, touched, window, mark)
             self.put(key, window, (time, value))
             return
-        windows = [GLOBAL_WINDOW] if kind == "global" else sliding_windows(time, *numbers, 0)
+        if kind == "global":
+            windows = [GLOBAL_WINDOW]
+        else:
+            windows = zoned_windows(time, *numbers) if kind == "zone" else sliding_windows(time, *numbers, 0)
         takes = [w for w in windows if self.over(w) > mark]
         if windows and not takes:
             self.late.append((key, time, value))

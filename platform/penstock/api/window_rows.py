@@ -124,9 +124,6 @@ def _trigger_of(rows: WindowRows, where: str) -> Trigger:
     Raises:
         GraphError: it does not go with the window.
     """
-    if "time_zone" in rows.config["window"]:
-        msg = f"{where}: windows in a time zone take .aggregate(...) without triggers and evictors"
-        raise GraphError(msg, hint="leave time_zone= out")
     chosen = rows.options.trigger
     if chosen is None:
         if rows.kind == "global":

@@ -5,14 +5,22 @@ The compiled windows have the same arithmetic by column.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.eventtime.windows import TimeWindow, cumulative_windows, sliding_windows
+from penstock.operators.time_zones import TimeZone
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from penstock.kernels.compile import I64
+
+#: Bounds of a zone's windows that are remembered: looking them up takes as long as a row.
+_ZONED_WINDOWS = 8192
 GLOBAL_WINDOW = TimeWindow(MIN_TIMESTAMP, MAX_TIMESTAMP)
 
 
@@ -26,7 +34,22 @@ class WindowAssigner:
         self.is_global = kind == "global"
         self.processing = config.get("time") == "processing"
         self._lateness = 0 if self.processing else allowed_lateness
+        zone = config.get("time_zone")
+        self._zone = None if zone is None else TimeZone(zone)
+        #: Windows of a time, which is one that `times` returns.
         self.windows_of: Callable[[int], Sequence[TimeWindow]] = _windows_of(kind, config)
+        if self._zone is not None:
+            self.windows_of = _zoned(self._zone, self.windows_of)
+
+    def times(self, instants: I64) -> I64:
+        """Return what `windows_of` takes: of windows in a time zone what the clock there shows."""
+        return instants if self._zone is None else self._zone.local(instants)
+
+    def restored(self, window: TimeWindow) -> TimeWindow:
+        """Return the window of these bounds as `windows_of` does."""
+        if self._zone is None:
+            return window
+        return _instants(self._zone, window, int(self._zone.local(np.array([window.end]))[0]))
 
     def cleanup_time(self, window: TimeWindow) -> int:
         """Return when nothing more is known of a window; of the global one never, which is the end of time."""
@@ -35,6 +58,34 @@ class WindowAssigner:
     def is_late(self, window: TimeWindow, watermark: int) -> bool:
         """Whether a row of that window comes too late."""
         return not self.processing and not self.is_global and self.cleanup_time(window) <= watermark
+
+
+class ZonedWindow(TimeWindow):
+    """A window of a wall clock; its rows may go on behind its end, where the clock is set back over it."""
+
+    #: When the clock shows it for the last time.
+    last: int
+
+    @property
+    def max_timestamp(self) -> int:
+        """The largest timestamp inside."""
+        return self.last
+
+
+def _zoned(zone: TimeZone, shown: Callable[[int], Sequence[TimeWindow]]) -> Callable[[int], Sequence[TimeWindow]]:
+    @lru_cache(_ZONED_WINDOWS)
+    def instants(window: TimeWindow) -> TimeWindow:
+        start, end = zone.instant(window.start, last=False), zone.instant(window.end, last=False)
+        return _instants(zone, TimeWindow(start, end), window.end)
+
+    # cumulative windows that end while the clock skips an hour are one
+    return lambda time: list(dict.fromkeys(map(instants, shown(time))))
+
+
+def _instants(zone: TimeZone, window: TimeWindow, end_shown: int) -> ZonedWindow:
+    made = ZonedWindow(*window)
+    made.last = min(zone.instant(end_shown, last=True) - 1, zone.instant(end_shown - 1, last=True))
+    return made
 
 
 def _windows_of(kind: str, config: dict[str, Any]) -> Callable[[int], Sequence[TimeWindow]]:

@@ -19,17 +19,19 @@ from penstock.eventtime.windows import TimeWindow
 from penstock.operators.columns import without_ts
 from penstock.operators.evictors import WindowElement
 from penstock.operators.rows import RowEncoder, row_maker
+from penstock.operators.window_index import WindowIndex
 from penstock.state.row_spec import ENTRY
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.compile import I32, I64
+    from penstock.operators.window_assigners import WindowAssigner
     from penstock.state.keyed import KeyedStateStore
 
 _NUMBER = (pa.field(ENTRY, pa.int64()),)
 _BOUNDS = (pa.field(f"{ENTRY}_start", pa.int64()), pa.field(f"{ENTRY}_end", pa.int64()))
-_ROW_BYTES, _WINDOW_BYTES = 200, 800
+_ROW_BYTES, _WINDOW_BYTES = 200, 1000
 
 
 class BufferedWindow(msgspec.Struct, array_like=True):
@@ -50,9 +52,7 @@ class KeyWindows:
 
     __slots__ = ("at", "rows", "watermark", "windows")
 
-    def __init__(
-        self, at: int, rows: dict[int, WindowElement], windows: dict[TimeWindow, BufferedWindow], watermark: int
-    ) -> None:
+    def __init__(self, at: int, rows: dict[int, WindowElement], windows: WindowIndex, watermark: int) -> None:
         """`at` is the key's place in the batch."""
         self.at = at
         self.rows = rows
@@ -135,8 +135,17 @@ class _WindowCodec:
 class WindowBuffer:
     """Rows and windows of one subtask."""
 
-    def __init__(self, store: KeyedStateStore, key_schema: pa.Schema, schema: pa.Schema, row_type: type | None) -> None:
+    def __init__(
+        self,
+        store: KeyedStateStore,
+        key: tuple[str, ...],
+        schema: pa.Schema,
+        row_type: type | None,
+        assigner: WindowAssigner,
+    ) -> None:
         """Declare (and so restore) the state; `schema` is the input's, with `__ts` where there is event time."""
+        key_schema = pa.schema([schema.field(name) for name in key])
+        self._assigner = assigner
         self.state = store.row_state(key_schema)
         self._schema = schema
         codec = _RowCodec(schema, row_type)
@@ -172,10 +181,13 @@ class WindowBuffer:
         self._slots = slots.copy()
         known = zip(self._rows.containers(slots), self._windows.containers(slots), watermarks, strict=True)
         self._places = [
-            KeyWindows(at, {} if rows is None else rows, {} if windows is None else windows, mark)
+            KeyWindows(at, {} if rows is None else rows, self._indexed(windows), mark)
             for at, (rows, windows, mark) in enumerate(known)
         ]
         return self._places
+
+    def _indexed(self, windows: dict[TimeWindow, BufferedWindow] | None) -> WindowIndex:
+        return windows if isinstance(windows, WindowIndex) else WindowIndex(self._assigner, windows)
 
     def changed(self, key: KeyWindows, window: TimeWindow) -> None:
         """The window is new, other than it was, or gone."""

@@ -13,13 +13,14 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.eventtime.windows import TimeWindow
 from penstock.operators.timer_queue import TimerQueue
 from penstock.operators.triggers import TriggerResult
-from penstock.operators.window_buffer import BufferedWindow
+from penstock.operators.window_buffer import BufferedWindow, KeyWindows
+from penstock.operators.window_index import WindowIndex
 
 if TYPE_CHECKING:
     from penstock.operators.evictors import Evictor, WindowElement
     from penstock.operators.triggers import Trigger
     from penstock.operators.window_assigners import WindowAssigner
-    from penstock.operators.window_buffer import KeyWindows, WindowBuffer
+    from penstock.operators.window_buffer import WindowBuffer
 
 
 class WindowSink(Protocol):
@@ -35,34 +36,37 @@ class WindowSink(Protocol):
 class _Context:
     """What the trigger is given, for one window after another."""
 
-    def __init__(self) -> None:
+    def __init__(self, no_key: KeyWindows) -> None:
         self.events, self.processings = TimerQueue(), TimerQueue()
         self.state: dict[str, Any] = {}
         self.watermark, self.processing_time = MIN_TIMESTAMP, MIN_TIMESTAMP
-        self.place = 0
         self.known = BufferedWindow()
+        #: What `known` is, and of which key.
+        self.key = no_key
+        self.window = TimeWindow(0, 0)
 
     def event(self, timestamp: int) -> None:
         if timestamp not in self.known.event:
             self.known.event.add(timestamp)
-            self.register(timestamp, self.place, processing=False)
+            self.register(timestamp, processing=False)
 
     def processing(self, timestamp: int) -> None:
         if timestamp not in self.known.processing:
             self.known.processing.add(timestamp)
-            self.register(timestamp, self.place, processing=True)
+            self.register(timestamp, processing=True)
 
     def delete(self, timestamp: int, *, processing: bool = False) -> None:
         (self.known.processing if processing else self.known.event).discard(timestamp)
 
-    def register(self, timestamp: int, place: int, *, processing: bool) -> None:
-        """Let the key's timer of that time become due; which window waits for it is found then."""
-        queue = self.processings if processing else self.events
+    def register(self, timestamp: int, *, processing: bool) -> None:
+        """Let the key's timer of that time become due, and the window be found then."""
+        queue, key = self.processings if processing else self.events, self.key
+        key.windows.wait(timestamp, self.window, processing=processing)
         if timestamp <= queue.horizon:
-            queue.add_now(timestamp, place)
+            queue.add_now(timestamp, key.at)
         else:
             queue.times.append(timestamp)
-            queue.places.append(place)
+            queue.places.append(key.at)
 
 
 class WindowEngine:
@@ -82,12 +86,12 @@ class WindowEngine:
         self._evictor = evictor
         self._buffer = buffer
         self._sink = sink
-        self.context = _Context()
+        self.context = _Context(KeyWindows(0, {}, WindowIndex(assigner), MIN_TIMESTAMP))
         #: Time of the row or timer that is being looked at.
         self.time = MIN_TIMESTAMP
 
     def add(self, key: KeyWindows, element: WindowElement, time: int) -> bool:
-        """Take a row whose windows are those of `time`; False: it is late."""
+        """Take a row whose windows are those of `time` (of the assigner's own); False: it is late."""
         self.time = element.timestamp
         windows = self.assigner.windows_of(time)
         if self.assigner.merges:
@@ -105,12 +109,12 @@ class WindowEngine:
         self.time = time
         trigger = self._trigger
         hook = trigger.on_processing_time if processing else trigger.on_event_time
-        for window in sorted(key.windows):
+        for window in key.windows.due(time, processing=processing):
             known = key.windows[window]
             times = known.processing if processing else known.event
             if time in times:
                 times.discard(time)
-                self._bind(key, known)
+                self._bind(key, window, known)
                 self._act(hook(time, window, self.context), key, window, known)
             if processing == self.assigner.processing and time == self.assigner.cleanup_time(window):
                 self._drop(key, window)
@@ -118,44 +122,46 @@ class WindowEngine:
     # --- windows ----------------------------------------------------------------------------------------------------
 
     def _add_merging(self, key: KeyWindows, element: WindowElement, window: TimeWindow) -> bool:
-        touched = sorted(w for w in key.windows if w.start <= window.end and w.end >= window.start)
-        merged = TimeWindow(
-            min([window.start, *(w.start for w in touched)]), max([window.end, *(w.end for w in touched)])
-        )
+        touched = key.windows.touched(window)
+        merged = window
+        if touched:
+            merged = TimeWindow(min(window.start, touched[0].start), max(window.end, touched[-1].end))
         if self.assigner.is_late(merged, key.watermark):
             return False
         if touched == [merged]:
             self._put(key, merged, key.windows[merged], element)
             return True
-        parts = [key.windows.pop(w) for w in touched]
+        parts = [key.windows.take(w) for w in touched]
         for gone in touched:
             self._buffer.changed(key, gone)
         known = self._new(key, merged)
         if parts:
             known.rows = sorted(number for part in parts for number in part.rows)
-            self._bind(key, known)
+            self._bind(key, merged, known)
             self._trigger.on_merge(merged, self.context, [part.trigger for part in parts])
         self._put(key, merged, known, element)
         return True
 
     def _new(self, key: KeyWindows, window: TimeWindow) -> BufferedWindow:
-        known = key.windows[window] = BufferedWindow()
+        known = BufferedWindow()
+        key.windows.put(window, known)
         cleanup = self.assigner.cleanup_time(window)
         if cleanup < MAX_TIMESTAMP:
-            self.context.register(cleanup, key.at, processing=self.assigner.processing)
+            self._bind(key, window, known)
+            self.context.register(cleanup, processing=self.assigner.processing)
         return known
 
     def _put(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow, element: WindowElement) -> None:
         known.rows.append(element.number)
         element.references += 1
         key.rows[element.number] = element
-        self._bind(key, known)
+        self._bind(key, window, known)
         result = self._trigger.on_element(element.value, element.timestamp, window, self.context)
         self._act(result, key, window, known)
 
-    def _bind(self, key: KeyWindows, known: BufferedWindow) -> None:
+    def _bind(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
         context = self.context
-        context.known, context.state, context.place = known, known.trigger, key.at
+        context.known, context.state, context.key, context.window = known, known.trigger, key, window
         context.watermark = key.watermark
 
     def _act(self, result: TriggerResult, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
@@ -166,7 +172,7 @@ class WindowEngine:
             self._buffer.forget(key, known.rows)
             known.rows = []
             if self.assigner.is_global and known == BufferedWindow():
-                del key.windows[window]
+                key.windows.take(window)
 
     def _fire(self, key: KeyWindows, window: TimeWindow, known: BufferedWindow) -> None:
         elements = [key.rows[number] for number in known.rows]
@@ -181,7 +187,7 @@ class WindowEngine:
         known.rows = stay
 
     def _drop(self, key: KeyWindows, window: TimeWindow) -> None:
-        known = key.windows.pop(window)
+        known = key.windows.take(window)
         self._buffer.forget(key, known.rows)
         self._buffer.changed(key, window)
         self._sink.clear(key, window, known)

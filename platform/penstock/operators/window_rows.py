@@ -77,10 +77,10 @@ class WindowRowsOperator(Operator):
         self._config = config
         self._store = context.keyed_state
         self._decoder = RowDecoder(rows, row_type)
-        self._buffer = WindowBuffer(self._store, pa.schema([rows.field(name) for name in config.key]), rows, row_type)
+        assigner = WindowAssigner(config.window, config.allowed_lateness)
+        self._buffer = WindowBuffer(self._store, config.key, rows, row_type, assigner)
         self._store.check_all_declared()
         self._late = LateRows(spec.config, context.metrics)
-        assigner = WindowAssigner(config.window, config.allowed_lateness)
         self._sink = self._sink_of(function, rows, merges=assigner.merges)
         self._engine = WindowEngine(assigner, trigger, evictor, self._buffer, self._sink)
         if assigner.is_global:
@@ -119,13 +119,17 @@ class WindowRowsOperator(Operator):
         windows = self._begin(distinct)
         engine, now = self._engine, self._clock_now()
         ts = ts_of(data)
-        times = [now] * data.num_rows if ts is None else ts.to_numpy().tolist()
-        by_clock = engine.assigner.processing
+        asked = times = [now] * data.num_rows
+        if ts is not None:
+            times = ts.to_numpy().tolist()
+            if not engine.assigner.processing:
+                asked = engine.assigner.times(ts.to_numpy()).tolist()
         number = first = self._buffer.next_number
         late = np.zeros(data.num_rows, np.bool_)
         try:
-            for row, place, time in zip(self._decoder.rows(data), local.tolist(), times, strict=True):
-                if not engine.add(windows[place], WindowElement(row, time, number), now if by_clock else time):
+            rows = self._decoder.rows(data)
+            for row, place, time, own in zip(rows, local.tolist(), times, asked, strict=True):
+                if not engine.add(windows[place], WindowElement(row, time, number), own):
                     late[number - first] = True
                 number += 1
         except PenstockError:

@@ -247,7 +247,7 @@ def test_what_cannot_be_is_refused(env, source, keyed):
     refused(lambda: tumbling.apply(lambda key, window, rows: rows), "output type is not known")
     refused(lambda: tumbling.process(lambda: 3), "no window function")
     zoned = keyed.window(ps.Tumbling("1d", time_zone="Asia/Tokyo"))
-    refused(lambda: zoned.trigger(ps.trigger.count(3)).aggregate(ps.count()), "time zone")
+    assert "window_start" in zoned.trigger(ps.trigger.count(3)).aggregate(ps.count()).columns
     timeless = env.from_source(source(), uid="in").key_by("user_id").window(ps.Global())
     refused(lambda: timeless.trigger(ps.trigger.event_time()).aggregate(ps.count()), "needs event time")
     by_time = timeless.trigger(ps.trigger.count(2)).evictor(ps.evictor.time("10s"))
