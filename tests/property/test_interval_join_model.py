@@ -7,28 +7,48 @@ import tempfile
 from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.two_inputs import CONFIG, KEY_NAMES, KEYS, OPERATIONS, UID, Job, joined, run
+from tests.property.two_inputs import (
+    BACKENDS,
+    CONFIG,
+    KEY_NAMES,
+    KEYS,
+    LATE_TO,
+    OPERATIONS,
+    SCHEMAS,
+    UID,
+    Job,
+    Out,
+    go_on,
+    joined,
+    run,
+)
 
-from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
 from penstock.kernels.joins import find_ranges, find_ranges_plain, write_pairs, write_pairs_plain
 
 
 class Model:
-    """Every pair of rows within the bounds that were not late, once the second of them comes."""
+    """Every pair within the bounds that was not late, once the second row comes; rows without one at their end."""
 
-    def __init__(self, lower, upper):
-        self.lower, self.upper, self.late = lower, upper, 0
+    def __init__(self, lower, upper, how="inner"):
+        self.lower, self.upper, self.how, self.late = lower, upper, how, 0
         self.kept = ({key: [] for key in KEYS}, {key: [] for key in KEYS})
         self.marks = dict.fromkeys(KEYS, MIN_TIMESTAMP)
 
     def copy(self):
-        other = Model(self.lower, self.upper)
+        other = Model(self.lower, self.upper, self.how)
         other.late, other.marks = self.late, dict(self.marks)
         other.kept = tuple({k: list(rows) for k, rows in side.items()} for side in self.kept)
         return other
+
+    def pair(self, side, row, other):
+        """Left and right of two rows that meet, else None."""
+        left, right = (other, row) if side else (row, other)
+        return (left, right) if self.lower <= right[TS_COLUMN] - left[TS_COLUMN] <= self.upper else None
 
     def row(self, side, row):
         key, time = row[KEY_NAMES[side]], row[TS_COLUMN]
@@ -36,38 +56,60 @@ class Model:
             self.late += 1
             return []
         self.kept[side][key].append(row)
-        found = []
-        for other in self.kept[1 - side][key]:
-            left, right = (other, row) if side else (row, other)
-            if self.lower <= right[TS_COLUMN] - left[TS_COLUMN] <= self.upper:
-                found.append(joined(left, right) | {TS_COLUMN: max(left[TS_COLUMN], right[TS_COLUMN])})
-        return found
+        pairs = [pair for other in self.kept[1 - side][key] if (pair := self.pair(side, row, other))]
+        return [joined(*pair) | {TS_COLUMN: max(row[TS_COLUMN] for row in pair)} for pair in pairs]
 
     def advance(self, keys, watermark):
+        found = []
         for key in keys:
-            self.marks[key] = max(self.marks[key], watermark)
-        return []
+            before, self.marks[key] = self.marks[key], max(self.marks[key], watermark)
+            for side in [s for s in (0, 1) if self.how in ("full", ("left", "right")[s])]:
+                for row in self.kept[side][key]:
+                    last = row[TS_COLUMN] + (-self.lower if side else self.upper)  # of the rows it could meet
+                    end = max(row[TS_COLUMN], last) + 1
+                    if before < end <= watermark and not any(self.pair(side, row, o) for o in self.kept[1 - side][key]):
+                        found.append(joined(*((None, row) if side else (row, None))) | {TS_COLUMN: end})
+        return found
 
 
-def spec(lower, upper):
-    return SimpleNamespace(uid=UID, kind="interval_join", config=CONFIG | {"lower_us": lower, "upper_us": upper})
+def spec(lower, upper, how="inner", late=None):
+    config = CONFIG | {"lower_us": lower, "upper_us": upper, "how": how} | (late or {})
+    return SimpleNamespace(uid=UID, kind="interval_join", config=config)
 
 
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.state.timed_rows.CHUNK", 7)
-    monkeypatch.setattr("penstock.operators.join_side.CHUNK", 5)
+    monkeypatch.setattr("penstock.state.row_state._SPILL_PART", 0)
+    monkeypatch.setattr("penstock.state.timed_rows._LEAST_SPILLED", 0)
+    monkeypatch.setattr("penstock.state.timed_rows._CUTS", 3)
+    monkeypatch.setattr("penstock.state.timed_rows._ADDED_FILE", 500)
+    monkeypatch.setattr("penstock.state.timed_run.CHUNK", 7)
+    monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 5)
+    monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 5)
     monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 
 
-@pytest.mark.parametrize(("lower", "upper"), [(-30, 20), (0, 0), (5, 60), (-40, -10)])
+@pytest.mark.parametrize(
+    ("lower", "upper", "how"),
+    [
+        *((*bounds, "inner") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
+        *((*bounds, "full") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
+        (-10, 50, "left"),
+        (-60, 5, "right"),
+    ],
+)
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(operations=OPERATIONS)
-def test_output_is_the_models(lower, upper, operations):
+@given(operations=OPERATIONS, backend=BACKENDS)
+def test_output_is_the_models(lower, upper, how, operations, backend):
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, spec(lower, upper), Model(lower, upper))
+        job = Job(
+            folder,
+            spec(lower, upper, how, LATE_TO if how == "full" else None),
+            Model(lower, upper, how),
+            backend=backend,
+        )
         run(job, operations)
         for subtask in range(len(job.subtasks)):
             job.watermark(subtask, MAX_TIMESTAMP)
@@ -91,6 +133,37 @@ def test_what_is_kept_is_what_can_still_be_met_and_nothing_else():
             times = [row["__namespace"] for row in job.rows_of(state)]
             assert times
             assert min(times) >= 50 - reach
+        job.close()
+
+
+def test_a_watermark_or_a_row_behind_pairs_that_are_still_coming_out_waits_for_them():
+    with tempfile.TemporaryDirectory() as folder:
+        job, out = Job(folder, spec(-100, 100), Model(-100, 100)), Out()
+        operator = job.subtasks[0][0]
+        rows = [[{"id": n, KEY_NAMES[side]: "a", "tags": [], TS_COLUMN: n} for n in range(8)] for side in (0, 1)]
+        batches = [pa.RecordBatch.from_pylist(mine, schema=s) for mine, s in zip(rows, SCHEMAS, strict=True)]
+
+        def later(batch):
+            place = batch.schema.get_field_index(TS_COLUMN)
+            return batch.set_column(place, batch.schema.field(place), pa.array(np.arange(600, 608)))
+
+        operator.process_batch(Batch(batches[0]), 0, out)
+        operator.process_batch(Batch(batches[1]), 1, out)
+        assert 0 < len(out.rows) < 16
+        operator.process_watermark(Watermark(500), out)
+        operator.process_status(WatermarkStatus(idle=True), out)
+        operator.process_batch(Batch(batches[1]), 1, out)
+        assert out.watermarks == []
+        assert job.dropped(0) == 0
+        go_on(operator, out)
+        assert len(out.rows) == 64, "the second time the rows are late"
+        assert out.watermarks == [500, "idle"]
+        assert job.dropped(0) == 8
+        operator.process_batch(Batch(later(batches[0])), 0, out)
+        operator.process_batch(Batch(later(batches[1])), 1, out)
+        assert len(out.rows) < 128
+        operator.snapshot(Barrier(1), out)
+        assert len(out.rows) == 128, "nothing that is under way is left to what comes behind a barrier"
         job.close()
 
 
@@ -119,6 +192,28 @@ def test_the_kernels_find_what_plain_numpy_finds(run, asking):
         for made, part in zip(pairs, room, strict=True):
             made.extend(part[:written].tolist())
     assert list(pairs) == [part.tolist() for part in write_pairs_plain(found)]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "how", "reaches"),
+    [
+        ((-30, 20), "left", (20, 50)),
+        ((-30, 20), "right", (50, 30)),
+        ((5, 60), "left", (60, 55)),
+        ((5, 60), "full", (60, 55)),
+    ],
+)
+def test_what_a_row_without_a_partner_is_told_by_is_kept_and_nothing_else(bounds, how, reaches):
+    with tempfile.TemporaryDirectory() as folder:
+        job = Job(folder, spec(*bounds, how), Model(*bounds, how))
+        job.batch(0, 1, 300, 0)
+        job.batch(1, 2, 300, 0)
+        job.watermark(0, 80)
+        job.checkpoint()
+        for state, reach in zip(("left", "right"), reaches, strict=True):
+            times = [row["__namespace"] for row in job.rows_of(state)]
+            assert 80 - reach <= min(times) < 80 - reach + 8
+        job.close()
 
 
 def test_without_checkpoints_rows_that_were_cleaned_take_no_room():

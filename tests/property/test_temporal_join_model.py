@@ -9,7 +9,20 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.property.two_inputs import CONFIG, KEY_NAMES, KEYS, LEFT, OPERATIONS, RIGHT, UID, Job, joined, run
+from tests.property.two_inputs import (
+    BACKENDS,
+    CONFIG,
+    KEY_NAMES,
+    KEYS,
+    LATE_TO,
+    LEFT,
+    OPERATIONS,
+    RIGHT,
+    UID,
+    Job,
+    joined,
+    run,
+)
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 
@@ -62,8 +75,13 @@ class Model:
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
+    monkeypatch.setattr("penstock.state.row_state._SPILL_PART", 0)
+    monkeypatch.setattr("penstock.state.timed_rows._LEAST_SPILLED", 0)
+    monkeypatch.setattr("penstock.state.timed_rows._CUTS", 3)
+    monkeypatch.setattr("penstock.state.timed_rows._ADDED_FILE", 500)
     monkeypatch.setattr("penstock.operators.temporal_join.CHUNK", 3)
-    monkeypatch.setattr("penstock.operators.join_side.CHUNK", 5)
+    monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 5)
+    monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 5)
     monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
     monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
@@ -71,11 +89,13 @@ def tight(monkeypatch):
 
 @pytest.mark.parametrize("how", ["inner", "left"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(operations=OPERATIONS)
-def test_output_is_the_models(how, operations):
-    spec = SimpleNamespace(uid=UID, kind="temporal_join", config=CONFIG | {"how": how})
+@given(operations=OPERATIONS, backend=BACKENDS)
+def test_output_is_the_models(how, operations, backend):
+    spec = SimpleNamespace(
+        uid=UID, kind="temporal_join", config=CONFIG | {"how": how} | (LATE_TO if how == "left" else {})
+    )
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, spec, Model(how), (LEFT, VERSIONS))
+        job = Job(folder, spec, Model(how), (LEFT, VERSIONS), backend=backend)
         run(job, operations)
         for subtask in range(len(job.subtasks)):
             job.watermark(subtask, MAX_TIMESTAMP)

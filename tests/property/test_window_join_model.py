@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.two_inputs import CONFIG, KEY_NAMES, KEYS, OPERATIONS, UID, Job, joined, run
+from tests.property.two_inputs import BACKENDS, CONFIG, KEY_NAMES, KEYS, LATE_TO, OPERATIONS, UID, Job, joined, run
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
-from penstock.eventtime.windows import sliding_windows
-from penstock.operators.window_join import WindowJoinOperator
+from penstock.eventtime.windows import cumulative_windows, sliding_windows
+from penstock.operators.window_due import due_windows
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC"))
 
@@ -39,7 +39,7 @@ class Model:
 
     def row(self, side, row):
         key = row[KEY_NAMES[side]]
-        windows = sliding_windows(row[TS_COLUMN], *self.window)
+        windows = windows_of(self.window, row[TS_COLUMN])
         still = [w for w in windows if w.max_timestamp > self.marks[key]]
         self.late += bool(windows) and not still
         for window in still:
@@ -68,17 +68,28 @@ class Model:
         return [joined(a, b) | bounds for a, b in pairs]
 
 
+def windows_of(window, time):
+    *kind, first, second, offset = window
+    return (cumulative_windows if kind else sliding_windows)(time, first, second, offset)
+
+
 def spec(window, how):
-    size, slide, offset = window
-    config = CONFIG | {"how": how, "window": {"size_us": size, "slide_us": slide, "offset_us": offset}}
+    *kind, first, second, offset = window
+    sizes = {"step_us": first, "size_us": second} if kind else {"size_us": first, "slide_us": second}
+    config = CONFIG | {"how": how, "window": sizes | {"offset_us": offset}} | (LATE_TO if how == "full" else {})
     return SimpleNamespace(uid=UID, kind="window_join", config=config)
 
 
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.state.timed_rows.CHUNK", 7)
-    monkeypatch.setattr("penstock.operators.join_side.CHUNK", 5)
+    monkeypatch.setattr("penstock.state.row_state._SPILL_PART", 0)
+    monkeypatch.setattr("penstock.state.timed_rows._LEAST_SPILLED", 0)
+    monkeypatch.setattr("penstock.state.timed_rows._CUTS", 3)
+    monkeypatch.setattr("penstock.state.timed_rows._ADDED_FILE", 500)
+    monkeypatch.setattr("penstock.state.timed_run.CHUNK", 7)
+    monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 5)
+    monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 5)
     monkeypatch.setattr("penstock.operators.window_join.CHUNK", 3)
     monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
@@ -86,19 +97,26 @@ def tight(monkeypatch):
 
 @pytest.mark.parametrize(
     ("window", "how"),
-    [((60, 60, 0), "inner"), ((60, 20, 7), "full"), ((50, 35, 0), "left"), ((30, 45, 10), "right")],
+    [
+        ((60, 60, 0), "inner"),
+        ((60, 20, 7), "full"),
+        ((50, 35, 0), "left"),
+        ((30, 45, 10), "right"),
+        (("cumulative", 20, 80, 30), "inner"),
+        (("cumulative", 15, 60, 0), "full"),
+    ],
 )
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
-@given(operations=OPERATIONS)
-def test_output_is_the_models(window, how, operations):
+@given(operations=OPERATIONS, backend=BACKENDS)
+def test_output_is_the_models(window, how, operations, backend):
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, spec(window, how), Model(window, how))
+        job = Job(folder, spec(window, how), Model(window, how), backend=backend)
         run(job, operations)
         for subtask in range(len(job.subtasks)):
             job.watermark(subtask, MAX_TIMESTAMP)
         for operator, _ in job.subtasks:
             assert [table.count for table in operator._state.tables] == [0, 0], "a row outlives its windows"
-            assert not operator._lasts
+            assert not operator._panes
         job.checkpoint()
         assert job.rows_of("left") == job.rows_of("right") == [], "a checkpoint holds rows that were cleaned"
         job.close()
@@ -106,13 +124,20 @@ def test_output_is_the_models(window, how, operations):
 
 @given(
     st.sets(st.integers(-30, 30), max_size=5), st.integers(1, 12), st.integers(1, 12), st.integers(-40, 40),
-    st.integers(0, 60),
+    st.integers(0, 60), st.booleans(),
 )  # fmt: skip
-def test_windows_that_end_between_two_watermarks_are_found_without_looking_at_all(places, size, slide, before, further):
-    window = SimpleNamespace(size=size, slide=slide)
-    lasts = {place * slide for place in places}
-    watermark = before + further
-    over = {last - back for last in lasts for back in range(0, size, slide)}
-    expected = sorted(start for start in over if before < start + size - 1 <= watermark)
-    found = WindowJoinOperator._starts(SimpleNamespace(_window=window, _lasts=lasts), before, watermark)
-    assert found == expected
+def test_windows_that_end_between_two_watermarks_are_found_without_looking_at_all(
+    places, first, second, before, further, cumulative
+):
+    if cumulative:
+        second *= first
+        window = SimpleNamespace(size=second, slide=second, offset=0, step=first)
+        panes = {place * first for place in places}
+        over = {w for pane in panes for w in cumulative_windows(pane, first, second)}
+    else:
+        window = SimpleNamespace(size=first, slide=second, offset=0, step=0)
+        panes = {place * second for place in places}
+        over = {w for pane in panes for w in sliding_windows(pane, first, second)}
+    expected = {w for w in over if before < w.max_timestamp <= before + further}
+    found = due_windows(window, panes, before, before + further)
+    assert found == sorted(expected, key=lambda w: (w.end, w.start))

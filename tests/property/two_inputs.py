@@ -1,7 +1,7 @@
 """Subtasks of an operator with two keyed inputs, a store of files, and the newest complete checkpoint, beside a model.
 
 A model has `copy()`, `row(side, row)` and `advance(keys, watermark)`, which return the rows that must come out, and
-`late`. Rows are dicts of the side's columns.
+`late`, how many rows were late. Rows are dicts of the side's columns.
 """
 
 from collections import Counter
@@ -20,8 +20,10 @@ from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import FileRef
 from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.hashing import hash_columns
+from penstock.operators import output_pieces
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
+from penstock.state import timed_run
 from penstock.state.budget import MemoryBudget
 from penstock.state.segments import read_state
 from penstock.state.store import KeyedStateRequest, open_keyed_state
@@ -47,6 +49,9 @@ RIGHT = pa.schema(
     ]
 )
 SCHEMAS, KEY_NAMES = (LEFT, RIGHT), ("k", "key")
+LATE_TO = {
+    "late_to": {"left": {"tag": "l", "columns": LEFT.names}, "right": {"tag": "r", "columns": RIGHT.names}},
+}
 CONFIG = {"left_key": ["k"], "right_key": ["key"], "suffix": "_right"}
 
 
@@ -61,7 +66,7 @@ def joined(left, right):
 
 class Out:
     def __init__(self):
-        self.rows, self.watermarks = [], []
+        self.rows, self.watermarks, self.late = [], [], []
 
     def batch(self, batch):
         assert batch.num_rows
@@ -71,14 +76,29 @@ class Out:
     def watermark(self, watermark):
         self.watermarks.append(watermark.timestamp)
 
+    def side(self, tag, batch):
+        self.late += [(tag, row) for row in batch.data.to_pylist()]
+
+    def status(self, status):
+        self.watermarks.append("idle" if status.idle else "active")
+
 
 def counted(rows):
     return Counter(repr(sorted(row.items())) for row in rows)
 
 
+def go_on(operator, out):
+    """Do what the task does where output comes in pieces, and say that each of them is small."""
+    while getattr(operator, "held", False):
+        assert not operator.available
+        before = len(out.rows)
+        operator.go_on(out)
+        assert len(out.rows) - before < 2 * output_pieces.PIECE_ROWS + timed_run.CHUNK
+
+
 class Job:
-    def __init__(self, folder, spec, model, schemas=SCHEMAS, *, broadcast=False):
-        self.broadcast = broadcast
+    def __init__(self, folder, spec, model, schemas=SCHEMAS, *, broadcast=False, backend="hashmap"):
+        self.broadcast, self.backend = broadcast, backend
         self.folder, self.spec, self.model, self.schemas = Path(folder), spec, model, schemas
         self.files, self.frozen, self.subtasks = {}, [], []
         self.complete = (None, model.copy())
@@ -108,7 +128,7 @@ class Job:
                 uid=UID,
                 snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
                 hash_range=owned,
-                settings=JobSettings(),
+                settings=JobSettings(state_backend=self.backend),
                 read=lambda file: self.files[file.path],
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
@@ -139,8 +159,11 @@ class Job:
     def batch(self, side, seed, count, around):
         random = np.random.default_rng(seed)
         rows = [self.drawn(random, side, around) for _ in range(count)]
-        expected = [found for row in rows for found in self.model.row(side, row)]
-        out = Out()
+        expected, late, out = [], [], Out()
+        for row in rows:
+            known = self.model.late
+            expected += self.model.row(side, row)
+            late += [row] * (self.model.late - known)
         for s, (operator, _) in enumerate(self.subtasks):
             everywhere = self.broadcast and side == 1
             mine = [r for r in rows if everywhere or r[KEY_NAMES[side]] in self.owned(s)]
@@ -149,7 +172,13 @@ class Job:
                 data = pa.RecordBatch.from_pylist([mine[0], *mine], schema=self.schemas[side]).slice(1)
                 before = self.dropped(s)
                 operator.process_batch(Batch(data), side, out)
+                go_on(operator, out)
                 self.late += self.dropped(s) - before
+        if "late_to" in self.spec.config:
+            assert self.dropped(0) == 0
+            assert {tag for tag, _ in out.late} <= {LATE_TO["late_to"][("left", "right")[side]]["tag"]}
+            assert counted(row for _, row in out.late) == counted(late)
+            self.late += len(out.late)
         self.emitted += len(out.rows)
         assert counted(out.rows) == counted(expected)
         assert self.late == self.model.late
@@ -169,7 +198,9 @@ class Job:
 
     def watermark(self, subtask, timestamp):
         out = Out()
-        self.subtasks[subtask][0].process_watermark(Watermark(timestamp), out)
+        operator = self.subtasks[subtask][0]
+        operator.process_watermark(Watermark(timestamp), out)
+        go_on(operator, out)
         assert out.watermarks == [timestamp]
         self.emitted += len(out.rows)
         assert counted(out.rows) == counted(self.model.advance(self.owned(subtask), timestamp))
@@ -229,6 +260,7 @@ class Job:
             store.close()
 
 
+BACKENDS = st.sampled_from(["hashmap", "rocksdb"])
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(5, 40)),

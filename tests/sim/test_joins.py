@@ -80,6 +80,14 @@ class TemporalPlan(Plan):
         return found
 
 
+@pytest.fixture(autouse=True)
+def few_rows_at_a_time(monkeypatch):
+    """What comes out at once comes in many pieces, with faults and barriers waiting between them."""
+    monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 3)
+    monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 2)
+    monkeypatch.setattr("penstock.state.timed_run.CHUNK", 2)
+
+
 def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm):
     plan = kind.drawn(random.Random(f"plan {seed}"))
     plan.phases, plan.input_ms, plan.inline_bytes = phases, 1500.0, 0

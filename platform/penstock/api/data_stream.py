@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from penstock.api.connectors import Sink
     from penstock.api.environment import Environment
     from penstock.api.expressions import ColumnLike, Mode
-    from penstock.api.joined_streams import How, JoinedStreams
+    from penstock.api.joined_streams import JoinedStreams
     from penstock.api.keyed_stream import KeyedStream
     from penstock.api.process import Process
+    from penstock.api.two_inputs import How, LateTo
     from penstock.api.windows import Window
     from penstock.operators.process_function import ProcessFunction
 
@@ -200,16 +201,20 @@ class DataStream(OperatorHandle):
     # --- two streams
     # ---------------------------------------------------------------------------------------------------------
 
-    def join(self, other: DataStream, *, how: How = "inner", suffix: str = "_right") -> JoinedStreams:
+    def join(
+        self, other: DataStream, *, how: How = "inner", suffix: str = "_right", late_to: LateTo | None = None
+    ) -> JoinedStreams:
         """Join with another stream by key and window: `a.join(b).where("x").equal_to("y").window(ps.Tumbling("10s"))`.
 
-        `how`: "inner", or "left", "right", "full" for rows of that side, or of both, that meet none, too.
+        `how`: "inner", or "left", "right", "full" for rows of that side, or of both, that meet none, too. `late_to`:
+        under which tags late rows are put aside, `{"left": "late-orders", "right": "late-payments"}` or one of them, to
+        be read with `.side_output(tag)`, in place of being counted and dropped.
         """
-        from penstock.api.joined_streams import JoinedStreams
+        from penstock.api.joined_streams import JoinedStreams, JoinOptions
         from penstock.api.two_inputs import require_partner
 
         require_partner(self, other, "join")
-        return JoinedStreams(self, other, how, suffix)
+        return JoinedStreams(self, other, JoinOptions(how, suffix, late_to))
 
     # --- windows over all keys
     # -----------------------------------------------------------------------------------------------

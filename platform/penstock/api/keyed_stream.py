@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from penstock.api.aggregates import Aggregate
     from penstock.api.connected_streams import BroadcastConnectedStream, ConnectedStreams
     from penstock.api.environment import Environment
+    from penstock.api.two_inputs import How, LateTo
     from penstock.api.windowed_stream import WindowedStream
     from penstock.operators.process_function import KeyedProcessFunction
 
@@ -101,20 +102,31 @@ class KeyedStream(DataStream):
         return self.append_process(compile_process(function, returns, side_outputs or {}, stream=self))
 
     def interval_join(
-        self, other: KeyedStream, lower: str | float, upper: str | float, *, suffix: str = "_right"
+        self,
+        other: KeyedStream,
+        lower: str | float,
+        upper: str | float,
+        *,
+        how: How = "inner",
+        suffix: str = "_right",
+        late_to: LateTo | None = None,
     ) -> DataStream:
         """Join with the rows of the same key in another stream whose event time is near.
 
         A row at time t meets the other stream's rows from t + `lower` to t + `upper`, both inclusive (durations such as
         "-5s", or seconds). Columns: this stream's, then the other's without its key columns; one whose name is taken
-        gets the `suffix`. The result's event time is the later of the two. Late rows are counted
-        (`numLateRecordsDropped`) and dropped.
+        gets the `suffix`. The result's event time is the later of the two.
+
+        `how`: with "left", "right" or "full" a row of that side, or of both, that has met none comes out, too, when the
+        watermark says that it can meet none any more: with nulls, and that moment as event time. Rows below the
+        watermark are late: counted (`numLateRecordsDropped`) and dropped, or put aside with `late_to`:
+        `{"left": "late-orders", "right": "late-payments"}` or one of them, to be read with `.side_output(tag)`.
 
         Raises:
             GraphError: the other stream is not keyed by columns of the same types, a side has no event time, the lower
-                bound is above the upper one, or a name would occur twice.
+                bound is above the upper one, a name would occur twice, or there is no such `how`.
         """
-        from penstock.api.two_inputs import append_two_input, require_keyed, require_partner, signed_us
+        from penstock.api.two_inputs import append_two_input, late_config, require_keyed, require_partner, signed_us
         from penstock.operators.join_schema import join_schema, parse_interval, validate_join
 
         require_partner(self, other, "interval_join")
@@ -124,28 +136,36 @@ class KeyedStream(DataStream):
             "suffix": suffix,
             "lower_us": signed_us(lower, "interval_join: lower bound"),
             "upper_us": signed_us(upper, "interval_join: upper bound"),
+            **({} if how == "inner" else {"how": how}),
+            **late_config(late_to, self, other, "interval_join"),
         }
         parse_interval(config)
         left, right = self.flow.schema, other.flow.schema
         validate_join(config, left, right, "interval_join")
-        name = f"IntervalJoin({lower}, {upper})"
+        name = f"IntervalJoin({'' if how == 'inner' else f'{how}, '}{lower}, {upper})"
         spec = OperatorSpec(uid="", name=name, kind="interval_join", config=config, stateful=True)
         return append_two_input(self, other, spec, join_schema(config, left, right))
 
     def temporal_join(
-        self, versions: KeyedStream, *, how: Literal["inner", "left"] = "inner", suffix: str = "_right"
+        self,
+        versions: KeyedStream,
+        *,
+        how: Literal["inner", "left"] = "inner",
+        suffix: str = "_right",
+        late_to: str | None = None,
     ) -> DataStream:
         """Join each row with the newest version of its key at its event time.
 
         A row of `versions` holds for its key from its event time until that of the next one; of two at the same time
         the one that came last. Rows come out when the watermark has reached them, with their own event time; those
         without a version only with `how="left"`, with nulls. Late rows are counted (`numLateRecordsDropped`) and
-        dropped, late versions hold for the rows that have not come out yet. Columns as of `interval_join`.
+        dropped, or put aside under the tag `late_to`; late versions hold for the rows that have not come out yet.
+        Columns as of `interval_join`.
 
         Raises:
             GraphError: as `interval_join`; or a version has a column of a type that is not kept by key, such as a list.
         """
-        from penstock.api.two_inputs import append_two_input, require_keyed, require_partner
+        from penstock.api.two_inputs import append_two_input, late_config, require_keyed, require_partner
         from penstock.operators.join_schema import temporal_join_schema, validate_temporal_join
 
         require_partner(self, versions, "temporal_join")
@@ -154,6 +174,7 @@ class KeyedStream(DataStream):
             "right_key": list(require_keyed(versions, "temporal_join").keys),
             "suffix": suffix,
             "how": how,
+            **late_config(None if late_to is None else {"left": late_to}, self, versions, "temporal_join"),
         }
         left, right = self.flow.schema, versions.flow.schema
         validate_temporal_join(config, left, right, "temporal_join")

@@ -5,7 +5,7 @@ Called by `penstock.api.keyed_stream` and its neighbours.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -15,12 +15,20 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.stream_graph import StreamNode, Upstream
+from penstock.graph.validate import require_name
+from penstock.operators.join_schema import SIDES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.api.data_stream import DataStream
     from penstock.api.keyed_stream import KeyedStream
+
+
+#: Which rows of a join come out: pairs alone, or also rows of the left side, the right side or both that meet none.
+How = Literal["inner", "left", "right", "full"]
+#: Under which tag the late rows of a side are put aside.
+LateTo: TypeAlias = dict[Literal["left", "right"], str]
 
 
 def require_partner(stream: DataStream, other: Any, where: str) -> None:
@@ -62,9 +70,37 @@ def append_two_input(
         [(upstream, schema_to_text(stream.flow.schema)) for upstream in stream.flow.upstreams]
         for stream in (first, second)
     ]
-    node = first.environment.builder.add_two_input(StreamNode(id=0, operator=spec, where=call_site()), *inputs)
+    late = spec.config.get("late_to", {})
+    sides = {
+        late[side]["tag"]: schema_to_text(stream.flow.schema)
+        for side, stream in zip(SIDES, (first, second), strict=True)
+        if side in late
+    }
+    made = StreamNode(id=0, operator=spec, where=call_site(), side_outputs=sides)
+    node = first.environment.builder.add_two_input(made, *inputs)
     flow = Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type)
     return DataStream(first.environment, flow, node)
+
+
+def late_config(late_to: LateTo | None, left: DataStream, right: DataStream, where: str) -> dict[str, Any]:
+    """Return what the operator is told of late rows.
+
+    Raises:
+        GraphError: a side or a tag that cannot be, or one tag for both.
+    """
+    if not late_to:
+        return {}
+    sides: Any = late_to
+    if not isinstance(sides, dict) or not set(SIDES).issuperset(sides):
+        msg = f"{where}: late_to={late_to!r} does not say which side's rows go where"
+        raise GraphError(msg, hint='write late_to={"left": "late-orders", "right": "late-payments"}, or one of them')
+    for tag in late_to.values():
+        require_name(tag, f"{where}: late_to: the tag")
+    if len(set(late_to.values())) < len(late_to):
+        msg = f"{where}: late_to has one tag for both sides, whose columns differ"
+        raise GraphError(msg, hint="give each side a tag of its own")
+    columns = {"left": left.flow.schema.names, "right": right.flow.schema.names}
+    return {"late_to": {side: {"tag": tag, "columns": columns[side]} for side, tag in late_to.items()}}
 
 
 def signed_us(duration: str | float, what: str) -> int:

@@ -193,6 +193,14 @@ def require_event_time_window(window: Any, where: str) -> Window:
     return checked
 
 
+def require_aligned_window(window: Any, where: str) -> Window:
+    """As `require_event_time_window`; cumulative windows will do, too."""
+    checked = require_window(window)
+    if isinstance(checked, Cumulative) and checked.time == "event" and not checked.time_zone:
+        return checked
+    return require_event_time_window(window, where)
+
+
 def _require_time(time: str, time_zone: str | None) -> None:
     if time not in ("event", "processing"):
         msg = f"windows over {time} time are not supported"

@@ -28,6 +28,8 @@ _STATE_CONFIG = {
     "temporal_join": ("left_key", "right_key", "suffix", "how"),
     "window_join": ("left_key", "right_key", "suffix", "window", "how"),
 }
+#: What came to a configuration later: a part of its shape where it is given.
+_ADDED = {"interval_join": ("how",)}
 
 
 def fingerprint(vertices: Sequence[JobVertex], edges: Sequence[JobEdge]) -> str:
@@ -47,6 +49,7 @@ def _state_of(operator: OperatorSpec) -> list[Any]:
     config = operator.config
     if operator.kind in _STATE_CONFIG:
         shape: Any = {key: config.get(key) for key in _STATE_CONFIG[operator.kind]}
+        shape |= {key: config[key] for key in _ADDED.get(operator.kind, ()) if key in config}
         fields = _fields(operator.output_schema)
         if operator.kind == "deduplicate":  # the other columns pass by and are not in its state
             kept = {*config.get("key", ()), config.get("by")}

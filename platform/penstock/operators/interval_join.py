@@ -2,10 +2,9 @@
 
 A row that is not late meets what the other side has kept and is kept itself until the watermark has passed all that it
 could still meet. So every pair within the bounds of rows that were not late comes out once, as soon as both are there,
-with the later of their times.
+with the later of their times. Where asked for, a row that has met none comes out when it no longer can, and the rows of
+the other side are kept until then, so that no row need say whether it has met one.
 """
-
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
 
 from __future__ import annotations
 
@@ -14,18 +13,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.operators.join_schema import join_schema, parse_interval, parse_sides, validate_join
-from penstock.operators.join_side import Arrived, JoinOutput, JoinState, below
-from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.join_schema import is_outer, join_schema, parse_interval, parse_sides, validate_join
+from penstock.operators.join_side import Arrived, JoinOperator, JoinOutput, JoinState, below
+from penstock.operators.output_pieces import OutputPieces
+from penstock.state.timed_run import CHUNK
 
 if TYPE_CHECKING:
-    from penstock.core.elements import Barrier, Batch, Watermark
-    from penstock.core.permits import CommitPermit
+    from collections.abc import Iterator
+
+    from penstock.core.elements import Batch
     from penstock.operators.operator import Collector, OperatorContext
 
 
-class IntervalJoinOperator(Operator):
-    """Inner join of two keyed inputs by event time."""
+class IntervalJoinOperator(JoinOperator):
+    """Inner or outer join of two keyed inputs by event time."""
 
     def open(self, context: OperatorContext) -> None:
         """Declare (and so restore) both sides' rows, and take up the watermark where it was."""
@@ -37,43 +38,59 @@ class IntervalJoinOperator(Operator):
         self._state.check_all_declared()
         self._keys = list(sides.left), list(sides.right)
         self._output = JoinOutput(join_schema(config, left, right), sides, left)
+        self._types = self._state.types
+        self._pieces = OutputPieces()
 
-    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
-        """Emit what the rows meet of the other side, and keep them."""
-        arrived = self._state.take(batch, input_index)
+    def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
+        """Yield what the rows meet of the other side, and keep them."""
+        arrived = self._state.take(batch, side, out)
         if arrived is not None:
-            self._meet(arrived, input_index, out)
-            self._state.keep(arrived, input_index)
+            yield from self._meet(arrived, side)
+            self._state.keep(arrived, side)
 
-    def _meet(self, arrived: Arrived, side: int, out: Collector) -> None:
+    def _meet(self, arrived: Arrived, side: int) -> Iterator[Batch]:
         lower, upper = self._interval.lower, self._interval.upper
         if side:
             lower, upper = -upper, -lower
         keys, own = arrived.columns(self._keys[side]), arrived.columns(self._state.names[side])
         lows, highs = arrived.times + lower, arrived.times + upper
-        for run in self._state.tables[1 - side].runs():
+        for run in self._state.tables[1 - side].runs(int(lows.min()), int(highs.max())):
             for asking, found in run.pairs(arrived.slots, lows, highs):
                 rows, met = pa.array(asking), pa.array(found)
                 mine = [column.take(rows) for column in own]
                 others = [column.take(met) for column in run.values]
                 times = np.maximum(arrived.times[asking], run.times[found])
                 left, right = (others, mine) if side else (mine, others)
-                self._output.add(([key.take(rows) for key in keys], left, right), times, out)
-        self._output.flush(out)
+                yield from self._output.add(([key.take(rows) for key in keys], left, right), times)
+        yield from self._output.flush()
 
-    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Forget the rows that no row can meet any more, then pass the watermark on."""
-        if watermark.timestamp > self._state.watermarks.low:
-            self._state.watermarks.advance(watermark.timestamp)
-            left, right = self._state.tables
-            left.clean(below(watermark.timestamp, max(self._interval.upper, 0) + 1))
-            right.clean(below(watermark.timestamp, max(-self._interval.lower, 0) + 1))
-        out.watermark(watermark)
+    def _pass(self, watermark: int) -> Iterator[Batch]:
+        """Yield the rows that can meet none any more and have met none, forget those that nothing asks for."""
+        for side in (0, 1):
+            if is_outer(self._interval.how, side):
+                yield from self._alone(side, watermark)
+        yield from self._output.flush()
+        self._state.watermarks.advance(watermark)
+        for side, table in enumerate(self._state.tables):
+            table.clean(below(watermark, self._interval.needed(side) + 1))
 
-    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze the rows of both sides."""
-        return self._state.snapshot(barrier.checkpoint_id)
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._state.completed(permit.checkpoint_id)
+    def _alone(self, side: int, watermark: int) -> Iterator[Batch]:
+        """Yield the rows of a side whose time to meet one ends, and that have met none, with the time of that end."""
+        over = self._interval.reach(side) + 1
+        before = self._state.watermarks.low
+        run = self._state.tables[side].within(below(before, over), below(watermark, over))
+        if run is None:
+            return
+        hashes = self._state.rows.index.hashes_of(run.slots)
+        alone = run.times + over > self._state.marks(hashes)  # else it has come out already
+        lower, upper = self._interval.lower, self._interval.upper
+        lows, highs = run.times + (-upper if side else lower), run.times + (-lower if side else upper)
+        for other in self._state.tables[1 - side].runs(int(lows.min()), int(highs.max())):
+            alone &= other.ranges(run.slots, lows, highs)[1] == 0
+        places = np.flatnonzero(alone).astype(np.int32)
+        for first in range(0, len(places), CHUNK):
+            piece = places[first : first + CHUNK]
+            chosen, slots = pa.array(piece), run.slots[piece]
+            mine, none = [c.take(chosen) for c in run.values], [pa.nulls(len(piece), t) for t in self._types[1 - side]]
+            left, right = (none, mine) if side else (mine, none)
+            yield from self._output.add((self._state.rows.keys(slots), left, right), run.times[piece] + over)

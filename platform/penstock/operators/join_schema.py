@@ -16,14 +16,15 @@ import pyarrow.types as pt
 
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
-from penstock.eventtime.windows import validate_window
+from penstock.eventtime.windows import validate_cumulative, validate_window
 from penstock.graph.validate import WINDOW_COLUMNS, is_key_type, require_key_types
 from penstock.operators.columns import TS_FIELD, without_ts
 
 #: Interval bounds beyond this (36 000 years) are refused instead of wrapping around.
 _MOST_US = 1 << 60
-#: Which rows of a window join come out: pairs alone, or rows without a partner of one side or both too.
+#: Which rows of a join come out: pairs alone, or rows without a partner of one side or both too.
 JOIN_KINDS = ("inner", "left", "right", "full")
+SIDES = ("left", "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +113,40 @@ def joined_fields(sides: JoinSides, left: pa.Schema, right: pa.Schema, where: st
     return fields
 
 
+def outer_fields(sides: JoinSides, how: str, left: pa.Schema, right: pa.Schema) -> list[pa.Field]:
+    """As `joined_fields`; what may have no partner makes the other side's columns nullable."""
+    lefts = len(without_ts(left))
+    fields = joined_fields(sides, left, right, "join")
+    named = [
+        field if field.name in sides.left else field.with_nullable(field.nullable or is_outer(how, int(place < lefts)))
+        for place, field in enumerate(fields)
+    ]
+    nullable_keys = {name for name, other in zip(sides.left, sides.right, strict=True) if right.field(other).nullable}
+    return [field.with_nullable(True) if field.name in nullable_keys else field for field in named]
+
+
+def is_outer(how: str, side: int) -> bool:
+    """Whether rows of side 0 or 1 come out also when they meet none."""
+    return how in ("full", SIDES[side])
+
+
+def require_kind(how: Any, where: str) -> str:
+    """Return the kind of a join.
+
+    Raises:
+        GraphError: there is none of that name.
+    """
+    if how not in JOIN_KINDS:
+        raise GraphError(f"{where}(how={how!r}) is not known", hint=f"use one of {', '.join(JOIN_KINDS)}")
+    return str(how)
+
+
 def join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema) -> pa.Schema:
-    """Return the result's schema, with `__ts`."""
-    return pa.schema([*joined_fields(parse_sides(config), left, right, "join"), TS_FIELD])
+    """Return the schema of an interval join's result, with `__ts`."""
+    sides, how = parse_sides(config), parse_interval(config).how
+    if how == "inner":
+        return pa.schema([*joined_fields(sides, left, right, "join"), TS_FIELD])
+    return pa.schema([*outer_fields(sides, how, left, right), TS_FIELD])
 
 
 def value_fields(schema: pa.Schema, key: Sequence[str]) -> list[pa.Field]:
@@ -132,13 +164,12 @@ class JoinWindow:
     """The windows of a window join, in microseconds, and which rows without a partner come out too."""
 
     size: int
+    #: Of cumulative windows the size.
     slide: int
     offset: int
     how: str
-
-    def outer(self, side: int) -> bool:
-        """Whether rows of side 0 or 1 come out also when they meet none."""
-        return self.how in ("full", ("left", "right")[side])
+    #: Of cumulative windows: they end every step of a `size` (0: other windows).
+    step: int = 0
 
 
 def parse_join_window(config: dict[str, Any]) -> JoinWindow:
@@ -148,34 +179,27 @@ def parse_join_window(config: dict[str, Any]) -> JoinWindow:
         GraphError: a part is missing or makes no sense.
     """
     try:
-        window, how = config["window"], str(config["how"])
-        size, slide, offset = int(window["size_us"]), int(window["slide_us"]), int(window.get("offset_us", 0))
+        window, how = config["window"], require_kind(config["how"], "join")
+        size, offset, step = int(window["size_us"]), int(window.get("offset_us", 0)), int(window.get("step_us", 0))
+        slide = size if step else int(window["slide_us"])
     except KeyError as error:
         raise GraphError(
             f"window join: {error.args[0]!r} is missing in its configuration", hint="it has window and how"
         ) from error
-    validate_window(size, slide, offset)
-    if how not in JOIN_KINDS:
-        raise GraphError(f"join(how={how!r}) is not known", hint=f"use one of {', '.join(JOIN_KINDS)}")
-    return JoinWindow(size, slide, offset, how)
+    if step:
+        validate_cumulative(step, size, offset)
+    else:
+        validate_window(size, slide, offset)
+    return JoinWindow(size, slide, offset, how, step)
 
 
 def window_join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema) -> pa.Schema:
     """Return the result's schema, with `__ts`; what may have no partner makes the other side's columns nullable."""
-    sides, window = parse_sides(config), parse_join_window(config)
-    fields = joined_fields(sides, left, right, "join")
-    lefts = len(without_ts(left))
-    fields = [
-        field.with_nullable(field.nullable or window.outer(int(place < lefts)))
-        if field.name not in sides.left
-        else field
-        for place, field in enumerate(fields)
-    ]
     time = pa.timestamp("us", tz="UTC")
     bounds = [pa.field(name, time, nullable=False) for name in WINDOW_COLUMNS]
-    nullable_keys = {name for name, other in zip(*map(sides.key, (0, 1)), strict=True) if right.field(other).nullable}
-    fields = [f.with_nullable(True) if f.name in nullable_keys else f for f in fields]
-    return pa.schema([*fields, *bounds, TS_FIELD])
+    return pa.schema(
+        [*outer_fields(parse_sides(config), parse_join_window(config).how, left, right), *bounds, TS_FIELD]
+    )
 
 
 def validate_temporal_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str) -> None:
@@ -206,10 +230,24 @@ def temporal_join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Sche
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Bounds of the right row's time minus the left one's, inclusive, in microseconds."""
+    """Bounds of the right row's time minus the left one's, inclusive, in microseconds, and the join's kind."""
 
     lower: int
     upper: int
+    how: str = "inner"
+
+    def reach(self, side: int) -> int:
+        """Return for how long after a row of side 0 or 1 a row that it meets may come, in event time."""
+        return max(-self.lower if side else self.upper, 0)
+
+    def needed(self, side: int) -> int:
+        """Return for how long a row of side 0 or 1 is looked at: by rows to come, or when another has met none.
+
+        That shows when the reach of the other one is over, which may be as much older as the bounds allow.
+        """
+        if not is_outer(self.how, 1 - side):
+            return self.reach(side)
+        return max(self.reach(side), self.reach(1 - side) + (self.upper if side == 0 else -self.lower))
 
 
 def parse_interval(config: dict[str, Any]) -> Interval:
@@ -219,7 +257,8 @@ def parse_interval(config: dict[str, Any]) -> Interval:
         GraphError: they are missing, in the wrong order, or too far apart.
     """
     try:
-        interval = Interval(int(config["lower_us"]), int(config["upper_us"]))
+        how = require_kind(config.get("how", "inner"), "interval_join")
+        interval = Interval(int(config["lower_us"]), int(config["upper_us"]), how)
     except KeyError as error:
         raise GraphError(
             f"interval_join: {error.args[0]!r} is missing in its configuration", hint="it has lower_us and upper_us"

@@ -1,4 +1,4 @@
-"""What the join operators share: one side's batches taken apart and kept, and result rows put together.
+"""What the join operators share: one side's batches taken apart and kept, result rows put together and put out.
 
 Used by `operators.interval_join`, `operators.window_join` and `operators.temporal_join`.
 """
@@ -6,25 +6,28 @@ Used by `operators.interval_join`, `operators.window_join` and `operators.tempor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch
+from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError, PenstockError
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.windows import TIME_LIMIT
-from penstock.operators.join_schema import JoinSides, key_schema_of, value_fields
-from penstock.operators.operator import OperatorSnapshot
+from penstock.operators.join_schema import SIDES, JoinSides, key_schema_of, value_fields
+from penstock.operators.late import LateRows
+from penstock.operators.operator import Operator, OperatorSnapshot
+from penstock.operators.output_pieces import PIECE_ROWS, OutputPieces
 from penstock.operators.range_watermarks import RangeWatermarks
-from penstock.state.timed_rows import CHUNK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
+    from penstock.core.elements import Barrier
+    from penstock.core.permits import CommitPermit
     from penstock.kernels.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
 
@@ -59,14 +62,15 @@ class JoinState:
         self._context = context
         self._sides = sides
         self._store = context.keyed_state
+        late = context.spec.config.get("late_to", {})
+        self._late = tuple(LateRows({"late_to": late.get(side)}, context.metrics) for side in SIDES)
         left, right = context.input_schemas
         self.rows = self._store.row_state(key_schema_of(sides, left))
         fields = value_fields(left, sides.left), value_fields(right, sides.right)
-        #: Rows of the left and of the right side, and the names of the columns they keep.
-        self.tables = tuple(
-            self.rows.timed_rows(name, tuple(kept)) for name, kept in zip(("left", "right"), fields, strict=True)
-        )
+        #: Rows of the left and of the right side, and the names and types of the columns they keep.
+        self.tables = tuple(self.rows.timed_rows(name, tuple(kept)) for name, kept in zip(SIDES, fields, strict=True))
         self.names = tuple([field.name for field in kept] for kept in fields)
+        self.types = tuple([field.type for field in kept] for kept in fields)
         saved = [item for s in context.restored if s.name == WATERMARK for item in s.items]
         self.watermarks = RangeWatermarks.restored(context.hash_range, saved)
 
@@ -74,8 +78,8 @@ class JoinState:
         """Check that nothing of the snapshot is left undeclared; after all that the operator keeps was declared."""
         self._store.check_all_declared()
 
-    def take(self, batch: Batch, side: int, last: Callable[[I64], I64] | None = None) -> Arrived | None:
-        """Return the rows of a side with their keys' slots; those that are late are counted and left out.
+    def take(self, batch: Batch, side: int, out: Collector, last: Callable[[I64], I64] | None = None) -> Arrived | None:
+        """Return the rows of a side with their keys' slots; those that are late are counted or put aside.
 
         A row is late when its time (or the `last` time of its use) is below the watermark.
 
@@ -93,9 +97,9 @@ class JoinState:
             )
         keys = key_columns(data, self._sides.key(side))
         hashes = hash_key_columns(keys, data.num_rows)
-        on_time = (times if last is None else last(times)) >= self._bounds(hashes)
+        on_time = (times if last is None else last(times)) >= self.marks(hashes)
         if not on_time.all():
-            self._context.metrics.late_records_dropped += int(len(times) - on_time.sum())
+            self._late[side].take(data, ~on_time, out)
             if not on_time.any():
                 return None
             data = data.filter(pa.array(on_time))
@@ -118,8 +122,8 @@ class JoinState:
         """Let the segments of the checkpoint be compacted."""
         self._store.completed(checkpoint_id)
 
-    def _bounds(self, hashes: I64) -> I64 | int:
-        """Return the time from which on rows are not late; after a rescale that differs by key."""
+    def marks(self, hashes: I64) -> I64 | int:
+        """Return the watermark of keys of these hashes; after a rescale it differs by key."""
         low = self.watermarks.low
         if not self.watermarks.differ:
             return low
@@ -130,7 +134,7 @@ class JoinState:
 
 
 class JoinOutput:
-    """Puts result rows together and emits them in batches of a good size."""
+    """Puts result rows together into batches of a good size."""
 
     def __init__(self, schema: pa.Schema, sides: JoinSides, left: pa.Schema) -> None:
         """`schema`: the result's, with `__ts`; `left`: that of the left side."""
@@ -140,22 +144,78 @@ class JoinOutput:
         self._waiting: list[pa.RecordBatch] = []
         self._rows = 0
 
-    def add(self, columns: tuple[Sequence[Any], Sequence[Any], Sequence[Any]], times: I64, out: Collector) -> None:
-        """Add rows: (key columns, other columns of the left side, all that follows), in the order of the schemas."""
+    def add(self, columns: tuple[Sequence[Any], Sequence[Any], Sequence[Any]], times: I64) -> Iterator[Batch]:
+        """Add rows, and yield a batch when there are enough; to be exhausted.
+
+        `columns`: (key columns, other columns of the left side, all that follows), in the order of the schemas.
+        """
         keys, left, right = columns
         by_name = dict(zip(self._key, keys, strict=True))
         values = iter(left)
         arrays = [by_name[name] if name in by_name else next(values) for name in self._left]
         self._waiting.append(pa.RecordBatch.from_arrays([*arrays, *right, pa.array(times)], schema=self._schema))
         self._rows += len(times)
-        if self._rows >= CHUNK:
-            self.flush(out)
+        if self._rows >= PIECE_ROWS:
+            yield from self.flush()
 
-    def flush(self, out: Collector) -> None:
-        """Emit what waits."""
+    def flush(self) -> Iterator[Batch]:
+        """Yield what waits."""
         if self._rows:
             waiting, self._waiting, self._rows = self._waiting, [], 0
-            out.batch(Batch(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)))
+            yield Batch(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting))
+
+
+class JoinOperator(Operator, Protocol):
+    """What the joins do alike: rows and watermarks become work, which is put out piece by piece."""
+
+    _state: JoinState
+    _pieces: OutputPieces
+
+    def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
+        """Keep rows of a side, and yield what they give at once; `out` takes late rows."""
+
+    def _pass(self, watermark: int) -> Iterator[Batch]:
+        """Yield what comes out as the watermark advances to `watermark`, and forget what is done with."""
+
+    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+        """Keep the rows, emit what they give."""
+        self._pieces.begin(self._take(batch, input_index, out), out)
+
+    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
+        """Emit what the watermark brings, then pass it on."""
+        self._pieces.begin(self._passing(watermark), out)
+
+    def process_status(self, status: WatermarkStatus, out: Collector) -> None:
+        """Pass it on behind all that is to come out before."""
+        self._pieces.begin(iter((status,)), out)
+
+    def _passing(self, watermark: Watermark) -> Iterator[Batch | Watermark]:
+        if watermark.timestamp > self._state.watermarks.low:
+            yield from self._pass(watermark.timestamp)
+        yield watermark
+
+    @property
+    def available(self) -> bool:
+        """False: output is under way."""
+        return not self._pieces.held
+
+    @property
+    def held(self) -> bool:
+        """Whether output is under way."""
+        return self._pieces.held
+
+    def go_on(self, out: Collector) -> bool:
+        """Emit the next piece of what is under way; return whether there was any."""
+        return self._pieces.go_on(out)
+
+    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
+        """Freeze the rows of both sides; what the rows before the barrier give is out by then."""
+        self._pieces.drain(out)
+        return self._state.snapshot(barrier.checkpoint_id)
+
+    def notify_complete(self, permit: CommitPermit) -> None:
+        """Let the segments of the checkpoint be compacted."""
+        self._state.completed(permit.checkpoint_id)
 
 
 def below(watermark: int, distance: int) -> int:

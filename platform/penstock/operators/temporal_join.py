@@ -6,8 +6,6 @@ by key, the newest; those beyond it wait too. A left row at or below the waterma
 holds for the left rows that are still to come out.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -17,13 +15,14 @@ import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.operators.join_schema import parse_sides, temporal_join_schema, validate_temporal_join, value_fields
-from penstock.operators.join_side import JoinOutput, JoinState
-from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.state.timed_rows import CHUNK, Run
+from penstock.operators.join_side import JoinOperator, JoinOutput, JoinState
+from penstock.operators.output_pieces import OutputPieces
+from penstock.state.timed_run import CHUNK, Run
 
 if TYPE_CHECKING:
-    from penstock.core.elements import Barrier, Batch, Watermark
-    from penstock.core.permits import CommitPermit
+    from collections.abc import Iterator
+
+    from penstock.core.elements import Batch
     from penstock.kernels.compile import I64
     from penstock.operators.operator import Collector, OperatorContext
 
@@ -32,7 +31,7 @@ _CURRENT = "current"
 _VERSION = pa.field("__version", pa.int64(), nullable=False)
 
 
-class TemporalJoinOperator(Operator):
+class TemporalJoinOperator(JoinOperator):
     """Inner or left join of a keyed input with the versions of another."""
 
     def open(self, context: OperatorContext) -> None:
@@ -46,15 +45,20 @@ class TemporalJoinOperator(Operator):
         self._current = self._state.rows.value(_CURRENT, (_VERSION, *fields))
         self._state.check_all_declared()
         self._output = JoinOutput(temporal_join_schema(config, left, right), sides, left)
+        self._pieces = OutputPieces()
 
-    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+    def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows; versions that the watermark has passed already take their place at once."""
-        if input_index == 0:
-            arrived = self._state.take(batch, 0, lambda times: times - 1)
+        if side:
+            self._take_versions(batch, out)
+        else:
+            arrived = self._state.take(batch, 0, out, lambda times: times - 1)
             if arrived is not None:
                 self._state.keep(arrived, 0)
-            return
-        arrived = self._state.take(batch, 1, lambda times: np.full(len(times), MAX_TIMESTAMP))
+        yield from ()
+
+    def _take_versions(self, batch: Batch, out: Collector) -> None:
+        arrived = self._state.take(batch, 1, out, lambda times: np.full(len(times), MAX_TIMESTAMP))
         if arrived is None:
             return
         values = arrived.columns(self._state.names[1])
@@ -68,31 +72,21 @@ class TemporalJoinOperator(Operator):
         self._state.tables[1].add(arrived.slots[coming], arrived.times[coming], values)
         self._state.rows.settle()
 
-    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Emit the left rows the watermark has reached, then pass it on."""
-        if watermark.timestamp > self._state.watermarks.low:
-            rows, versions = (table.within(MIN_TIMESTAMP, watermark.timestamp) for table in self._state.tables)
-            if rows is not None:
-                self._emit(rows, versions, out)
-            if versions is not None:
-                self._replace(versions)
-            self._state.watermarks.advance(watermark.timestamp)
-            for table in self._state.tables:
-                table.clean(watermark.timestamp)
-            self._state.rows.settle()
-        out.watermark(watermark)
-
-    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze rows and versions."""
-        return self._state.snapshot(barrier.checkpoint_id)
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._state.completed(permit.checkpoint_id)
+    def _pass(self, watermark: int) -> Iterator[Batch]:
+        """Yield the left rows the watermark has reached; the newest version of each key is kept."""
+        rows, versions = (table.within(MIN_TIMESTAMP, watermark) for table in self._state.tables)
+        if rows is not None:
+            yield from self._emit(rows, versions)
+        if versions is not None:
+            self._replace(versions)
+        self._state.watermarks.advance(watermark)
+        for table in self._state.tables:
+            table.clean(watermark)
+        self._state.rows.settle()
 
     # --- versions ---------------------------------------------------------------------------------------------------
 
-    def _emit(self, rows: Run, versions: Run | None, out: Collector) -> None:
+    def _emit(self, rows: Run, versions: Run | None) -> Iterator[Batch]:
         kept = self._current.rows_of(rows.slots)
         has = kept >= 0
         current = self._current.arrays(kept[has])
@@ -112,8 +106,8 @@ class TemporalJoinOperator(Operator):
             for i, kept_column in enumerate(current[1:])
         ]
         for first in range(0, len(wanted), CHUNK):
-            self._add(rows, wanted[first : first + CHUNK], (place, sources), out)
-        self._output.flush(out)
+            yield from self._add(rows, wanted[first : first + CHUNK], (place, sources))
+        yield from self._output.flush()
 
     def _newest(self, rows: Run, versions: Run) -> I64:
         """Return the place of the newest version at each row's time; of equal ones the last that came; -1: none."""
@@ -121,13 +115,13 @@ class TemporalJoinOperator(Operator):
         firsts, counts = versions.ranges(rows.slots, lows, rows.times)
         return np.where(counts > 0, firsts + counts - 1, -1)
 
-    def _add(self, rows: Run, chosen: I64, versions: tuple[I64, list[pa.Array]], out: Collector) -> None:
+    def _add(self, rows: Run, chosen: I64, versions: tuple[I64, list[pa.Array]]) -> Iterator[Batch]:
         place, sources = versions
         left = [column.take(pa.array(chosen)) for column in rows.values]
         at = place[chosen]
         places = pa.array(at, mask=at < 0)
         right = [source.take(places) for source in sources]
-        self._output.add((self._state.rows.keys(rows.slots[chosen]), left, right), rows.times[chosen], out)
+        yield from self._output.add((self._state.rows.keys(rows.slots[chosen]), left, right), rows.times[chosen])
 
     def _replace(self, versions: Run) -> None:
         """Let the newest version of each key be the kept one, unless that is newer."""

@@ -5,8 +5,6 @@ asked for, the rows that met none, with the event time of the window's end. A ro
 come out.
 """
 
-# ruff: noqa: ARG002 - hooks take what the protocol gives them
-
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -15,23 +13,22 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch
-from penstock.operators.join_schema import parse_join_window, parse_sides, validate_join, window_join_schema
-from penstock.operators.join_side import JoinOutput, JoinState
-from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.window_due import not_below
-from penstock.state.timed_rows import CHUNK
+from penstock.operators.join_schema import is_outer, parse_join_window, parse_sides, validate_join, window_join_schema
+from penstock.operators.join_side import JoinOperator, JoinOutput, JoinState
+from penstock.operators.output_pieces import OutputPieces
+from penstock.operators.window_due import due_windows
+from penstock.state.timed_run import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.core.elements import Barrier, Watermark
-    from penstock.core.permits import CommitPermit
+    from penstock.eventtime.windows import TimeWindow
     from penstock.kernels.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.state.timed_rows import Run
+    from penstock.state.timed_run import Run
 
 
-class WindowJoinOperator(Operator):
+class WindowJoinOperator(JoinOperator):
     """Inner or outer join of two keyed inputs by window."""
 
     def open(self, context: OperatorContext) -> None:
@@ -44,54 +41,41 @@ class WindowJoinOperator(Operator):
         self._state.check_all_declared()
         self._schema = window_join_schema(config, left, right)
         self._output = JoinOutput(self._schema, sides, left)
-        self._types = tuple(
-            [schema.field(name).type for name in names]
-            for schema, names in zip((left, right), self._state.names, strict=True)
-        )
-        #: Starts of the last windows that rows in memory are in.
-        self._lasts: set[int] = set()
+        self._pieces = OutputPieces()
+        #: Where the panes begin that rows in memory are in.
+        self._panes: set[int] = set()
         for table in self._state.tables:
-            for run in table.runs():
+            for run in table.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
                 self._note(run.times)
 
-    def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
+    def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows that are in a window still to come out."""
         window = self._window
         if window.slide > window.size:  # rows between two windows are in none
             times = batch.data.column(TS_COLUMN).to_numpy()
             batch = Batch(batch.data.filter(pa.array((times - window.offset) % window.slide < window.size)))
-        arrived = self._state.take(batch, input_index, self._usable)
+        arrived = self._state.take(batch, side, out, self._usable)
         if arrived is not None:
             self._note(arrived.times)
-            self._state.keep(arrived, input_index)
+            self._state.keep(arrived, side)
+        yield from ()
 
-    def process_watermark(self, watermark: Watermark, out: Collector) -> None:
-        """Emit the windows that close, in order, forget what is in no other, then pass the watermark on."""
-        before = self._state.watermarks.low
-        if watermark.timestamp > before:
-            window = self._window
-            for start in self._starts(before, watermark.timestamp):
-                self._fire(start, out)
-            self._output.flush(out)
-            self._state.watermarks.advance(watermark.timestamp)
-            closed = self._last(watermark.timestamp + 1 - window.size)
-            self._lasts = {last for last in self._lasts if last > closed}
-            for table in self._state.tables:
-                table.clean(max(MIN_TIMESTAMP, min(closed + window.slide - 1, MAX_TIMESTAMP)))
-        out.watermark(watermark)
-
-    def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze the rows of both sides."""
-        return self._state.snapshot(barrier.checkpoint_id)
-
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """Let the segments of the checkpoint be compacted."""
-        self._state.completed(permit.checkpoint_id)
+    def _pass(self, watermark: int) -> Iterator[Batch]:
+        """Yield the windows that close, in order, then forget what is in no other."""
+        window = self._window
+        for due in due_windows(window, self._panes, self._state.watermarks.low, watermark):
+            yield from self._fire(due)
+        yield from self._output.flush()
+        self._state.watermarks.advance(watermark)
+        closed = self._last(watermark + 1 - window.size)
+        self._panes = {pane for pane in self._panes if pane >= closed + window.slide}
+        for table in self._state.tables:
+            table.clean(max(MIN_TIMESTAMP, min(closed + window.slide - 1, MAX_TIMESTAMP)))
 
     # --- windows ----------------------------------------------------------------------------------------------------
 
     def _last(self, time: Any) -> Any:
-        """Return the start of the last window that begins at `time` or before."""
+        """Return the start of the last windows that begin at `time` or before."""
         return time - (time - self._window.offset) % self._window.slide
 
     def _usable(self, times: I64) -> I64:
@@ -100,21 +84,11 @@ class WindowJoinOperator(Operator):
         return last + (self._window.size - 2)
 
     def _note(self, times: I64) -> None:
-        self._lasts.update(np.unique(self._last(times)).tolist())
+        step = self._window.step or self._window.slide
+        self._panes.update(np.unique(times - (times - self._window.offset) % step).tolist())
 
-    def _starts(self, before: int, watermark: int) -> list[int]:
-        """Return the windows that may hold rows and end between two watermarks."""
-        window = self._window
-        low, high = before - window.size + 2, watermark - window.size + 1
-        starts: set[int] = set()
-        for last in self._lasts:
-            # of the windows over `last`, from the oldest on, those that end between the two
-            oldest = last - (window.size - 1) // window.slide * window.slide
-            starts.update(range(not_below(oldest, low, window.slide), min(last, high) + 1, window.slide))
-        return sorted(starts)
-
-    def _fire(self, start: int, out: Collector) -> None:
-        end = start + self._window.size
+    def _fire(self, window: TimeWindow) -> Iterator[Batch]:
+        start, end = window
         left, right = (self._of_window(table.within(start, end - 1), end) for table in self._state.tables)
         met = tuple(np.zeros(0 if run is None else len(run.slots), np.bool_) for run in (left, right))
         if left is not None and right is not None:
@@ -122,12 +96,12 @@ class WindowJoinOperator(Operator):
             for asking, found in right.pairs(left.slots, lows, highs):
                 met[0][asking], met[1][found] = True, True
                 columns = self._taken(left, asking), self._taken(right, found)
-                self._add(left.slots[asking], columns, (start, end), out)
+                yield from self._add(left.slots[asking], columns, window)
         for side, run in enumerate((left, right)):
-            if run is not None and self._window.outer(side):
+            if run is not None and is_outer(self._window.how, side):
                 for alone in _pieces(np.flatnonzero(~met[side]).astype(np.int32)):
-                    mine, none = self._taken(run, alone), [pa.nulls(len(alone), t) for t in self._types[1 - side]]
-                    self._add(run.slots[alone], (none, mine) if side else (mine, none), (start, end), out)
+                    mine, none = self._taken(run, alone), [pa.nulls(len(alone), t) for t in self._state.types[1 - side]]
+                    yield from self._add(run.slots[alone], (none, mine) if side else (mine, none), window)
 
     def _of_window(self, run: Run | None, end: int) -> Run | None:
         """Leave out the keys for which a former subtask has fired the window already."""
@@ -145,14 +119,12 @@ class WindowJoinOperator(Operator):
         chosen = pa.array(rows)
         return [column.take(chosen) for column in run.values]
 
-    def _add(
-        self, slots: I32, columns: tuple[list[pa.Array], list[pa.Array]], bounds: tuple[int, int], out: Collector
-    ) -> None:
+    def _add(self, slots: I32, columns: tuple[list[pa.Array], list[pa.Array]], bounds: TimeWindow) -> Iterator[Batch]:
         left, right = columns
         kind = self._schema.field("window_start").type
         ends = [pa.array(np.full(len(slots), bound)).view(kind) for bound in bounds]
         times = np.full(len(slots), bounds[1] - 1)
-        self._output.add((self._state.rows.keys(slots), left, [*right, *ends]), times, out)
+        yield from self._output.add((self._state.rows.keys(slots), left, [*right, *ends]), times)
 
 
 def _pieces(rows: I32) -> Iterator[I32]:

@@ -35,11 +35,14 @@ if TYPE_CHECKING:
     from penstock.state.frozen import FrozenSource, StateSpec
     from penstock.state.key_index import KeyView
     from penstock.state.migration import Migration
+    from penstock.state.spilled_rows import SpillArea
     from penstock.state.ttl import Ttl
 
 #: Fewer keys than this are never looked through for dead ones.
 _DEAD_KEYS = 65_536
 _CHUNK = 65_536
+#: When this part of the memory is in use, rows go to files: the rest is for the next batch and for writing them.
+_SPILL_PART = 0.6
 #: Slots that are looked through for expired state behind every batch.
 _SWEEP = 1024
 
@@ -81,18 +84,25 @@ class RowState:
         holder: str,
         budget: MemoryBudget,
         declare: Declare,
+        *,
         cold: ColdHome | None = None,
+        area: SpillArea | None = None,
     ) -> None:
-        """No state is declared yet; `holder` names it to the budget; without `cold` all keys stay in memory."""
+        """No state is declared yet; `holder` names it to the budget.
+
+        Without `cold` all keys stay in memory, without `area` all rows of joins.
+        """
         self.cold = cold
         self._recency = Recency(budget, holder)
         self.index = KeyIndex(key_schema)
         self._holder = holder
         self._budget = budget
         self._declare = declare
+        self._area = area
         self._tables: list[_SlotTable] = []
         #: The same tables where keys may leave, none where they may not.
         self._cold_tables: list[ColdTable] = []
+        self._timed: list[TimedRows] = []
         self._expiring: list[RowTable | EntryTable] = []
         self._numbers: I32 = np.zeros(0, np.int32)
         self._check_dead_at = _DEAD_KEYS
@@ -162,8 +172,9 @@ class RowState:
         spec = TimedSpec(RowSpec(self.index.schema, values))
 
         def make(source: FrozenSource) -> TimedRows:
-            table = TimedRows(source, spec, self)
+            table = TimedRows(source, spec, self, self._area)
             self._enter(table)
+            self._timed.append(table)
             return table
 
         made: TimedRows = self._declare(name, spec, make)
@@ -235,12 +246,12 @@ class RowState:
                 f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
                 hint="raise managed_memory_bytes or the parallelism; with state_backend=rocksdb the keys of a process "
-                "function need not all be in memory",
+                "function, and the rows of a join, need not all be in memory",
             )
 
     def settle_load(self) -> None:
         """Count memory after a part of a restore; slots may have new numbers when this returns."""
-        if self.cold is not None:
+        if self.cold is not None or self._area is not None:
             self._make_room()
 
     def close(self) -> None:
@@ -248,7 +259,7 @@ class RowState:
         self._budget.report(self._holder, 0)
 
     def _make_room(self) -> None:
-        """Let keys leave until what is left may stay, and say what that is."""
+        """Let keys leave until what is left may stay, say what that is, and let rows of joins go to files."""
         held = self.hot_bytes
         if self.cold is not None and self.index.count and self._recency.full(held):
             for table in self._cold_tables:
@@ -258,6 +269,17 @@ class RowState:
                 self._evict()
                 held = self.hot_bytes
         self._budget.report(self._holder, held)
+        if self._area is not None and self._timed:
+            self._spill()
+
+    def _spill(self) -> None:
+        """Let rows of joins go to local files before they are more than there is room for."""
+        if self.hot_bytes > _SPILL_PART * self._budget.share_of(self._holder) or self._budget.exceeded:
+            for table in self._timed:
+                table.spill()
+            self._budget.report(self._holder, self.hot_bytes)
+        for table in self._timed:
+            table.release()
 
     def _evict(self) -> None:
         """Let the keys leave that were not touched for longest."""

@@ -27,6 +27,7 @@ from penstock.state.row_table import RowTable
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
 from penstock.state.session_table import SessionTable
+from penstock.state.spilled_rows import SpillArea
 from penstock.state.table_home import TableHome
 
 if TYPE_CHECKING:
@@ -177,7 +178,9 @@ class KeyedState:
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
         cold = self._cold_home() if leaves else None
-        self._rows = RowState(key_schema, f"{request.writer}/{request.uid}", request.budget, self._declare, cold)
+        area = SpillArea(request.directory) if request.settings.state_backend == "rocksdb" else None
+        holder = f"{request.writer}/{request.uid}"
+        self._rows = RowState(key_schema, holder, request.budget, self._declare, cold=cold, area=area)
         return self._rows
 
     @property

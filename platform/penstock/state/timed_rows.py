@@ -2,7 +2,9 @@
 
 Rows lie in runs sorted by (slot, time), each about twice as large as the next, so that a row is moved a few times in
 its life and what is asked for is found by a binary search a run. A freeze keeps references to what was added since the
-last one. What was cleaned is one tombstone. Owned by one subtask thread; a frozen part is encoded by any.
+last one. What was cleaned is one tombstone. Where there is a spill area, runs that memory has no room for are cut by
+time and become files, each of which goes as a whole when the watermark has passed it. Owned by one subtask thread; a
+frozen part is encoded by any.
 """
 
 from __future__ import annotations
@@ -16,11 +18,11 @@ import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
-from penstock.kernels.joins import find_ranges, write_pairs
 from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.look_up import rows_of
+from penstock.state.timed_run import CHUNK, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,11 +32,14 @@ if TYPE_CHECKING:
     from penstock.state.key_index import KeyView
     from penstock.state.row_spec import RowSpec
     from penstock.state.row_state import RowState
+    from penstock.state.spilled_rows import SpillArea, SpilledRows
 
-#: Pairs that are made at a time.
-CHUNK = 65_536
 #: Runs are not merged beyond this: the offsets of strings are 32 bits wide.
 _MOST_BYTES = 1 << 29
+#: A run that becomes files becomes about so many, by time; smaller ones than this stay in memory.
+_CUTS, _LEAST_SPILLED = 8, 256 << 10
+#: Rows waiting for a checkpoint become files of about this size.
+_ADDED_FILE = 8 << 20
 
 
 @dataclass(frozen=True)
@@ -51,61 +56,6 @@ class TimedSpec:
         return plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
 
 
-@dataclass(slots=True)
-class Run:
-    """Rows in order of (slot, time); `look_at`: the middle of their times, up to which they are cleaned at once."""
-
-    slots: I32
-    times: I64
-    values: list[pa.Array]
-    size: int
-    look_at: int
-
-    @classmethod
-    def of(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
-        """Put rows in order."""
-        order = _order(slots, times)
-        chosen = pa.array(order)
-        return cls.ordered(slots[order], times[order], [value.take(chosen) for value in values])
-
-    @classmethod
-    def ordered(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
-        """Rows are in order."""
-        size = int(slots.nbytes + times.nbytes) + sum(int(value.nbytes) for value in values)
-        low, high = int(times.min()), int(times.max())
-        return cls(slots, times, values, size, low + (high - low) // 2)
-
-    def without(self, cleaned: int) -> Run | None:
-        """Leave out what was cleaned."""
-        kept = self.times > cleaned
-        if kept.all():
-            return self
-        if not kept.any():
-            return None
-        return self.chosen(kept)
-
-    def chosen(self, kept: np.ndarray) -> Run:
-        """Return some of the rows, at least one."""
-        mask = pa.array(kept)
-        return Run.ordered(self.slots[kept], self.times[kept], [value.filter(mask) for value in self.values])
-
-    def ranges(self, slots: I32, lows: I64, highs: I64) -> tuple[I64, I64]:
-        """Return where the rows of each asking slot in its span (inclusive) begin, and how many they are."""
-        ranges = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
-        find_ranges((self.slots, self.times), slots, (lows, highs), ranges)
-        return ranges
-
-    def pairs(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[I32, I32]]:
-        """Yield (asking row, place in this run) of all rows of an asking slot in its span (inclusive), in pieces."""
-        ranges = self.ranges(slots, lows, highs)
-        total, state = int(ranges[1].sum()), np.zeros(2, np.int64)
-        while total > 0:
-            room = min(total, CHUNK)
-            asking, found = np.empty(room, np.int32), np.empty(room, np.int32)
-            total -= int(write_pairs(ranges, state, (asking, found)))
-            yield asking, found
-
-
 @dataclass(frozen=True, slots=True)
 class _Added:
     """Rows as they came; their numbers go up from `first`."""
@@ -116,9 +66,12 @@ class _Added:
     first: int
     #: The newest time among them.
     last: int
+    spilled: SpilledRows | None = None
 
     @property
     def size(self) -> int:
+        if self.spilled is not None:
+            return 0
         return int(self.slots.nbytes + self.times.nbytes) + sum(int(value.nbytes) for value in self.values)
 
 
@@ -160,11 +113,14 @@ class FrozenTimedRows:
 class TimedRows:
     """Rows by slot of the keys that all states of an operator share, and by time."""
 
-    def __init__(self, source: FrozenSource, spec: TimedSpec, state: RowState) -> None:
-        """No rows; `load` brings in restored ones."""
+    def __init__(self, source: FrozenSource, spec: TimedSpec, state: RowState, area: SpillArea | None = None) -> None:
+        """No rows; `load` brings in restored ones; without an `area` all of them stay in memory."""
         self.source = source
         self.spec = spec
         self._state = state
+        self._area = area
+        #: Files that were looked at, and so may be in memory.
+        self._looked_at: list[SpilledRows] = []
         source.memory = self
         self._runs: list[Run] = []
         self._added: list[_Added] = []
@@ -187,14 +143,16 @@ class TimedRows:
         self._next_row += len(slots)
         self._put(slots, times, values)
 
-    def runs(self) -> tuple[Run, ...]:
-        """Return the runs of all rows."""
-        return tuple(self._runs)
+    def runs(self, low: int, high: int) -> tuple[Run, ...]:
+        """Return the runs that may hold rows of a span of time (inclusive)."""
+        found = tuple(run for run in self._runs if run.low <= high and run.high >= low)
+        self._looked_at += [run.spilled for run in found if run.spilled is not None]
+        return found
 
     def within(self, low: int, high: int) -> Run | None:
         """Return all rows of a span of time (inclusive) as one run; None when there are none."""
         parts = []
-        for run in self._runs:
+        for run in self.runs(low, high):
             inside = (run.times >= low) & (run.times <= high) & (run.times > self._cleaned)
             if inside.any():
                 parts.append(run if inside.all() else run.chosen(inside))
@@ -247,7 +205,7 @@ class TimedRows:
 
     @property
     def count(self) -> int:
-        """How many rows are in memory."""
+        """How many rows there are, in memory and in files."""
         return sum(len(run.slots) for run in self._runs)
 
     # --- snapshots --------------------------------------------------------------------------------------------------
@@ -281,6 +239,7 @@ class TimedRows:
         self._next_row = max(self._next_row, int(batch.column(ROW).to_numpy().max()) + 1)
         values = [batch.column(name) for name in self.spec.rows.value_names]
         self._put(slots.copy(), batch.column(NAMESPACE).to_numpy(), values)
+        self._state.settle_load()
 
     @property
     def memory_bytes(self) -> int:
@@ -289,7 +248,7 @@ class TimedRows:
 
     @property
     def hot_bytes(self) -> int:
-        """Bytes of the rows in memory."""
+        """Bytes of the rows in memory; those of files do not count."""
         return self._added_bytes + sum(run.size for run in self._runs)
 
     def close(self) -> None:
@@ -313,14 +272,55 @@ class TimedRows:
     def renumber(self, numbers: I32) -> None:
         """The keys were numbered anew: slot s is now `numbers[s]`; order is kept, so runs stay sorted."""
         for run in self._runs:
-            run.slots = numbers[run.slots]
-        self._added = [_Added(numbers[p.slots], p.times, p.values, p.first, p.last) for p in self._added]
+            if run.spilled is None:
+                run.slots = numbers[run.slots]
+        files = [run.spilled for run in self._runs] + [piece.spilled for piece in self._added]
+        for file in filter(None, files):
+            for first in range(0, len(file.slots), CHUNK):
+                file.slots[first : first + CHUNK] = numbers[file.slots[first : first + CHUNK]]
+            file.release()
+        self._added = [
+            p if p.spilled is not None else _Added(numbers[p.slots], p.times, p.values, p.first, p.last)
+            for p in self._added
+        ]
+
+    # --- files ------------------------------------------------------------------------------------------------------
+
+    def spill(self) -> None:
+        """Write what is in memory to files, but for small runs."""
+        area = self._area
+        if area is None:
+            return
+        # in the order they came: of rows of one key and time the last one stays the last
+        self._runs = [piece for run in self._runs for piece in self._cut(run, area)]
+        self._added = [piece for group in _in_a_row(self._added) for piece in _written(group, area)]
+        self._added_bytes = sum(piece.size for piece in self._added)
+        self.release()
+
+    def release(self) -> None:
+        """Give back the memory of files that were looked at."""
+        looked_at, self._looked_at = self._looked_at, []
+        for file in looked_at:
+            file.release()
+
+    def _cut(self, run: Run, area: SpillArea) -> Iterator[Run]:
+        if run.spilled is not None or run.size < _LEAST_SPILLED:
+            yield run
+            return
+        width = (run.high - run.low) // _CUTS + 1
+        for low in range(run.low, run.high + 1, width):
+            inside = (run.times >= max(low, self._cleaned + 1)) & (run.times < low + width)
+            if inside.any():
+                part = run.chosen(inside)
+                file = area.write(part.slots, part.times, part.values)
+                self._looked_at.append(file)
+                yield Run(file.slots, file.times, file.values, 0, part.low, part.high, file)
 
     def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
         """Make a run of rows; runs that are not twice as large as the next are merged with it."""
         new = Run.of(slots, times, values)
         while self._runs and len(self._runs[-1].slots) <= 2 * len(new.slots):
-            if self._runs[-1].size + new.size > _MOST_BYTES:
+            if self._runs[-1].spilled is not None or self._runs[-1].size + new.size > _MOST_BYTES:
                 break
             last = self._runs.pop().without(self._cleaned)
             if last is not None:
@@ -332,10 +332,30 @@ class TimedRows:
         self._runs.append(new)
 
 
-def _order(slots: I32, times: I64) -> I64:
-    """Return the order of (slot, time); one word a row where both fit, so that sorted parts are merged in one pass."""
-    low, span = int(times.min()), int(times.max()) - int(times.min())
-    bits = span.bit_length()
-    if bits + int(slots.max()).bit_length() < 63:
-        return np.argsort((slots.astype(np.int64) << bits) | (times - low), kind="stable")
-    return np.lexsort((times, slots))
+def _in_a_row(pieces: list[_Added]) -> Iterator[list[_Added]]:
+    """Yield pieces whose numbers follow one another, about as many as one file takes; such as have one are alone."""
+    group: list[_Added] = []
+    size = 0
+    for piece in pieces:
+        follows = group and group[-1].first + len(group[-1].slots) == piece.first and group[-1].spilled is None
+        if group and (not follows or piece.spilled is not None or size >= _ADDED_FILE):
+            yield group
+            group, size = [], 0
+        group.append(piece)
+        size += piece.size
+    if group:
+        yield group
+
+
+def _written(group: list[_Added], area: SpillArea) -> Iterator[_Added]:
+    if group[0].spilled is not None or sum(piece.size for piece in group) < _LEAST_SPILLED:
+        yield from group
+        return
+    columns = zip(*(piece.values for piece in group), strict=True)
+    file = area.write(
+        np.concatenate([piece.slots for piece in group]),
+        np.concatenate([piece.times for piece in group]),
+        [pa.concat_arrays(list(parts)) for parts in columns],
+    )
+    file.release()
+    yield _Added(file.slots, file.times, file.values, group[0].first, max(piece.last for piece in group), file)

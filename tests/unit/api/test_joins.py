@@ -49,6 +49,33 @@ def test_an_interval_join_gives_both_sides_columns_and_the_key_once(env, orders,
     assert other.columns[-2:] == ["amount_2", "ts_2"]
 
 
+def test_an_outer_interval_join_makes_columns_of_the_other_side_nullable(env, orders, clicks):
+    left, right = orders.key_by("user_id"), clicks.key_by("user")
+    found = {how: left.interval_join(right, 0, "1s", how=how) for how in ("left", "right", "full")}
+    nullable = {how: {field.name for field in stream.schema if field.nullable} for how, stream in found.items()}
+    ours, theirs = {"amount", "product", "ts"}, {"product", "amount_right", "ts_right"}
+    assert nullable == {"left": theirs, "right": ours, "full": ours | theirs}
+    assert operator_of(env, found["full"]).config["how"] == "full"
+    refused(lambda: left.interval_join(right, 0, 0, how="outer"), "interval_join(how='outer') is not known")
+
+
+def test_late_rows_of_each_side_are_read_under_their_tag(env, orders, clicks):
+    tags = {"left": "late-orders", "right": "late-clicks"}
+    left, right = orders.key_by("user_id"), clicks.key_by("user")
+    by_window = orders.join(clicks, late_to=tags).where("user_id").equal_to("user").window(ps.Cumulative("1s", "4s"))
+    for joined in (left.interval_join(right, 0, 0, late_to=tags), by_window):
+        assert joined.side_output("late-orders").schema == orders.schema
+        assert joined.side_output("late-clicks").columns == clicks.columns
+        columns = {side: made["columns"] for side, made in operator_of(env, joined).config["late_to"].items()}
+        assert columns == {"left": [*orders.columns, "__ts"], "right": [*clicks.columns, "__ts"]}
+    dated = left.temporal_join(right, late_to="late")
+    assert dated.side_output("late").columns == orders.columns
+    refused(lambda: left.interval_join(right, 0, 0, late_to="late"), "which side's rows go where")
+    refused(lambda: left.interval_join(right, 0, 0, late_to={"both": "late"}), "which side's rows go where")
+    refused(lambda: left.interval_join(right, 0, 0, late_to={"left": "x", "right": "x"}), "one tag for both sides")
+    refused(lambda: left.temporal_join(right, late_to=""), "late_to: the tag")
+
+
 def test_a_window_join_gives_both_sides_columns_and_the_window(env, orders, clicks):
     joined = orders.join(clicks, how="left").where("user_id").equal_to("user").window(ps.Sliding("10s", "2s"))
     columns = ["user_id", "amount", "product", "ts", "amount_right", "ts_right", "window_start", "window_end"]
@@ -142,7 +169,15 @@ def test_another_key_is_another_fingerprint(orders, env, source, watermarks, sin
         left.key_by("user").interval_join(right.key_by(key), 0, 0).uid("j").sink_to(sink(), uid="out")
         return made.job_graph("job").fingerprint
 
+    def interval(**options):
+        made = ps.Environment(checkpoint_interval="5s", checkpoint_root="unused")
+        left = made.from_source(source(Click, bounded=True), watermarks=watermarks, uid="a").key_by("user")
+        left.interval_join(left, 0, 0, **options).uid("j").sink_to(sink(), uid="out")
+        return made.job_graph("job").fingerprint
+
     assert fingerprint("user") == fingerprint("user")
+    assert interval() == interval(how="inner") == interval(late_to={})
+    assert interval() != interval(how="left")
     made = ps.Environment(checkpoint_interval="5s", checkpoint_root="unused")
     left = made.from_source(source(Click, bounded=True), watermarks=watermarks, uid="a")
     left.key_by("user", "ts").interval_join(left.key_by("user", "ts"), 0, 0).uid("j").sink_to(sink(), uid="out")

@@ -1,0 +1,96 @@
+"""`Run`: rows of a join's side in order of (slot, time), in memory or in a file; where those lie that are asked for.
+
+Kept by `state.timed_rows`; the join operators ask.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.kernels.joins import find_ranges, write_pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.spilled_rows import SpilledRows
+
+#: Pairs that are made at a time.
+CHUNK = 65_536
+
+
+@dataclass(slots=True)
+class Run:
+    """Rows in order of (slot, time), between two times."""
+
+    slots: I32
+    times: I64
+    values: list[pa.Array]
+    #: Bytes of memory; those of a file do not count.
+    size: int
+    low: int
+    high: int
+    spilled: SpilledRows | None = None
+
+    @classmethod
+    def of(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
+        """Put rows in order."""
+        order = _order(slots, times)
+        chosen = pa.array(order)
+        return cls.ordered(slots[order], times[order], [value.take(chosen) for value in values])
+
+    @classmethod
+    def ordered(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
+        """Rows are in order."""
+        size = int(slots.nbytes + times.nbytes) + sum(int(value.nbytes) for value in values)
+        return cls(slots, times, values, size, int(times.min()), int(times.max()))
+
+    @property
+    def look_at(self) -> int:
+        """Up to when rows are cleaned at once: the middle of their times, or a file as a whole."""
+        return self.high if self.spilled is not None else self.low + (self.high - self.low) // 2
+
+    def without(self, cleaned: int) -> Run | None:
+        """Leave out what was cleaned; a file is left as it is, or out."""
+        if self.spilled is not None:
+            return self if self.high > cleaned else None
+        kept = self.times > cleaned
+        if kept.all():
+            return self
+        if not kept.any():
+            return None
+        return self.chosen(kept)
+
+    def chosen(self, kept: np.ndarray) -> Run:
+        """Return some of the rows, at least one."""
+        mask = pa.array(kept)
+        return Run.ordered(self.slots[kept], self.times[kept], [value.filter(mask) for value in self.values])
+
+    def ranges(self, slots: I32, lows: I64, highs: I64) -> tuple[I64, I64]:
+        """Return where the rows of each asking slot in its span (inclusive) begin, and how many they are."""
+        ranges = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
+        find_ranges((self.slots, self.times), slots, (lows, highs), ranges)
+        return ranges
+
+    def pairs(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[I32, I32]]:
+        """Yield (asking row, place in this run) of all rows of an asking slot in its span (inclusive), in pieces."""
+        ranges = self.ranges(slots, lows, highs)
+        total, state = int(ranges[1].sum()), np.zeros(2, np.int64)
+        while total > 0:
+            room = min(total, CHUNK)
+            asking, found = np.empty(room, np.int32), np.empty(room, np.int32)
+            total -= int(write_pairs(ranges, state, (asking, found)))
+            yield asking, found
+
+
+def _order(slots: I32, times: I64) -> I64:
+    """Return the order of (slot, time); one word a row where both fit, so that sorted parts are merged in one pass."""
+    low, span = int(times.min()), int(times.max()) - int(times.min())
+    bits = span.bit_length()
+    if bits + int(slots.max()).bit_length() < 63:
+        return np.argsort((slots.astype(np.int64) << bits) | (times - low), kind="stable")
+    return np.lexsort((times, slots))
