@@ -183,6 +183,28 @@ def repartition(
         say(f"savepoint written: {written}")
 
 
+@commands.command("rekey")
+def rekey(
+    uri: UriArgument,
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the savepoint.")],
+    *,
+    uid: Annotated[str, typer.Option(help="The operator whose state gets another key.")],
+    key: Annotated[
+        list[str], typer.Option(help="A column of the new key: NAME, or 'NAME=SQL'; once for each, in order.")
+    ],
+    checkpoint: CheckpointOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Write a snapshot anew as a savepoint with another key for one operator's state; nothing has to run."""
+    from penstock.snapshots.rekey import rekey as write_anew
+
+    written = write_anew(_open(uri, checkpoint), target, uid=uid, key=key)
+    if json:
+        print_json(_summary(_open(written)))
+    else:
+        say(f"savepoint written: {written}")
+
+
 def _open(uri: str, checkpoint: int | None = None) -> Snapshot:
     from penstock.snapshots.opening import open_snapshot
 

@@ -1,0 +1,141 @@
+"""A snapshot under another key: every row once, where the key's hash belongs, and a job with that key takes it up."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import polars as pl
+import pytest
+
+import penstock as ps
+from penstock.core.errors import NotFoundError, UsageError
+from penstock.graph.state_check import check_states
+from penstock.snapshots.declared import with_states
+from penstock.snapshots.opening import open_snapshot
+from penstock.snapshots.rekey import rekey
+from penstock.snapshots.verify import verify
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+
+class Profile(NamedTuple):
+    orders: int
+    user_id: int
+
+
+class People(ps.KeyedProcessFunction):
+    profile: ps.ValueState[Profile] = ps.value_state()
+    recent: ps.ListState[int] = ps.list_state()
+
+    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Profile]:
+        yield Profile(1, 1)
+
+
+def job(*keys, **columns):
+    """Return a job whose rows have these columns besides and that is keyed by `keys`."""
+    env = ps.Environment(parallelism=3, checkpoint_interval="1s", key_groups=128)
+    watermarks = ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts")
+    orders = env.from_source(DatagenSource(rows=10), watermarks=watermarks, uid="orders")
+    keyed = (orders.with_columns(**columns) if columns else orders).key_by(*keys)
+    keyed.process(People()).uid("people").sink_to(FileSink("a"), uid="out")
+    counted = keyed.window(ps.Tumbling("10s")).aggregate(total=ps.sum("amount")).uid("windows")
+    counted.sink_to(FileSink("b"), uid="out2")
+    return env
+
+
+USERS = list(range(300))
+PROFILES = pl.DataFrame({"user_id": USERS, "orders": [2 * i for i in USERS], "user_id_": [i + 7 for i in USERS]})
+LISTS = pl.DataFrame({"user_id": [1, 1, 2], "__entry": [0, 1, 0], "value": [5, 6, 7]})
+TIMERS = pl.DataFrame({"user_id": [1, 2], "__namespace": [77, 77]})
+PANES = pl.DataFrame({"user_id": [1, 1], "__namespace": [0, 10_000_000], "__rows": [1, 2], "sum_amount": [3, 4]})
+
+
+@pytest.fixture
+def savepoint(tmp_path):
+    tables = {
+        ("people", "profile"): PROFILES, ("people", "recent"): LISTS, ("people", "__timers_event"): TIMERS,
+        ("windows", "panes"): PANES,
+    }  # fmt: skip
+    return ps.snapshots.write(str(tmp_path / "sp"), tables, job=job("user_id"))
+
+
+def read(uri, name, uid="people"):
+    return ps.snapshots.read(uri, uid=uid, name=name).collect()
+
+
+def verdicts(env, uri):
+    manifest = open_snapshot(uri).manifest
+    found = check_states(with_states(env.job_graph("any")), manifest.subtasks)
+    return {v.place: v.verdict for v in found if v.uid in ("people", "windows")}
+
+
+def test_a_key_of_another_type_and_name(savepoint, tmp_path):
+    key = ["user=CAST(user_id AS VARCHAR)"]
+    once = rekey(open_snapshot(savepoint), str(tmp_path / "once"), uid="people", key=key)
+    uri = rekey(open_snapshot(once), str(tmp_path / "twice"), uid="windows", key=key)
+    profiles = read(uri, "profile").sort("orders")
+    assert profiles["user"].to_list() == [str(i) for i in USERS]
+    assert profiles["user_id"].to_list() == [i + 7 for i in USERS], "a value's field has its own name again"
+    recent = read(uri, "recent").select("user", "__entry", "value").sort("user", "__entry")
+    assert recent.rows() == [("1", 0, 5), ("1", 1, 6), ("2", 0, 7)]
+    assert sorted(read(uri, "__timers_event").rows()) == [("1", 77), ("2", 77)]
+    assert read(uri, "panes", "windows").sort("__namespace").rows() == [("1", 0, 1, 3), ("1", 10_000_000, 2, 4)]
+    report = verify(uri)
+    assert (report.damaged, report.unknown) == ([], []), "hashes, order and ranges are those of the new key"
+    assert sum(len(part.keyed) for part in open_snapshot(uri).manifest.subtasks) == 4 * 3
+    by_text = job("user", user=pl.col("user_id").cast(pl.String))
+    assert set(verdicts(by_text, savepoint).values()) >= {"blocked"}
+    found = verdicts(by_text, uri)
+    assert {found[place] for place in ("people/profile", "people/recent", "windows/panes")} == {"same"}
+
+
+def test_other_operators_are_as_they_were(savepoint, tmp_path):
+    uri = rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=["user=user_id + 1000"])
+    assert (
+        read(uri, "panes", "windows")
+        .sort("__namespace")
+        .equals(read(savepoint, "panes", "windows").sort("__namespace"))
+    )
+    assert sorted(read(uri, "profile")["user"].to_list()) == [i + 1000 for i in USERS]
+
+
+def test_a_column_that_is_added_computed_and_kept(savepoint, tmp_path):
+    uri = rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=["user_id", "part=user_id % 10"])
+    assert sorted(read(uri, "profile").select("user_id", "part", "user_id_").rows()) == [
+        (i, i % 10, i + 7) for i in USERS
+    ]
+    back = rekey(open_snapshot(uri), str(tmp_path / "back"), uid="people", key=["user_id"])
+    assert read(back, "profile").sort("user_id").equals(read(savepoint, "profile").sort("user_id"))
+    assert set(verdicts(job("user_id"), back).values()) <= {"same", "new"}
+
+
+def test_rows_that_would_have_one_key_are_refused_with_one_named(savepoint, tmp_path):
+    with pytest.raises(UsageError, match=r"people/profile: 300 rows have no key of their own any more, such as part="):
+        rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=["part=user_id % 10"])
+    assert not (tmp_path / "new").exists(), "nothing is written"
+
+
+def test_timers_that_fall_together_are_one(tmp_path):
+    uri = ps.snapshots.write(str(tmp_path / "sp"), {("people", "__timers_event"): TIMERS}, job=job("user_id"))
+    made = rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=["all=user_id * 0"])
+    assert read(made, "__timers_event").rows() == [(0, 77)]
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        (["user=CAST(nobody AS VARCHAR)"], "key column 'user=CAST"),
+        (["nobody"], "key column 'nobody'.*the old key has: user_id"),
+        (["user_id", "user_id=user_id"], "names 'user_id' twice"),
+        (["sum=SUM(user_id)"], "is one value, not one a row"),
+        (["orders=user_id"], "has a column 'orders' already"),
+        ([], "no key is given"),
+    ],
+)
+def test_what_gives_no_key_is_refused(savepoint, tmp_path, key, error):
+    with pytest.raises(UsageError, match=error):
+        rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=key)
+
+
+def test_an_unknown_operator_is_named_with_the_nearest(savepoint, tmp_path):
+    with pytest.raises(NotFoundError, match=r"no keyed state of uid 'peeple'.*people"):
+        rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="peeple", key=["user_id"])
