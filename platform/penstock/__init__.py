@@ -15,12 +15,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from penstock import snapshots as snapshots
     from penstock.api.aggregates import Aggregate as Aggregate
+    from penstock.api.aggregates import aggregating as aggregating
+    from penstock.api.aggregates import approx_count_distinct as approx_count_distinct
+    from penstock.api.aggregates import collect as collect
     from penstock.api.aggregates import count as count
+    from penstock.api.aggregates import count_distinct as count_distinct
     from penstock.api.aggregates import first as first
     from penstock.api.aggregates import last as last
     from penstock.api.aggregates import max as max  # noqa: A004
     from penstock.api.aggregates import mean as mean
     from penstock.api.aggregates import min as min  # noqa: A004
+    from penstock.api.aggregates import quantile as quantile
     from penstock.api.aggregates import std as std
     from penstock.api.aggregates import sum as sum  # noqa: A004
     from penstock.api.aggregates import var as var
@@ -88,7 +93,23 @@ __version__ = "0.1.0"
 
 #: Where each name lives.
 _MODULES = {
-    "penstock.api.aggregates": ["Aggregate", "count", "first", "last", "max", "mean", "min", "std", "sum", "var"],
+    "penstock.api.aggregates": [
+        "Aggregate",
+        "aggregating",
+        "approx_count_distinct",
+        "collect",
+        "count",
+        "count_distinct",
+        "first",
+        "last",
+        "max",
+        "mean",
+        "min",
+        "quantile",
+        "std",
+        "sum",
+        "var",
+    ],
     "penstock.api.all_windowed_stream": ["AllWindowedStream"],
     "penstock.api.connected_streams": ["BroadcastConnectedStream", "ConnectedStreams"],
     "penstock.api.data_stream": ["DataStream"],

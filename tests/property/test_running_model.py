@@ -7,6 +7,7 @@ output, row by row.
 import copy
 import math
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from penstock.config.settings import JobSettings
+from penstock.core.clock import ManualClock
 from penstock.core.elements import TS_COLUMN, Barrier, Batch
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.permits import CommitPermit
@@ -35,11 +37,18 @@ SCHEMA = pa.schema(
         pa.field("s", pa.string()),
         pa.field("v", pa.int32()),
         pa.field("x", pa.float64()),
+        pa.field("t", pa.string()),
+        pa.field("d", pa.decimal128(30, 1)),
+        pa.field("b", pa.binary(3)),
         pa.field(TS_COLUMN, pa.int64(), nullable=False),
     ]
 )
 FUNCTIONS = ("count", "sum", "min", "max", "mean", "var", "std", "first", "last")
 AGGREGATES = [("n", "count", None), *((f"{fn}_{c}", fn, c) for c in "vx" for fn in FUNCTIONS)]
+_PICKS = ("count", "min", "max", "first", "last")
+VALUES = [("total", "sum", "v"), *((f"{fn}_{c}", fn, c) for c in "tdb" for fn in _PICKS)]
+#: Their order is that of their bytes, whatever their length.
+STRINGS = ["", "a", "a\0", "ab", "abcdefgh", "abcdefgh\0", "abcdefghi", "ä", "\U0001f600", "z" * 40]
 KEYS = {
     "one": (("a",), [(i,) for i in range(15)]),
     "null": (("a",), [(None,), *((i,) for i in range(9))]),
@@ -74,18 +83,32 @@ class Running:
 
     kind = "running_aggregate"
 
-    def __init__(self, key):
-        self.key, self.rows = key, {}
+    def __init__(self, key, aggregates=AGGREGATES):
+        self.key, self.rows, self.aggregates = key, {}, aggregates
         self.config = {
             "key": list(key),
-            "aggregates": [{"alias": alias, "fn": fn, "column": column} for alias, fn, column in AGGREGATES],
+            "aggregates": [{"alias": alias, "fn": fn, "column": column} for alias, fn, column in aggregates],
         }
 
+    #: The clock, in milliseconds, and the time-to-live.
+    now, ttl_ms = 0, None
+
+    def expires(self, ttl_ms):
+        """Let keys begin anew when they had no row for so long."""
+        self.ttl_ms, self.times = ttl_ms, {}
+        self.config["ttl"] = {"duration_us": ttl_ms * 1000, "on_read": False, "return_expired": False}
+        return self
+
     def add(self, row):
-        rows = self.rows.setdefault(tuple(row[c] for c in self.key), [])
+        name = tuple(row[c] for c in self.key)
+        if self.ttl_ms is not None:
+            if self.times.get(name, self.now) + self.ttl_ms <= self.now:
+                del self.rows[name]
+            self.times[name] = self.now
+        rows = self.rows.setdefault(name, [])
         rows.append(row)
         key = {c: row[c] for c in self.key}
-        return [{**key, **{n: aggregate(fn, rows, c) for n, fn, c in AGGREGATES}, TS_COLUMN: row[TS_COLUMN]}]
+        return [{**key, **{n: aggregate(fn, rows, c) for n, fn, c in self.aggregates}, TS_COLUMN: row[TS_COLUMN]}]
 
 
 class Kept:
@@ -97,14 +120,21 @@ class Kept:
         self.key, self.keep, self.by, self.orders = key, keep, by, {}
         self.config = {"key": list(key), "keep": keep, "by": by}
 
+    now, ttl_ms = 0, None
+    expires = Running.expires
+
     def add(self, row):
         key = tuple(row[c] for c in self.key)
         order = row[self.by or TS_COLUMN]
         order = -math.inf if order is None else order
         old = self.orders.get(key)
+        if old is not None and self.ttl_ms is not None and self.times[key] + self.ttl_ms <= self.now:
+            old = None
         if old is not None and (order < old if self.keep == "last" else order >= old):
             return []
         self.orders[key] = order
+        if self.ttl_ms is not None:
+            self.times[key] = self.now
         return [row]
 
 
@@ -126,6 +156,8 @@ class Job:
         self.files, self.frozen, self.subtasks = {}, [], []
         self.checkpoint_id = self.attempt = 0
         self.complete = ((), copy.deepcopy(model))
+        self.clock = ManualClock()
+        self.holds_values = any(c in ("t", "d", "b") for *_, c in getattr(model, "aggregates", ()))
         columns = {c: pa.array([k[i] for k in keys], SCHEMA.field(c).type) for i, c in enumerate(model.key)}
         hashes = hash_columns(pa.RecordBatch.from_pydict(columns), model.key).tolist()
         self.hash = dict(zip(keys, hashes, strict=True))
@@ -157,7 +189,8 @@ class Job:
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
                 # with rocksdb less than one page: every batch evicts
-                budget=MemoryBudget(50_000 if self.backend == "rocksdb" else 64 << 20),
+                # (values of any length stay there)
+                budget=MemoryBudget(50_000 if self.backend == "rocksdb" and not self.holds_values else 64 << 20),
             )
         )
         operator = create_operator(self.model.kind)
@@ -169,8 +202,10 @@ class Job:
                 input_schemas=(SCHEMA,),
                 keyed_state=store,
                 restored=(),
+                clock=self.clock,
             )
         )
+        operator._table.heap._least = operator._table.heap._most = 64  # compacted all the time
         return operator, store
 
     def write(self, encoded):
@@ -178,7 +213,11 @@ class Job:
         self.files[name] = encoded.data
         return FileRef(path=name, length=len(encoded.data))
 
+    def tick(self, milliseconds):
+        self.clock.advance(milliseconds)
+
     def batch(self, seed, count):
+        self.model.now = self.clock.now_ms()
         random = np.random.default_rng(seed)
         keys = list(self.hash)
         rows = []
@@ -186,6 +225,9 @@ class Job:
             row = dict.fromkeys("as") | dict(zip(self.model.key, keys[random.integers(len(keys))], strict=True))
             row["v"] = None if random.random() < 0.3 else int(random.integers(-50, 50))
             row["x"] = None if random.random() < 0.3 else float(random.integers(-50, 50)) / 4
+            row["t"] = None if random.random() < 0.3 else STRINGS[random.integers(len(STRINGS))]
+            row["d"] = None if random.random() < 0.3 else Decimal(int(random.integers(-30, 30))) * 10**20 / 10
+            row["b"] = None if random.random() < 0.3 else bytes(random.integers(0, 256, 3).tolist())
             row[TS_COLUMN] = int(random.integers(-9, 9))
             rows.append(row)
         for s, (operator, _) in enumerate(self.subtasks):
@@ -260,6 +302,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 60)),
         st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 4)),
         st.tuples(st.just("freeze")),
+        st.tuples(st.just("tick"), st.sampled_from([1, 2_500, 9_999, 10_000])),
         st.tuples(st.just("copy"), st.integers(1, 3)),
         st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
         st.tuples(st.just("compact"), st.booleans()),
@@ -270,6 +313,11 @@ OPERATIONS = st.lists(
 )
 MODELS = {
     "running": Running,
+    "running over values of any length": lambda key: Running(key, VALUES),
+    "running, for a time": lambda key: Running(key).expires(10_000),
+    "running over values of any length, for a time": lambda key: Running(key, VALUES).expires(10_000),
+    "last, for a time": lambda key: Kept(key, "last", None).expires(10_000),
+    "first, for a time": lambda key: Kept(key, "first", None).expires(10_000),
     "last": lambda key: Kept(key, "last", None),
     "first": lambda key: Kept(key, "first", None),
     "last by a nullable column": lambda key: Kept(key, "last", "v"),

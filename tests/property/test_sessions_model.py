@@ -34,6 +34,7 @@ SCHEMA = pa.schema(
         pa.field("k", pa.string()),
         pa.field("v", pa.int32()),
         pa.field("x", pa.float64(), nullable=False),
+        pa.field("t", pa.large_string(), nullable=False),
         pa.field(TS_COLUMN, pa.int64(), nullable=False),
     ]
 )
@@ -43,6 +44,8 @@ AGGREGATES = [
     {"fn": "max", "column": "x", "alias": "most"},
     {"fn": "first", "column": "x", "alias": "first"},
     {"fn": "last", "column": "x", "alias": "last"},
+    {"fn": "min", "column": "t", "alias": "least_text"},
+    {"fn": "max", "column": "t", "alias": "most_text"},
 ]
 
 
@@ -117,6 +120,8 @@ class Model:
             "n": len(rows),
             "total": sum(values) if values else None,
             "most": max(r["x"] for r in rows),
+            "least_text": min(r["t"] for r in rows),
+            "most_text": max(r["t"] for r in rows),
             "first": {r["x"] for r in rows if r[TS_COLUMN] == first(rows)},
             "last": {r["x"] for r in rows if r[TS_COLUMN] == last(rows)},
             TS_COLUMN: last(rows) + self.gap - 1,
@@ -186,6 +191,7 @@ class Job:
                 restored=tuple(restored),
             )
         )
+        operator._table.heap._least = operator._table.heap._most = 64  # compacted all the time
         return operator, store
 
     def owned(self, subtask):
@@ -199,7 +205,8 @@ class Job:
             value = None if random.random() < 0.3 else int(random.integers(-50, 50))
             time = int(around + random.integers(-40, 40) * random.integers(1, 6))
             key = KEYS[int(random.integers(len(KEYS)))]
-            rows.append({"k": key, "v": value, "x": float(random.integers(-50, 50)), TS_COLUMN: time})
+            text = "text-" * int(random.integers(0, 3)) + str(random.integers(100))
+            rows.append({"k": key, "v": value, "x": float(random.integers(-50, 50)), "t": text, TS_COLUMN: time})
         expected = self.model.fire_again([row for row in rows if self.model.add(row) is not None])
         found = []
         for s, (operator, _) in enumerate(self.subtasks):

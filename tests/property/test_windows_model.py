@@ -5,6 +5,7 @@ counted or put aside.
 
 import math
 import tempfile
+from decimal import Decimal
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -44,6 +45,9 @@ AGGREGATES = [
     {"fn": "first", "column": "v", "alias": "first"},
     {"fn": "last", "column": "x", "alias": "last"},
 ]
+PICKED = [{"fn": fn, "column": c, "alias": f"{fn}_{c}"} for c in "td" for fn in ("min", "max", "first", "last")]
+#: Their order is that of their bytes, whatever their length.
+STRINGS = ["", "a", "a\0", "ab", "abcdefgh", "abcdefgh\0", "abcdefghi", "ä", "\U0001f600", "z" * 40]
 KEYS = {
     "int": (("a",), [(i,) for i in range(12)]),
     "string": (("s",), [(None,), ("",), *[(f"key-{i}" * (i % 5),) for i in range(10)]]),
@@ -56,6 +60,8 @@ FIELDS = [
     pa.field("s", pa.string()),
     pa.field("v", pa.int32()),
     pa.field("x", pa.float64(), nullable=False),
+    pa.field("t", pa.string()),
+    pa.field("d", pa.decimal128(38, 2)),
     pa.field(TS_COLUMN, pa.int64(), nullable=False),
 ]
 SCHEMA = pa.schema(FIELDS)
@@ -93,19 +99,21 @@ def order(rows):
 class Job:
     """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
 
-    def __init__(self, folder, kind, window, backend, *, combined=False, routed=False):
+    def __init__(self, folder, kind, window, backend, way="plain"):
         self.folder, self.backend = Path(folder), backend
         self.key, keys = KEYS[kind]
         *window, lateness = window
         size, slide, offset, step = window
         kind = {"kind": "cumulative", "step_us": step} if step else {"kind": "sliding", "slide_us": slide}
         shape = {**kind, "size_us": size, "offset_us": offset}
-        self.config = {"key": list(self.key), "window": shape, "aggregates": AGGREGATES}
+        aggregates = AGGREGATES + PICKED if way == "values" else AGGREGATES
+        self.config = {"key": list(self.key), "window": shape, "aggregates": aggregates}
         self.config["allowed_lateness_us"] = lateness
-        if routed:
+        if way == "routed":
             self.config["late_to"] = {"tag": "late", "columns": SCHEMA.names}
-        self.model = Model(self.key, keys, window, lateness)
-        self.combiner = combiner_for(self.config, SCHEMA, ALWAYS) if combined else None
+        self.model = Model(self.key, keys, window, lateness, values=way == "values")
+        self.combiner = combiner_for(self.config, SCHEMA, ALWAYS) if way in ("combined", "values") else None
+        assert way != "values" or self.combiner is None
         self.files = {}
         self.complete = (None, 1, self.model.copy())
         self.checkpoint_id = 0
@@ -160,6 +168,7 @@ class Job:
                 restored=tuple(restored),
             )
         )
+        operator._table.heap._least = operator._table.heap._most = 64  # compacted all the time
         open_from = operator._first_open_start(operator._watermarks.low)
         assert all(pane >= open_from for pane in operator._table.panes()), "closed panes came back"
         return operator, store
@@ -184,6 +193,8 @@ class Job:
             row.update(zip(self.key, keys[random.integers(len(keys))], strict=True))
             row["v"] = None if random.random() < 0.3 else int(random.integers(-50, 50))
             row["x"] = float(random.integers(-50, 50)) / 4
+            row["t"] = None if random.random() < 0.3 else STRINGS[random.integers(len(STRINGS))]
+            row["d"] = None if random.random() < 0.3 else Decimal(f"{random.integers(-300, 300)}{'0' * 28}.00")
             row[TS_COLUMN] = int(around + random.integers(-120, 120))
             rows.append(row)
         again = self.model.again(set().union(*[self.model.add(row) for row in rows]))
@@ -321,14 +332,13 @@ def play(job, operations):
         assert operator._table.panes() == []
 
 
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb", "combined", "routed"])
+@pytest.mark.parametrize("way", ["hashmap", "rocksdb", "combined", "routed", "values"])
 @pytest.mark.parametrize("kind", list(KEYS))
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, window=WINDOWS)
-def test_output_is_the_models(backend, kind, operations, window):
+def test_output_is_the_models(way, kind, operations, window):
     with tempfile.TemporaryDirectory() as folder:
-        where = backend if backend == "rocksdb" else "hashmap"
-        job = Job(folder, kind, window, where, combined=backend == "combined", routed=backend == "routed")
+        job = Job(folder, kind, window, "rocksdb" if way == "rocksdb" else "hashmap", way)
         play(job, operations)
         for _, store in job.subtasks:
             store.close()
@@ -360,7 +370,8 @@ def episodes(seed, count):
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @pytest.mark.parametrize("window", [(100, 100, 33, 0, 0), (200, 40, 0, 0, 0), (200, 200, 0, 50, 0), (90, 30, 7, 0, 70)])
 def test_long_jobs(backend, window, seed, tmp_path):
-    job = Job(tmp_path, list(KEYS)[seed % len(KEYS)], window, backend, combined=seed == 3, routed=seed == 2)
+    way = {1: "values", 2: "routed", 3: "combined"}.get(seed, "plain")
+    job = Job(tmp_path, list(KEYS)[seed % len(KEYS)], window, backend, way)
     play(job, episodes(seed, 40))
     for _, store in job.subtasks:
         store.close()

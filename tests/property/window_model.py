@@ -7,14 +7,14 @@ from penstock.eventtime.windows import cumulative_windows, is_late, sliding_wind
 class Model:
     """Windows as lists of rows; each key has the watermark its subtask had."""
 
-    def __init__(self, key, keys, window, lateness=0):
-        self.key, self.window, self.lateness = key, window, lateness
+    def __init__(self, key, keys, window, lateness=0, *, values=False):
+        self.key, self.window, self.lateness, self.values = key, window, lateness, values
         self.rows = {}
         self.marks = dict.fromkeys(keys, MIN_TIMESTAMP)
         self.late = []
 
     def copy(self):
-        other = Model(self.key, self.marks, self.window, self.lateness)
+        other = Model(self.key, self.marks, self.window, self.lateness, values=self.values)
         other.rows = {k: list(v) for k, v in self.rows.items()}
         other.marks = dict(self.marks)
         return other
@@ -69,4 +69,19 @@ class Model:
             "first": timed[0][1] if timed else None,
             "last": [r["x"] for r in rows if r[TS_COLUMN] == latest][-1],
             TS_COLUMN: window.max_timestamp,
+            **(self.picked(rows) if self.values else {}),
         }
+
+    @staticmethod
+    def picked(rows):
+        """Return aggregates that are one of the values, of types that have any length."""
+        found = {}
+        for column in "td":
+            timed = sorted([(r[TS_COLUMN], r[column]) for r in rows if r[column] is not None], key=lambda p: p[0])
+            values = [value for _, value in timed]
+            least, most = (min(values), max(values)) if values else (None, None)
+            latest = [v for time, v in timed if time == timed[-1][0]]
+            ends = (timed[0][1], latest[-1]) if timed else (None, None)
+            names = [f"{fn}_{column}" for fn in ("min", "max", "first", "last")]
+            found.update(zip(names, (least, most, *ends), strict=True))
+        return found

@@ -13,7 +13,24 @@ import msgspec
 if TYPE_CHECKING:
     import polars as pl
 
-AggregateFunction = Literal["count", "sum", "min", "max", "mean", "var", "std", "first", "last"]
+    from penstock.operators.folding_state import Aggregator
+
+AggregateFunction = Literal[
+    "count",
+    "sum",
+    "min",
+    "max",
+    "mean",
+    "var",
+    "std",
+    "first",
+    "last",
+    "collect",
+    "count_distinct",
+    "approx_count_distinct",
+    "quantile",
+    "aggregator",
+]
 
 
 class Aggregate(msgspec.Struct, frozen=True):
@@ -24,6 +41,12 @@ class Aggregate(msgspec.Struct, frozen=True):
     name: str
     #: A Polars expression, or the name of a boolean column; None: all rows.
     condition: Any = None
+    #: Of `quantile`: which one.
+    quantile: float | None = None
+    #: An aggregate of one's own.
+    aggregator: Any = None
+    #: Its output column, as schema text.
+    output: str = ""
 
     def alias(self, name: str) -> Aggregate:
         """Return the same aggregate under another name."""
@@ -38,7 +61,12 @@ class Aggregate(msgspec.Struct, frozen=True):
 
     def to_config(self) -> dict[str, Any]:
         """Return the aggregate as it lies in an operator's config."""
-        return {"fn": self.fn, "column": self.column, "alias": self.name}
+        config: dict[str, Any] = {"fn": self.fn, "column": self.column, "alias": self.name}
+        if self.quantile is not None:
+            config["quantile"] = self.quantile
+        if self.output:
+            config["output"] = self.output
+        return config
 
 
 def count(column: str | None = None) -> Aggregate:
@@ -84,3 +112,44 @@ def first(column: str) -> Aggregate:
 def last(column: str) -> Aggregate:
     """Return the last value in event time; called `last_<column>` unless named."""
     return Aggregate("last", column, f"last_{column}")
+
+
+def collect(column: str) -> Aggregate:
+    """Return a list of the values that are not null, as they came; for windows. Called `collect_<column>` unless named.
+
+    A window with this aggregate keeps its rows, as do `count_distinct`, `quantile` and aggregates of one's own.
+    """
+    return Aggregate("collect", column, f"collect_{column}")
+
+
+def count_distinct(column: str) -> Aggregate:
+    """Return the exact number of different values, null left out; for windows, which then keep their rows.
+
+    Called `count_distinct_<column>` unless named.
+    """
+    return Aggregate("count_distinct", column, f"count_distinct_{column}")
+
+
+def approx_count_distinct(column: str) -> Aggregate:
+    """Return about how many different values there are (HyperLogLog, standard error 4.6 %), null left out.
+
+    Takes 512 bytes a key and pane, whatever it sees; called `approx_count_distinct_<column>` unless named.
+    """
+    return Aggregate("approx_count_distinct", column, f"approx_count_distinct_{column}")
+
+
+def quantile(column: str, q: float) -> Aggregate:
+    """Return the exact `q`-quantile (0 to 1) of numbers, interpolated; for windows, which then keep their rows.
+
+    `quantile("amount", 0.5)` is the median. Null when there is no value; called `quantile_<column>` unless named.
+    """
+    return Aggregate("quantile", column, f"quantile_{column}", quantile=q)
+
+
+def aggregating(aggregator: Aggregator[Any, Any, Any], column: str | None = None) -> Aggregate:
+    """Return an aggregate of one's own over a column's values that are not null, or without one over whole rows.
+
+    For windows, which then keep their rows: they are added, one by one, when the window fires. The output column has
+    the type that `get_result` is annotated with; called after the class unless named.
+    """
+    return Aggregate("aggregator", column, type(aggregator).__name__.lower(), aggregator=aggregator)

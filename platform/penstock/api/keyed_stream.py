@@ -13,12 +13,15 @@ from penstock.graph.job_graph import Broadcast, OperatorSpec
 from penstock.graph.validate import require_columns, require_no_window_columns, require_unique
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.api.aggregates import Aggregate
     from penstock.api.connected_streams import BroadcastConnectedStream, ConnectedStreams
     from penstock.api.environment import Environment
     from penstock.api.two_inputs import How, LateTo
     from penstock.api.windowed_stream import WindowedStream
     from penstock.operators.process_function import KeyedProcessFunction
+    from penstock.operators.state_ttl import TimeToLive
 
 
 class KeyedStream(DataStream):
@@ -46,45 +49,68 @@ class KeyedStream(DataStream):
         require_no_window_columns(self.columns, where)
         return WindowedStream(self, window)
 
-    def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
+    def aggregate(self, *aggregates: Aggregate, ttl: TimeToLive | Aggregate = None, **named: Aggregate) -> DataStream:
         """Keep running aggregates of each key and emit them, as of that row, for every row.
 
         Columns: the keys, then the aggregates in the order given. Each row keeps its place and its event time; what
         was emitted for a key before is not taken back, so whoever wants the current values takes the last row of a key.
+        With `ttl`, such as "1h", a key that had no row for so long begins anew.
 
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
+        from penstock.api.aggregates import Aggregate
         from penstock.api.aggregation import wanted_aggregates, with_conditions
         from penstock.operators.running_schema import running_schema
+        from penstock.operators.state_ttl import row_ttl_options
 
+        if isinstance(ttl, Aggregate):  # an output column of that name
+            named, ttl = {**named, "ttl": ttl}, None
         wanted = wanted_aggregates(aggregates, named, self, "aggregate")
         require_unique([*self.keys, *(value.name for value in wanted)], "aggregate")
         stream, wanted = with_conditions(self, wanted, "aggregate")
-        config = {"key": list(self.keys), "aggregates": [value.to_config() for value in wanted]}
+        config: dict[str, Any] = {"key": list(self.keys), "aggregates": [value.to_config() for value in wanted]}
+        config |= row_ttl_options(ttl, "aggregate")
         spec = OperatorSpec(uid="", name="Aggregate", kind="running_aggregate", config=config, stateful=True)
         return stream.append_operator(spec, running_schema(config, stream.flow.schema))
 
-    def deduplicate(self, *, keep: Literal["first", "last"] = "first", by: str | None = None) -> DataStream:
+    def deduplicate(
+        self, *, keep: Literal["first", "last"] = "first", by: str | None = None, ttl: TimeToLive = None
+    ) -> DataStream:
         """Keep one row of each key, the first or the last by the column `by`, and emit a row when it takes that place.
 
         Without `by`, event time orders the rows (in a stream without event time, the order of arrival, for
         `keep="first"`). Of rows that are equal in it the first that came is the first, and the last that came the last.
         A null comes before all values. This is Flink's deduplication (`ROW_NUMBER() OVER (PARTITION BY key ORDER BY
         by) = 1`): the sink takes the last row of a key. No row is late, though, where Flink drops late ones for
-        `keep="first"`.
+        `keep="first"`. With `ttl`, such as "1h", a key is forgotten that long after a row last took its place.
 
         Raises:
             GraphError: no such column, or one that cannot order rows.
         """
         from penstock.operators.running_schema import validate_deduplicate
+        from penstock.operators.state_ttl import row_ttl_options
 
         if by is not None:
             require_columns([by], self.columns, "deduplicate")
-        config = {"key": list(self.keys), "keep": keep, "by": by}
+        config = {"key": list(self.keys), "keep": keep, "by": by, **row_ttl_options(ttl, "deduplicate")}
         validate_deduplicate(config, self.flow.schema)
         spec = OperatorSpec(uid="", name=f"Deduplicate(keep {keep})", kind="deduplicate", config=config, stateful=True)
         return self.append_operator(spec, self.flow.schema, self.flow.row_type)
+
+    def reduce(self, function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> DataStream:
+        """Put the rows of each key together, two at a time, and emit for every row what there is as of it.
+
+        `function(what there is, next row)` returns a row of the same columns; a key's first row comes out as it is.
+        With `ttl` a key that had no row for so long begins anew.
+
+        Raises:
+            GraphError: no function, or a column has a type that state cannot hold.
+        """
+        from penstock.api.process import reduced
+
+        made = reduced(function, ttl, stream=self)
+        return self.append_operator(made.spec, made.schema, made.row_type)
 
     def process(  # type: ignore[override] # a keyed stream is for functions with keys
         self, function: KeyedProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None

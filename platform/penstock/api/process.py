@@ -19,11 +19,17 @@ from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import require_name
 from penstock.operators.broadcast_state import BROADCAST
+from penstock.operators.columns import without_ts
 from penstock.operators.process_function import KeyedProcessFunction, ProcessFunction
+from penstock.operators.reduce_function import REDUCED, ReduceFunction
+from penstock.operators.rows import named_tuple_of
+from penstock.operators.state_ttl import ttl_options
+from penstock.operators.window_rows_schema import validate_rows
 
 if TYPE_CHECKING:
     from penstock.api.data_stream import DataStream
     from penstock.api.keyed_stream import KeyedStream
+    from penstock.operators.state_ttl import TimeToLive
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -77,6 +83,30 @@ def _written(function: Any, returns: Any, stream: DataStream, base: Any) -> tupl
     given = input_type(annotated, stream.flow.row_type, schema, where)
     output_type = returns if returns is not None else result_type("flat_map", result, where)
     return Written("process", where, {}, (function, given)), output_type
+
+
+def reduced(function: Any, ttl: TimeToLive, *, stream: KeyedStream) -> Process:
+    """Return the operator that reduces the rows of each key, two at a time; rows stay of the stream's type.
+
+    Raises:
+        GraphError: it is no function, or a column has a type that state cannot hold.
+    """
+    where = f"reduce({getattr(function, '__name__', type(function).__name__)})"
+    if not callable(function):
+        raise GraphError(f"{where}: it is not a function", hint="pass a function of two rows")
+    schema = stream.flow.schema
+    rows = without_ts(schema)
+    validate_rows({}, rows, where)
+    row_type = stream.flow.row_type or named_tuple_of("Row", rows.names)
+    config = {
+        "key": list(stream.keys),
+        "states": {REDUCED: schema_to_text(rows)},
+        "sides": {},
+        "kinds": {REDUCED: {"kind": "reducing", **ttl_options(ttl, where)}},
+    }
+    payload = pickled((ReduceFunction(function), stream.flow.row_type, {REDUCED: row_type}), where)
+    spec = OperatorSpec(uid="", name=where, kind="process", config=config, payload=payload, python=True, stateful=True)
+    return Process(spec, schema, stream.flow.row_type, {})
 
 
 class Written(msgspec.Struct, frozen=True):

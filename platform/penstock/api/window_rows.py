@@ -1,7 +1,7 @@
 """Windows whose rows are kept: what `WindowedStream` adds where a trigger, an evictor or a function asks for it.
 
-The payload is cloudpickle of `(trigger, evictor, function or None, input row type or None)`; run by
-`penstock.operators.window_rows`.
+The payload is cloudpickle of `(trigger, evictor, function, input row type or None)`, of aggregates with those of one's
+own by output column in place of the function; run by `penstock.operators.window_rows`.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from penstock.operators.window_rows_schema import aggregated_schema, validate_ro
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.api.aggregates import Aggregate
     from penstock.api.data_stream import DataStream
     from penstock.api.keyed_stream import KeyedStream
     from penstock.api.windowed_stream import WindowOptions
@@ -39,6 +40,13 @@ class WindowRows:
     options: WindowOptions
     #: The configuration that all windows have.
     config: dict[str, Any]
+    #: The only columns that are kept, None: all of them.
+    edge: pa.Schema | None = None
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Columns of the rows that are kept."""
+        return self.stream.flow.schema if self.edge is None else self.edge
 
     @property
     def kind(self) -> str:
@@ -47,10 +55,11 @@ class WindowRows:
         return kind
 
 
-def aggregated(rows: WindowRows, aggregates: list[dict[str, Any]]) -> DataStream:
+def aggregated(rows: WindowRows, aggregates: list[Aggregate]) -> DataStream:
     """Add the operator that computes aggregates."""
-    config = {**rows.config, "mode": "aggregate", "aggregates": aggregates}
-    return _operator(rows, config, None, (aggregated_schema(config, rows.stream.flow.schema), None))
+    config = {**rows.config, "mode": "aggregate", "aggregates": [value.to_config() for value in aggregates]}
+    own = {value.name: value.aggregator for value in aggregates if value.fn == "aggregator"}
+    return _operator(rows, config, own, (aggregated_schema(config, rows.schema), None))
 
 
 def reduced(rows: WindowRows, function: Any) -> DataStream:
@@ -98,18 +107,19 @@ def _output_of(function: Any, returns: Any, rows: WindowRows, where: str) -> tup
 
 def _operator(rows: WindowRows, config: dict[str, Any], function: Any, output: tuple[pa.Schema, Any]) -> DataStream:
     stream, where = rows.stream, f"window({rows.window.label}).{config['mode']}"
-    validate_rows(config, stream.flow.schema, where)
-    payload = (_trigger_of(rows, where), _evictor_of(rows, where), function, stream.flow.row_type)
+    validate_rows(config, rows.schema, where)
+    row_type = stream.flow.row_type if rows.edge is None else None
+    payload = (_trigger_of(rows, where), _evictor_of(rows, where), function, row_type)
     spec = OperatorSpec(
         uid="",
-        name=f"Window({rows.window.label})",
+        name=f"Window({rows.window.label}, keeps rows)",
         kind="window_rows",
         config=config,
         payload=pickled(payload, where),
         python=True,
         stateful=True,
     )
-    made = stream.append_operator(spec, *output)
+    made = stream.append_operator(spec, *output, rows.edge)
     sides = dict(config.get("sides", {}))
     if "late_to" in config:
         sides[config["late_to"]["tag"]] = schema_to_text(stream.flow.schema)

@@ -16,7 +16,7 @@ from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import WINDOW_COLUMNS, require_name, require_unique
 from penstock.operators.columns import with_ts
-from penstock.operators.window_schema import output_schema, parse
+from penstock.operators.window_schema import KEPT_FUNCTIONS, output_schema, parse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,6 +130,8 @@ class WindowedStream:
     def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
         """Compute aggregates of each key and window; columns: the keys, window_start, window_end, then these in order.
 
+        With `collect`, `count_distinct`, `quantile` or an aggregate of one's own the window keeps its rows.
+
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
@@ -137,10 +139,12 @@ class WindowedStream:
         wanted = wanted_aggregates(aggregates, named, self._stream, where)
         stream, wanted = with_conditions(self._stream, wanted, where)
         require_unique([*stream.keys, *WINDOW_COLUMNS, *(value.name for value in wanted)], where)
-        if self._options.trigger or self._options.evictor or isinstance(self._window, Global):
+        plain = not (self._options.trigger or self._options.evictor or isinstance(self._window, Global))
+        if not plain or any(value.fn in KEPT_FUNCTIONS for value in wanted):
             from penstock.api.window_rows import aggregated
 
-            return aggregated(self._rows(stream), [value.to_config() for value in wanted])
+            whole = not plain or any(value.fn == "aggregator" and value.column is None for value in wanted)
+            return aggregated(self._rows(stream, None if whole else self._edge(stream, wanted)), wanted)
         config = {**self._config(stream), "aggregates": [value.to_config() for value in wanted]}
         name = f"Window({self._window.label})"
         spec = OperatorSpec(uid="", name=name, kind=self._kind, config=config, stateful=True)
@@ -173,10 +177,10 @@ class WindowedStream:
             config["late_to"] = {"tag": self._options.late_tag, "columns": list(self._stream.flow.schema.names)}
         return config
 
-    def _rows(self, stream: KeyedStream) -> WindowRows:
+    def _rows(self, stream: KeyedStream, edge: pa.Schema | None = None) -> WindowRows:
         from penstock.api.window_rows import WindowRows
 
-        return WindowRows(stream, self._window, self._options, self._config(stream))
+        return WindowRows(stream, self._window, self._options, self._config(stream), edge)
 
     def _with(self, **changes: Any) -> WindowedStream:
         return WindowedStream(self._stream, self._window, replace(self._options, **changes))

@@ -24,7 +24,7 @@ DEFAULT, INITIAL, WAS, NULL, FILLS = b"default", b"initial", b"was", b"null", b"
 MODE, NAME = b"mode", b"name"
 #: In the schema that a job declares: the columns a registered migration takes (as text), and its function's name.
 MIGRATES, MIGRATES_BY = b"migrates", b"migrates_by"
-_FIRST_VALUE_ID = 1001
+FIRST_VALUE_ID = 1001
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
         if _shown(saved) == _shown(wanted):
             raise StateMismatchError("it was a list or map and is a value", hint="give the state another name")
         raise StateMismatchError(f"the key was ({_shown(saved)}), the job has ({_shown(wanted)})")
-    old = {field.name: field for field in saved if field_id(field) >= _FIRST_VALUE_ID}
-    new = [field for field in wanted if field_id(field) >= _FIRST_VALUE_ID]
-    last = max([int((saved.metadata or {}).get(LAST_ID, b"0")), _FIRST_VALUE_ID - 1, *map(field_id, old.values())])
+    old = {field.name: field for field in saved if field_id(field) >= FIRST_VALUE_ID}
+    new = [field for field in wanted if field_id(field) >= FIRST_VALUE_ID]
+    last = max([int((saved.metadata or {}).get(LAST_ID, b"0")), FIRST_VALUE_ID - 1, *map(field_id, old.values())])
     pairs = {field.name: old.pop(field.name) for field in new if field.name in old}
     for field in new:
         was = _text(field, WAS)
@@ -84,8 +84,8 @@ def evolve(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
 
 def is_migrated(saved: pa.Schema, wanted: pa.Schema, was: pa.Schema) -> bool:
     """Whether a migration that takes values of the columns `was` is for these: keys and all the rest are the same."""
-    taken = [(field.name, field.type) for field in saved if field_id(field) >= _FIRST_VALUE_ID]
-    kept = [(field.name, field.type) for field in wanted if field_id(field) >= _FIRST_VALUE_ID]
+    taken = [(field.name, field.type) for field in saved if field_id(field) >= FIRST_VALUE_ID]
+    kept = [(field.name, field.type) for field in wanted if field_id(field) >= FIRST_VALUE_ID]
     return _fixed(saved) == _fixed(wanted) and taken == list(zip(was.names, was.types, strict=True)) != kept
 
 
@@ -104,7 +104,7 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
     for field in schema:
         fills = _fills(field)
         if field_id(field) not in places:
-            if field_id(field) < _FIRST_VALUE_ID:
+            if field_id(field) < FIRST_VALUE_ID:
                 raise StateMismatchError(f"a file of state has no column {field.name!r}", hint="`penstock state fsck`")
             text = _initial(field) or (fills[0] if fills else b"")
             columns.append(pa.repeat(_value(text, field.type), table.num_rows))
@@ -121,7 +121,7 @@ def value_columns(schema: pa.Schema) -> pa.Schema:
     """Return the columns that may change, without those of keys and places."""
     import pyarrow as pa
 
-    return pa.schema([field for field in schema if field_id(field) >= _FIRST_VALUE_ID], schema.metadata)
+    return pa.schema([field for field in schema if field_id(field) >= FIRST_VALUE_ID], schema.metadata)
 
 
 def field_id(field: pa.Field) -> int:
@@ -244,7 +244,7 @@ def widens(old: pa.DataType, new: pa.DataType) -> bool:
 
 
 def _fixed(schema: pa.Schema) -> list[tuple[str, str]]:
-    return [(field.name, str(field.type)) for field in schema if field_id(field) < _FIRST_VALUE_ID]
+    return [(field.name, str(field.type)) for field in schema if field_id(field) < FIRST_VALUE_ID]
 
 
 def _untimed(schema: pa.Schema) -> list[tuple[str, str]]:
@@ -256,7 +256,7 @@ def _shape(schema: pa.Schema) -> list[tuple[str, str, int, int]]:
 
 
 def _shown(schema: pa.Schema) -> str:
-    fields = [f for f in schema if field_id(f) < _FIRST_VALUE_ID and not f.name.startswith("__")]
+    fields = [f for f in schema if field_id(f) < FIRST_VALUE_ID and not f.name.startswith("__")]
     return ", ".join(f"{f.name} {f.type}" for f in fields)
 
 

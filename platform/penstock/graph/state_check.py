@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from penstock.core.aggregate_evolution import evolve_state
 from penstock.core.errors import StateMismatchError
-from penstock.core.evolution import EVOLVES, MIGRATES, MIGRATES_BY, evolve, is_migrated
+from penstock.core.evolution import EVOLVES, MIGRATES, MIGRATES_BY, is_migrated
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.redistribute import TASK_STATE_PREFIX
@@ -174,7 +175,7 @@ def _evolved(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> State
         reason = f"by {wanted.metadata[MIGRATES_BY].decode()}"
         return StateVerdict(uid=uid, state=state, verdict="migrates", reason=reason)
     try:
-        changes = evolve(saved, wanted).changes
+        changes = evolve_state(saved, wanted).changes
     except StateMismatchError as error:
         reason = f"state {state!r} of {uid!r}: {error.message}"
         way = error.hint or "give the operator a new uid"

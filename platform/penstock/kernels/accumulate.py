@@ -27,6 +27,7 @@ from penstock.kernels.compile import (
     njit,
     tuple_of,
     types,
+    word_at,
 )
 
 #: Reasons why the pass stopped, in state[5]; as those of `pages.locate`.
@@ -46,11 +47,6 @@ _U = np.uint64
 
 _ROWS = tuple_of(I32_IN, I64_IN)
 _TABLES = tuple_of(I64_IN, I32_ROWS, I64_ROWS, I64_OUT)
-
-
-def _word_at(_typing: Any, _address: Any) -> Any:
-    """Return the 64-bit integer at an address."""
-    return types.int64(types.int64), _loader(64)
 
 
 def _float_at(_typing: Any, _address: Any) -> Any:
@@ -74,7 +70,6 @@ def _loader(bits: int) -> Any:
     return generate
 
 
-word_at: Any = intrinsic(_word_at)
 float_at: Any = intrinsic(_float_at)
 byte_at: Any = intrinsic(_byte_at)
 

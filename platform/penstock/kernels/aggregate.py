@@ -29,6 +29,9 @@ from penstock.kernels.compile import (
 )
 
 _TIMED = tuple_of(I64_IN, I64_IN)
+_HASHED = tuple_of(I64_IN, U8_IN)
+#: Of HyperLogLog (`operators.distinct`): bits of a hash that say which register, and the words these lie in.
+_REGISTER_BITS, _REGISTER_WORDS = 9, 64
 
 
 @njit
@@ -156,6 +159,34 @@ def last_i64(cells: I64, word: int, cell: I64, timed: tuple[I64, I64], bitmap: U
         if _is_valid(bitmap, bit_offset + i) and times[i] >= cells[cell[i], word]:
             cells[cell[i], word] = times[i]
             cells[cell[i], word + 1] = values[i]
+    return 0
+
+
+@kernel(i8(I64_ROWS, i8, I64_IN, _HASHED, i8, I64_ROWS))
+def add_registers(cells: I64, word: int, cell: I64, column: tuple[I64, U8], bit_offset: int, out: I64) -> int:
+    """Raise the register that each hash belongs to: to the place of the first 1 among its other bits.
+
+    `out[word + k, i]` is word k of the registers just after row i, where `out` has rows.
+    """
+    hashes, bitmap = column
+    for i in range(len(cell)):
+        at = cell[i]
+        if _is_valid(bitmap, bit_offset + i):
+            bits = np.uint64(hashes[i])
+            register = np.int64(bits >> np.uint64(64 - _REGISTER_BITS))
+            bits <<= np.uint64(_REGISTER_BITS)
+            rank = np.int64(1)
+            while rank <= 64 - _REGISTER_BITS and bits >> np.uint64(63) == 0:
+                bits <<= np.uint64(1)
+                rank += 1
+            place, shift = word + (register >> 3), np.uint64(8 * (register & 7))
+            old = np.uint64(cells[at, place])
+            if np.int64((old >> shift) & np.uint64(255)) < rank:
+                kept = old & ~(np.uint64(255) << shift)
+                cells[at, place] = np.int64(kept | (np.uint64(rank) << shift))
+        if len(out) > 0:
+            for k in range(_REGISTER_WORDS):
+                out[word + k, i] = cells[at, word + k]
     return 0
 
 

@@ -160,6 +160,17 @@ def _unaligned(bits: int) -> Any:
     return generate
 
 
+def _word_at(_: Any, _address: Any) -> Any:
+    from llvmlite import ir
+
+    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
+
+    return types.int64(types.int64), generate
+
+
+#: `word_at(address)`: the 64-bit integer at an address.
+word_at: Any = intrinsic(_word_at)
 #: `load8(data, at)`: 8 bytes of a byte array as one little-endian word, aligned or not; `load4`: 4 bytes.
 load8: Any = intrinsic(_load8)
 load4: Any = intrinsic(_load4)

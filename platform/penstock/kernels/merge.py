@@ -1,5 +1,7 @@
 """Kernels that merge cells: the panes of a window, the panes of a session, and what was combined before the shuffle.
 
+Values of any length, which cells only refer to, are compared here alone, also those of rows.
+
 A cell is a row of words, as `kernels.aggregate` has them; `ops` says how each accumulator of two cells becomes one.
 """
 
@@ -24,6 +26,7 @@ from penstock.kernels.compile import (
     njit,
     tuple_of,
     types,
+    word_at,
 )
 
 #: As in `kernels.pages`: a module whose kernels are kept must not depend on another for its constants.
@@ -31,12 +34,17 @@ _PAGE_BITS = 12
 _PAGE_ROWS = 1 << _PAGE_BITS
 #: Ways to combine; the word of each accumulator is the second column of `ops`.
 SUM_I, MIN_I, MAX_I, SUM_F, MIN_F, MAX_F, MOMENTS, FIRST, LAST = 0, 1, 2, 3, 4, 5, 6, 7, 8
+#: Of values of any length (`kernels.values`), whose word is an address.
+MIN_V, MAX_V = 10, 11
+#: Registers of `approx_count_distinct`, and the words they lie in.
+REGISTERS, _REGISTER_WORDS = 12, 64
 
 _VIEWS = tuple_of(I64_ROWS, F64_ROWS)
 _VIEWS_IN = tuple_of(I64_ROWS_IN, types.Array(types.float64, 2, "C", readonly=True))
 _GIVEN = tuple_of(I64_ROWS_IN, I64_IN)
 _ENDED = tuple_of(I32_OUT, I64_ROWS, F64_ROWS, I64_OUT)
 _KEPT = tuple_of(I64_OUT, I64_ROWS, F64_ROWS)
+_AT = tuple_of(i8, i8)
 
 
 @njit
@@ -48,6 +56,41 @@ def _combine_moments(into: Any, at: Any, other: Any, row: Any, word: Any) -> Any
         into[at, word] = total
         into[at, word + 1] += delta * right / total
         into[at, word + 2] += other[row, word + 2] + delta * delta * left * right / total
+
+
+@njit
+def _is_less(left: Any, right: Any) -> Any:
+    """Compare the values at two addresses, byte by byte."""
+    shorter = min(word_at(left), word_at(right))
+    for at in range(8, 8 + shorter, 8):
+        ours, theirs = np.uint64(word_at(left + at)), np.uint64(word_at(right + at))
+        if ours != theirs:
+            return ours < theirs
+    return word_at(left) < word_at(right)
+
+
+@njit
+def _extreme(op: Any, old: Any, new: Any) -> Any:
+    """Return the address of the lesser (MIN_V) or greater of two values, the old one if they are equal; 0 is none."""
+    if new == 0:
+        return old
+    if old == 0:
+        return new
+    if op == MIN_V:
+        return new if _is_less(new, old) else old
+    return new if _is_less(old, new) else old
+
+
+@njit
+def _combine_registers(into: Any, at: Any, other: Any, row: Any, word: Any) -> Any:
+    for w in range(word, word + _REGISTER_WORDS):
+        ours, theirs = np.uint64(into[at, w]), np.uint64(other[row, w])
+        if ours != theirs:
+            most = np.uint64(0)
+            for shift in range(0, 64, 8):
+                mask = np.uint64(255) << np.uint64(shift)
+                most |= max(ours & mask, theirs & mask)
+            into[at, w] = np.int64(most)
 
 
 @njit
@@ -81,10 +124,30 @@ def _combine(into: Any, at: Any, other: Any, row: Any, ops: Any) -> Any:
             if other_i[row, w] < into_i[at, w]:
                 into_i[at, w] = other_i[row, w]
                 into_i[at, w + 1] = other_i[row, w + 1]
-        elif op == LAST and other_i[row, w] >= into_i[at, w]:
-            into_i[at, w] = other_i[row, w]
-            into_i[at, w + 1] = other_i[row, w + 1]
+        elif op == LAST:
+            if other_i[row, w] >= into_i[at, w]:
+                into_i[at, w] = other_i[row, w]
+                into_i[at, w + 1] = other_i[row, w + 1]
+        elif op == REGISTERS:
+            _combine_registers(into_i, at, other_i, row, w)
+        elif op >= MIN_V:
+            into_i[at, w] = _extreme(op, into_i[at, w], other_i[row, w])
     return overflow
+
+
+@kernel(i8(I64_ROWS, _AT, I64_IN, I64_IN, I64_ROWS))
+def keep_extremes(cells: I64, at: tuple[int, int], cell: I64, addresses: I64, out: I64) -> int:
+    """Keep the least or the greatest value of each cell; `at` = (MIN_V or MAX_V, word).
+
+    `out[word, i]` is what row i's cell holds just after that row, where `out` has rows.
+    """
+    op, word = at
+    for i in range(len(cell)):
+        found = _extreme(op, cells[cell[i], word], addresses[i])
+        cells[cell[i], word] = found
+        if len(out) > 0:
+            out[word, i] = found
+    return 0
 
 
 @kernel(i8(_VIEWS, I64_IN, _VIEWS_IN, I64_ROWS_IN))

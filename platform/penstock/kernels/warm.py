@@ -17,6 +17,7 @@ __all__ = ["compiled_count", "keep", "warm"]
 #: One a line: several hands add to it.
 _MODULES = (
     "columns",
+    "values",
     "hashing",
     "split",
     "index",

@@ -17,16 +17,24 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
+from penstock.core.aggregate_evolution import Part
 from penstock.core.elements import TS_COLUMN
-from penstock.kernels.columns import FixedColumn, fixed_column, fixed_to_arrow, float_column
-from penstock.operators.window_schema import key_schema
+from penstock.kernels.columns import FixedColumn, fixed_column, fixed_to_arrow, float_column, key_column
+from penstock.kernels.hashing import hash_key_columns
+from penstock.kernels.key_types import is_fixed
+from penstock.operators.distinct import WORDS, estimates
+from penstock.operators.window_schema import WindowConfig, key_schema, plain_type
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, Combine, PaneTableSpec
+from penstock.state.values import ValueHeap, take_values
 
 if TYPE_CHECKING:
     from penstock.kernels.compile import F64, I64, U8
     from penstock.operators.window_schema import Aggregate, Grouping
 
 _NONE = np.zeros(0, np.uint8)
+#: Aggregates that are one of the values, of whatever type.
+_APPROXIMATE = "approx_count_distinct"
+_PICKS = ("min", "max", "first", "last")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +53,10 @@ class _Need:
 class AggregatePlan:
     """The accumulators of one operator, with or without windows."""
 
-    def __init__(self, config: Grouping, input_schema: pa.Schema, *, single_pane: bool = False) -> None:
-        """Collect what the aggregates need; two that need the same share it."""
+    def __init__(
+        self, config: Grouping, input_schema: pa.Schema, *, single_pane: bool = False, expires: bool = False
+    ) -> None:
+        """Collect what the aggregates need; two that need the same share it. `expires`: rows have a time-to-live."""
         self._schema = input_schema
         self._aggregates = config.aggregates
         self._needs: list[_Need] = []
@@ -55,31 +65,66 @@ class AggregatePlan:
                 if need not in self._needs:
                     self._needs.append(need)
         keys = key_schema(config, input_schema)
-        self.spec = PaneTableSpec(keys, self._specs(set(keys.names)), single_pane)
+        accumulators = self._specs(set(keys.names))
+        self._named = dict(zip(self._needs, accumulators, strict=True))
+        parts = tuple(self._part_of(aggregate) for aggregate in config.aggregates if aggregate.column is not None)
+        window = _shown(config) if isinstance(config, WindowConfig) else ""
+        self.spec = PaneTableSpec(
+            keys, accumulators, single_pane, expires=expires, evolves=True, parts=parts, window=window
+        )
         self._word = dict(zip(self._needs, self.spec.words, strict=True))
+        #: Where strings and the like lie that cells refer to: the table's heap, where there is a table.
+        self.heap = ValueHeap()
 
     def _needs_of(self, aggregate: Aggregate) -> list[_Need]:
         column = aggregate.column
         if column is None:
             return []
-        count = [_Need("sum", column, counts=True)] if self._schema.field(column).nullable else []
+        field = self._schema.field(column)
+        if aggregate.fn in _PICKS and not is_fixed(plain_type(field.type)):
+            return [_Need(aggregate.fn, column)]  # type: ignore[arg-type]  # null where there was no value
+        count = [_Need("sum", column, counts=True)] if field.nullable else []
         combines: dict[str, Combine] = {"mean": "sum", "var": "moments", "std": "moments"}
         if aggregate.fn == "count":
             return count
         if aggregate.fn in ("var", "std"):
             return [_Need("moments", column)]
+        if aggregate.fn == _APPROXIMATE:
+            return [_Need("registers", column)]
         combine: Combine = combines.get(aggregate.fn, aggregate.fn)  # type: ignore[arg-type]
         return [_Need(combine, column), *count]
+
+    def _part_of(self, aggregate: Aggregate) -> Part:
+        """Return what an aggregate of a column is made of, for the versions of the job to come."""
+        column, needs = str(aggregate.column), self._needs_of(aggregate)
+        values = [need for need in needs if not need.counts or aggregate.fn == "count"]
+        counts = [need for need in needs if need not in values]
+        nullable = bool(counts) or (aggregate.fn == "count" and bool(needs))
+        picks = aggregate.fn in _PICKS and is_fixed(plain_type(self._schema.field(column).type))
+        return Part(
+            what=f"{aggregate.fn}({column})",
+            columns=tuple(name for need in values for name, _ in self._named[need].columns),
+            count=self._named[counts[0]].name if counts else "",
+            late=not picks and aggregate.fn != "mean",
+            whole=aggregate.fn == "mean" and not counts,
+            absent=f"count_{column}" if not nullable and (picks or aggregate.fn in ("mean", "count")) else "",
+        )
 
     def _specs(self, taken: set[str]) -> tuple[AccumulatorSpec, ...]:
         specs = []
         for need in self._needs:
-            floats = pt.is_floating(self._schema.field(need.column).type) or need.combine == "moments"
+            kind = plain_type(self._schema.field(need.column).type)
+            floats = pt.is_floating(kind) or need.combine == "moments"
             name = need.name
             while name in taken:
                 name += "_"
             taken.add(name)
-            specs.append(AccumulatorSpec(name, "float64" if floats and not need.counts else "int64", need.combine))
+            if need.combine == "registers":
+                specs.append(AccumulatorSpec(name, "int64", need.combine))
+            elif need.counts or is_fixed(kind):
+                specs.append(AccumulatorSpec(name, "float64" if floats and not need.counts else "int64", need.combine))
+            else:
+                specs.append(AccumulatorSpec(name, "value", need.combine, kind))
         return tuple(specs)
 
     def word(self, combine: Combine, column: str) -> int:
@@ -90,11 +135,24 @@ class AggregatePlan:
         """Return what a batch adds to each accumulator."""
         fixed: dict[str, FixedColumn] = {}
         floats: dict[str, F64] = {}
+        addresses: dict[str, I64] = {}
         inputs: list[AccumulatorInput | None] = []
         for need, spec in zip(self._needs, self.spec.accumulators, strict=True):
             array = batch.column(need.column)
             if need.counts:
                 inputs.append(_validity(array))
+                continue
+            if need.combine == "registers":
+                hashes = hash_key_columns((key_column(array),), len(array))
+                inputs.append(AccumulatorInput(hashes, *_bits(array)))
+                continue
+            if pt.is_dictionary(array.type):
+                array = array.dictionary_decode()
+            times = _times(batch) if need.combine in ("first", "last") else None
+            if spec.dtype == "value":
+                if need.column not in addresses:
+                    addresses[need.column] = self.heap.put(array)
+                inputs.append(AccumulatorInput(addresses[need.column], *_bits(array), times))
                 continue
             as_bits = need.combine in ("first", "last") or spec.dtype == "int64"
             if as_bits:
@@ -108,7 +166,6 @@ class AggregatePlan:
                     floats[need.column] = float_column(array)
                 values = floats[need.column]
                 bitmap, bit_offset = _bits(array)
-            times = _times(batch) if need.combine in ("first", "last") else None
             inputs.append(AccumulatorInput(values, bitmap, bit_offset, times))
         return inputs
 
@@ -122,15 +179,19 @@ class AggregatePlan:
         field = self._schema.field(aggregate.column)
         if aggregate.fn in ("var", "std"):
             return _spread(_column(cells, self._word[_Need("moments", aggregate.column)], 3), aggregate.fn)
+        if aggregate.fn == _APPROXIMATE:
+            word = self._word[_Need("registers", aggregate.column)]
+            return pa.array(estimates(cells[:, word : word + WORDS]))
         count = cells[:, 0]
+        if aggregate.fn in _PICKS and not is_fixed(plain_type(field.type)):
+            word = self._word_of(aggregate.fn, aggregate.column)
+            return take_values(cells[:, word], self.spec.value_words[word])
         if field.nullable:
             count = cells[:, self._word[_Need("sum", aggregate.column, counts=True)]]
         if aggregate.fn == "count":
             return pa.array(np.ascontiguousarray(count))
         valid = (count > 0).astype(np.uint8) if field.nullable else None
-        combine: Combine = "sum" if aggregate.fn == "mean" else aggregate.fn  # type: ignore[assignment]
-        word = self._word[_Need(combine, aggregate.column)] + (combine in ("first", "last"))
-        bits = np.ascontiguousarray(cells[:, word])
+        bits = np.ascontiguousarray(cells[:, self._word_of(aggregate.fn, aggregate.column)])
         if aggregate.fn == "mean":
             total = bits.view(np.float64) if pt.is_floating(field.type) else bits
             return fixed_to_arrow((total / np.maximum(count, 1)).view(np.int64), valid, pa.float64())
@@ -138,7 +199,21 @@ class AggregatePlan:
             return fixed_to_arrow(bits, valid, pa.float64() if pt.is_floating(field.type) else pa.int64())
         if valid is not None:  # what an accumulator holds that saw nothing need not fit the column's type
             bits = np.where(valid == 1, bits, 0)
-        return fixed_to_arrow(bits, valid, field.type)
+        return fixed_to_arrow(bits, valid, plain_type(field.type))
+
+    def _word_of(self, fn: str, column: str) -> int:
+        """Return the word of an aggregate's value."""
+        combine: Combine = "sum" if fn == "mean" else fn  # type: ignore[assignment]
+        return self._word[_Need(combine, column)] + (fn in ("first", "last"))
+
+
+def _shown(window: WindowConfig) -> str:
+    """Return what makes panes those of a window."""
+    numbers = {"size": window.size, "slide": window.slide, "offset": window.offset, "step": window.step}
+    if window.slide == window.size:
+        del numbers["slide"]
+    shown = [f"{name} {value / 1_000_000:g} s" for name, value in numbers.items() if value]
+    return ", ".join([*shown, *([window.time_zone] if window.time_zone else [])])
 
 
 def _times(batch: pa.RecordBatch) -> I64:

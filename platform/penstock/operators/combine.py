@@ -53,7 +53,8 @@ def combiner_for(config: dict[str, Any], schema: pa.Schema, settings: JobSetting
     parsed = parse(config)
     plan = AggregatePlan(parsed, schema)
     wanted = settings.combine == "all" or (settings.combine == "exact" and plan.spec.exact)
-    return Combiner(parsed, plan, schema, settings) if wanted and parsed.combines else None
+    may = parsed.combines and not plan.spec.value_words  # an address means nothing to another process
+    return Combiner(parsed, plan, schema, settings) if wanted and may else None
 
 
 class Combiner:

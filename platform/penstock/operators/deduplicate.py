@@ -19,6 +19,7 @@ from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.running_schema import DeduplicateConfig, parse_deduplicate, validate_deduplicate
 from penstock.operators.window_schema import key_schema
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.ttl import Ttl, TtlClock
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I64
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.keyed import KeyedStateStore
-    from penstock.state.pane_table import PaneTable
+    from penstock.state.running_table import RunningTable
 
 _STATE = "kept"
 _ORDER = "__order"
@@ -38,7 +39,8 @@ class DeduplicateOperator(Operator):
     _config: DeduplicateConfig
     _by: str | None
     _store: KeyedStateStore
-    _table: PaneTable
+    _table: RunningTable
+    _ttl: Ttl | None
 
     def open(self, context: OperatorContext) -> None:
         """Declare (and so restore) the state."""
@@ -50,12 +52,15 @@ class DeduplicateOperator(Operator):
         self._by = self._config.by or (TS_COLUMN if TS_COLUMN in schema.names else None)
         order = AccumulatorSpec(_ORDER, "int64", "max" if self._config.keep == "last" else "min")
         self._store = context.keyed_state
-        self._table = self._store.pane_table(
-            _STATE, PaneTableSpec(key_schema(self._config, schema), (order,), single_pane=True)
-        )
+        self._ttl = None if self._config.ttl is None else Ttl(TtlClock(context.clock), **self._config.ttl)
+        keys, expires = key_schema(self._config, schema), self._ttl is not None
+        spec = PaneTableSpec(keys, (order,), single_pane=True, expires=expires)
+        self._table = self._store.running_table(_STATE, spec, self._ttl)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Emit the rows that are kept in place of what was there."""
+        if self._ttl is not None:
+            self._ttl.clock.tick()
         for first in range(0, batch.data.num_rows, self._table.most_rows):
             self._process(batch.data.slice(first, self._table.most_rows), out)
 

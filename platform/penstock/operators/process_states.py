@@ -96,6 +96,6 @@ def bind_states(function: Any, config: dict[str, Any], types: dict[Any, Any], ho
             table = home.state.value(name, tuple(declared.values), declared.ttl, migration)
             made = BoundValue(name, home.current, table, codec)
         folds = declared.kind in ("reducing", "aggregating")
-        setattr(function, name, getattr(type(function), name).over(made.handle) if folds else made.handle)
+        setattr(function, name, getattr(function, name).over(made.handle) if folds else made.handle)
         bound.append(made)
     return bound

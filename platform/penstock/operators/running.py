@@ -18,13 +18,14 @@ from penstock.operators.aggregates import AggregatePlan
 from penstock.operators.columns import ts_of
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.running_schema import RunningConfig, parse_running, running_schema
+from penstock.state.ttl import Ttl, TtlClock
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.state.keyed import KeyedStateStore
-    from penstock.state.pane_table import PaneTable
+    from penstock.state.running_table import RunningTable
 
 _STATE = "running"
 
@@ -36,7 +37,8 @@ class RunningAggregateOperator(Operator):
     _plan: AggregatePlan
     _schema: pa.Schema
     _store: KeyedStateStore
-    _table: PaneTable
+    _table: RunningTable
+    _ttl: Ttl | None
 
     def open(self, context: OperatorContext) -> None:
         """Declare (and so restore) the state."""
@@ -44,12 +46,17 @@ class RunningAggregateOperator(Operator):
             raise GraphError(f"{context.spec.uid}: a running aggregate needs keyed state", hint="key the stream first")
         self._config = parse_running(context.spec.config)
         self._schema = running_schema(context.spec.config, context.input_schemas[0])
-        self._plan = AggregatePlan(self._config, context.input_schemas[0], single_pane=True)
+        self._ttl = None if self._config.ttl is None else Ttl(TtlClock(context.clock), **self._config.ttl)
+        expires = self._ttl is not None
+        self._plan = AggregatePlan(self._config, context.input_schemas[0], single_pane=True, expires=expires)
         self._store = context.keyed_state
-        self._table = self._store.pane_table(_STATE, self._plan.spec)
+        self._table = self._store.running_table(_STATE, self._plan.spec, self._ttl)
+        self._plan.heap = self._table.heap
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows, and emit each with what its key then holds."""
+        if self._ttl is not None:
+            self._ttl.clock.tick()
         for first in range(0, batch.data.num_rows, self._table.most_rows):
             self._process(batch.data.slice(first, self._table.most_rows), out)
 

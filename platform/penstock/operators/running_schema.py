@@ -15,7 +15,14 @@ from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
 from penstock.kernels.key_types import is_key_type
 from penstock.operators.columns import TS_FIELD
-from penstock.operators.window_schema import Aggregate, field_of, key_schema, output_field, validate_aggregates
+from penstock.operators.window_schema import (
+    Aggregate,
+    aggregates_of,
+    field_of,
+    key_schema,
+    output_field,
+    validate_aggregates,
+)
 
 KEEP = ("first", "last")
 
@@ -26,6 +33,8 @@ class RunningConfig:
 
     key: tuple[str, ...]
     aggregates: tuple[Aggregate, ...]
+    #: As `state.ttl.Ttl` has it, without the clock.
+    ttl: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +44,7 @@ class DeduplicateConfig:
     key: tuple[str, ...]
     keep: str
     by: str | None
+    ttl: dict[str, Any] | None = None
 
 
 def parse_running(config: dict[str, Any]) -> RunningConfig:
@@ -44,8 +54,7 @@ def parse_running(config: dict[str, Any]) -> RunningConfig:
         GraphError: a part is missing.
     """
     try:
-        aggregates = tuple(Aggregate(a["fn"], a.get("column"), a["alias"]) for a in config["aggregates"])
-        return RunningConfig(tuple(config["key"]), aggregates)
+        return RunningConfig(tuple(config["key"]), aggregates_of(config), config.get("ttl"))
     except KeyError as error:
         raise _missing("running_aggregate", error, "it has key and aggregates") from error
 
@@ -57,7 +66,7 @@ def parse_deduplicate(config: dict[str, Any]) -> DeduplicateConfig:
         GraphError: a part is missing.
     """
     try:
-        return DeduplicateConfig(tuple(config["key"]), config["keep"], config.get("by"))
+        return DeduplicateConfig(tuple(config["key"]), config["keep"], config.get("by"), config.get("ttl"))
     except KeyError as error:
         raise _missing("deduplicate", error, "it has key, keep and by") from error
 
@@ -72,6 +81,10 @@ def running_schema(config: dict[str, Any], input_schema: pa.Schema) -> pa.Schema
     _validate_key(parsed.key, input_schema, "a running aggregate")
     if not parsed.aggregates:
         raise GraphError("a running aggregate without aggregates has no output", hint="name one, such as ps.count()")
+    for value in parsed.aggregates:
+        if value.kept:
+            msg = f"a running aggregate cannot be {value.fn}, which needs the rows of a window"
+            raise GraphError(msg, hint="use .window(...) before it, approx_count_distinct, or a process function")
     validate_aggregates(parsed.aggregates, {*parsed.key, TS_COLUMN}, input_schema)
     fields = [*key_schema(parsed, input_schema), *(output_field(a, input_schema) for a in parsed.aggregates)]
     return pa.schema([*fields, TS_FIELD] if TS_COLUMN in input_schema.names else fields)

@@ -68,6 +68,7 @@ class SessionAggregateOperator(Operator):
         self._rule = SessionRule(config.size, self._plan.word("min", TS_COLUMN), self._plan.word("max", TS_COLUMN))
         self._store = context.keyed_state
         self._table = self._store.session_table(_STATE, self._plan.spec)
+        self._plan.heap = self._table.heap
         self._table.least_last = MIN_TIMESTAMP
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         self._watermarks = RangeWatermarks.restored(context.hash_range, saved)

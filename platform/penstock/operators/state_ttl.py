@@ -64,6 +64,17 @@ def ttl_options(declared: TimeToLive, where: str) -> dict[str, Any]:
     }
 
 
+def row_ttl_options(declared: TimeToLive, where: str) -> dict[str, Any]:
+    """As `ttl_options`, for operators whose every row is a write and whose state nobody reads.
+
+    Raises:
+        GraphError: as there, or an option that means nothing here.
+    """
+    if isinstance(declared, StateTtlConfig) and declared != StateTtlConfig(declared.ttl):
+        raise GraphError(f"{where}: its time-to-live is a duration and no more", hint='for example ttl="1h"')
+    return ttl_options(declared, where)
+
+
 def ttl_of(kind: dict[str, Any], clock: TtlClock) -> Ttl | None:
     """Return the time-to-live that a config speaks of."""
     return Ttl(clock, **kind["ttl"]) if "ttl" in kind else None

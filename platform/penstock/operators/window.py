@@ -65,6 +65,7 @@ class WindowAggregateOperator(Operator):
         self._plan = AggregatePlan(self._config, context.input_schemas[0])
         self._store = context.keyed_state
         self._table = self._store.pane_table(_STATE, self._plan.spec)
+        self._plan.heap = self._table.heap
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
         config = self._config

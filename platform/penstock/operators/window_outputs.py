@@ -6,6 +6,7 @@ One of these is the `WindowSink` of `operators.window_engine`; `operators.window
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,22 +15,27 @@ import pyarrow as pa
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.operators.aggregates import AggregatePlan
 from penstock.operators.columns import assemble, without_ts
+from penstock.operators.functions import user_error
+from penstock.operators.kept_aggregates import aggregated, kept_output
 from penstock.operators.rows import RowEncoder
 from penstock.operators.window_engine import WindowSink
 from penstock.operators.window_schema import WINDOW_START
 from penstock.state.adding import add_rows
 from penstock.state.hot import overflow
+from penstock.state.values import ValueHeap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.eventtime.windows import TimeWindow
+    from penstock.kernels.compile import I64
     from penstock.operators.evictors import WindowElement
+    from penstock.operators.folding_state import Aggregator
     from penstock.operators.operator import Collector
     from penstock.operators.process_output import ProcessOutput
     from penstock.operators.window_buffer import BufferedWindow, KeyWindows
     from penstock.operators.window_function import ProcessWindowFunction, WindowContext
-    from penstock.operators.window_schema import Grouping
+    from penstock.operators.window_rows_schema import WindowRowsConfig
 
 
 class WindowOutput(WindowSink, Protocol):
@@ -45,9 +51,19 @@ class WindowOutput(WindowSink, Protocol):
 class AggregatedWindows:
     """Aggregates, all windows of a batch at once."""
 
-    def __init__(self, config: Grouping, rows: pa.Schema, output: pa.Schema, where: str) -> None:
-        """`rows` is the schema of the input, `output` that of the operator."""
-        self._plan = AggregatePlan(config, rows)
+    def __init__(
+        self,
+        config: WindowRowsConfig,
+        schemas: tuple[pa.Schema, pa.Schema],
+        aggregators: dict[str, Aggregator[Any, Any, Any]],
+        where: str,
+    ) -> None:
+        """`schemas` are those of the input and of the operator; `aggregators`: of one's own, by output column."""
+        rows, output = schemas
+        self._where = where
+        self._aggregates = config.aggregates
+        self._plan = AggregatePlan(replace(config, aggregates=tuple(a for a in self._aggregates if not a.kept)), rows)
+        self._aggregators = aggregators
         self._encoder = RowEncoder(rows, where)
         self._rows, self._output = rows, output
         self._fired: list[tuple[int, TimeWindow, int, list[WindowElement]]] = []
@@ -73,6 +89,7 @@ class AggregatedWindows:
         has_time = TS_COLUMN in self._rows.names
         data = assemble(columns, without_ts(self._rows), times if has_time else None)
         spec = self._plan.spec
+        self._plan.heap = ValueHeap()
         cells = np.repeat(spec.initial[np.newaxis], len(fired), axis=0)
         cell = np.repeat(np.arange(len(fired)), [len(found) for *_, found in fired])
         name = add_rows(spec, (cells, cells.view(np.float64)), cell, self._plan.inputs(data))
@@ -84,10 +101,27 @@ class AggregatedWindows:
         if WINDOW_START in self._output.names:
             kind = self._output.field(WINDOW_START).type
             made += [pa.array([window[edge] for _, window, *_ in fired], pa.int64()).view(kind) for edge in (0, 1)]
-        made += self._plan.outputs(cells)
+        made += self._columns(data, cells, cell, [[e.value for e in found] for *_, found in fired])
         if TS_COLUMN in self._output.names:
             made.append(pa.array([time for _, _, time, _ in fired], pa.int64()))
         out.batch(Batch(pa.RecordBatch.from_arrays(made, schema=self._output)))
+
+    def _columns(self, data: pa.RecordBatch, cells: I64, cell: I64, rows: list[list[Any]]) -> list[pa.Array]:
+        """Return one column an aggregate, of windows whose rows are `rows`, and those of `data` by `cell`."""
+        simple = iter(self._plan.outputs(cells))
+        made: list[pa.Array] = []
+        for aggregate in self._aggregates:
+            if aggregate.fn == "aggregator":
+                try:
+                    found = aggregated(self._aggregators[aggregate.alias], rows, aggregate.column)
+                except Exception as error:
+                    raise user_error(self._where, error) from error
+                made.append(self._encoder.array(self._output.field(aggregate.alias), found))
+            elif aggregate.kept and aggregate.column is not None:
+                made.append(kept_output(aggregate, data.column(aggregate.column), cell, len(cells)))
+            else:
+                made.append(next(simple))
+        return made
 
 
 class ReducedWindows:

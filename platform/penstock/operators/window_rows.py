@@ -95,7 +95,7 @@ class WindowRowsOperator(Operator):
         spec = self._context.spec
         output = schema_from_text(spec.output_schema)
         if self._config.mode == "aggregate":
-            return AggregatedWindows(self._config, rows, output, self._where)
+            return AggregatedWindows(self._config, (rows, output), function or {}, self._where)
         sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
         made = ProcessOutput(output, sides, self._where)
         if self._config.mode == "reduce":

@@ -17,6 +17,7 @@ from penstock.operators.window_schema import (
     WINDOW_END,
     WINDOW_START,
     Aggregate,
+    aggregates_of,
     key_schema,
     output_field,
     validate_aggregates,
@@ -39,7 +40,7 @@ class WindowRowsConfig:
 
 def parse_rows(config: dict[str, Any]) -> WindowRowsConfig:
     """Return the configuration as a value."""
-    aggregates = tuple(Aggregate(a["fn"], a.get("column"), a["alias"]) for a in config.get("aggregates", ()))
+    aggregates = aggregates_of({"aggregates": config.get("aggregates", ())})
     lateness = int(config.get("allowed_lateness_us", 0))
     return WindowRowsConfig(tuple(config["key"]), config["window"], config["mode"], lateness, aggregates)
 

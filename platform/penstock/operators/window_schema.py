@@ -17,12 +17,18 @@ import pyarrow.types as pt
 
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
+from penstock.core.schema import schema_from_text
 from penstock.eventtime.windows import pane_size, validate_window
-from penstock.kernels.key_types import is_fixed, is_key_type
+from penstock.kernels.key_types import is_key_type
 
 WINDOW_START, WINDOW_END = "window_start", "window_end"
-FUNCTIONS = ("count", "sum", "min", "max", "mean", "var", "std", "first", "last")
+FUNCTIONS = ("count", "sum", "min", "max", "mean", "var", "std", "first", "last", "approx_count_distinct")
+#: What is computed from the rows themselves: a window with one of these keeps them.
+KEPT_FUNCTIONS = ("collect", "count_distinct", "quantile", "aggregator")
 _KINDS = ("tumbling", "sliding", "cumulative", "session")
+_COUNTS = ("count", "count_distinct", "approx_count_distinct")
+#: Aggregates for which the greatest integers need not fit an int64.
+_ANY_INTEGERS = ("collect", "count_distinct", "approx_count_distinct")
 _RESERVED = (WINDOW_START, WINDOW_END, TS_COLUMN)
 _TIME = pa.timestamp("us", tz="UTC")
 #: Longer windows (35 years) take the longer way, whose arithmetic has room for any length.
@@ -36,6 +42,27 @@ class Aggregate:
     fn: str
     column: str | None
     alias: str
+    #: Of `quantile`: which one, from 0 to 1.
+    quantile: float = 0.5
+    #: Of an aggregate of one's own: its output column, as schema text.
+    output: str = ""
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is computed from the rows themselves."""
+        return self.fn in KEPT_FUNCTIONS
+
+
+def aggregates_of(config: dict[str, Any]) -> tuple[Aggregate, ...]:
+    """Return the aggregates of an operator's configuration.
+
+    Raises:
+        KeyError: a part is missing.
+    """
+    return tuple(
+        Aggregate(a["fn"], a.get("column"), a["alias"], a.get("quantile", 0.5), a.get("output", ""))
+        for a in config["aggregates"]
+    )
 
 
 class Keyed(Protocol):
@@ -101,7 +128,7 @@ def parse(config: dict[str, Any]) -> WindowConfig:
         size = int(window["gap_us"] if kind == "session" else window["size_us"])
         slide = int(window["slide_us"]) if kind == "sliding" else size
         step = int(window["step_us"]) if kind == "cumulative" else 0
-        aggregates = tuple(Aggregate(a["fn"], a.get("column"), a["alias"]) for a in config["aggregates"])
+        aggregates = aggregates_of(config)
         key = tuple(config["key"])
     except KeyError as error:
         raise GraphError(
@@ -165,23 +192,33 @@ def validate_aggregate(aggregate: Aggregate, schema: pa.Schema) -> None:
     Raises:
         GraphError: it cannot be computed.
     """
-    if aggregate.fn not in FUNCTIONS:
-        raise GraphError(f"unknown aggregate {aggregate.fn!r}", hint=f"use one of {', '.join(FUNCTIONS)}")
+    if aggregate.fn not in FUNCTIONS and not aggregate.kept:
+        known = ", ".join([*FUNCTIONS, *KEPT_FUNCTIONS])
+        raise GraphError(f"unknown aggregate {aggregate.fn!r}", hint=f"use one of {known}")
     if aggregate.column is None:
-        if aggregate.fn != "count":
+        if aggregate.fn not in ("count", "aggregator"):
             raise GraphError(f"{aggregate.fn} needs a column", hint=f"write {aggregate.fn}('column')")
         return
     kind = field_of(aggregate.column, schema, aggregate.fn).type
-    if aggregate.fn == "count":
-        return
+    if aggregate.fn not in ("count", "aggregator"):
+        _validate_type(aggregate, kind)
+
+
+def _validate_type(aggregate: Aggregate, kind: pa.DataType) -> None:
     what = f"{aggregate.fn}({aggregate.column!r}): type {kind} is not supported"
-    if pt.is_uint64(kind):
+    if pt.is_uint64(plain_type(kind)) and aggregate.fn not in _ANY_INTEGERS:
         raise GraphError(what, hint="cast the column to int64 or float64 first")
+    if aggregate.fn == "quantile":
+        if not (pt.is_integer(kind) or pt.is_floating(kind) or pt.is_decimal(kind)):
+            raise GraphError(what, hint="quantile takes numbers; cast the column first")
+        if not 0.0 <= aggregate.quantile <= 1.0:
+            raise GraphError(f"quantile({aggregate.column!r}, {aggregate.quantile})", hint="it lies between 0 and 1")
+        return
     if aggregate.fn in ("sum", "mean", "var", "std"):
         if not (pt.is_integer(kind) or pt.is_floating(kind)):
             raise GraphError(what, hint="sum, mean, var and std take integers and floats; cast the column first")
-    elif not is_fixed(kind):
-        raise GraphError(what, hint=f"{aggregate.fn} takes numbers, booleans, timestamps and dates, no strings")
+    elif not is_key_type(kind):
+        raise GraphError(what, hint=f"{aggregate.fn} takes no lists, maps and structs; take out what is to be compared")
 
 
 def field_of(name: str, schema: pa.Schema, what: str) -> pa.Field:
@@ -215,21 +252,28 @@ def output_schema(config: dict[str, Any], input_schema: pa.Schema) -> pa.Schema:
 def key_schema(config: Keyed, input_schema: pa.Schema) -> pa.Schema:
     """Return the key columns; dictionary columns as their values."""
     fields = [input_schema.field(name) for name in config.key]
-    return pa.schema(
-        [pa.field(f.name, f.type.value_type if pt.is_dictionary(f.type) else f.type, f.nullable) for f in fields]
-    )
+    return pa.schema([pa.field(f.name, plain_type(f.type), f.nullable) for f in fields])
+
+
+def plain_type(data_type: pa.DataType) -> pa.DataType:
+    """Return the type of a column's values, of a dictionary column those of its dictionary."""
+    return data_type.value_type if pt.is_dictionary(data_type) else data_type
 
 
 def output_field(aggregate: Aggregate, schema: pa.Schema) -> pa.Field:
     """Return the column an aggregate gives."""
-    if aggregate.fn == "count" or aggregate.column is None:
+    if aggregate.fn == "aggregator":
+        return schema_from_text(aggregate.output).field(0).with_name(aggregate.alias)
+    if aggregate.fn in _COUNTS or aggregate.column is None:
         return pa.field(aggregate.alias, pa.int64(), nullable=False)
     field = schema.field(aggregate.column)
-    if aggregate.fn in ("var", "std"):
+    if aggregate.fn == "collect":
+        return pa.field(aggregate.alias, pa.list_(plain_type(field.type)), nullable=False)
+    if aggregate.fn in ("var", "std", "quantile"):
         return pa.field(aggregate.alias, pa.float64())
     if aggregate.fn == "mean":
         return pa.field(aggregate.alias, pa.float64(), field.nullable)
     if aggregate.fn == "sum":
         kind = pa.float64() if pt.is_floating(field.type) else pa.int64()
         return pa.field(aggregate.alias, kind, field.nullable)
-    return pa.field(aggregate.alias, field.type, field.nullable)
+    return pa.field(aggregate.alias, plain_type(field.type), field.nullable)

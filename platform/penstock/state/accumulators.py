@@ -3,7 +3,7 @@
 The key's schema and a list of accumulators, and how both look as words and as columns of a segment.
 
 A cell is a row of 64-bit words. Word 0 is the number of rows (doubled, plus the dirty bit); every accumulator has one
-to three words. Made by `operators.window`, read by `PaneTable`, the segment writer and restore.
+to three words, or 64. Made by `operators.window`, read by `PaneTable`, the segment writer and restore.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from typing import Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.aggregate_evolution import Part, aggregates_metadata
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.evolution import DEFAULT, LAST_ID, NULL, default_text
 from penstock.kernels import accumulate, merge
 from penstock.kernels.compile import F64, I64, U8
 
-Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last"]
+Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last", "registers"]
+Dtype: TypeAlias = Literal["int64", "float64", "value"]
 
 KEY_HASH, NAMESPACE, DELETED, SEQ, ROWS = "__key_hash", "__namespace", "__deleted", "__seq", "__rows"
 #: Tells rows of one key and time apart, where a state holds several.
@@ -29,6 +32,8 @@ ROW = "__row"
 LAST_ACCESS = "__ttl"
 #: Field ids from here to 1000 are columns that tell the rows of one key and namespace apart.
 FIRST_ENTRY = 501
+#: Words of the registers of `approx_count_distinct`.
+_REGISTER_WORDS = 64
 _OPS: dict[tuple[str, str], int] = {
     ("sum", "int64"): merge.SUM_I,
     ("min", "int64"): merge.MIN_I,
@@ -41,6 +46,11 @@ _OPS: dict[tuple[str, str], int] = {
     ("first", "float64"): merge.FIRST,
     ("last", "int64"): merge.LAST,
     ("last", "float64"): merge.LAST,
+    ("registers", "int64"): merge.REGISTERS,
+    ("min", "value"): merge.MIN_V,
+    ("max", "value"): merge.MAX_V,
+    ("first", "value"): merge.FIRST,
+    ("last", "value"): merge.LAST,
 }
 #: What the one-pass kernel does with a row; the others (moments, first, last) are none of its business.
 _ROW_OPS: dict[tuple[str, str], int] = {
@@ -55,11 +65,18 @@ _ROW_OPS: dict[tuple[str, str], int] = {
 
 @dataclass(frozen=True, slots=True)
 class AccumulatorSpec:
-    """One accumulator; `moments` is (count, mean, squared deviations), `first`/`last` are (event time, value)."""
+    """One accumulator; `moments` is (count, mean, squared deviations), `first`/`last` are (event time, value).
+
+    `registers` are those of HyperLogLog, eight to a word (`operators.distinct`).
+
+    Of `value` the word is an address in the table's `ValueHeap`.
+    """
 
     name: str
-    dtype: Literal["int64", "float64"]
+    dtype: Dtype
     combine: Combine
+    #: Of a value of any length: what it is in Arrow.
+    value: pa.DataType | None = None
 
     @property
     def op(self) -> int:
@@ -67,10 +84,12 @@ class AccumulatorSpec:
         return _OPS[self.combine, self.dtype]
 
     @property
-    def columns(self) -> tuple[tuple[str, Literal["int64", "float64"]], ...]:
+    def columns(self) -> tuple[tuple[str, Dtype], ...]:
         """Name and type of each word's column in a segment."""
         if self.combine == "moments":
             return ((f"{self.name}.count", "float64"), (f"{self.name}.mean", "float64"), (f"{self.name}.m2", "float64"))
+        if self.combine == "registers":
+            return tuple((f"{self.name}.{k:02}", "int64") for k in range(_REGISTER_WORDS))
         if self.combine in ("first", "last"):
             return ((f"{self.name}.time", "int64"), (self.name, self.dtype))
         return ((self.name, self.dtype),)
@@ -80,10 +99,14 @@ class AccumulatorSpec:
         """The words of an accumulator that saw nothing."""
         if self.combine == "moments":
             return (0.0, 0.0, 0.0)
+        if self.combine == "registers":
+            return (0,) * _REGISTER_WORDS
         if self.combine == "first":
             return (MAX_TIMESTAMP, 0)
         if self.combine == "last":
             return (MIN_TIMESTAMP, 0)
+        if self.dtype == "value":
+            return (0,)
         if self.combine == "sum":
             return (0 if self.dtype == "int64" else 0.0,)
         if self.dtype == "int64":
@@ -112,6 +135,16 @@ class PaneTableSpec:
     accumulators: tuple[AccumulatorSpec, ...]
     #: Without windows: one pane, which starts at 0 and never closes.
     single_pane: bool = False
+    #: Whether the last word of a cell is the time of its last access.
+    expires: bool = False
+    #: Whether its aggregates may change from one version of a job to the next; what they are made of, and their window.
+    evolves: bool = False
+    parts: tuple[Part, ...] = ()
+    window: str = ""
+    #: As in `RowSpec`: field ids where a snapshot has them already, the highest ever given, what columns say besides.
+    ids: tuple[int, ...] = ()
+    last_id: int = 0
+    carried: tuple[dict[bytes, bytes], ...] = ()
 
     @cached_property
     def words(self) -> tuple[int, ...]:
@@ -125,7 +158,7 @@ class PaneTableSpec:
     @cached_property
     def width(self) -> int:
         """Words of a cell."""
-        return 1 + sum(len(a.columns) for a in self.accumulators)
+        return 1 + sum(len(a.columns) for a in self.accumulators) + self.expires
 
     @cached_property
     def ops(self) -> I64:
@@ -139,13 +172,23 @@ class PaneTableSpec:
         cell = np.zeros(self.width, np.int64)
         for accumulator, word in zip(self.accumulators, self.words, strict=True):
             for k, (value, (_, dtype)) in enumerate(zip(accumulator.initial, accumulator.columns, strict=True)):
-                cell[word + k : word + k + 1].view(np.dtype(dtype))[0] = value
+                kind = np.dtype(np.int64 if dtype == "value" else dtype)
+                cell[word + k : word + k + 1].view(kind)[0] = value
         return cell
 
     @cached_property
     def in_one_pass(self) -> bool:
         """Whether the one-pass kernel can add rows to every accumulator."""
         return all((a.combine, a.dtype) in _ROW_OPS for a in self.accumulators)
+
+    @cached_property
+    def value_words(self) -> dict[int, pa.DataType]:
+        """Words that are addresses of values, and what these are in Arrow."""
+        return {
+            word + len(a.columns) - 1: a.value
+            for a, word in zip(self.accumulators, self.words, strict=True)
+            if a.value is not None
+        }
 
     @cached_property
     def exact(self) -> bool:
@@ -169,20 +212,36 @@ class PaneTableSpec:
         return np.array(rows, np.int64).reshape(len(rows), accumulate.INPUT_COLUMNS)
 
     @cached_property
-    def value_columns(self) -> tuple[tuple[str, Literal["int64", "float64"]], ...]:
+    def value_columns(self) -> tuple[tuple[str, Dtype], ...]:
         """Name and type of every word's column, the number of rows first."""
-        return ((ROWS, "int64"), *(column for a in self.accumulators for column in a.columns))
+        age: tuple[tuple[str, Dtype], ...] = ((LAST_ACCESS, "int64"),) if self.expires else ()
+        return ((ROWS, "int64"), *(column for a in self.accumulators for column in a.columns), *age)
 
     @cached_property
     def segment_schema(self) -> pa.Schema:
         """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
         fixed = [(KEY_HASH, pa.int64(), 1), (NAMESPACE, pa.int64(), 2)]
         tail = [(DELETED, pa.bool_(), 3), (SEQ, pa.int64(), 4)]
-        values = [(name, pa.type_for_alias(dtype), 1001 + i) for i, (name, dtype) in enumerate(self.value_columns)]
+        columns = self.value_columns[: self.width - self.expires]
+        ids, carried = self.ids or range(1001, 1001 + len(columns)), self.carried or ({},) * len(columns)
+        values = []
+        for word, ((name, dtype), number, more) in enumerate(zip(columns, ids, carried, strict=True)):
+            kind = self.value_words.get(word) or pa.type_for_alias(dtype)
+            said = {**(self._more(word, dtype) if self.evolves else {}), **more}
+            values.append(_field(name, kind, number, nullable=dtype == "value", more=said))
+        if self.expires:
+            values.append(_field(LAST_ACCESS, pa.int64(), 6))
         keys = [_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
-        return pa.schema(
-            [_field(*fixed[0]), *keys, _field(*fixed[1]), *(_field(*v) for v in values), *(_field(*t) for t in tail)]
-        )
+        last = str(max([self.last_id, *ids])).encode()
+        metadata = {**aggregates_metadata(self.parts, self.window), LAST_ID: last} if self.evolves else None
+        return pa.schema([_field(*fixed[0]), *keys, _field(*fixed[1]), *values, *(_field(*t) for t in tail)], metadata)
+
+    def _more(self, word: int, dtype: Dtype) -> dict[bytes, bytes]:
+        """Return what a column says for the jobs to come: what an accumulator is that has seen nothing."""
+        if dtype == "value":
+            return {NULL: b"1"}
+        first = self.initial[word : word + 1].view(np.dtype(dtype))[0].item()
+        return {DEFAULT: default_text(first, pa.type_for_alias(dtype))}
 
 
 def address_of(array: I64 | F64 | U8) -> int:
@@ -190,5 +249,8 @@ def address_of(array: I64 | F64 | U8) -> int:
     return int(array.__array_interface__["data"][0])
 
 
-def _field(name: str, data_type: pa.DataType, number: int, *, nullable: bool = False) -> pa.Field:
-    return pa.field(name, data_type, nullable, {"id": str(number), "PARQUET:field_id": str(number)})
+def _field(
+    name: str, data_type: pa.DataType, number: int, *, nullable: bool = False, more: dict[bytes, bytes] | None = None
+) -> pa.Field:
+    own = {b"id": str(number).encode(), b"PARQUET:field_id": str(number).encode()}
+    return pa.field(name, data_type, nullable, {**(more or {}), **own})

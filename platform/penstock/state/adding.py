@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.kernels import aggregate, running
+from penstock.kernels import aggregate, merge, running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from penstock.state.panes import PaneMemory
 
 _NO_VALUES = np.zeros(0, np.int64)
+_NOT_WANTED = np.zeros((0, 0), np.int64)
+_TIMED = ("first", "last")
 _SUMS = {
     ("sum", "int64"): aggregate.sum_i64,
     ("min", "int64"): aggregate.min_i64,
@@ -38,7 +40,7 @@ def add_rows(
     aggregate.add_rows(integers, cell)
     for accumulator, word, values in zip(spec.accumulators, spec.words, inputs, strict=True):
         if values is not None:
-            table = integers if accumulator.dtype == "int64" or accumulator.combine in ("first", "last") else floats
+            table = floats if accumulator.dtype == "float64" and accumulator.combine not in _TIMED else integers
             if _add(accumulator, table, word, cell, values):
                 return accumulator.name
     return None
@@ -50,9 +52,13 @@ def run_input(
     """Add one input and write the accumulator's words as of each row; returns how many additions overflowed."""
     memory, words = target
     bitmap, offset = values.bitmap, values.bit_offset
-    if spec.combine in ("first", "last"):
+    if spec.combine in _TIMED:
         column = (values.times, values.values, bitmap)
         return int(running.run_timed(memory.cells, (spec.op, word), cell, column, offset, words))
+    if spec.combine == "registers":
+        return int(aggregate.add_registers(memory.cells, word, cell, (values.values, bitmap), offset, words))
+    if spec.dtype == "value":
+        return int(merge.keep_extremes(memory.cells, (spec.op, word), cell, values.values, words))
     if values.values is None:
         at = (running.COUNT_VALID, word)
         return int(running.run_i64(memory.cells, at, cell, (_NO_VALUES, bitmap), offset, words))
@@ -66,9 +72,14 @@ def run_input(
 def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: AccumulatorInput) -> int:
     """Add one input; returns how many additions overflowed."""
     bitmap: U8 = values.bitmap
-    if spec.combine in ("first", "last"):
+    if spec.combine in _TIMED:
         kernel = aggregate.first_i64 if spec.combine == "first" else aggregate.last_i64
         return int(kernel(cells, word, cell, (values.times, values.values), bitmap, values.bit_offset))
+    if spec.combine == "registers":
+        hashed = (values.values, bitmap)
+        return int(aggregate.add_registers(cells, word, cell, hashed, values.bit_offset, _NOT_WANTED))
+    if spec.dtype == "value":
+        return int(merge.keep_extremes(cells, (spec.op, word), cell, values.values, _NOT_WANTED))
     if values.values is None:
         aggregate.add_valid(cells, word, cell, bitmap, values.bit_offset)
         return 0

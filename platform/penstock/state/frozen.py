@@ -21,6 +21,7 @@ from penstock.kernels.hashing import hash_order, packed_order
 from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.panes import Rows
 from penstock.state.segments import SegmentWriter
+from penstock.state.values import take_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from penstock.state.panes import FrozenRows
     from penstock.state.segment_log import LogView, SegmentLog
     from penstock.state.ttl import Ttl
+    from penstock.state.values import ValueHeap
 
 
 #: Slot, hash, place in order and a copy of it while a frozen row waits to be encoded.
@@ -54,7 +56,10 @@ def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
         order, mask = np.argsort(hashes, kind="stable"), -1
         kernels.arrange(order, mask, (hashes, rows.slots, rows.cells), out)
     panes = np.zeros(count, np.int64) if spec.single_pane else rows.panes[order & mask]
-    values = [pa.array(w.view(np.dtype(dtype))) for w, (_, dtype) in zip(words, spec.value_columns, strict=True)]
+    values = [
+        take_values(w, spec.value_words[i]) if i in spec.value_words else pa.array(w.view(np.dtype(dtype)))
+        for i, (w, (_, dtype)) in enumerate(zip(words, spec.value_columns, strict=True))
+    ]
     columns = [
         pa.array(out[0]),
         *keys.gather(out[1]),
@@ -66,8 +71,10 @@ def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=spec.segment_schema)
 
 
-def table_to_rows(spec: PaneTableSpec, table: pa.Table) -> tuple[KeyColumns, I64, I64, I64]:
+def table_to_rows(spec: PaneTableSpec, table: pa.Table, heap: ValueHeap) -> tuple[KeyColumns, I64, I64, I64]:
     """Return (keys, hashes, panes, cells) of rows read from a segment; a deleted row has a cell without rows.
+
+    Values of any length are put into `heap`.
 
     Raises:
         StateMismatchError: the file holds other columns than the job's operator keeps.
@@ -81,7 +88,8 @@ def table_to_rows(spec: PaneTableSpec, table: pa.Table) -> tuple[KeyColumns, I64
     batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
     cells = np.empty((batch.num_rows, spec.width), np.int64)
     for word, (name, _) in enumerate(spec.value_columns):
-        cells[:, word] = batch.column(name).to_numpy().view(np.int64)
+        column = batch.column(name)
+        cells[:, word] = heap.put(column) if word in spec.value_words else column.to_numpy().view(np.int64)
     cells[:, 0] <<= 1
     cells[batch.column(DELETED).to_numpy(zero_copy_only=False), 0] = 0
     keys = key_columns(batch, tuple(spec.key_schema.names))
@@ -146,6 +154,8 @@ class FrozenPanes:
 
     spec: PaneTableSpec
     rows: FrozenRows
+    #: Memory that values of any length lie in: nothing but kept.
+    pinned: tuple[I64, ...] = ()
 
     @property
     def memory_bytes(self) -> int:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
     from penstock.state.pane_table import PaneTable, PaneTableSpec
     from penstock.state.row_state import RowState
+    from penstock.state.running_table import RunningTable
     from penstock.state.session_table import SessionTable
+    from penstock.state.ttl import Ttl
 
 
 class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,6 +88,9 @@ class KeyedStateStore(Protocol):
 
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
         """Declare (once, in `open`) a table of accumulators by pane; restored rows are in it when this returns."""
+
+    def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
+        """Declare (once, in `open`) a table of accumulators by key; restored rows are in it when this returns."""
 
     def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
         """Declare (once, in `open`) a table of sessions; restored rows are in it when this returns."""

@@ -14,30 +14,32 @@ import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
-from penstock.kernels import merge, running
+from penstock.kernels import merge
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
-from penstock.state.adding import add_rows, run_input
+from penstock.state.adding import add_rows
 from penstock.state.cold import ColdPanes
 from penstock.state.cold_file import FileRows
 from penstock.state.eviction import Bounds
 from penstock.state.frozen import EncodeRoom, FrozenPanes, FrozenSegment, FrozenSource, FrozenTable, table_to_rows
 from penstock.state.frozen_cold import FrozenCold
-from penstock.state.hot import CHUNK, Fired, HotPanes, canonical, overflow
+from penstock.state.hot import Fired, HotPanes, canonical, overflow
 from penstock.state.key_counts import KeyCounts
 from penstock.state.key_index import KeyIndex
 from penstock.state.look_up import pane_rows
 from penstock.state.panes import Rows
 from penstock.state.table_home import TableHome
+from penstock.state.values import ValueHeap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from penstock.kernels.columns import KeyColumns
-    from penstock.kernels.compile import I32, I64, U8
+    from penstock.kernels.compile import I32, I64
 
 __all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
 _MANY = 1 << 31
+_ROCKSDB = ", or set state_backend=rocksdb to use the disk"
 #: Fewer dead keys than this are never worth a rebuild.
 _DEAD_KEYS = 65_536
 
@@ -48,7 +50,8 @@ class PaneTable:
     def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome) -> None:
         """An empty table; `load` fills it at a restore."""
         self.source = source
-        self.spec = spec
+        # with the field ids of the snapshot it is restored from
+        self.spec = source.spec if isinstance(source.spec, PaneTableSpec) else spec
         self._home = home
         self._hot = HotPanes(self.spec, small=isinstance(home.cold, FileRows))
         source.memory = self._hot.memory
@@ -59,13 +62,12 @@ class PaneTable:
         #: Changed rows that left memory since the last freeze.
         self._evicted: FileRows | None = None
         self._check_dead_at = _DEAD_KEYS
-        #: Rows of `run` and `keep` that were clean before, since the last freeze.
-        self._changed = 0
-        self._zeros = np.zeros(0, np.int64)
+        #: What the words of strings and the like refer to.
+        self.heap = ValueHeap()
 
     @property
     def most_rows(self) -> int:
-        """Most rows to be given to `run` or `keep` at a time."""
+        """Most rows to be given to a running table at a time."""
         return _MANY if self._bounds is None else self._bounds.piece
 
     # --- rows -------------------------------------------------------------------------------------------------------
@@ -117,36 +119,6 @@ class PaneTable:
         self._settle()
         return counts.late, counts.wild
 
-    def run(self, keys: KeyColumns, hashes: I64, inputs: Sequence[AccumulatorInput | None]) -> I64:
-        """As `update` into the one pane of a table without windows; returns the words as of each row: `[word, row]`.
-
-        Raises:
-            PenstockError: as `update`.
-        """
-        self._make_room(len(hashes))
-        cell = self._cells_of(keys, hashes, self._one_pane(len(hashes)))
-        words = np.empty((self.spec.width, len(cell)), np.int64)
-        self._changed += int(running.run_rows(self._hot.memory.cells, cell, words[0]))
-        for accumulator, word, values in zip(self.spec.accumulators, self.spec.words, inputs, strict=True):
-            if values is not None and run_input(accumulator, (self._hot.memory, words), word, cell, values):
-                raise overflow(accumulator.name)
-        self._settle()
-        return words
-
-    def keep(self, keys: KeyColumns, hashes: I64, order: I64, *, last: bool) -> U8:
-        """Return of every row whether it replaces its key's row; the table's one accumulator is the kept row's order.
-
-        Raises:
-            PenstockError: the state left its memory (hashmap backend).
-        """
-        self._make_room(len(hashes))
-        cell = self._cells_of(keys, hashes, self._one_pane(len(hashes)))
-        kept = np.empty(len(cell), np.uint8)
-        op = merge.LAST if last else merge.FIRST
-        self._changed += int(running.keep_rows(self._hot.memory.cells, op, cell, order, kept))
-        self._settle()
-        return kept
-
     def panes(self) -> list[int]:
         """Return the starts of all panes that hold rows, ascending."""
         hot = self._hot.memory.panes
@@ -158,7 +130,7 @@ class PaneTable:
         The arrays of a piece are its own; the table must not be written between pieces.
         """
         if self._cold is not None and self._cold.holds(panes):
-            yield from self._fire_with_cold(panes)
+            yield from self._hot.fire_with_cold(self._cold, panes, self.source.hash_range)
             return
         yield from self._hot.fire(panes)
 
@@ -212,7 +184,8 @@ class PaneTable:
 
     def _load(self, table: pa.Table) -> None:
         self._make_room(table.num_rows)
-        keys, hashes, panes, cells = table_to_rows(self.spec, table)
+        keys, hashes, panes, cells = table_to_rows(self.spec, table, self.heap)
+        self._restored(cells)
         slots = self._hot.index.upsert(keys, hashes)
         if self._cold is not None:
             self._cold.note_slots(slots, self._hot.index.count)
@@ -244,7 +217,6 @@ class PaneTable:
 
     def _freeze_dirty(self) -> FrozenSegment | None:
         whole = self._worth_whole()
-        self._changed = 0
         if whole:  # nothing that was saved before counts any more
             self.source.log.add_tombstone(self.source.hash_range, MIN_TIMESTAMP, MAX_TIMESTAMP)
         position = self.source.log.next_position()
@@ -252,7 +224,9 @@ class PaneTable:
         if rows is None:
             return None
         self.source.log.append(position)
-        segment = FrozenSegment(self.spec, position, FrozenPanes(self.spec, rows), self._encode_room())
+        segment = FrozenSegment(
+            self.spec, position, FrozenPanes(self.spec, rows, self.heap.pinned), self._encode_room()
+        )
         self._waiting.append(segment)
         return segment
 
@@ -279,25 +253,11 @@ class PaneTable:
             self._fetch(slots, panes, cell)
         return cell
 
-    def _one_pane(self, rows: int) -> I64:
-        if rows > len(self._zeros):
-            self._zeros = np.zeros(max(rows, 2 * len(self._zeros)), np.int64)
-        return self._zeros[:rows]
-
-    def _worth_whole(self) -> bool:
-        """Whether so many of a running table's rows have changed that all of them are saved, in place of older ones.
-
-        It is less than merging segments later that hold the same keys again and again, and a restore reads it once.
-        """
-        cold = self._cold is not None and bool(self._cold.panes)
-        most = 2 * self._changed >= self._hot.index.count and self._changed > 0
-        return most and bool(self.source.log.entries) and not cold and not self._hot.memory.uncopied
-
     # --- memory -----------------------------------------------------------------------------------------------------
 
     def _hot_bytes(self) -> int:
         if self._bounds is None or self._cold is None:
-            return self._hot.memory_bytes
+            return self._hot.memory_bytes + self.heap.memory_bytes
         return self._hot.bytes_with(self._hot.index.count - 1) + self._cold.memory_bytes  # free cells are memory, too
 
     def _report(self) -> None:
@@ -311,7 +271,16 @@ class PaneTable:
         if bounds is not None and cold is not None and bounds.full(self._hot, cold, rows):
             self._evict()
 
+    def _restored(self, cells: I64) -> None:
+        """These cells are restored."""
+
+    def _worth_whole(self) -> bool:
+        """Whether all rows are to be saved, in place of older ones."""
+        return False
+
     def _settle(self) -> None:
+        if self.heap.full:
+            self._compact_heap()
         self._report()
         if not self._home.budget.exceeded:
             return
@@ -320,10 +289,18 @@ class PaneTable:
             raise PenstockError(
                 f"keyed state of {self.source.uid} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
-                hint="raise managed_memory_bytes or the parallelism, or set state_backend=rocksdb to use the disk",
+                hint=f"raise managed_memory_bytes or the parallelism{_ROCKSDB if not self.spec.value_words else ''}",
             )
         if self._home.budget.should_shrink(self._holder):
             self._evict()
+
+    def _compact_heap(self) -> None:
+        """Keep the values alone that a cell refers to; cells that are frozen were copied and have the memory pinned."""
+        memory, words = self._hot.memory, list(self.spec.value_words)
+        memory.copy_all_frozen()
+        cell = memory.cells_in_use()
+        for word, moved in zip(words, self.heap.compact([memory.cells[cell, w] for w in words]), strict=True):
+            memory.cells[cell, word] = moved
 
     def _drop_dead_keys(self) -> None:
         """Rebuild without the keys that have no row left, if they are at least half of all."""
@@ -380,20 +357,3 @@ class PaneTable:
         self._hot = bounds.evict(self._hot, cold, self._evicted)
         self.source.memory = self._hot.memory
         self._report()
-
-    def _fire_with_cold(self, panes: list[int]) -> Iterator[Fired]:
-        """Merge hot and cold rows hash range by hash range in a table of their own; hot rows are newer."""
-        assert self._cold is not None  # noqa: S101
-        keys, rows = self._hot.index.view(), self._hot.memory.present()
-        hashes = keys.hashes[rows.slots]
-        of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
-        for part in self._cold.parts(panes, self.source.hash_range):
-            merged = HotPanes(self.spec)
-            for piece in self._cold.scan(panes, part):
-                merged.put(*piece)
-            chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
-            for first in range(0, len(chosen), CHUNK):
-                at = chosen[first : first + CHUNK]
-                hot_keys = canonical(self.spec, keys.gather(rows.slots[at]))
-                merged.put(hot_keys, hashes[at], rows.panes[at], rows.cells[at])
-            yield from merged.fire(panes)

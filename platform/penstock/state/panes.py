@@ -212,6 +212,12 @@ class PaneMemory:
         rows = [self._pane_rows[p] for p in panes if p in self._pane_rows]
         return np.ascontiguousarray(self._page_table[rows])
 
+    def cells_in_use(self) -> I64:
+        """Return the numbers of all cells that pages in use have."""
+        pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)
+        every = (pages[:, np.newaxis] << kernels.PAGE_BITS) + np.arange(kernels.PAGE_ROWS)
+        return np.ascontiguousarray(every.reshape(-1))
+
     def present(self) -> Rows:
         """Return copies of all used cells, dirty bits included."""
         pages = np.sort(self._page_table[self._page_table >= 0]).astype(np.int64)

@@ -6,24 +6,24 @@ the segments they were restored from.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
-from penstock.core.evolution import conform, evolve, is_migrated
+from penstock.core.evolution import conform
 from penstock.core.keygroup import ALL_HASHES
-from penstock.core.schema import schema_from_text
 from penstock.kernels.key_types import is_fixed
 from penstock.state.cold import StoreRows
 from penstock.state.cold_file import FileRows
 from penstock.state.cold_records import ColdHome
+from penstock.state.fitting import fitted, migration_of
 from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
 from penstock.state.key_index import plain_key_schema
 from penstock.state.pane_table import PaneTable, PaneTableSpec
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
 from penstock.state.row_table import RowTable
+from penstock.state.running_table import RunningTable
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
 from penstock.state.session_table import SessionTable
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import EncodedSegment, FrozenState
     from penstock.state.migration import Migration
+    from penstock.state.ttl import Ttl
 
 #: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
 _COLD_SHARE = 4
@@ -161,6 +162,12 @@ class KeyedState:
             name, spec, lambda source: PaneTable(source, spec, self._home(self._cold_rows(name, spec)))
         )
 
+    def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
+        """Declare a table without windows and restore it; `ttl` where the spec says that rows expire."""
+        return self._declare(
+            name, spec, lambda source: RunningTable(source, spec, self._home(self._cold_rows(name, spec)), ttl)
+        )
+
     def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
         """Declare a table of sessions, always in memory, and restore it. Raises as `pane_table`."""
         return self._declare(name, spec, lambda source: SessionTable(source, spec, self._home(None)))
@@ -270,9 +277,12 @@ class KeyedState:
         self._tables = {}
 
     def _cold_rows(self, name: str, spec: PaneTableSpec) -> ColdRows | None:
-        """Return where a table's rows go when memory runs out: RocksDB, or a file if it has one pane and plain keys."""
+        """Return where a table's rows go when memory runs out: RocksDB, or a file if it has one pane and plain keys.
+
+        Cells that refer to strings and the like stay in memory.
+        """
         request = self._request
-        if request.settings.state_backend != "rocksdb":
+        if request.settings.state_backend != "rocksdb" or spec.value_words:
             return None
         if spec.single_pane and all(is_fixed(field.type) for field in plain_key_schema(spec.key_schema)):
             share = request.settings.managed_memory_bytes // _COLD_SHARE
@@ -288,9 +298,9 @@ class KeyedState:
         if name in self._tables:
             raise GraphError(f"state {name!r} of {request.uid} is declared twice", hint="declare it once, in open")
         mine = [s for s in request.snapshots if s.uid == request.uid and s.state == name]
-        migration = _migration_of(mine, spec)
+        migration = migration_of(mine, spec)
         for snapshot in mine if migration is None else ():
-            spec = _fitted(snapshot, spec)
+            spec = fitted(snapshot, spec)
         saved = SegmentLog(request.hash_range)
         saved.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
         log = saved if migration is None else SegmentLog(request.hash_range)
@@ -362,32 +372,3 @@ def close_stores(stores: Iterable[KeyedState]) -> list[Exception]:
         except (OSError, StorageError) as error:
             errors.append(error)
     return errors
-
-
-def _migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> Migration | None:
-    """Return the migration that is registered for what the snapshots hold, if one is."""
-    migration = spec.migration if isinstance(spec, RowSpec) else None
-    if migration is None or not snapshots:
-        return None
-    saved = schema_from_text(snapshots[0].schema)
-    return migration if is_migrated(saved, spec.segment_schema, migration.was) else None
-
-
-def _fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:
-    """Return the spec with the field ids that the snapshot's columns have."""
-    saved, wanted = schema_from_text(snapshot.schema), spec.segment_schema
-    if isinstance(spec, RowSpec) and spec.evolves:
-        try:
-            found = evolve(saved, wanted)
-        except StateMismatchError as error:
-            msg = f"state {snapshot.state!r} of {snapshot.uid}: {error.message}"
-            raise StateMismatchError(msg, hint=error.hint or "give the operator a new uid") from error
-        return dataclasses.replace(spec, ids=found.ids, last_id=found.last_id, carried=found.carried)
-    if saved.names != wanted.names or saved.types != wanted.types:
-        ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
-        theirs = ", ".join(f"{f.name} {f.type}" for f in saved)
-        raise StateMismatchError(
-            f"state {snapshot.state!r} of {snapshot.uid} was saved with columns ({theirs}), the job keeps ({ours})",
-            hint="keep keys, aggregates and state types as they were, give a new uid, or start with --fresh",
-        )
-    return spec

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -80,6 +81,9 @@ def start(env, tmp_path):
                 keyed_state=open_keyed_state(request),
                 restored=(),
                 clock=clock,
+                subtask=0,
+                parallelism=1,
+                job_name="w",
             )
         )
 
@@ -139,6 +143,86 @@ def test_aggregates_of_kept_rows_are_those_of_compiled_windows(keyed, start):
     expected.operator.process_batch(Batch(data), 0, expected.out)
     expected.operator.process_watermark(Watermark(MAX_TIMESTAMP), expected.out)
     assert sorted(kept.mark(MAX_TIMESTAMP)) == sorted(expected.out.rows)
+
+
+class Spread(ps.Aggregator[int, tuple[int, int], int]):
+    def create_accumulator(self) -> tuple[int, int]:
+        return 10**9, -(10**9)
+
+    def add(self, value: int, accumulator: tuple[int, int]) -> tuple[int, int]:
+        return min(value, accumulator[0]), max(value, accumulator[1])
+
+    def get_result(self, accumulator: tuple[int, int]) -> int:
+        return accumulator[1] - accumulator[0]
+
+    def merge(self, left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+        return min(left[0], right[0]), max(left[1], right[1])
+
+
+class Rows(Spread):
+    def add(self, value, accumulator):
+        return super().add(value.amount * value.user_id, accumulator)
+
+
+def test_what_needs_rows_stands_beside_what_does_not(keyed, start, env):
+    """Its name, which `explain` shows, says that the window keeps its rows."""
+    stream = keyed.window(ps.Session("5s")).aggregate(
+        ps.count(),
+        ps.collect("amount"),
+        median=ps.quantile("amount", 0.5),
+        kinds=ps.count_distinct("amount"),
+        about=ps.approx_count_distinct("amount"),
+        spread=ps.aggregating(Spread(), "amount"),
+    )
+    names = ["count", "collect_amount", "median", "kinds", "about", "spread"]
+    assert stream.columns[3:] == names
+    assert env.builder.node(stream.flow.upstreams[0].node).operator.name == "Window(session 5s, keeps rows)"
+    job = start(stream)
+    job.feed((1, 7, 1), (1, 5, 2), (2, 1, 1), (1, 7, 3))
+    found = {row[0]: row[3:-1] for row in job.mark(100)}
+    assert found == {1: (3, [7, 5, 7], 7.0, 2, 2, 2), 2: (1, [1], 1.0, 1, 1, 0)}
+
+
+def test_only_the_columns_that_are_looked_at_are_kept(keyed, env):
+    keyed.window(ps.Tumbling("5s")).aggregate(ps.collect("amount"))
+    assert schema_from_text(env.builder._edges[-1].schema).names == ["user_id", "amount", "__ts"]
+    keyed.window(ps.Tumbling("5s")).aggregate(rows=Rows())
+    assert "product" in schema_from_text(env.builder._edges[-1].schema).names
+
+
+def test_an_aggregate_of_ones_own_may_take_whole_rows(keyed, start):
+    job = start(keyed.window(ps.Tumbling("10s")).aggregate(Rows(), spread=Rows()))
+    job.feed((2, 7, 1), (2, 5, 2))
+    assert [row[3:-1] for row in job.mark(100)] == [(4, 4)]
+
+
+def test_reduce_of_a_keyed_stream_gives_what_there_is_after_every_row(keyed, start, order):
+    stream = keyed.reduce(lambda left, right: left if left.amount >= right.amount else right, ttl="10s")
+    assert stream.flow.row_type is order
+    job = start(stream)
+    assert [row[1] for row in job.feed((1, 5, 1), (2, 3, 1), (1, 4, 2), (1, 9, 3))] == [5, 3, 5, 9]
+    job.tick(9_999)
+    assert [row[1] for row in job.feed((1, 1, 4))] == [9]
+    job.tick(10_000)
+    assert [row[1] for row in job.feed((1, 1, 4))] == [1]
+    refused(lambda: keyed.reduce(3), "not a function")
+
+
+def test_reduce_of_rows_without_a_type(keyed, start):
+    selected = keyed.select("user_id", "amount").key_by("user_id")
+    job = start(selected.reduce(lambda left, right: left._replace(amount=left.amount + right.amount)))
+    assert [row[1] for row in job.feed((1, 5, 1), (2, 3, 1), (1, 4, 2))] == [5, 3, 9]
+
+
+def test_what_needs_rows_is_refused_where_there_are_none(keyed):
+    tumbling = keyed.window(ps.Tumbling("10s"))
+    refused(lambda: keyed.aggregate(ps.count_distinct("amount")), "needs the rows of a window")
+    refused(lambda: tumbling.aggregate(ps.quantile("product", 0.5)), "takes numbers")
+    refused(lambda: tumbling.aggregate(ps.quantile("amount", 1.5)), "between 0 and 1")
+    refused(lambda: tumbling.aggregate(spread=Spread), "not an aggregate")
+    refused(lambda: tumbling.aggregate(spread=ps.aggregating(Spread, "amount")), "no aggregator")
+    whole = ps.aggregating(Rows()).where(pl.col("amount") > 1)
+    refused(lambda: tumbling.aggregate(spread=whole), "takes whole rows")
 
 
 def test_reduce_gives_one_row_a_window_with_the_columns_of_the_input(keyed, start, order):

@@ -277,7 +277,7 @@ def test_what_is_gone_may_be_left_behind_by_name_or_when_it_is_empty(case):
 
 def test_the_guide_lists_these_changes():
     text = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
-    part = text.split("### State that changes\n", 1)[1].split("\n## ", 1)[0]
+    part = text.split("### State that changes\n", 1)[1].split("\n#### ", 1)[0]
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
     table = {(state, change): verdict.strip("`") for state, change, verdict, _ in rows[2:]}
     own = {place: case[2] for place, case in CHANGES.items()}

@@ -41,6 +41,11 @@ def test_output_types():
     assert [f.name for f in schema if f.nullable] == ["a1", "a4"]
 
 
+def test_what_is_one_of_the_values_has_their_type():
+    wanted = config(("min", "user"), ("first", "city"), ("last", "amount"))
+    assert output_schema(wanted, SCHEMA).types[3:6] == [pa.string(), pa.string(), pa.int32()]
+
+
 def test_dictionary_keys_come_out_as_their_values():
     assert output_schema(config(("count", None), key=["city"]), SCHEMA).field("city").type == pa.string()
 
@@ -52,7 +57,7 @@ def test_dictionary_keys_come_out_as_their_values():
         (config(("count", None), key=["usr"]), "no column 'usr'.*did you mean 'user'"),
         (config(("sum", "zzz")), "its columns are user, amount"),
         (config(("sum", "user")), r"sum\('user'\): type string is not supported"),
-        (config(("min", "user")), "no strings"),
+        (config(("min", "tags")), "no lists"),
         (config(("max", "big")), "cast the column to int64 or float64"),
         (config(("sum", "at")), "integers and floats"),
         (config(("sum", None)), "sum needs a column"),

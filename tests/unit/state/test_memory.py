@@ -93,7 +93,7 @@ def checkpoint(store):
 def warm_up(folder):
     """Import and compile what a first eviction and a first checkpoint import and compile."""
     store, _ = opened(folder, 1 << 20)
-    table = store.pane_table("running", SPEC)
+    table = store.running_table("running", SPEC)
     add(table, np.arange(BATCH), np.zeros(BATCH, np.int64))
     checkpoint(store)
     store.close()
@@ -112,7 +112,7 @@ def test_state_stays_within_its_memory_at_every_step(tmp_path, limit):
     found = np.zeros((BATCHES, BATCH), np.int64)
     warm_up(tmp_path / "before")
     store, budget = opened(tmp_path / "state", limit)
-    table = store.pane_table("running", SPEC)
+    table = store.running_table("running", SPEC)
     peaks, uploaded = {"rows": [], "checkpoint": []}, 0
     with Meter() as meter:
         for number in range(BATCHES):

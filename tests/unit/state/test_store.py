@@ -132,7 +132,7 @@ def run(table, keys):
 def test_changes_that_leave_memory_are_one_segment_a_barrier(state):
     spec = single_pane(state)
     store = state.open(backend="rocksdb", memory=300_000)
-    table = store.pane_table("running", spec)
+    table = store.running_table("running", spec)
     for first in (0, 2000, 4000, 0, 4000, 0, 6000):
         run(table, range(first, first + 2000))
     run(table, [5, 8000])
@@ -143,19 +143,19 @@ def test_changes_that_leave_memory_are_one_segment_a_barrier(state):
     apart, inside = snapshot.segments
     assert inside.position > apart.position
     assert inside.rows < apart.rows <= 8000
-    again = state.open([snapshot], backend="rocksdb", memory=300_000).pane_table("running", spec)
+    again = state.open([snapshot], backend="rocksdb", memory=300_000).running_table("running", spec)
     times = {k: 3 if k < 2000 else 1 if k < 4000 else 2 if k < 6000 else 1 for k in range(8001)} | {5: 4}
     assert state.rows(again) == {k: (n, n * k) for k, n in times.items()}
     assert not list(state.directory.rglob("*.parquet")), "nothing was encoded on the way"
     later = checkpoint(state, store, 2)
-    last = state.open([later]).pane_table("running", spec)
+    last = state.open([later]).running_table("running", spec)
     assert state.rows(last) == {k: (n + (k < 6000), (n + (k < 6000)) * k) for k, n in times.items()}
 
 
 def test_a_table_most_of_which_has_changed_is_saved_whole(state):
     spec = single_pane(state)
     store = state.open()
-    table = store.pane_table("running", spec)
+    table = store.running_table("running", spec)
     run(table, range(100))
     assert [s.rows for s in checkpoint(state, store, 1).segments] == [100]
     run(table, range(10))
@@ -168,7 +168,7 @@ def test_a_table_most_of_which_has_changed_is_saved_whole(state):
     snapshot = state.upload(frozen)
     assert ([s.rows for s in snapshot.segments], snapshot.tombstones) == ([100], ())
     expected = {k: (4, 4 * k) if k < 10 else (2, 2 * k) if k < 50 else (1, k) for k in range(100)}
-    assert state.rows(state.open([snapshot]).pane_table("running", spec)) == expected
+    assert state.rows(state.open([snapshot]).running_table("running", spec)) == expected
     run(table, range(5000))
     store.freeze(4)
     run(table, range(4096))  # the second page still waits to be copied: the next freeze can only add to this one

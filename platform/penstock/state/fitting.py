@@ -1,0 +1,54 @@
+"""What becomes of a snapshot's columns in a job whose state has others: a spec with their field ids, or a migration.
+
+Called by `penstock.state.store` when a state is declared.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from penstock.core.aggregate_evolution import evolve_state
+from penstock.core.errors import StateMismatchError
+from penstock.core.evolution import EVOLVES, is_migrated
+from penstock.core.schema import schema_from_text
+from penstock.state.accumulators import PaneTableSpec
+from penstock.state.row_spec import RowSpec
+
+if TYPE_CHECKING:
+    from penstock.core.snapshot import KeyedStateSnapshot
+    from penstock.state.frozen import StateSpec
+    from penstock.state.migration import Migration
+
+
+def migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> Migration | None:
+    """Return the migration that is registered for what the snapshots hold, if one is."""
+    migration = spec.migration if isinstance(spec, RowSpec) else None
+    if migration is None or not snapshots:
+        return None
+    saved = schema_from_text(snapshots[0].schema)
+    return migration if is_migrated(saved, spec.segment_schema, migration.was) else None
+
+
+def fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:
+    """Return the spec with the field ids that the snapshot's columns have.
+
+    Raises:
+        StateMismatchError: rows of these columns cannot become those of the spec.
+    """
+    saved, wanted = schema_from_text(snapshot.schema), spec.segment_schema
+    if isinstance(spec, RowSpec | PaneTableSpec) and EVOLVES in (wanted.metadata or {}):
+        try:
+            found = evolve_state(saved, wanted)
+        except StateMismatchError as error:
+            msg = f"state {snapshot.state!r} of {snapshot.uid}: {error.message}"
+            raise StateMismatchError(msg, hint=error.hint or "give the operator a new uid") from error
+        return dataclasses.replace(spec, ids=found.ids, last_id=found.last_id, carried=found.carried)
+    if saved.names != wanted.names or saved.types != wanted.types:
+        ours = ", ".join(f"{f.name} {f.type}" for f in wanted)
+        theirs = ", ".join(f"{f.name} {f.type}" for f in saved)
+        raise StateMismatchError(
+            f"state {snapshot.state!r} of {snapshot.uid} was saved with columns ({theirs}), the job keeps ({ours})",
+            hint="keep keys, aggregates and state types as they were, give a new uid, or start with --fresh",
+        )
+    return spec

@@ -1,0 +1,124 @@
+"""Values of any length that cells refer to: strings, binaries and long decimals of `min`, `max`, `first` and `last`.
+
+A cell holds the address of a value in words of a `ValueHeap` (their form: `kernels.values`). Values are never changed
+and never move under anybody: who copies cells holds `pinned`, too. What no cell refers to any more is left behind when
+the heap is compacted, that is, when it is twice what it was after the last time. Owned by one thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow.types as pt
+
+from penstock.kernels import values as kernels
+from penstock.kernels.columns import BytesColumn, bytes_to_arrow, key_column
+from penstock.state.accumulators import address_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pyarrow as pa
+
+    from penstock.kernels.compile import I64, U8
+
+#: Words of a piece of memory, if a batch does not need more; a heap is not compacted below that many.
+_PIECE, _LEAST = 1 << 16, 1 << 20
+_DECIMAL_BYTES = 16
+
+
+class ValueHeap:
+    """Memory of values."""
+
+    def __init__(self, least: int = _LEAST) -> None:
+        """Start empty; the heap of fewer than `least` words is never full."""
+        self._pieces: list[I64] = []
+        self._room: I64 = np.empty(0, np.int64)
+        self._least = least
+        #: Words that were taken, and how many there may be.
+        self._used, self._most = 0, least
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of all values, also of those that nothing refers to."""
+        return 8 * self._used
+
+    @property
+    def full(self) -> bool:
+        """Whether it is time to compact."""
+        return self._used > self._most
+
+    @property
+    def pinned(self) -> tuple[I64, ...]:
+        """Memory that the addresses given so far lie in."""
+        return tuple(self._pieces)
+
+    def put(self, array: pa.Array) -> I64:
+        """Take up values; returns the address of each, 0 for null."""
+        addresses = np.empty(len(array), np.int64)
+        column = _bytes_of(array)
+        need = 2 * len(array) + int(column.offsets[-1] - column.offsets[0]) // 8 + 1
+        given = (column.data, column.offsets, column.bitmap)
+        self._make_room(need)
+        used = kernels.pack_values(given, column.bit_offset, address_of(self._room), (self._room, addresses))
+        self._take(int(used))
+        return addresses
+
+    def compact(self, columns: Sequence[I64]) -> list[I64]:
+        """Leave all values behind that these addresses do not name; returns their new addresses, column by column."""
+        sizes = np.zeros(2, np.int64)
+        for addresses in columns:
+            kernels.size_of_values(addresses, sizes)
+        before = self.pinned  # to be read until all is moved
+        self._pieces, self._room, self._used = [], np.empty(0, np.int64), 0
+        self._make_room(int(sizes[1]))
+        moved = []
+        for addresses in columns:
+            found = np.empty(len(addresses), np.int64)
+            self._take(int(kernels.move_values(addresses, address_of(self._room), (self._room, found))))
+            moved.append(found)
+        del before
+        self._most = max(self._least, 2 * self._used)
+        return moved
+
+    def _make_room(self, words: int) -> None:
+        if words > len(self._room):
+            self._room = np.empty(max(words, _PIECE), np.int64)
+            self._pieces.append(self._room)
+
+    def _take(self, words: int) -> None:
+        self._room = self._room[words:]
+        self._used += words
+
+
+def take_values(addresses: I64, data_type: pa.DataType) -> pa.Array:
+    """Return the values at these addresses as an array of the type they came of; 0 gives null."""
+    addresses, sizes = np.ascontiguousarray(addresses), np.zeros(2, np.int64)
+    kernels.size_of_values(addresses, sizes)
+    data, offsets = np.empty(int(sizes[0]), np.uint8), np.empty(len(addresses) + 1, np.int64)
+    kernels.unpack_values(addresses, data, offsets)
+    if pt.is_decimal128(data_type):
+        data = _turned(_signed(data))
+    return bytes_to_arrow(data, offsets, (addresses != 0).astype(np.uint8), data_type)
+
+
+def _bytes_of(array: pa.Array) -> BytesColumn:
+    """Return values as bytes whose order is that of the values."""
+    column = key_column(array)
+    assert isinstance(column, BytesColumn)  # noqa: S101 - other types never come here
+    if column.decimal:
+        column = BytesColumn(_signed(_turned(column.data)), column.offsets, column.bitmap, column.bit_offset)
+    return column
+
+
+def _turned(data: U8) -> U8:
+    """Turn 16-byte numbers from little to big-endian, or back."""
+    return np.ascontiguousarray(data.reshape(-1, _DECIMAL_BYTES)[:, ::-1]).reshape(-1)
+
+
+def _signed(data: U8) -> U8:
+    """Let negative numbers stand before the others, or take that back."""
+    rows = data.reshape(-1, _DECIMAL_BYTES).copy()
+    rows[:, 0] ^= 0x80
+    return rows.reshape(-1)

@@ -1,0 +1,81 @@
+"""Values of any length in cells: their form and their order against Python's, the heap against what is still named."""
+
+from decimal import Decimal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.kernels.merge import MAX_V, MIN_V, keep_extremes, merge_cells
+from penstock.state.values import ValueHeap, take_values
+
+TEXTS = st.text(max_size=20) | st.sampled_from(
+    ["", "a\0", "a", "abcdefgh", "abcdefgh\0", "abcdefghi", "ä", "\U0001f600"]
+)
+DECIMALS = st.integers(-(10**30), 10**30).map(lambda n: Decimal(n).scaleb(-2))
+KINDS = {
+    "string": (pa.string(), TEXTS),
+    "large string": (pa.large_string(), TEXTS),
+    "dictionary": (pa.dictionary(pa.int8(), pa.string()), TEXTS),
+    "binary": (pa.binary(), st.binary(max_size=40)),
+    "fixed": (pa.binary(5), st.binary(min_size=5, max_size=5)),
+    "decimal": (pa.decimal128(38, 2), DECIMALS),
+}
+
+
+def twin(op, cells, cell, values, seen=None):
+    """The kernel, of Python's values."""
+    choose = min if op == MIN_V else max
+    for row, value in zip(cell, values, strict=True):
+        both = [v for v in (cells[row], value) if v is not None]
+        cells[row] = choose(both) if both else None
+        if seen is not None:
+            seen.append(cells[row])
+    return cells
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+@pytest.mark.parametrize("op", [MIN_V, MAX_V])
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_the_least_and_the_greatest_are_pythons(kind, op, data):
+    data_type, one = KINDS[kind]
+    rows = data.draw(st.lists(st.tuples(st.integers(0, 3), st.none() | one), max_size=40))
+    places, values = [r[0] for r in rows], [r[1] for r in rows]
+    heap, seen = ValueHeap(), []
+    array = pa.array([values[0] if values else None, *values], data_type).slice(1)  # bits do not begin with a byte
+    addresses, plain = heap.put(array), array.type.value_type if kind == "dictionary" else data_type
+    assert take_values(addresses, plain).to_pylist() == values
+    cells, out = np.zeros((4, 2), np.int64), np.zeros((2, len(rows)), np.int64)
+    cell = np.array(places, np.int64)
+    keep_extremes(cells, (op, 1), cell, addresses, out)
+    wanted = twin(op, [None] * 4, places, values, seen)
+    assert take_values(cells[:, 1], plain).to_pylist() == wanted
+    assert take_values(out[1], plain).to_pylist() == seen
+    # cells of other panes are merged by the same order
+    given_ = np.zeros((len(rows), 2), np.int64)
+    given_[:, 1] = addresses
+    merged = np.zeros((4, 2), np.int64)
+    ops = np.array([[op, 1]], np.int64)
+    merge_cells((merged, merged.view(np.float64)), cell, (given_, given_.view(np.float64)), ops)
+    assert take_values(merged[:, 1], plain).to_pylist() == wanted
+    (moved,) = heap.compact([np.ascontiguousarray(cells[:, 1])])
+    assert take_values(moved, plain).to_pylist() == wanted
+
+
+def test_compacting_leaves_behind_what_nothing_names():
+    heap = ValueHeap(least=100)
+    held = heap.put(pa.array(["kept " * 10, None]))
+    for _ in range(50):
+        heap.put(pa.array(["forgotten " * 20]))
+        pinned, before = heap.pinned, heap.memory_bytes
+        if heap.full:
+            (moved,) = heap.compact([held])
+            assert heap.memory_bytes < before
+            assert take_values(held, pa.string()).to_pylist() == ["kept " * 10, None]  # as long as it is pinned
+            held = moved
+        del pinned
+    assert heap.memory_bytes <= 8 * (100 + 30)
+    assert take_values(held, pa.string()).to_pylist() == ["kept " * 10, None]
