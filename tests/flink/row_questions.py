@@ -12,6 +12,7 @@ from tests.flink.question import Job, Question
 import penstock as ps
 
 _BY_WINDOW = "window_start, window_end"
+_How = Literal["inner", "left", "right", "full"]
 
 
 def _sides(rows: ps.DataStream, *, nulls: bool) -> tuple[ps.DataStream, ps.DataStream]:
@@ -21,10 +22,10 @@ def _sides(rows: ps.DataStream, *, nulls: bool) -> tuple[ps.DataStream, ps.DataS
     return left, kept.filter(pl.col("side") == "R").select("k", other="id", amount="v")
 
 
-def _interval(lower: str, upper: str, *, nulls: bool) -> Job:
+def _interval(lower: str, upper: str, how: _How = "inner", *, nulls: bool) -> Job:
     def job(rows: ps.DataStream) -> ps.DataStream:
         left, right = _sides(rows, nulls=nulls)
-        pairs = left.key_by("k").interval_join(right.key_by("k"), lower, upper).uid("pairs")
+        pairs = left.key_by("k").interval_join(right.key_by("k"), lower, upper, how=how).uid("pairs")
         return pairs.select("k", "id", "other", "v", "amount")
 
     return job
@@ -35,7 +36,12 @@ def _intervals(equal: str, lower: str, upper: str) -> str:
     return f"{pairs} AND r.ts BETWEEN l.ts {lower} AND l.ts {upper}"
 
 
-def _window_join(window: ps.Window, how: Literal["inner", "left", "right", "full"], *, nulls: bool) -> Job:
+def _outer_intervals(how: str, lower: str, upper: str) -> str:
+    pairs = f"SELECT COALESCE(l.k, r.k), l.id, r.id, l.v, r.v FROM l {how} OUTER JOIN r ON l.k {_SAME} r.k"
+    return f"{pairs} AND r.ts BETWEEN l.ts {lower} AND l.ts {upper}"
+
+
+def _window_join(window: ps.Window, how: _How, *, nulls: bool) -> Job:
     def job(rows: ps.DataStream) -> ps.DataStream:
         left, right = _sides(rows, nulls=nulls)
         joined = left.join(right, how=how).where("k").equal_to("k").window(window).uid("pairs")
@@ -117,6 +123,7 @@ def _running(rows: ps.DataStream) -> ps.DataStream:
 
 _TUMBLE = "TUMBLE(TABLE {}, DESCRIPTOR(ts), INTERVAL '10' SECOND)"
 _HOP = "HOP(TABLE {}, DESCRIPTOR(ts), INTERVAL '4' SECOND, INTERVAL '8' SECOND)"
+_CUMULATE = "CUMULATE(TABLE {}, DESCRIPTOR(ts), INTERVAL '4' SECOND, INTERVAL '12' SECOND)"
 _SAME = "IS NOT DISTINCT FROM"
 
 JOINS = (
@@ -130,6 +137,24 @@ JOINS = (
         "interval_join_nulls",
         _intervals(_SAME, "+ INTERVAL '1' SECOND", "+ INTERVAL '5' SECOND"),
         _interval("1s", "5s", nulls=True),
+        stream="disorder",
+    ),
+    Question(
+        "interval_join_left",
+        _outer_intervals("LEFT", "+ INTERVAL '1' SECOND", "+ INTERVAL '3' SECOND"),
+        _interval("1s", "3s", "left", nulls=True),
+        stream="disorder",
+    ),
+    Question(
+        "interval_join_full",
+        _outer_intervals("FULL", "- INTERVAL '2' SECOND", "+ INTERVAL '1' SECOND"),
+        _interval("-2s", "1s", "full", nulls=True),
+        stream="disorder",
+    ),
+    Question(
+        "window_join_cumulate",
+        _window_joins(_CUMULATE, "LEFT JOIN", _SAME),
+        _window_join(ps.Cumulative("4s", "12s"), "left", nulls=True),
         stream="disorder",
     ),
     Question(
