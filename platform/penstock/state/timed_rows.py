@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
 from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
@@ -168,7 +168,7 @@ class TimedRows:
         """Return the first `most` rows of one key, in order of time; see `state.store.StateTable`."""
         slots = self._state.index.find(keys, hashes)
         found = []
-        for run in self._runs if len(slots) else ():
+        for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP) if len(slots) else ():
             mine = (run.slots == slots[0]) & (run.times > self._cleaned)
             if mine.any():
                 found.append(run.chosen(mine))
@@ -187,7 +187,7 @@ class TimedRows:
         """Return how many rows every key has."""
         hashes = self._state.index.hashes
         rows = np.zeros(len(hashes), np.int64)
-        for run in self._runs:
+        for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
             rows += np.bincount(run.slots, minlength=len(hashes))
         return KeyCounts(hashes, rows)
 

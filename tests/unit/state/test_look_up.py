@@ -89,6 +89,36 @@ def test_cold_rows_are_found_and_stay_cold(state, spec):
     assert looked_up(table, 0) == [(0, 0, 2, 5)], "what is in memory is newer"
 
 
+def test_rows_of_a_join_in_order_of_time_wherever_they_lie(state):
+    fields = (pa.field("s", pa.string()), pa.field("n", pa.list_(pa.int64())))
+    rows = state.open(backend="rocksdb", memory=1 << 20).row_state(state.spec.key_schema)
+    table = rows.timed_rows("left", fields)
+    expected = []
+    for number in range(30):
+        keys = np.arange(2000) % 97
+        columns = key_columns(pa.record_batch({"k": pa.array(keys)}), ("k",))
+        slots = rows.upsert(columns, hash_columns(pa.record_batch({"k": pa.array(keys)}), ("k",))).copy()
+        times = (np.arange(2000) * 7919 + number * 31) % 100_000
+        texts = [f"{number}-{row}-{'x' * (row % 50)}" for row in range(2000)]
+        expected += [(time, text) for key, time, text in zip(keys, times.tolist(), texts, strict=True) if key == 5]
+        table.add(slots, times, [pa.array(texts), pa.array([[row] for row in range(2000)])])
+        rows.settle()
+    table.clean(40_000)
+    expected = sorted(row for row in expected if row[0] > 40_000)
+
+    def found(key, most=10_000):
+        shown = table.look_up(*asked(key), most)
+        assert shown.schema == table.spec.segment_schema
+        shown.validate(full=True)
+        return [(row["__namespace"], row["s"]) for row in shown.to_pylist()]
+
+    assert sorted(found(5)) == expected
+    assert [time for time, _ in found(5)] == [time for time, _ in expected]
+    assert found(5, most=3) == found(5)[:3]
+    assert found(1000) == []
+    assert table.counts().total >= len(expected)
+
+
 def test_rows_by_key_group_are_those_of_the_keys():
     hashes = np.random.default_rng(1).integers(-(1 << 63), (1 << 63) - 1, 5000)
     counts = KeyCounts(hashes, np.arange(5000) % 7)
