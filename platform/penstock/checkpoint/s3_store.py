@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import datetime as dt
 import io
+import mmap
 import os
 import urllib.parse
 from collections.abc import Iterator
@@ -87,7 +88,12 @@ class S3Store:
     def put(self, key: str, data: bytes) -> None:
         """Write or replace, atomically."""
         with self._guard("write", key):
-            self._client[0].put_object(self._bucket, self._prefix + key, io.BytesIO(data), len(data))
+            source: Any = data
+            if isinstance(source, mmap.mmap):  # of a mapped file no copy is made
+                source.seek(0)
+            else:
+                source = io.BytesIO(data)
+            self._client[0].put_object(self._bucket, self._prefix + key, source, len(data))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write only when the key does not exist; False when it does."""

@@ -48,6 +48,9 @@ class Segment(msgspec.Struct, frozen=True, kw_only=True):
     clip_low: int = HASH_MIN
     clip_high: int = HASH_MAX
     tier: int = 0
+    #: The file's last bytes, with the footer and the checksums of its row groups, and their own; 0: read all of it.
+    footer_length: int = 0
+    footer_checksum: str = ""
 
 
 class Tombstone(msgspec.Struct, frozen=True, kw_only=True):

@@ -134,13 +134,23 @@ class _File:
 class FileRows:
     """Cold rows of one table (`cold.ColdRows`); its only pane starts at 0."""
 
+    in_file = True
+
     def __init__(self, spec: PaneTableSpec, owned: HashRange, folder: Path, memory_bytes: int) -> None:
         """Start empty; at most about `memory_bytes` of the file are mapped between two calls."""
         self._spec, self._owned, self._folder = spec, owned, folder
         self._key_words = kernels.KEYS + len(spec.key_schema)
         self._memory_bytes = memory_bytes
         self._touched = 0
+        self._expected = 0
         self._file: _File | None = None
+
+    def expect(self, rows: int) -> None:
+        """Make the file large enough for so many rows when it is made.
+
+        Rows that come in the order of their hashes would else fill its front, and be looked for in long runs.
+        """
+        self._expected = rows
 
     @property
     def panes(self) -> list[int]:
@@ -150,6 +160,11 @@ class FileRows:
     def rows_of(self, pane: int) -> int:
         """Return how many rows the pane has, at most."""
         return 0 if self._file is None or pane else self._file.count
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes taken on the local disk."""
+        return 0 if self._file is None else self._file.size
 
     def for_changes(self) -> FileRows:
         """Return an empty file for the changed rows that leave memory before the next barrier."""
@@ -216,7 +231,7 @@ class FileRows:
     def _with_room(self, rows: int) -> _File:
         if self._file is None:
             records = _FIRST_RECORDS
-            while records * _LOAD < rows:
+            while records * _LOAD < max(rows, self._expected):
                 records *= 2
             self._file = _File(self._folder, self._key_words + self._spec.width, self._owned, records)
         elif self._file.count + rows > self._file.capacity * _LOAD:

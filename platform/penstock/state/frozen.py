@@ -235,11 +235,11 @@ class FrozenSegment:
     def _encoded(self, rows: FrozenContent) -> EncodedSegment:
         room, schema = self._room, self._spec.segment_schema
         if room is None or not isinstance(rows, InPieces):
-            writer = SegmentWriter(schema, self.position)
+            writer = SegmentWriter(schema, self.position, wide=True)
             writer.add(rows.table())
             return writer.finish()
         path = room.directory / f"{room.name}-{self.position}.encoding"
-        writer = SegmentWriter(schema, self.position, path=path)
+        writer = SegmentWriter(schema, self.position, path=path, wide=True)
         try:
             for table in rows.tables(room.rows):
                 room.tell(rows.ordered_rows, table.num_rows, len(schema))
@@ -290,6 +290,8 @@ def segment_of(encoded: EncodedSegment, file: FileRef, writer: str) -> Segment:
         namespace_min=encoded.namespace_min,
         namespace_max=encoded.namespace_max,
         tier=encoded.tier,
+        footer_length=encoded.footer_length,
+        footer_checksum=encoded.footer_checksum,
     )
 
 

@@ -34,6 +34,9 @@ class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
     namespace_min: int
     namespace_max: int
     tier: int = 0
+    #: The file's last bytes, from behind the last row group, and their checksum.
+    footer_length: int = 0
+    footer_checksum: str = ""
 
 
 class FrozenState(Protocol):

@@ -74,6 +74,11 @@ class SegmentLog:
         self._last = max([s.position for s in ordered] + [t.position for t in self.tombstones], default=0)
         self._committed = self._last
 
+    @property
+    def rows(self) -> int:
+        """Rows of all durable segments, about: of a clipped one its part."""
+        return sum(_rows_of(e.segment) for e in self.entries if e.segment is not None)
+
     def next_position(self) -> int:
         """Take the next place in order."""
         self._last += 1
@@ -169,6 +174,13 @@ class SegmentLog:
             and new.namespace_low <= old.namespace_low
             and old.namespace_high <= new.namespace_high
         )
+
+
+def _rows_of(segment: Segment) -> int:
+    low, high = max(segment.hash_min, segment.clip_low), min(segment.hash_max, segment.clip_high)
+    if low > high:
+        return 0
+    return -(-segment.rows * (high - low + 1) // (segment.hash_max - segment.hash_min + 1))
 
 
 def _touches(stone: Tombstone, segment: Segment) -> bool:

@@ -1,4 +1,4 @@
-"""Segments: Parquet files of state rows sorted by `__key_hash`; writing, reading by hash range, and merging by order.
+"""Segments: Parquet files of state rows sorted by `__key_hash`; writing, and merging by order (`segment_file` reads).
 
 Order is (position in the log, `__seq`): of the rows of one (key, namespace) the last one counts, rows that stand before
 a tombstone in whose ranges they lie are gone. Called by freeze, restore, compaction, the savepoint writer and the
@@ -8,7 +8,9 @@ offline tools; any thread.
 from __future__ import annotations
 
 import io
+import json
 import mmap
+import zlib
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -25,21 +27,27 @@ from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACC
 from penstock.state.entry_order import last_entries
 from penstock.state.key_index import KeyIndex
 from penstock.state.keyed import EncodedSegment
+from penstock.state.segment_file import GROUPS, NAMESPACES, SegmentFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
+    from typing import BinaryIO
 
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.kernels.compile import I64
 
-ROW_GROUP = 65_536
+#: A row group is what is read at a time; a wide one, of rows that are mostly read all together, costs less to write.
+ROW_GROUP = 8192
+WIDE_ROW_GROUP = 65_536
 #: A smaller file is read back instead of mapped.
 _MAPPED_BYTES = 128 << 10
 #: Rows merged at a time; more segments than memory holds are merged hash range by hash range.
-_MERGE_ROWS = 1_000_000
+_MERGE_ROWS = 250_000
 #: No more bytes of different hashes are merged at a time: a column of strings must not have 2 GiB.
 _MERGE_BYTES = 1 << 30
+#: A file names the namespaces of its rows if they are no more than these.
+_NAMED = 1024
 _KEY_IDS = range(101, FIRST_ENTRY)
 _ENTRY_IDS = range(FIRST_ENTRY, 1001)
 
@@ -47,14 +55,20 @@ _ENTRY_IDS = range(FIRST_ENTRY, 1001)
 class SegmentWriter:
     """Writes one segment; rows must come in the order of their hash."""
 
-    def __init__(self, schema: pa.Schema, position: int, tier: int = 0, *, path: Path | None = None) -> None:
+    def __init__(
+        self, schema: pa.Schema, position: int, tier: int = 0, *, path: Path | None = None, wide: bool = False
+    ) -> None:
         """Start a file of `schema` (see `PaneTableSpec.segment_schema`), in memory or under `path`."""
+        self._group_rows = WIDE_ROW_GROUP if wide else ROW_GROUP
         self._schema = schema
         self._position = position
         self._tier = tier
         self._path = path
-        self._out = io.BytesIO() if path is None else path.open("w+b")
-        self._writer = pq.ParquetWriter(self._out, schema, use_dictionary=False, **_layout(schema))
+        self._out: BinaryIO = io.BytesIO() if path is None else path.open("w+b")
+        self._sink = _Sink(self._out)
+        self._writer = pq.ParquetWriter(self._sink, schema, use_dictionary=False, **_layout(schema))
+        self._groups: list[tuple[int, ...]] = []
+        self._named: set[int] | None = set()
         self._rows = 0
         self._hashes = [HASH_MAX, HASH_MIN]
         self._namespaces = [HASH_MAX, HASH_MIN]
@@ -71,23 +85,38 @@ class SegmentWriter:
         for column, span in ((KEY_HASH, self._hashes), (NAMESPACE, self._namespaces)):
             values = table.column(column).to_numpy()
             span[0], span[1] = min(span[0], int(values.min())), max(span[1], int(values.max()))
-        self._writer.write_table(table, row_group_size=ROW_GROUP)
+        if self._named is not None:
+            self._named.update(np.unique(table.column(NAMESPACE).to_numpy()).tolist())
+            self._named = self._named if len(self._named) <= _NAMED else None
+        for first in range(0, rows, self._group_rows):
+            start, group = self._sink.begin(), table.slice(first, self._group_rows)
+            self._writer.write_table(group, row_group_size=self._group_rows)
+            low, high = (group.column(KEY_HASH)[i].as_py() for i in (0, -1))
+            self._groups.append((start, self._sink.size - start, self._sink.crc, low, high, group.num_rows))
 
     def finish(self) -> EncodedSegment:
         """Return the file; without any row its ranges are empty (lowest above highest).
 
         One under a path has no name any more and is mapped: its bytes are the page cache's, not this process's.
         """
+        about: dict[bytes, list[Any]] = {GROUPS: self._groups}
+        if self._named is not None:
+            about[NAMESPACES] = sorted(self._named)
+        self._writer.add_key_value_metadata({k: json.dumps(v, separators=(",", ":")) for k, v in about.items()})
+        start = self._sink.begin()
         self._writer.close()
+        data = self._data()
         return EncodedSegment(
             position=self._position,
-            data=self._data(),
+            data=data,
             rows=self._rows,
             hash_min=self._hashes[0],
             hash_max=self._hashes[1],
             namespace_min=self._namespaces[0],
             namespace_max=self._namespaces[1],
             tier=self._tier,
+            footer_length=len(data) - start,
+            footer_checksum=f"crc32:{self._sink.crc:08x}",
         )
 
     def _data(self) -> bytes:
@@ -101,6 +130,42 @@ class SegmentWriter:
                 out.seek(0)
                 return out.read()
             return cast("bytes", mmap.mmap(out.fileno(), 0, access=mmap.ACCESS_READ))  # written and sliced as bytes are
+
+
+class _Sink:
+    """Where a file is written, and the checksum of what came since the last `begin`."""
+
+    closed = False
+
+    def __init__(self, out: BinaryIO) -> None:
+        self._out = out
+        self.size = 0
+        self.crc = 0
+
+    def begin(self) -> int:
+        """Start a new checksum; returns the place in the file."""
+        self.crc = 0
+        return self.size
+
+    def write(self, data: bytes) -> int:
+        """Write all of it."""
+        self.crc = zlib.crc32(data, self.crc)
+        self.size += len(data)
+        return self._out.write(data)
+
+    def writable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """Return the place in the file."""
+        return self.size
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def close(self) -> None:
+        """The file is closed by whoever opened it."""
 
 
 def _layout(schema: pa.Schema) -> dict[str, Any]:
@@ -128,22 +193,6 @@ def _names(schema: pa.Schema, ids: range) -> tuple[str, ...]:
     return tuple(f.name for f in schema if int((f.metadata or {}).get(b"id", b"0")) in ids)
 
 
-def read_segment(data: bytes, within: HashRange) -> Iterator[pa.Table]:
-    """Yield the rows whose hash lies in the range, a row group at a time; groups outside are not read."""
-    file = pq.ParquetFile(io.BytesIO(data))
-    place = file.schema_arrow.get_field_index(KEY_HASH)
-    for number in range(file.num_row_groups):
-        stats = file.metadata.row_group(number).column(place).statistics
-        if stats is not None and stats.has_min_max and (stats.min > within.high or stats.max < within.low):
-            continue
-        table = file.read_row_group(number, use_threads=False)
-        hashes = table.column(KEY_HASH).to_numpy()
-        first = int(np.searchsorted(hashes, within.low, side="left"))
-        stop = int(np.searchsorted(hashes, within.high, side="right"))
-        if stop > first:
-            yield table.slice(first, stop - first)
-
-
 def clip_of(segment: Segment, within: HashRange) -> HashRange | None:
     """Return the part of `within` that the segment may be read for."""
     return HashRange(segment.clip_low, segment.clip_high).intersect(within)
@@ -160,27 +209,31 @@ def visible_rows(hashes: I64, namespaces: I64, position: int, tombstones: Iterab
     return visible
 
 
-def read_visible(
-    data: bytes, segment: Segment, tombstones: Sequence[Tombstone], within: HashRange
-) -> Iterator[pa.Table]:
-    """Yield the segment's rows within its clip and the range that no tombstone hides.
+def read_visible(file: SegmentFile, tombstones: Sequence[Tombstone], within: HashRange) -> Iterator[pa.Table]:
+    """Yield the segment's rows within its clip and the range that no tombstone hides, a row group at a time.
 
     Deletions are still among them.
     """
-    clip = clip_of(segment, within)
+    clip = clip_of(file.segment, within)
     if clip is None:
         return
-    for table in read_segment(data, clip):
-        hashes, namespaces = table.column(KEY_HASH).to_numpy(), table.column(NAMESPACE).to_numpy()
-        visible = visible_rows(hashes, namespaces, segment.position, tombstones)
-        if visible.all():
-            yield table
-        elif visible.any():
-            yield table.filter(pa.array(visible))
+    for table in file.tables(clip):
+        shown = without_hidden(table, file.segment.position, tombstones)
+        if shown.num_rows:
+            yield shown
+
+
+def without_hidden(table: pa.Table, position: int, tombstones: Sequence[Tombstone]) -> pa.Table:
+    """Return the rows of a segment at `position` that no tombstone hides."""
+    if not tombstones:
+        return table
+    hashes, namespaces = table.column(KEY_HASH).to_numpy(), table.column(NAMESPACE).to_numpy()
+    visible = visible_rows(hashes, namespaces, position, tombstones)
+    return table if visible.all() else table.filter(pa.array(visible))
 
 
 def merge_segments(
-    sources: Sequence[tuple[Segment, bytes]],
+    files: Sequence[SegmentFile],
     tombstones: Sequence[Tombstone],
     schema: pa.Schema,
     *,
@@ -190,22 +243,33 @@ def merge_segments(
 ) -> Iterator[pa.Table]:
     """Yield the newest visible row of every (key, namespace), sorted by hash, in pieces of bounded size.
 
-    With a time-to-live, what was last accessed at `expired` or before is deleted.
+    Of the files, what is read is what a piece needs. With a time-to-live, what was last accessed at `expired` or before
+    is deleted.
     """
-    ordered = sorted(sources, key=lambda source: source[0].position)
-    total = sum(segment.rows for segment, _ in ordered)
+    ordered = sorted(files, key=lambda file: file.segment.position)
+    span = _span([file.segment for file in ordered], within)
+    if span is None:
+        return
+    total = sum(file.segment.rows for file in ordered)
     parts = max(1, -(-total // _MERGE_ROWS))
-    step = (within.high - within.low + 1) // parts + 1
-    low = within.low
-    while low <= within.high:
-        piece = HashRange(low, min(low + step - 1, within.high))
-        tables = [t for segment, data in ordered for t in read_visible(data, segment, tombstones, piece)]
+    step = (span.high - span.low + 1) // parts + 1
+    low = span.low
+    while low <= span.high:
+        piece = HashRange(low, min(low + step - 1, span.high))
+        tables = [table for file in ordered for table in read_visible(file, tombstones, piece)]
         for part in _cut(tables):
             every = pa.concat_tables([conform(table, schema) for table in part])
             merged = _newest(every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted)
             if merged.num_rows:
                 yield merged
         low = piece.high + 1
+
+
+def _span(segments: Sequence[Segment], within: HashRange) -> HashRange | None:
+    """Return the part of a range in which the segments have rows."""
+    ranges = [clip_of(s, HashRange(s.hash_min, s.hash_max)) for s in segments if s.rows]
+    low, high = min((r.low for r in ranges if r), default=1), max((r.high for r in ranges if r), default=0)
+    return HashRange(low, high).intersect(within) if low <= high else None
 
 
 def _cut(tables: list[pa.Table]) -> Iterator[list[pa.Table]]:
@@ -266,12 +330,12 @@ def read_state(
 
     What a savepoint writes and the offline reader shows.
 
-    `read` returns a file's bytes, already verified against its checksum.
+    `read` returns the bytes of a file or of a part of it, verified where the reference has a checksum.
     """
     schema = schema_from_text(snapshot.schema)
     own = HashRange(snapshot.hash_low, snapshot.hash_high)
     asked = own if within is None else own.intersect(within)
     if asked is None:
         return
-    sources = [(s, read(s.file)) for s in snapshot.segments if clip_of(s, asked) is not None]
-    yield from merge_segments(sources, snapshot.tombstones, schema, within=asked, keep_deleted=False)
+    files = [SegmentFile(s, read) for s in snapshot.segments if clip_of(s, asked) is not None]
+    yield from merge_segments(files, snapshot.tombstones, schema, within=asked, keep_deleted=False)

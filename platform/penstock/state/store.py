@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import conform
-from penstock.core.keygroup import ALL_HASHES
 from penstock.kernels.key_types import is_fixed
 from penstock.state.cold import StoreRows
 from penstock.state.cold_file import FileRows
@@ -19,13 +18,15 @@ from penstock.state.cold_records import ColdHome
 from penstock.state.fitting import fitted, migration_of
 from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
 from penstock.state.key_index import plain_key_schema
+from penstock.state.merging import CompactionJob
 from penstock.state.pane_table import PaneTable, PaneTableSpec
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
 from penstock.state.row_table import RowTable
 from penstock.state.running_table import RunningTable
+from penstock.state.segment_file import SegmentFile
 from penstock.state.segment_log import LogView, SegmentLog
-from penstock.state.segments import SegmentWriter, clip_of, merge_segments, read_visible
+from penstock.state.segments import clip_of, read_visible
 from penstock.state.session_table import SessionTable
 from penstock.state.spilled_rows import SpillArea
 from penstock.state.table_home import TableHome
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from penstock.state.cold import ColdRows, ColdStore
     from penstock.state.key_counts import KeyCounts
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
-    from penstock.state.keyed import EncodedSegment, FrozenState
+    from penstock.state.keyed import FrozenState
     from penstock.state.migration import Migration
     from penstock.state.ttl import Ttl
 
@@ -64,7 +65,7 @@ class KeyedStateRequest:
     snapshots: tuple[KeyedStateSnapshot, ...]
     hash_range: HashRange
     settings: JobSettings
-    #: Reads a file of a snapshot, verified against its checksum.
+    #: Reads a file of a snapshot or a part of it, verified where the reference has a checksum.
     read: Callable[[FileRef], bytes]
     #: A folder of this subtask attempt's own, for spilled and cold rows; made when needed.
     directory: Path
@@ -103,42 +104,6 @@ class StateTable(Protocol):
 TableT = TypeVar("TableT", bound=StateTable)
 
 
-class CompactionJob:
-    """A run of committed segments to be merged; see `keyed.CompactionJob`."""
-
-    def __init__(self, source: FrozenSource, inputs: tuple[Segment, ...], tier: int) -> None:
-        """Remember the tombstones as of now: later ones hide rows of the merged segment by their position."""
-        self.state = source.state
-        self._inputs = inputs
-        self._tier = tier
-        self._schema = source.spec.segment_schema
-        self._tombstones = source.log.tombstones
-        self._oldest = source.log.is_oldest(inputs)
-        self._expired = None if source.ttl is None else source.ttl.deadline
-        self.result: EncodedSegment | None = None
-
-    @property
-    def inputs(self) -> tuple[Segment, ...]:
-        """The segments that are merged, oldest first."""
-        return self._inputs
-
-    def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
-        """Read, merge, encode; the result stands at the position of the newest input."""
-        sources = [(segment, read(segment.file)) for segment in self._inputs]
-        writer = SegmentWriter(self._schema, self._inputs[-1].position, self._tier)
-        for table in merge_segments(
-            sources,
-            self._tombstones,
-            self._schema,
-            within=ALL_HASHES,
-            keep_deleted=not self._oldest,
-            expired=self._expired,
-        ):
-            writer.add(table)
-        self.result = writer.finish()
-        return self.result
-
-
 class KeyedState:
     """All tables of one operator."""
 
@@ -159,13 +124,13 @@ class KeyedState:
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
         return self._declare(
-            name, spec, lambda source: PaneTable(source, spec, self._home(self._cold_rows(name, spec)))
+            name, spec, lambda source: PaneTable(source, spec, self._home(self._cold_rows(source, spec)))
         )
 
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
         """Declare a table without windows and restore it; `ttl` where the spec says that rows expire."""
         return self._declare(
-            name, spec, lambda source: RunningTable(source, spec, self._home(self._cold_rows(name, spec)), ttl)
+            name, spec, lambda source: RunningTable(source, spec, self._home(self._cold_rows(source, spec)), ttl)
         )
 
     def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
@@ -246,7 +211,7 @@ class KeyedState:
         for table in self._tables.values():
             work = table.source.log.compaction()
             if work is not None:
-                return CompactionJob(table.source, *work)
+                return CompactionJob(table.source, *work, self._request.directory)
         return None
 
     def compacted(self, job: CompactionJobProtocol, file: FileRef | None) -> None:
@@ -276,7 +241,7 @@ class KeyedState:
         self._cold = []
         self._tables = {}
 
-    def _cold_rows(self, name: str, spec: PaneTableSpec) -> ColdRows | None:
+    def _cold_rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
         """Return where a table's rows go when memory runs out: RocksDB, or a file if it has one pane and plain keys.
 
         Cells that refer to strings and the like stay in memory.
@@ -287,9 +252,10 @@ class KeyedState:
         if spec.single_pane and all(is_fixed(field.type) for field in plain_key_schema(spec.key_schema)):
             share = request.settings.managed_memory_bytes // _COLD_SHARE
             rows = FileRows(spec, request.hash_range, request.directory, share)
+            rows.expect(source.log.rows)
             self._cold.append(rows)
             return rows
-        store = self._cold_store(name)
+        store = self._cold_store(source.state)
         return None if store is None else StoreRows(spec, store)
 
     def _declare(self, name: str, spec: StateSpec, make: Callable[[FrozenSource], TableT]) -> TableT:
@@ -345,13 +311,13 @@ class KeyedState:
         tombstones: tuple[Tombstone, ...],
         migration: Migration | None,
     ) -> None:
-        """Load segments oldest first, so that newer rows overwrite older ones; one file in memory at a time."""
+        """Load segments oldest first, so that newer rows overwrite older ones; a few row groups in memory at a time."""
         schema = table.source.spec.segment_schema
         for segment in segments:
             if clip_of(segment, self._request.hash_range) is None:
                 continue
-            data = self._request.read(segment.file)
-            for rows in read_visible(data, segment, tombstones, self._request.hash_range):
+            file = SegmentFile(segment, self._request.read)
+            for rows in read_visible(file, tombstones, self._request.hash_range):
                 if migration is not None and isinstance(table, RowTable):
                     table.load_anew(migration.rows(rows, schema))
                 else:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.rpc.worker_commands import WriteSavepoint
 
 #: Rows of one part; a state has at least one part per subtask that had rows.
-PART_ROWS = 4_000_000
+PART_ROWS = 1_000_000
 MANIFEST = "manifest.json"
 
 
@@ -112,6 +112,8 @@ class SavepointWriter:
             hash_max=encoded.hash_max,
             namespace_min=encoded.namespace_min,
             namespace_max=encoded.namespace_max,
+            footer_length=encoded.footer_length,
+            footer_checksum=encoded.footer_checksum,
         )
 
     def _copy(self, ref: FileRef) -> FileRef:

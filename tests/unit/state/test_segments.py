@@ -15,7 +15,8 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Tombstone
 from penstock.state import segments as module
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.frozen import segment_of
-from penstock.state.segments import SegmentWriter, key_names, read_segment, read_state
+from penstock.state.segment_file import SegmentFile
+from penstock.state.segments import SegmentWriter, key_names, read_state
 
 SPEC = PaneTableSpec(
     pa.schema([pa.field("user", pa.string()), pa.field("at", pa.timestamp("us", tz="UTC"))]),
@@ -121,12 +122,13 @@ def test_row_groups_outside_the_range_are_not_read(monkeypatch):
     monkeypatch.setattr(module, "ROW_GROUP", 10)
     writer = SegmentWriter(SCHEMA, 1)
     writer.add(table([(h, "a", 0, h, False) for h in range(100)]))
-    data = writer.finish().data
-    assert pq.ParquetFile(io.BytesIO(data)).num_row_groups == 10
+    encoded = writer.finish()
+    assert pq.ParquetFile(io.BytesIO(encoded.data)).num_row_groups == 10
+    segment = segment_of(encoded, FileRef(inline=encoded.data), "w")
     read = []
     original = pq.ParquetFile.read_row_group
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", lambda s, n, **k: read.append(n) or original(s, n, **k))
-    parts = list(read_segment(data, HashRange(35, 52)))
+    parts = list(SegmentFile(segment, lambda file: file.inline).tables(HashRange(35, 52)))
     assert read == [3, 4, 5]
     assert [h for p in parts for h in p.column("__key_hash").to_pylist()] == list(range(35, 53))
 

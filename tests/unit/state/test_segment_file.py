@@ -1,0 +1,104 @@
+"""Reading parts of a segment: what is asked of the store, and that damage is seen wherever it is."""
+
+import io
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from penstock.checkpoint.memory_store import MemoryStore
+from penstock.checkpoint.stores import checksum_of, read_file
+from penstock.core.errors import SnapshotDamagedError
+from penstock.core.keygroup import ALL_HASHES, HashRange
+from penstock.core.snapshot import FileRef
+from penstock.state import segment_file, segments
+from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.frozen import segment_of
+from penstock.state.segment_file import SegmentFile
+from penstock.state.segments import SegmentWriter
+
+SCHEMA = PaneTableSpec(
+    pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),)
+).segment_schema
+ROWS = 100
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr(segments, "ROW_GROUP", 10)
+    monkeypatch.setattr(segment_file, "WHOLE_BYTES", 0)
+
+
+class Stored:
+    """A segment behind other bytes of an object, and what is read of it."""
+
+    def __init__(self, path=None):
+        writer = SegmentWriter(SCHEMA, 1, path=path)
+        for first in (0, 40):
+            rows = range(first, first + 40 if first == 0 else ROWS)
+            columns = {"__key_hash": rows, "k": rows, "__namespace": [7] * len(rows), "__rows": rows, "total": rows}
+            columns |= {"__deleted": [False] * len(rows), "__seq": rows}
+            writer.add(pa.Table.from_pydict({n: list(v) for n, v in columns.items()}, schema=SCHEMA))
+        encoded = writer.finish()
+        self.data = bytes(encoded.data)
+        self.store = MemoryStore("segment-file")
+        self.store.put("x.pack", b"before" + self.data + b"behind")
+        file = FileRef(path="x.pack", offset=6, length=len(self.data), checksum=checksum_of(self.data))
+        self.segment = segment_of(encoded, file, "w")
+        self.asked = []
+
+    def read(self, file):
+        self.asked.append((file.offset, file.length))
+        return read_file(self.store, file)
+
+    def rows(self, within):
+        tables = SegmentFile(self.segment, self.read).tables(within)
+        return [h for table in tables for h in table.column("total").to_pylist()]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_range_reads_the_footer_and_its_row_groups(small, tmp_path, mapped):
+    stored = Stored(tmp_path / "file" if mapped else None)
+    assert stored.rows(HashRange(35, 52)) == list(range(35, 53))
+    (footer, length), (groups, size) = stored.asked
+    assert footer + length == 6 + len(stored.data)
+    file = pq.ParquetFile(io.BytesIO(stored.data)).metadata
+    assert file.num_row_groups == 10
+    assert size == sum(file.row_group(n).column(c).total_compressed_size for n in (3, 4, 5) for c in range(7))
+    assert groups > 6
+    assert stored.rows(ALL_HASHES) == list(range(ROWS))
+
+
+def test_what_is_far_apart_is_not_read_in_one(small, monkeypatch):
+    stored = Stored()
+    monkeypatch.setattr(segment_file, "RUN_BYTES", 1)
+    assert stored.rows(HashRange(35, 52)) == list(range(35, 53))
+    assert len(stored.asked) == 1 + 3
+
+
+def test_a_small_file_is_read_at_once():
+    stored = Stored()
+    assert stored.rows(HashRange(35, 52)) == list(range(35, 53))
+    assert stored.asked == [(6, len(stored.data))]
+
+
+def test_a_flipped_bit_anywhere_is_seen(small):
+    stored = Stored()
+    for at in range(4, len(stored.data)):  # of the magic number at the front nobody reads anything
+        damaged = bytearray(stored.data)
+        damaged[at] ^= 1 << (at % 8)
+        stored.store.put("x.pack", b"before" + bytes(damaged))
+        with pytest.raises(SnapshotDamagedError, match=r"x\.pack"):
+            stored.rows(ALL_HASHES)
+
+
+def test_a_file_that_ends_early_is_seen(small):
+    stored = Stored()
+    stored.store.put("x.pack", (b"before" + stored.data)[:-1])
+    with pytest.raises(SnapshotDamagedError, match="shorter"):
+        stored.rows(ALL_HASHES)
+
+
+def test_the_footer_names_the_namespaces(small):
+    stored = Stored()
+    assert SegmentFile(stored.segment, stored.read).namespaces == {7}
