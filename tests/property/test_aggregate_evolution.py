@@ -74,6 +74,11 @@ class ChangingJob(Job):
         finally:
             self.complete = kept
 
+    def save(self):
+        self.frozen = []
+        self.freeze()
+        self.finish("done")
+
     def change(self, parallelism, chosen):
         wanted = [ALL[place] for place in sorted(chosen)]
         snapshots, model = self.complete
@@ -91,10 +96,14 @@ class ChangingJob(Job):
 
 CHANGES = st.tuples(st.just("change"), st.integers(1, 3), st.sets(st.integers(0, len(ALL) - 1), min_size=1, max_size=8))
 
+BATCHES = st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40))
+SAVES = st.tuples(st.just("save"))
+STEPS = st.one_of(BATCHES, SAVES, CHANGES, BATCHES, SAVES, OPERATIONS.flatmap(st.sampled_from))
+
 
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(sorted(KEYS)), st.lists(OPERATIONS.flatmap(st.sampled_from) | CHANGES, min_size=12, max_size=60))
+@given(st.sampled_from(sorted(KEYS)), st.lists(STEPS, min_size=12, max_size=40))
 def test_any_history_of_versions_gives_the_rows_of_the_model(backend, kind, operations):
     key, keys = KEYS[kind]
     first = [one for one in ALL if one[0] in ("n", "sum_v", "max_x", "var_x")]
