@@ -61,6 +61,7 @@ class _Progress:
     began_at: int
     began_ms: float
     finished: bool = False
+    paused: bool = False
 
 
 class RowReader:
@@ -83,7 +84,7 @@ class RowReader:
 
     def poll(self, max_rows: int) -> PollResult:
         """Generate up to `max_rows` rows, an even share of each split."""
-        active = [(split_id, p) for split_id, p in self._splits.items() if not p.finished]
+        active = [(split_id, p) for split_id, p in self._splits.items() if not (p.finished or p.paused)]
         if not active:
             return PollResult()
         if self._first_poll is not None:
@@ -108,6 +109,11 @@ class RowReader:
             elif count <= 0:
                 caught_up.append(split_id)
         return PollResult(tuple(batches), tuple(finished), tuple(caught_up), drained=drained)
+
+    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
+        """Make no rows of some splits; the rate goes on meanwhile."""
+        for split_id in (*pause, *resume):
+            self._splits[split_id].paused = split_id in pause
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return every split with its position."""

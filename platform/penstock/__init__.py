@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from penstock.graph.executor import JobExecutor as JobExecutor
     from penstock.graph.executor import JobHandle as JobHandle
     from penstock.graph.executor import JobResult as JobResult
+    from penstock.operators.async_retry import AsyncRetryStrategy as AsyncRetryStrategy
     from penstock.operators.broadcast_state import BroadcastContext as BroadcastContext
     from penstock.operators.broadcast_state import BroadcastState as BroadcastState
     from penstock.operators.broadcast_state import broadcast_state as broadcast_state
@@ -124,6 +125,7 @@ _MODULES = {
     "penstock.core.schema": ["Precision", "Schema"],
     "penstock.eventtime.generator": ["WatermarkGenerator"],
     "penstock.graph.executor": ["JobExecutor", "JobHandle", "JobResult"],
+    "penstock.operators.async_retry": ["AsyncRetryStrategy"],
     "penstock.operators.broadcast_state": ["BroadcastContext", "BroadcastState", "broadcast_state"],
     "penstock.operators.folding_state": [
         "AggregatingState",

@@ -50,7 +50,7 @@ def answer(question):
     environment = tables(question)
     for statement in question["views"]:
         environment.execute_sql(statement)
-    with environment.execute_sql(question["sql"]).collect() as found:
+    with environment.execute_sql(question["asked"]).collect() as found:
         for row in found:
             kind = row.get_row_kind().name
             text = line(row)

@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 from tests.flink import canonical
-from tests.flink.question import Question
+from tests.flink.question import JAVA, Question
 from tests.flink.questions import QUESTIONS
 from tests.flink.streams import STREAMS, checksum, lines
 
@@ -28,7 +28,7 @@ def asked(question: Question, folder: Path) -> dict[str, object]:
         files.append(str(path))
     return {
         "name": question.name,
-        "sql": question.sql,
+        "asked": question.asked,
         "views": list(question.views),
         "settings": dict(question.settings),
         "time_zone": question.time_zone,
@@ -40,23 +40,44 @@ def asked(question: Question, folder: Path) -> dict[str, object]:
 
 
 def main(peers: str, *names: str) -> None:
-    """Ask the questions named, or all."""
+    """Ask the questions named, or all: those in SQL first, then the programs."""
     python = Path(peers) / "venvs/flink/bin/python"
     if not python.exists():
         sys.exit(f"{python} is not there: run python tests/bench/peers/setup.py {peers} --only flink")
-    chosen = {q.name: q for q in QUESTIONS if not names or q.name in names}
+    chosen = [q for q in QUESTIONS if not names or q.name in names]
     with tempfile.TemporaryDirectory() as scratch:
-        listed = Path(scratch) / "questions.json"
-        listed.write_text(json.dumps([asked(q, Path(scratch)) for q in chosen.values()]), encoding="utf-8")
-        command = [str(python), str(Path(__file__).with_name("flink_program.py")), str(listed)]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
-            assert running.stdout is not None
-            for text in running.stdout:
-                if text.startswith("{"):
-                    found = json.loads(text)
-                    keep(chosen[found["name"]], found)
-        if running.wait(_LIMIT_SECONDS):
-            sys.exit("Flink failed: its message is above")
+        folder = Path(scratch)
+        sql, java = ([q for q in chosen if q.in_java is in_java] for in_java in (False, True))
+        if sql:
+            answer(sql, folder, [str(python), str(Path(__file__).with_name("flink_program.py"))])
+        if java:
+            answer(java, folder, program(python, folder))
+
+
+def program(python: Path, folder: Path) -> list[str]:
+    """Compile the programs and return the command that runs them."""
+    asked = "import pyflink, importlib.metadata as m; print(pyflink.__path__[0]); print(m.version('apache-flink'))"
+    home, version = subprocess.check_output([str(python), "-c", asked], text=True).split()
+    jars, classes = f"{home}/lib/*", folder / "classes"
+    sources = [str(path) for path in sorted(JAVA.glob("*.java"))]
+    subprocess.check_call(["javac", "-nowarn", "-cp", jars, "-d", str(classes), *sources])
+    opened = [f"--add-opens=java.base/java.{package}=ALL-UNNAMED" for package in ("lang", "util", "time")]
+    return ["java", *opened, f"-Dflink.version={version}", "-cp", f"{classes}:{jars}", "Asked"]
+
+
+def answer(questions: list[Question], folder: Path, command: list[str]) -> None:
+    """Ask, and keep the answers as they come."""
+    named = {question.name: question for question in questions}
+    listed = folder / "questions.json"
+    listed.write_text(json.dumps([asked(question, folder) for question in questions]), encoding="utf-8")
+    with subprocess.Popen([*command, str(listed)], stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for text in running.stdout:
+            if text.startswith("{"):
+                found = json.loads(text)
+                keep(named[found["name"]], found)
+    if running.wait(_LIMIT_SECONDS):
+        sys.exit("Flink failed: its message is above")
 
 
 def keep(question: Question, found: dict[str, object]) -> None:
@@ -66,7 +87,7 @@ def keep(question: Question, found: dict[str, object]) -> None:
         "stream": question.stream,
         "seed": question.seed,
         "input": checksum(STREAMS[question.stream](question.seed)),
-        "sql": [*question.views, question.sql],
+        "asked": question.words(),
         "settings": dict(question.settings),
     }
     rows = [str(row) for row in found["rows"]]  # type: ignore[attr-defined]

@@ -145,6 +145,7 @@ class ProcessJob:
                 job_name="j",
                 subtask=subtask,
                 parallelism=parallelism,
+                hash_range=owned,
                 clock=self.clock,
                 input_schemas=(self.schema,),
                 keyed_state=store,

@@ -27,7 +27,8 @@ class Model:
         """Put a row into its windows; return those it came too late for, that is, that come out again."""
         key = tuple(row[c] for c in self.key)
         windows, mark = self.windows_of(row[TS_COLUMN]), self.marks[key]
-        if windows and all(is_late(w, mark, self.lateness) for w in windows):
+        behind = row[TS_COLUMN] + self.lateness <= mark  # counts where windows leave gaps and the row is in none
+        if all(is_late(w, mark, self.lateness) for w in windows) if windows else behind:
             self.late.append(row)
         takes = [w for w in windows if not is_late(w, mark, self.lateness)]
         for w in takes:

@@ -92,7 +92,7 @@ class Model:
         else:
             windows = zoned_windows(time, *numbers) if kind == "zone" else sliding_windows(time, *numbers, 0)
         takes = [w for w in windows if self.over(w) > mark]
-        if windows and not takes:
+        if not takes and (windows or time + self.lateness <= mark):
             self.late.append((key, time, value))
         for window in takes:
             mine.setdefault(window, Window())

@@ -93,7 +93,7 @@ class Checks:
         gate: Any = subtask._gate
         if gate is None:
             return
-        poll, alignment, fail = gate.poll, subtask._alignment, self._world.scheduler.fail
+        poll, alignment, fail = gate.poll, subtask._barriers.alignment, self._world.scheduler.fail
 
         def watched() -> Any:
             taken = poll()

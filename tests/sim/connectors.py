@@ -92,12 +92,16 @@ class SimReader:
         self._kafka, self._topic = kafka, spec.config["topic"]
         self._splits: dict[str, SourceSplit] = {}
         self._turn = 0
+        self._paused: set[str] = set()
+
+    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
+        self._paused = (self._paused | set(pause)) - set(resume)
 
     def add_splits(self, splits: tuple[SourceSplit, ...]) -> None:
         self._splits.update({split.id: split for split in splits})
 
     def poll(self, max_rows: int) -> PollResult:
-        active = [split for split in self._splits.values() if not split.finished]
+        active = [split for split in self._splits.values() if not split.finished and split.id not in self._paused]
         if not active or not self._kafka.up:
             return PollResult()
         self._turn += 1

@@ -149,9 +149,16 @@ class _Split:
     state: dict[str, Any]
     finished: bool
     cursor: Cursor | None = None
+    paused: bool = False
 
     def position(self) -> dict[str, Any]:
         return self.state if self.cursor is None else self.cursor.position()
+
+    def close(self) -> None:
+        if self.cursor is not None:
+            self.state = self.cursor.position()
+            self.cursor.close()
+            self.cursor = None
 
 
 class FileReader:
@@ -170,7 +177,8 @@ class FileReader:
 
     def poll(self, max_rows: int) -> PollResult:
         """Return a piece of each open file."""
-        active = [(path, split) for path, split in self._splits.items() if not split.finished][:_OPEN_FILES]
+        active = [(path, split) for path, split in self._splits.items() if not (split.finished or split.paused)]
+        active = active[:_OPEN_FILES]
         batches: list[SourceBatch] = []
         finished: list[str] = []
         for path, split in active:
@@ -178,9 +186,8 @@ class FileReader:
                 split.cursor = open_cursor(path, self._config.format, self._schema, split.state)
             piece = split.cursor.read(max(1, max_rows // len(active)))
             if piece is None:
-                split.state, split.finished = split.cursor.position(), True
-                split.cursor.close()
-                split.cursor = None
+                split.close()
+                split.finished = True
                 finished.append(path)
             else:
                 batches.append(self._batch(path, piece))
@@ -198,6 +205,14 @@ class FileReader:
         letters = _letters(path, piece.bad) if policy == "dead-letter" else None
         return SourceBatch(piece.rows, (path,), dead_letters=letters)
 
+    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
+        """Read no more of some files; they are closed meanwhile, so that others may be opened."""
+        for path in (*pause, *resume):
+            split = self._splits[path]
+            split.paused = path in pause
+            if split.paused:
+                split.close()
+
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return every file with its position."""
         return tuple(
@@ -211,10 +226,7 @@ class FileReader:
     def close(self) -> None:
         """Close all open files."""
         for split in self._splits.values():
-            if split.cursor is not None:
-                split.state = split.cursor.position()
-                split.cursor.close()
-                split.cursor = None
+            split.close()
 
 
 def _letters(path: str, bad: tuple[BadLine, ...]) -> pa.RecordBatch:

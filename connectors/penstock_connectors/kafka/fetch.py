@@ -86,6 +86,12 @@ class Fetcher(Protocol):
     def remove(self, places: list[Place]) -> None:
         """Stop fetching; messages of them that are still queued may come out of the next fetches."""
 
+    def pause(self, places: list[Place]) -> None:
+        """Fetch no more of these for now; messages of them that are still queued may come out of the next fetches."""
+
+    def resume(self, places: list[Place]) -> None:
+        """Go on with these behind the last message that came out."""
+
     def fetch(self, max_messages: int) -> FetchResult:
         """Return what is queued, without waiting; afterwards `wake` is called once something is."""
 

@@ -66,6 +66,16 @@ class FastFetcher:
         with lib.PartitionList([(topic, partition, None) for topic, partition in places]) as items:
             _check(lib.incremental_unassign(self._client, items), "unassign partitions")
 
+    def pause(self, places: list[Place]) -> None:
+        """Fetch no more of these for now."""
+        with lib.PartitionList([(topic, partition, None) for topic, partition in places]) as items:
+            lib.pause_partitions(self._client, items)
+
+    def resume(self, places: list[Place]) -> None:
+        """Go on with these."""
+        with lib.PartitionList([(topic, partition, None) for topic, partition in places]) as items:
+            lib.resume_partitions(self._client, items)
+
     def fetch(self, max_messages: int) -> FetchResult:
         """Return what is queued."""
         result = FetchResult()

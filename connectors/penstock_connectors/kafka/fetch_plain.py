@@ -66,6 +66,14 @@ class PlainFetcher:
         assignment = [TopicPartition(*place) for place in places]
         self._calls.put(functools.partial(self._consumer.incremental_unassign, assignment))
 
+    def pause(self, places: list[Place]) -> None:
+        """Fetch no more of these for now."""
+        self._calls.put(functools.partial(self._consumer.pause, [TopicPartition(*place) for place in places]))
+
+    def resume(self, places: list[Place]) -> None:
+        """Go on with these."""
+        self._calls.put(functools.partial(self._consumer.resume, [TopicPartition(*place) for place in places]))
+
     def fetch(self, max_messages: int) -> FetchResult:
         """Return what the thread has put into the queue."""
         result = FetchResult()

@@ -102,6 +102,15 @@ class KafkaReader:
             metrics=self._metrics(),
         )
 
+    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
+        """Fetch no more of some partitions for now; positions stay exact, whatever still comes of them."""
+        if self._fetcher is None:
+            return
+        for split_ids, tell in ((pause, self._fetcher.pause), (resume, self._fetcher.resume)):
+            places = [self._splits[split_id].place for split_id in split_ids]
+            if places:
+                tell(places)
+
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return all splits with their positions; what went to the dead letter topic is safe when this returns."""
         if self._letters is not None:

@@ -204,6 +204,10 @@ class PacedReader:
             drained=bool(self._per_ms) and rows >= due,
         )
 
+    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
+        """Tell the source; the rate is that of all its splits together."""
+        self._reader.pause_or_resume_splits(pause, resume)
+
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return every split with its position."""
         return self._reader.snapshot()

@@ -131,6 +131,7 @@ class _Progress:
     position: int
     end: int
     finished: bool
+    paused: bool = False
 
 
 class WorkloadReader:
@@ -157,7 +158,7 @@ class WorkloadReader:
 
     def poll(self, max_rows: int) -> PollResult:
         """Make the next batch of the split that is furthest behind."""
-        active = [progress for progress in self._splits.values() if not progress.finished]
+        active = [progress for progress in self._splits.values() if not (progress.finished or progress.paused)]
         if not active:
             return PollResult()
         if not self._marked:
@@ -171,6 +172,11 @@ class WorkloadReader:
             progress.position += count
         progress.finished = progress.position >= progress.end
         return PollResult(batches, (progress.id,) if progress.finished else ())
+
+    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
+        """Make no events of some splits."""
+        for split_id in (*pause, *resume):
+            self._splits[split_id].paused = split_id in pause
 
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return every split with its position."""

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from penstock.api.process import Process
     from penstock.api.two_inputs import How, LateTo
     from penstock.api.windows import Window
+    from penstock.eventtime.strategy import WatermarkStrategy
+    from penstock.operators.async_retry import AsyncRetryStrategy
     from penstock.operators.process_function import ProcessFunction
 
 
@@ -110,21 +112,30 @@ class DataStream(OperatorHandle):
         capacity: int = 100,
         timeout: str | float = "60s",
         ordered: bool = True,
+        retry: AsyncRetryStrategy | None = None,
         returns: Any = None,
     ) -> DataStream:
         """Turn each row into one row by a coroutine function; up to `capacity` calls of a subtask are under way.
 
-        A call that takes longer than `timeout` fails the job. `ordered=False` emits rows as they are done, between the
-        watermarks they came between. Rows under way are in the checkpoint and are asked again after a restore.
+        A call that takes longer than `timeout`, all attempts of `retry` together, fails the job, or has the result
+        that `timeout(row)` of the function gives where it is an object with that method. `ordered=False` emits rows as
+        they are done, between the watermarks they came between. Rows under way are in the checkpoint and are asked
+        again after a restore.
 
         Raises:
             GraphError: not a coroutine function, no known output type, or a number that makes no sense.
         """
+        from penstock.operators.async_retry import Retrying
+
         timeout_ms = parse_duration_ms(timeout, "time-out of map_async")
         if capacity < 1 or timeout_ms <= 0:
             msg = f"map_async: capacity and timeout must be positive, not {capacity} and {timeout!r}"
             raise GraphError(msg, hint="write for example .map_async(f, capacity=100, timeout='5s')")
-        made = compile_function("map_async", function, returns, schema=self.flow.schema, row_type=self.flow.row_type)
+        carried = None if retry is None else Retrying(function, retry)
+        flow = self.flow
+        made = compile_function(
+            "map_async", function, returns, schema=flow.schema, row_type=flow.row_type, carried=carried
+        )
         config = {"capacity": capacity, "timeout_ms": timeout_ms, "ordered": ordered}
         spec = msgspec.structs.replace(made.spec, config=config, stateful=True)
         return self.append_operator(spec, made.schema, made.row_type)
@@ -144,6 +155,22 @@ class DataStream(OperatorHandle):
         from penstock.api.process import compile_plain_process
 
         return self.append_process(compile_plain_process(function, returns, side_outputs or {}, stream=self))
+
+    # --- event time
+    # --------------------------------------------------------------------------------------------------------------
+
+    def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
+        """Give rows event time here, in place of what they may have had: from a column that a source does not know.
+
+        What came before counts no longer. Each subtask's watermark follows from the rows it sees, and is in the
+        checkpoint. A row without a time fails the job.
+
+        Raises:
+            GraphError: no strategy with event time, one that does not fit the columns, or one with alignment.
+        """
+        from penstock.api.watermarks import assigned
+
+        return assigned(self, strategy)
 
     # --- how rows travel
     # -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from penstock.api.call_site import call_site
 from penstock.api.data_stream import DataStream, Flow
 from penstock.api.executors import current_executor, current_overrides, set_default_executor, use_executor
 from penstock.api.settings import SettingsKeywords, checkpoint_root, settings_from
-from penstock.api.watermarks import WatermarkStrategy, check_strategy
+from penstock.api.watermarks import WatermarkStrategy, check_strategy, code_of
 from penstock.config.settings import JobSettings, with_overrides
 from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG
 from penstock.core.errors import GraphError, UsageError
@@ -110,11 +110,7 @@ class Environment:
         name = f"Source: {uid or type(source).__name__}"
         if check_strategy(watermarks, schema, name):
             schema = with_ts(schema)
-        payload = b""
-        if watermarks is not None and watermarks.code is not None:
-            from penstock.api.watermark_code import pack_code
-
-            payload = pack_code(watermarks, spec_schema, name)
+        payload = code_of(watermarks, spec_schema, name)
         operator = OperatorSpec(
             uid=uid,
             name=name,

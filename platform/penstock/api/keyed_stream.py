@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import msgspec
 
 from penstock.api.data_stream import DataStream, Flow
-from penstock.api.windows import Window, require_window
+from penstock.api.windows import Global, Window, require_window
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import Broadcast, OperatorSpec
 from penstock.graph.validate import require_columns, require_no_window_columns, require_unique
@@ -48,6 +48,22 @@ class KeyedStream(DataStream):
             raise GraphError(msg, hint=f"give env.from_source(..., watermarks={way})")
         require_no_window_columns(self.columns, where)
         return WindowedStream(self, window)
+
+    def count_window(self, size: int, slide: int | None = None) -> WindowedStream:
+        """Group the rows of each key by number: every `size` of them once; with `slide`, every `slide` the last `size`.
+
+        Rows that do not fill a window up never come out. Needs no event time.
+        """
+        from penstock.operators.evictors import CountEvictor
+        from penstock.operators.triggers import CountTrigger, PurgingTrigger
+
+        if size < 1:
+            msg = f"count_window({size!r}) has no rows"
+            raise GraphError(msg, hint="use 1 or more")
+        windows = self.window(Global())
+        if slide is None:
+            return windows.trigger(PurgingTrigger(CountTrigger(size)))
+        return windows.trigger(CountTrigger(slide)).evictor(CountEvictor(size, after=False))
 
     def aggregate(self, *aggregates: Aggregate, ttl: TimeToLive | Aggregate = None, **named: Aggregate) -> DataStream:
         """Keep running aggregates of each key and emit them, as of that row, for every row.

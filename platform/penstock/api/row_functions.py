@@ -52,9 +52,17 @@ class _Types(msgspec.Struct, frozen=True):
 
 
 def compile_function(
-    kind: FunctionKind, function: Callable[..., Any], returns: Any, *, schema: pa.Schema, row_type: Any
+    kind: FunctionKind,
+    function: Callable[..., Any],
+    returns: Any,
+    *,
+    schema: pa.Schema,
+    row_type: Any,
+    carried: Callable[..., Any] | None = None,
 ) -> RowFunction:
     """Return the operator of a Python function on rows of `schema` (whose own row type is `row_type`, if any).
+
+    `carried`: what workers call in its place.
 
     Raises:
         GraphError: the output type is not known or has no Arrow type, or the function cannot be pickled.
@@ -77,7 +85,7 @@ def compile_function(
         output = output_schema(output_type, schema, where)
     kept_type = output_type if is_row_type(output_type) else None
     spec = OperatorSpec(
-        uid="", name=where, kind=kind, payload=pickled((function, given, kept_type), where), python=True
+        uid="", name=where, kind=kind, payload=pickled((carried or function, given, kept_type), where), python=True
     )
     return RowFunction(spec, output, kept_type)
 

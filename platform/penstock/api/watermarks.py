@@ -1,7 +1,7 @@
-"""`ps.WatermarkStrategy`: how a source's rows get event time and watermarks.
+"""`ps.WatermarkStrategy`: how rows get event time and watermarks.
 
-The class itself is `penstock.eventtime.strategy.WatermarkStrategy`, because the source operator applies it; here is
-what `env.from_source` does with it.
+The class itself is `penstock.eventtime.strategy.WatermarkStrategy`, because operators apply it; here is what
+`env.from_source` and `stream.assign_timestamps_and_watermarks` do with it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import GraphError
-from penstock.eventtime.strategy import WatermarkStrategy
+from penstock.eventtime.strategy import WatermarkStrategy, strategy_to_builtins
+from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import require_columns
+from penstock.operators.columns import with_ts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["WatermarkStrategy", "check_strategy", "require_time"]
+    from penstock.api.data_stream import DataStream
+
+__all__ = ["WatermarkStrategy", "assigned", "check_strategy", "code_of", "require_time"]
 
 
 def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -> bool:
@@ -35,6 +39,42 @@ def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where:
     require_columns([strategy.timestamp], schema.names, f"{where}: watermarks")
     require_time(schema.field(strategy.timestamp).type, f"column {strategy.timestamp!r}", where)
     return True
+
+
+def code_of(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -> bytes:
+    """Return what an operator carries besides the strategy's numbers. Raises GraphError."""
+    if strategy is None or strategy.code is None:
+        return b""
+    from penstock.api.watermark_code import pack_code
+
+    return pack_code(strategy, schema, where)
+
+
+def assigned(stream: DataStream, strategy: WatermarkStrategy) -> DataStream:
+    """Add the operator that gives rows event time anew.
+
+    Raises:
+        GraphError: no strategy with event time, one that does not fit the columns, or alignment.
+    """
+    where = "assign_timestamps_and_watermarks"
+    if not strategy.has_event_time:
+        msg = f"{where}: {strategy!r} gives no event time"
+        raise GraphError(msg, hint="for example ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp='ts')")
+    if strategy.alignment_group:
+        msg = f"{where}: only sources can wait for each other (alignment group {strategy.alignment_group!r})"
+        raise GraphError(msg, hint="give env.from_source(..., watermarks=...) the strategy with the alignment")
+    schema = stream.schema
+    check_strategy(strategy, schema, where)
+    spec = OperatorSpec(
+        uid="",
+        name="Watermarks",
+        kind="assign_watermarks",
+        config={"watermarks": strategy_to_builtins(strategy)},
+        payload=code_of(strategy, schema, where),
+        python=strategy.kind == "generator",
+        stateful=True,
+    )
+    return stream.append_operator(spec, with_ts(schema), stream.flow.row_type)
 
 
 def require_time(data_type: pa.DataType, what: str, where: str) -> None:

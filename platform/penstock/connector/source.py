@@ -100,6 +100,12 @@ class SourceReader(Protocol):
     def poll(self, max_rows: int) -> PollResult:
         """Return what is there, at most about `max_rows` rows; empty when nothing is."""
 
+    def pause_or_resume_splits(self, pause: tuple[str, ...], resume: tuple[str, ...]) -> None:
+        """Give no more rows of some splits, and again those of others; what has been fetched already may still come.
+
+        Only asked of sources with watermark alignment. A split that is paused is not reported as caught up.
+        """
+
     def snapshot(self) -> tuple[SourceSplit, ...]:
         """Return all splits with positions just behind what `poll` returned (finished ones too)."""
 

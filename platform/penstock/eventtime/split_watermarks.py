@@ -50,6 +50,11 @@ class SplitWatermarks:
         """Whether no split takes part in the minimum: all idle or finished, or there is none."""
         return all(split.idle or split.finished for split in self._splits.values())
 
+    @property
+    def unfinished(self) -> dict[str, int]:
+        """The own watermark of each split that is not read to its end; `MIN_TIMESTAMP` before its first."""
+        return {split_id: split.watermark for split_id, split in self._splits.items() if not split.finished}
+
     def add(self, split_id: str, watermark: int | None, *, finished: bool = False) -> None:
         """Add a split, with its watermark of the restored checkpoint when it has one; a known id is left as it is."""
         self._splits.setdefault(split_id, _Split(MIN_TIMESTAMP if watermark is None else watermark, finished))

@@ -35,7 +35,7 @@ Partitioner = Forward | KeyGroup | Rebalance | Broadcast
 
 
 #: Kinds whose state is not by key.
-_UNKEYED_KINDS = frozenset({"source", "sink", "window_top", "map_async", "plain_process"})
+_UNKEYED_KINDS = frozenset({"source", "sink", "window_top", "map_async", "plain_process", "assign_watermarks"})
 
 
 class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):

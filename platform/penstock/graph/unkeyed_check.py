@@ -24,10 +24,11 @@ _BROADCAST = "broadcast"
 #: kind -> names of the state it takes up that is not keyed; a function without keys has its own names.
 _TAKEN_UP: dict[str, tuple[str, ...]] = {
     "source": ("splits", "watermark"),
+    "assign_watermarks": ("watermark",),
     "map_async": ("in-flight",),
-    "broadcast_process": (_BROADCAST,),
+    "broadcast_process": (_BROADCAST, "watermark"),
     "window_top": ("top",),
-    **dict.fromkeys((*_WINDOWS, *_JOINS), ("watermark",)),
+    **dict.fromkeys((*_WINDOWS, *_JOINS, "process", "co_process"), ("watermark",)),
 }
 _USERS = "plain_process"
 #: What no row is lost with: a watermark comes again.

@@ -27,14 +27,15 @@ class AsyncRunner:
     def __init__(self, function: Callable[[Any], Awaitable[Any]], timeout_ms: int, wake: Callable[[], None]) -> None:
         """Start the loop; `wake` is called from its thread whenever a call has ended.
 
-        The function's `open()` and `close()` coroutines, where it has them, are awaited first and last in the loop.
+        The function's `open()` and `close()` coroutines, where it has them, are awaited first and last in the loop;
+        its `timeout(row)`, plain or a coroutine, gives the result of a call that took too long.
         """
         self._function = function
+        self._instead: Callable[[Any], Any] | None = getattr(function, "timeout", None)
         self._timeout_ms = timeout_ms
         self._wake = wake
         self._closing = False
         self._ended: deque[tuple[Entry, Any, BaseException | None]] = deque()
-        self._arrived = threading.Event()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="map-async", daemon=True)
         self._thread.start()
@@ -53,13 +54,8 @@ class AsyncRunner:
         """Whether `take` has something."""
         return bool(self._ended)
 
-    def wait(self, seconds: float) -> None:
-        """Return when a call has ended, or after so long."""
-        self._arrived.wait(seconds)
-
     def take(self) -> list[tuple[Entry, Any, BaseException | None]]:
         """Return the calls that have ended since: the row, the result, the error."""
-        self._arrived.clear()
         return [self._ended.popleft() for _ in range(len(self._ended))]
 
     def close(self) -> None:
@@ -106,10 +102,16 @@ class AsyncRunner:
                 result = await self._function(entry.row)
         except BaseException as raised:  # noqa: BLE001 - raised again in the subtask's thread
             error = CallTimeoutError() if limit.expired() else raised
+        if isinstance(error, CallTimeoutError) and self._instead is not None:
+            try:
+                result, error = self._instead(entry.row), None
+                if inspect.isawaitable(result):
+                    result = await result
+            except BaseException as raised:  # noqa: BLE001 - as above
+                error = raised
         if self._closing:
             return
         self._ended.append((entry, result, error))
-        self._arrived.set()
         self._wake()
 
     async def _give_up(self) -> None:

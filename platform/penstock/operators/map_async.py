@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 IN_FLIGHT = "in-flight"
 #: A rescale can hand them out in so many parts.
 _PARTS = 8
-_LOOK_SECONDS = 0.5
 
 
 class MapAsyncOperator(FunctionOperator):
@@ -100,12 +99,6 @@ class MapAsyncOperator(FunctionOperator):
         items = tuple(_encoded(held[start : start + size]) for start in range(0, len(held), size))
         state = OperatorStateSnapshot(uid=self._uid, name=IN_FLIGHT, mode="list", items=items)
         return OperatorSnapshot(operator=(state,))
-
-    def finish(self, out: Collector) -> None:
-        """Wait for what is under way (a drain; at the end of input nothing is): each call ends by its time-out."""
-        while self._runner is not None and not self._queue.empty:
-            self._runner.wait(_LOOK_SECONDS)
-            self.go_on(out)
 
     def close(self) -> None:
         runner, self._runner = getattr(self, "_runner", None), None

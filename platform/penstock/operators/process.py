@@ -39,6 +39,7 @@ from penstock.operators.process_function import (
 )
 from penstock.operators.process_output import ProcessOutput
 from penstock.operators.process_states import Home, bind_states
+from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.rows import RowDecoder
 from penstock.operators.timer_queue import TimerQueue
 from penstock.state.row_columns import python_values
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 FIRE_ROWS = 16_384
 #: At the end of input timers may register timers, but not without end.
 _MOST_AT_END = 10_000
+_WATERMARK = "watermark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +129,10 @@ class KeyedProcessOperator(Operator):
         self._store.check_all_declared()
         timers = Timers(self._current, self._event, self._processing)
         self._context = ProcessContext(self._current, timers, context.clock)
+        marks = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
+        # timers that were due at the cut and waited for the next watermark go on waiting
+        self._watermarks = RangeWatermarks.restored(context.hash_range, marks)
+        self._context.watermark = self._watermarks.low
         self._processing_now = MIN_TIMESTAMP
         self._next_processing = self._processing_table.next_time()
         self._ended = False
@@ -183,6 +189,7 @@ class KeyedProcessOperator(Operator):
         """Fire the event-time timers the watermark has reached, then pass it on."""
         if watermark.timestamp > self._context.watermark:
             self._context.watermark = watermark.timestamp
+            self._watermarks.advance(watermark.timestamp)
             self._fire(self._event_table, self._event, watermark.timestamp, out)
         out.watermark(watermark)
 
@@ -275,14 +282,17 @@ class KeyedProcessOperator(Operator):
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze states and timers."""
+        """Freeze states and timers; the watermark goes with the hash range it holds for."""
         self._ended = self._ended or barrier.kind.ends_job
         self._ttl_clock.tick()
         alike = [state.saved() for state in self._states if isinstance(state, BoundBroadcast)]
-        operator: tuple[OperatorStateSnapshot, ...] = ()
+        operator = []
         if alike and self._first:
-            operator = (OperatorStateSnapshot(uid=self._uid, name=BROADCAST, mode="union", items=tuple(alike)),)
-        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=operator)
+            operator.append(OperatorStateSnapshot(uid=self._uid, name=BROADCAST, mode="union", items=tuple(alike)))
+        if self._context.watermark > MIN_TIMESTAMP:
+            items = self._watermarks.items()
+            operator.append(OperatorStateSnapshot(uid=self._uid, name=_WATERMARK, mode="union", items=items))
+        return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=tuple(operator))
 
     def notify_complete(self, permit: CommitPermit) -> None:
         """Let the segments of the checkpoint be compacted."""

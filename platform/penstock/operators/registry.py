@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 #: kind -> `module:class`; the class is made without arguments and told everything in `open`.
 OPERATORS = {
     "source": "penstock.operators.source:SourceOperator",
+    "assign_watermarks": "penstock.operators.assign_watermarks:AssignWatermarksOperator",
     "project": "penstock.operators.project:ProjectOperator",
     "map": "penstock.operators.functions:MapOperator",
     "flat_map": "penstock.operators.functions:FlatMapOperator",

@@ -22,10 +22,12 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermar
 from penstock.core.errors import BadRecordError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.eventtime.split_alignment import SplitAlignment
 from penstock.eventtime.split_watermarks import SplitWatermarks
 from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
 from penstock.operators.columns import conform, with_ts
 from penstock.operators.event_time import TimestampColumn
+from penstock.operators.exact_cuts import advance, emit_exact
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.source_batches import read_more, together
 from penstock.operators.source_watermarks import IngestionTime, source_watermarks
@@ -36,9 +38,9 @@ if TYPE_CHECKING:
     from penstock.connector.source import SourceBatch
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
-    from penstock.operators.event_time import Bools, Int64s
+    from penstock.operators.event_time import Bools
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.operators.source_watermarks import Origin, SourceWatermarks
+    from penstock.operators.source_watermarks import SourceWatermarks
 
 BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 
@@ -70,8 +72,8 @@ class SourceOperator(Operator):
         self._known: set[str] = set()
         self._unfinished: set[str] = set()
         self._assigned = self._no_more = self._ended = self._suspended = self._idle = self._drained = False
-        #: While the watermark is above it (us), the source waits for others of its alignment group.
-        self._align_limit: int | None = None
+        grouped = bool(self._strategy.alignment_group)
+        self._aligned = SplitAlignment(self._strategy.max_drift_ms * 1000) if grouped else None
         self._floor_due = self._watermarks.combined > MIN_TIMESTAMP
         factory: SourceFactory = load_factory(spec.factory)
         self._reader: SourceReader | None = factory.create_reader(
@@ -122,7 +124,8 @@ class SourceOperator(Operator):
 
     def align(self, limit: int) -> None:
         """Wait while the watermark is above `limit` (us)."""
-        self._align_limit = limit
+        if self._aligned is not None:
+            self._aligned.limit = limit
 
     @property
     def drained(self) -> bool:
@@ -145,7 +148,7 @@ class SourceOperator(Operator):
         if self._ended or self._suspended or self._reader is None:
             return False
         now = self._context.clock.monotonic_ms()
-        if backpressured or (self._align_limit is not None and self._watermarks.combined > self._align_limit):
+        if backpressured or (self._aligned is not None and self._aligned.holds(self._watermarks.combined)):
             self._watermarks.pass_time(now, (), backpressured=True)
             return False
         emitted = self._emit_floor(out)
@@ -162,7 +165,8 @@ class SourceOperator(Operator):
         for split_id in result.finished:
             self._watermarks.finish(split_id)
             self._unfinished.discard(split_id)
-        self._watermarks.pass_time(now, result.caught_up, backpressured=False)
+        paused = frozenset() if self._aligned is None else self._aligned.paused
+        self._watermarks.pass_time(now, frozenset(result.caught_up) - paused, backpressured=False)
         self._context.metrics.extra.update(result.metrics)
 
     def _emit(self, source: SourceBatch, out: Collector) -> bool:
@@ -193,33 +197,12 @@ class SourceOperator(Operator):
         timed = pa.RecordBatch.from_arrays([*data.columns, pa.array(times)], schema=self._out_schema)
         origin = (source.split_ids, index)
         if self._strategy.exact:
-            self._emit_exact(timed, times, origin, out)
+            emit_exact((timed, times), origin, self._progress, self._watermarks, out)
             return True
         watermarks = self._progress.after(timed, times, origin)  # before the chain takes the times out of the cache
         out.batch(Batch(timed))
-        self._advance(origin, watermarks)
+        advance(self._watermarks, origin, watermarks)
         return True
-
-    def _advance(self, origin: Origin, watermarks: list[int]) -> None:
-        for split_id, watermark in zip(origin[0], watermarks, strict=True):
-            if watermark != MIN_TIMESTAMP:
-                self._watermarks.advance(split_id, watermark)
-
-    def _emit_exact(self, data: pa.RecordBatch, times: Int64s, origin: Origin, out: Collector) -> None:
-        """Cut the batch behind every row that advances the watermark; a Python step per row, meant for comparisons."""
-        assert self._progress is not None  # noqa: S101 - only called with event time
-        split_ids, index = origin
-        start = 0
-        for row in range(data.num_rows):
-            own = ((split_ids[0 if index is None else int(index[row])],), None)
-            self._advance(own, self._progress.after(data.slice(row, 1), times[row : row + 1], own))
-            watermark = self._watermarks.take_advance()
-            if watermark is not None:
-                out.batch(Batch(data.slice(start, row + 1 - start)))
-                out.watermark(Watermark(watermark))
-                start = row + 1
-        if start < data.num_rows:
-            out.batch(Batch(data.slice(start)))
 
     # --- watermarks and status -------------------------------------------------------------------------------------
 
@@ -244,10 +227,16 @@ class SourceOperator(Operator):
             out.watermark(Watermark(watermark))
         if idle and not (self._no_more and not self._unfinished):
             self._set_idle(out, idle=True)
-        if self._strategy.alignment_group:
+        if self._aligned is not None:
             own = MAX_TIMESTAMP if idle else self._watermarks.combined
             self._context.metrics.extra[ALIGNMENT_METRIC] = float(own)
+            self._align_splits(self._aligned)
         return watermark is not None
+
+    def _align_splits(self, aligned: SplitAlignment) -> None:
+        pause, resume = aligned.changes(self._watermarks.unfinished, self._watermarks.combined)
+        if (pause or resume) and self._reader is not None:
+            self._reader.pause_or_resume_splits(pause, resume)
 
     def _set_idle(self, out: Collector, *, idle: bool) -> None:
         if idle != self._idle:

@@ -185,17 +185,32 @@ class WindowAggregateOperator(Operator):
         return panes
 
     def _without_left_out(self, data: pa.RecordBatch, panes: I64, out: Collector) -> tuple[pa.RecordBatch, I64]:
-        late, wild, _ = self._counts.tolist()
+        late, wild, in_gaps = self._counts.tolist()
         if wild:
             raise self._impossible(wild)
-        if late and self._late.routed:
+        kept = panes != _LEFT_OUT
+        if in_gaps:
+            # a row between windows is late behind the watermark, else it is nobody's
             times, config = self._times(data), self._config
             in_window = (times - config.offset) % config.slide < config.size
-            self._late.take(data, (panes == _LEFT_OUT) & in_window, out)
+            self._late.take(data, ~kept & (in_window | (times <= self._closed_to(data))), out)
+        elif late and self._late.routed:
+            self._late.take(data, ~kept, out)
         else:
             self._late.count(late)
-        kept = panes != _LEFT_OUT
         return data.filter(pa.array(kept)), panes[kept]
+
+    def _closed_to(self, data: pa.RecordBatch) -> I64 | int:
+        """Return up to which time everything is over, after a rescale by row; for rows that are in no window."""
+        low = self._watermarks.low
+        if not self._watermarks.differ:
+            return _less(low, self._config.allowed_lateness)
+        hashes = hash_key_columns(key_columns(data, self._config.key), data.num_rows)
+        closed = np.full(len(hashes), _less(low, self._config.allowed_lateness), np.int64)
+        for owned, watermark in self._watermarks.ahead():
+            inside = (hashes >= owned.low) & (hashes <= owned.high)
+            closed[inside] = _less(watermark, self._config.allowed_lateness)
+        return closed
 
     def _in_open_windows(self, data: pa.RecordBatch, hashes: I64) -> np.ndarray:
         """After a rescale: which rows belong to a window that was still open for their key's former subtask."""
@@ -271,6 +286,10 @@ class WindowAggregateOperator(Operator):
             low, high = bisect_left(every, window.start), bisect_left(every, window.end)
             for piece in self._table.fire_keys(keys, hash_key_columns(keys, rows.num_rows), every[low:high]):
                 self._emit(piece, window, out)
+
+
+def _less(watermark: int, lateness: int) -> int:
+    return max(watermark - lateness, MIN_TIMESTAMP)
 
 
 def _outside(piece: Fired, done: Iterable[Any]) -> Fired:

@@ -59,6 +59,10 @@ class WindowAssigner:
         """Whether a row of that window comes too late."""
         return not self.processing and not self.is_global and self.cleanup_time(window) <= watermark
 
+    def is_behind(self, time: int, watermark: int) -> bool:
+        """Whether a row that is in no window comes too late."""
+        return not self.processing and time + self._lateness <= watermark
+
 
 class ZonedWindow(TimeWindow):
     """A window of a wall clock; its rows may go on behind its end, where the clock is set back over it."""

@@ -96,7 +96,8 @@ class WindowEngine:
         windows = self.assigner.windows_of(time)
         if self.assigner.merges:
             return self._add_merging(key, element, windows[0])
-        taken = not windows
+        # Flink's rule: where windows leave gaps, a row in none of them is late behind the watermark
+        taken = not windows and not self.assigner.is_behind(time, key.watermark)
         for window in windows:
             if not self.assigner.is_late(window, key.watermark):
                 taken = True
@@ -112,11 +113,12 @@ class WindowEngine:
         for window in key.windows.due(time, processing=processing):
             known = key.windows[window]
             times = known.processing if processing else known.event
-            if time in times:
+            over = processing == self.assigner.processing and time == self.assigner.cleanup_time(window)
+            if over or time in times:  # the trigger is asked once more when the window is over
                 times.discard(time)
                 self._bind(key, window, known)
                 self._act(hook(time, window, self.context), key, window, known)
-            if processing == self.assigner.processing and time == self.assigner.cleanup_time(window):
+            if over:
                 self._drop(key, window)
 
     # --- windows ----------------------------------------------------------------------------------------------------

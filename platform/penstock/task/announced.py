@@ -1,4 +1,4 @@
-"""`AnnouncedBarrier`: whether a barrier is on its way to a subtask that has not come yet; kept by `task.subtask`.
+"""`AnnouncedBarrier`: whether a barrier is on its way to a subtask that has not come yet; kept by `task.barriers`.
 
 The job says so when it triggers a checkpoint, as a barrier may be stuck behind rows for which there is no room.
 """

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock
-from penstock.core.elements import MIN_TIMESTAMP, Barrier, BarrierKind, Batch, Watermark, WatermarkStatus
+from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark, WatermarkStatus
 from penstock.operators.operator import Collector, Operator, OperatorContext, OperatorMetrics, OperatorSnapshot
 from penstock.task.hot_keys import HotKeys
 from penstock.task.time_budget import TimeBudget
@@ -221,19 +221,17 @@ class Chain:
         self._head_out.watermark(watermark)
 
     def snapshot(self, barrier: Barrier) -> tuple[OperatorSnapshot, ...]:
-        """Freeze all operators, head first: what one still emits is before the barrier for the next."""
-        taken = []
-        for place, (link, out) in enumerate(zip(self.links, self._collectors, strict=True)):
-            if barrier.kind is BarrierKind.DRAIN and place >= self._finished:
-                link.operator.finish(out)
-                self._finished = place + 1
-            taken.append(link.operator.snapshot(barrier, out))
+        """Freeze all operators, head first: what one still emits is before the barrier for the next.
+
+        For a drain, `finish` has been called until it was true.
+        """
+        taken = [link.operator.snapshot(barrier, out) for link, out in zip(self.links, self._collectors, strict=True)]
         if barrier.kind.ends_job:
             self._timed = self._continuing = ()
         return tuple(taken)
 
     def finish(self) -> bool:
-        """All input has ended: let every operator emit the rest; False: one still holds rows, call again later."""
+        """All input has ended, or a drain is to: let every operator emit the rest; False: one holds rows, ask again."""
         holders = {place: operator for operator, _, place in self._continuing}
         while self._finished < len(self.links):
             place = self._finished

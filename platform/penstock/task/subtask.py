@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from penstock.checkpoint.alignment import Abort, Alignment, AlignmentCommand, Block, Snapshot, Unblock
 from penstock.core.elements import (
     MAX_TIMESTAMP,
     MIN_TIMESTAMP,
@@ -26,7 +25,7 @@ from penstock.eventtime.watermarks import WatermarkMerger
 from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted
 from penstock.state.budget import MemoryBudget
 from penstock.state.store import close_stores
-from penstock.task.announced import AnnouncedBarrier
+from penstock.task.barriers import Barriers
 from penstock.task.combining import combine_outputs, expect_combined
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
@@ -68,9 +67,9 @@ class Subtask:
         self._outputs = list(environment.network.create_outputs(deployment, wake))
         self._chain = build_chain(deployment, environment, self._outputs)
         self._pieces = RowPieces(self._chain, deployment.operators, self._clock)
+        self._barriers = Barriers(self._gate, self._chain, self._clock, self.reports)
+        self._barriers.cut = self._cut
         channels = self._gate.channel_count if self._gate is not None else 0
-        self._alignment = Alignment(channels)
-        self._aligned_since: float | None = None
         self._watermarks = WatermarkMerger(channels, restored_watermark(deployment))
         self._stores: tuple[KeyedState, ...] = ()
         self._pipeline = SnapshotPipeline(
@@ -85,7 +84,6 @@ class Subtask:
         self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
         self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain, self._compactor, self._quota)
         self._opened = False
-        self._announced = AnnouncedBarrier()
         self._input_ended = self._output_ended = False
         self._silent = False
         self._finishing = False
@@ -111,7 +109,7 @@ class Subtask:
 
     def expect(self, checkpoint_id: int) -> None:
         """A barrier is on its way here: rows before it are taken even when the sink is at its limit."""
-        self.mailbox.post(lambda: self._announced.announce(checkpoint_id))
+        self.mailbox.post(lambda: self._barriers.announce(checkpoint_id))
 
     def complete(self, message: CheckpointCompleted) -> None:
         """The checkpoint is durable."""
@@ -158,7 +156,8 @@ class Subtask:
         if self._gate is None and not self._input_ended and not self._silent:
             times.append(self._pacing.next_ms)
         timer = self._chain.next_timer_ms
-        if timer is not None and self._may_take_rows():  # when the output has room again, it wakes the subtask
+        # when the output has room again, it wakes the subtask
+        if timer is not None and not self._barriers.draining and self._may_take_rows():
             times.append(self._clock.monotonic_ms() + max(0.0, timer - self._clock.now_ms()))
         return min(times)
 
@@ -182,6 +181,8 @@ class Subtask:
             return self._try_finish()
         if self._chain.continues and self._go_on():
             return StepResult.BUSY
+        if self._barriers.draining:
+            return StepResult.BUSY if self._barriers.go_on() or copied else StepResult.IDLE
         if self._input_ended and not self._output_ended and self._chain.continues:  # not behind the last barrier
             self._end_input()
         moved = self._take_input(now)
@@ -190,7 +191,8 @@ class Subtask:
     def _go_on(self) -> bool:
         if not all(output.available for output in self._outputs):
             return False
-        return self._chain.go_on(past_limits=self._input_ended or (not self._chain.available and self._barrier_coming))
+        last = self._input_ended or self._barriers.draining
+        return self._chain.go_on(past_limits=last or (not self._chain.available and self._barriers.coming))
 
     def _take_input(self, now: float) -> StepResult:
         if not self._may_take_rows():
@@ -220,17 +222,10 @@ class Subtask:
             return False
         if not self._chain.available:
             # A sink at its limit takes no rows, but a barrier must get through; who holds rows gets rid of some first.
-            return self._barrier_coming and not self._chain.holding
+            return self._barriers.coming and not self._chain.holding
         # Frozen pages count: while a cut holds more than the budget, writing on would only copy more of them.
         held = self._quota.used_bytes + self._pipeline.memory_bytes if self._pipeline.busy else 0
         return held <= self._quota.limit_bytes
-
-    @property
-    def _barrier_coming(self) -> bool:
-        """Whether a barrier was announced, or waits for others or behind rows."""
-        if self._gate is None:
-            return False
-        return self._alignment.running is not None or self._announced.coming or self._gate.barrier_waiting
 
     def _poll_source(self, now: float) -> StepResult:
         if self._silent or self._input_ended:
@@ -258,14 +253,12 @@ class Subtask:
             case WatermarkStatus():
                 self._change_status(channel, idle=element.idle)
             case Barrier():
-                if self._aligned_since is None:
-                    self._aligned_since = self._clock.monotonic_ms()
-                self._execute(self._alignment.on_barrier(channel, element))
+                self._barriers.came(channel, element)
             case EndOfInput():
                 self._change_status(channel, idle=False)
                 self._advance(self._watermarks.update(channel, MAX_TIMESTAMP))
-                self._execute(self._alignment.on_end_of_input(channel))
-                if self._alignment.all_ended and not self._input_ended:
+                self._barriers.ended(channel)
+                if self._barriers.alignment.all_ended and not self._input_ended:
                     self._end_input()
 
     def _advance(self, watermark: int | None) -> None:
@@ -299,43 +292,22 @@ class Subtask:
             source.suspend()
             if barrier.kind is BarrierKind.DRAIN and not self._input_ended:
                 self._chain.emit_watermark(Watermark(MAX_TIMESTAMP))
-        self._aligned_since = self._clock.monotonic_ms()
-        self._cut(barrier)
+        self._barriers.begin(barrier)
 
-    def _execute(self, commands: list[AlignmentCommand]) -> None:
-        assert self._gate is not None  # noqa: S101 - alignment is of a gate's channels
-        for command in commands:
-            match command:
-                case Block(channel):
-                    self._gate.block(channel)
-                case Unblock(channels):
-                    for channel in channels:
-                        self._gate.unblock(channel)
-                    if self._alignment.running is None:
-                        self._aligned_since = None
-                case Snapshot(barrier):
-                    self._cut(barrier)
-                case Abort(checkpoint_id, reason):
-                    self._aligned_since = self._clock.monotonic_ms()
-                    self.reports.declined(checkpoint_id, reason)
-
-    def _cut(self, barrier: Barrier) -> None:
+    def _cut(self, barrier: Barrier, alignment_ms: float) -> None:
         """Freeze, send the barrier on, leave the rest to the pipeline."""
         begun = self._clock.monotonic_ms()
-        self._announced.over(barrier.checkpoint_id)
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
         for output in self._outputs:
             output.barrier(barrier)
         own = input_watermark_state(self.deployment, self._watermarks.combined) if self._gate is not None else ()
-        aligned_since = begun if self._aligned_since is None else self._aligned_since
-        self._aligned_since = None
         self._pipeline.start(
             Cut(
                 barrier=barrier,
                 taken=tuple(zip((link.operator for link in self._chain.links), taken, strict=True)),
                 own=own,
                 finished=self._output_ended,
-                alignment_ms=begun - aligned_since,
+                alignment_ms=alignment_ms,
                 sync_ms=self._clock.monotonic_ms() - begun,
                 begun_ms=begun,
             )
@@ -343,9 +315,7 @@ class Subtask:
         self._compactor.start_due(self._stores)
 
     def _abort(self, checkpoint_id: int) -> None:
-        self._announced.over(checkpoint_id)
-        if self._gate is not None:
-            self._execute(self._alignment.on_abort(checkpoint_id))
+        self._barriers.aborted(checkpoint_id)
         self._pipeline.abort(checkpoint_id)
         self._chain.notify_aborted(checkpoint_id)
 

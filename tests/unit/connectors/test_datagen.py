@@ -120,3 +120,18 @@ def test_the_enumerator_lists_only_what_is_not_known():
 def test_senseless_numbers_are_refused(wrong):
     with pytest.raises(GraphError, match=next(iter(wrong))):
         DatagenSource(**wrong).spec()
+
+
+def test_a_paused_split_makes_no_rows_and_goes_on_where_it_was():
+    source = DatagenSource(rows=100, splits=2)
+    reader = open_reader(source)
+    first = reader.poll(20)
+    reader.pause_or_resume_splits(("orders-0",), ())
+    others = [reader.poll(20) for _ in range(10)]
+    assert {i for result in others for batch in result.batches for i in batch.split_ids} == {"orders-1"}
+    assert [i for result in others for i in result.finished] == ["orders-1"]
+    assert all("orders-0" not in result.caught_up for result in others)
+    reader.pause_or_resume_splits((), ("orders-0",))
+    rest = drain(reader, polls=10)["orders-0"]
+    began = next(batch.data for batch in first.batches if batch.split_ids == ("orders-0",))
+    assert pa.concat_tables([pa.Table.from_batches([began]), rest]) == drain(open_reader(source))["orders-0"]

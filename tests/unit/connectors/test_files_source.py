@@ -230,3 +230,26 @@ def test_times_are_utc(tmp_path):
     (batch,) = reader.poll(10).batches
     reader.close()
     assert batch.data.to_pylist() == [{"ts": dt.datetime(2024, 5, 1, 10, tzinfo=dt.UTC)}]
+
+
+@pytest.mark.parametrize("file_format", ["jsonl", "parquet", "csv"])
+def test_a_paused_file_is_closed_and_goes_on_where_it_was_while_others_are_opened(tmp_path, file_format):
+    names = [f"{number:02}.{file_format}" for number in range(20)]
+    for number, name in enumerate(names):
+        write(tmp_path / name, file_format, [{**row, "user_id": 1000 * number + row["user_id"]} for row in ROWS])
+    reader = open_reader(FileSource(str(tmp_path), schema=Order, format=file_format))
+    found, paths = [], [str(tmp_path / name) for name in names]
+
+    def take():
+        result = reader.poll(160)
+        found.extend(row["user_id"] for batch in result.batches for row in batch.data.to_pylist())
+        return {split_id for batch in result.batches for split_id in batch.split_ids}
+
+    first = take()
+    assert first == set(paths[:16]), "so many are open at a time"
+    reader.pause_or_resume_splits(tuple(paths[:16]), ())
+    assert take() == set(paths[16:])
+    reader.pause_or_resume_splits((), tuple(paths[:16]))
+    while not all(split.finished for split in reader.snapshot()):
+        take()
+    assert sorted(found) == sorted(1000 * number + row for number in range(20) for row in range(100))

@@ -27,6 +27,12 @@ class ScriptedReader:
         self.added: list[str] = []
         self.completed: list[tuple[SourceSplit, ...]] = []
         self.closed = 0
+        self.paused: set[str] = set()
+
+    def pause_or_resume_splits(self, pause, resume):
+        assert not self.paused & set(pause), "paused twice"
+        assert set(resume) <= self.paused, "resumed without a pause"
+        self.paused = (self.paused | set(pause)) - set(resume)
 
     def add_splits(self, splits):
         self.added += [s.id for s in splits]

@@ -13,6 +13,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.elements import TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
+from penstock.operators.async_retry import AsyncRetryStrategy, Retrying
 from penstock.operators.functions import UserFunctionError
 from penstock.operators.map_async import MapAsyncOperator
 
@@ -192,14 +193,20 @@ def test_at_the_end_all_are_waited_for(bench, gate, out):
     operator = opened(bench, gate, quick, capacity=2)
     operator.process_batch(batch(1, 2, 3, 4, 5), 0, out)
     operator.process_watermark(Watermark(70), out)
-    operator.finish(out)
+    until_nothing_is_held(operator, out)
     assert [row["v"] for row in out.rows] == [1, 2, 3, 4, 5]
     assert out.watermarks == [70]
 
 
+def until_nothing_is_held(operator, out):
+    wait_for(lambda: operator.go_on(out) or not operator.held)
+    if operator.held:
+        until_nothing_is_held(operator, out)
+
+
 def ask_and_wait(operator, out):
     operator.process_batch(batch(1), 0, out)
-    operator.finish(out)
+    until_nothing_is_held(operator, out)
 
 
 async def broken(row) -> Row:
@@ -226,6 +233,88 @@ def test_what_a_call_raises_ends_the_job_and_names_the_place(bench, gate, out, f
     operator = opened(bench, gate, function, timeout_ms=50 if function is endless else 60_000)
     with pytest.raises(UserFunctionError, match=message):
         ask_and_wait(operator, out)
+
+
+class Slow:
+    """Never answers, but knows what to say instead."""
+
+    def __init__(self, instead):
+        self.timeout = instead
+
+    async def __call__(self, row) -> Row:
+        await asyncio.sleep(3600)
+
+
+def plain_answer(row):
+    return Row(row.v, -1)
+
+
+async def asked_answer(row):
+    await asyncio.sleep(0)
+    return Row(row.v, -2)
+
+
+async def no_answer(row):
+    raise KeyError(row.v)
+
+
+@pytest.mark.parametrize(("instead", "twice"), [(plain_answer, -1), (asked_answer, -2)])
+def test_a_function_may_say_what_a_call_that_took_too_long_has_for_a_result(bench, gate, out, instead, twice):
+    operator = opened(bench, gate, Slow(instead), timeout_ms=20)
+    ask_and_wait(operator, out)
+    assert out.rows == [{"v": 1, "twice": twice, TS_COLUMN: 10}]
+
+
+def test_what_it_raises_then_ends_the_job(bench, gate, out):
+    with pytest.raises(UserFunctionError, match="KeyError: 1"):
+        ask_and_wait(opened(bench, gate, Slow(no_answer), timeout_ms=20), out)
+
+
+class Flaky(Gate):
+    """Fails so many times a row, then answers with how often it was asked."""
+
+    def __init__(self, failures):
+        super().__init__()
+        self.failures, self.asked = failures, {}
+
+    async def __call__(self, row) -> Row:
+        self.asked[row.v] = self.asked.get(row.v, 0) + 1
+        if self.asked[row.v] <= self.failures:
+            raise ConnectionError(row.v)
+        return Row(row.v, self.asked[row.v])
+
+
+def test_calls_that_fail_are_made_again(bench, gate, out):
+    flaky = Flaky(2)
+    operator = opened(bench, gate, Retrying(flaky, AsyncRetryStrategy.fixed_delay(2, 0.001)), capacity=2)
+    operator.process_batch(batch(1, 2, 3, 4, 5), 0, out)
+    until_nothing_is_held(operator, out)
+    operator.close()
+    assert [(row["v"], row["twice"]) for row in out.rows] == [(v, 3) for v in range(1, 6)]
+    assert flaky.hooks == ["open", "close"]
+
+
+def test_the_last_error_ends_the_job(bench, gate, out):
+    operator = opened(bench, gate, Retrying(Flaky(3), AsyncRetryStrategy.fixed_delay(2, 0.001)))
+    with pytest.raises(UserFunctionError, match="ConnectionError: 1"):
+        ask_and_wait(operator, out)
+
+
+def test_the_time_out_is_for_all_attempts_together(bench, gate, out):
+    operator = opened(bench, gate, Retrying(Flaky(9), AsyncRetryStrategy.fixed_delay(9, "1h")), timeout_ms=30)
+    with pytest.raises(UserFunctionError, match=r"no result within 0.03 s"):
+        ask_and_wait(operator, out)
+
+
+def test_a_row_between_two_attempts_is_saved_and_asked_again_from_the_first(bench, gate, out):
+    flaky = Flaky(1)
+    operator = opened(bench, gate, Retrying(flaky, AsyncRetryStrategy.fixed_delay(1, "1h")))
+    operator.process_batch(batch(1), 0, out)
+    wait_for(lambda: flaky.asked)
+    saved = operator.snapshot(Barrier(1), out).operator
+    again = opened(bench, gate, Retrying(flaky, AsyncRetryStrategy.fixed_delay(1, "1h")), restored=saved)
+    until_nothing_is_held(again, out)
+    assert [(row["v"], row["twice"]) for row in out.rows] == [(1, 2)]
 
 
 def test_hooks_of_the_function_are_called_once_and_close_is_idempotent(bench, gate, out):

@@ -235,6 +235,32 @@ def test_a_source_ahead_of_its_group_waits_and_is_not_idle_meanwhile(bench, read
     assert metrics["alignmentWatermark"] > 9e18, "idle: it holds nobody up"
 
 
+def test_a_split_ahead_of_its_neighbours_is_paused_and_not_idle_meanwhile(bench, reader, out):
+    strategy = WatermarkStrategy.monotonic(timestamp="ts").with_watermark_alignment("g", "1s").with_idleness("5s")
+    operator = running(bench, strategy, ids=("a", "b", "c"))
+    second = 1_000_000
+    poll(operator, reader, out, PollResult((batch([START_US + 9 * second]),)))
+    assert reader.paused == {"a"}, "the others have no row yet"
+    for _ in range(3):
+        found = (batch([START_US], ids=("b",)), batch([START_US + 3 * second], ids=("c",)))
+        poll(operator, reader, out, PollResult(found, caught_up=("a",)))
+        bench.clock.advance(4000)
+    assert reader.paused == {"a", "c"}
+    assert out.statuses == []
+    assert out.watermarks[-1] == START_US - 1
+    poll(operator, reader, out, PollResult((batch([START_US + 2 * second], ids=("b",)),)))
+    assert reader.paused == {"a"}
+    operator.align(START_US + second)
+    assert not operator.poll(out, backpressured=False), "the whole subtask waits for the group"
+    operator.align(START_US + 20 * second)
+    for _ in range(3):  # b and c fall idle: a is the last one left
+        poll(operator, reader, out, PollResult(caught_up=("a", "b", "c")))
+        bench.clock.advance(4000)
+    assert reader.paused == set()
+    assert out.watermarks[-1] == START_US + 9 * second - 1
+    assert out.statuses == [], "a is not idle"
+
+
 @pytest.mark.parametrize(
     "strategy",
     [

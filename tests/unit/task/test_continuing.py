@@ -174,3 +174,61 @@ def test_behind_the_barrier_that_stops_the_job_the_rest_is_not_emitted(asking, b
     asking.finish()
     asking.settle()
     assert asking.states("sink")[-1] == "FINISHED"
+
+
+def draining(world, *rows):
+    """A drain has come behind rows of which none is ready."""
+    world.asking.waiting.extend(rows)
+    world.trigger(1, "drain")
+    world.settle()
+    assert world.acks("sink") == []
+
+
+def test_a_drain_waits_for_calls_while_mails_and_other_tasks_go_on(asking):
+    draining(asking, 1, 2, 3)
+    assert asking.subtasks("sink")[0].step() is StepResult.IDLE, "the thread is free"
+    asking.complete(7)
+    asking.settle()
+    assert asking.sink.seen[-1] == ("complete", 7)
+    asking.asking.ready = 2
+    asking.settle()
+    assert (values(asking), asking.acks("sink")) == ([1, 2], [])
+    asking.sink.available = False
+    asking.asking.ready = 1
+    asking.settle()
+    assert values(asking) == [1, 2, 3], "the sink is relieved by no other checkpoint than this one"
+    assert len(asking.acks("sink")) == 1
+    assert asking.sink.seen[-2:] == ["finish", ("barrier", 1)]
+    assert asking.asking.finished == 1
+    asking.finish()
+    asking.settle()
+    assert asking.states("sink")[-1] == "FINISHED"
+
+
+def test_a_drain_that_waits_can_be_cancelled(asking):
+    draining(asking, 1)
+    asking.broadcast(CancelTasks(job_id="job"))
+    asking.settle()
+    assert asking.states("sink")[-1] == "CANCELED"
+    assert asking.acks("sink") == []
+
+
+def test_a_drain_that_is_called_off_while_it_waits_is_not_acknowledged(asking):
+    draining(asking, 1)
+    asking.abort(1)
+    asking.asking.ready = 1
+    asking.settle()
+    assert (values(asking), asking.acks("sink")) == ([1], [])
+
+
+def test_timers_of_the_clock_do_not_keep_a_drain_busy(asking):
+    draining(asking, 1)
+    subtask = asking.subtasks("sink")[0]
+    subtask._chain._timed = ((Due(), None, 0),)
+    assert subtask.next_deadline_ms() > asking.clock.monotonic_ms()
+
+
+class Due:
+    """A timer that is due."""
+
+    next_timer_ms = 0
