@@ -58,6 +58,7 @@ SEEN = (
     "stop-with-savepoint",
     "cancelled",
     "rescaled",
+    "rescaled-in-place",
     "from-savepoint",
     "zombie-leader-refused",
     "swept-file",

@@ -23,7 +23,7 @@ from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.deployment import source_spec
 from penstock.jobmanager.job_master import JobMaster
-from penstock.jobmanager.job_store import JobStore
+from penstock.jobmanager.job_store import JobStore, StartFrom
 from penstock.jobmanager.recover import JobIdentity
 from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
 from penstock.rpc import messages as msg
@@ -142,8 +142,11 @@ class Leader:
                 self._call(f"append {tag}", partial(store.append, tag, manifest), partial(self._appended, tag))
             case cmd.DeleteEntries(sequences, files):
                 self._call("delete", partial(store.delete, sequences, files), lambda _result, _error: None)
-            case cmd.RequestSlots(count):
-                self._tell(self._pool.request(self.run.job_id, count, self.world.clock.now_ms()))
+            case cmd.RequestSlots(count, wait):
+                self._tell(self._pool.request(self.run.job_id, count, self.world.clock.now_ms(), wait=wait))
+            case cmd.RecordRescale():
+                sealed = partial(store.continue_as, self.run.job_id, command.run_id, command.graph)
+                self._call("seal the rescale", sealed, partial(self._resealed, command))
             case cmd.ReleaseSlots(slots):
                 self._tell(self._pool.release(self.run.job_id, slots))
             case cmd.LaunchWorker(worker_id, slot):
@@ -218,6 +221,20 @@ class Leader:
             self.post(ev.ManifestFailed(tag, str(error)))
         else:
             self.post(ev.ManifestAppended(tag, entry))
+
+    def _resealed(self, command: cmd.RecordRescale, _result: Any, error: BaseException | None) -> None:
+        """Then the record of the HA store: whoever leads from there on runs the job as it says."""
+
+        def recorded(_result: Any, _error: BaseException | None) -> None:
+            self.run.graph, self.run.run_id, self.run.start = command.graph, command.run_id, StartFrom()
+            self.world.swarm.seen("rescaled-in-place")
+            self.post(ev.RescaleRecorded())
+
+        if error is None:
+            self._call("record the rescale", lambda: None, recorded)
+            return
+        self.store.use(self.run.graph)
+        self.post(ev.RescaleNotRecorded(str(error)))
 
     # --- TaskManagers -------------------------------------------------------------------------------------------------
 

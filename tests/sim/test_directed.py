@@ -73,3 +73,37 @@ def test_rows_combined_before_the_shuffle_count_once_through_kills_stops_and_res
     assert result.counts["rescaled"] == 2
     assert sum(reduced) > 20
     assert min(reduced) >= 0
+
+
+def rescaling(seed: int, swarm: Swarm, *steps: tuple[float, int]) -> World:
+    """A job that is rescaled while it runs: at these times, to these parallelisms."""
+    simulated = world(seed, phases=[Phase(2, "stop"), Phase(1, from_savepoint=True)])
+    simulated = World(seed, simulated.plan, swarm)
+    for at_ms, parallelism in steps:
+        simulated.scheduler.at(at_ms, "rescale", lambda to=parallelism: simulated.rescale(to))
+    return simulated
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_running_job_is_rescaled_up_and_down_and_up_again(seed):
+    result = rescaling(seed, Swarm.quiet(random.Random(seed)), (120, 3), (420, 1), (700, 4)).execute()
+    assert result.counts["rescaled-in-place"] >= 2
+    assert result.counts["restart"] == 0
+
+
+@pytest.mark.parametrize("strike", ["worker-killed", "jobmanager-killed", "taskmanager-killed", "leader-paused"])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_whoever_dies_while_a_running_job_is_rescaled(seed, strike):
+    swarm = Swarm(random.Random(seed), strikes_={strike: 1.0}, every_ms=60.0)
+    steps = [(at_ms, 1 + at_ms // 150 % 3) for at_ms in range(100, 1600, 150)]
+    result = rescaling(seed, swarm, *steps).execute()
+    assert result.counts["rescaled-in-place"] > 0
+    assert result.counts[strike] > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5, 6])
+def test_a_store_and_a_broker_that_fail_while_a_running_job_is_rescaled(seed):
+    points = {"put-fails-before": 0.05, "put-fails-after": 0.05, "kill-before-manifest": 0.05, "publish-delayed": 0.1}
+    swarm = Swarm(random.Random(seed), points=points, strikes_={"kafka-down": 1.0, "worker-zombie": 1.0})
+    steps = [(at_ms, 1 + at_ms // 150 % 3) for at_ms in range(100, 1600, 150)]
+    assert rescaling(seed, swarm, *steps).execute().counts["rescaled-in-place"] > 0

@@ -25,8 +25,10 @@ from tests.sim.workload import INPUT, OUTPUT, Plan
 
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.errors import StorageError
+from penstock.graph.rescale import rescaled
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
+from penstock.jobmanager.job_state import Step
 from penstock.jobmanager.job_store import StartFrom
 from penstock.network.memory import Link, MemoryTransport
 from penstock.task import uploader
@@ -257,6 +259,16 @@ class World:
     def operation_ended(self, command: cmd.OperationEnded) -> None:
         """A request has an answer."""
         self.scheduler.note(f"{command.request_id}: {command.error or 'well'}")
+
+    def rescale(self, parallelism: int) -> None:
+        """The user rescales the running job; asked again when there was nobody to ask."""
+        run, leader = self.run, self.leader
+        if run is None or leader is None or leader.master is None or leader.master.step is not Step.RUNNING:
+            self.scheduler.at(20, "rescale", lambda: self.rescale(parallelism))
+            return
+        name = self.next_name("rescale")
+        request = ev.RescaleRequested(name, name, rescaled(leader.master.graph, parallelism, {}))
+        self.scheduler.at(0.1, "rescale", lambda: leader.post(request), owner=leader.owner)
 
     def _newest_savepoint(self, run: Run) -> str:
         """The last stop's savepoint that was written to its end."""

@@ -162,6 +162,14 @@ class CheckpointCoordinator:
         self._requests.append((kind, request_id))
         return self._next(now_ms)
 
+    def join(self, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
+        """A user wants the next checkpoint: the one under way, if nobody has asked for it, else one of its own."""
+        current = self.current
+        if current is not None and current.kind is BarrierKind.CHECKPOINT and not current.request_id:
+            current.request_id = request_id
+            return []
+        return self.request(BarrierKind.CHECKPOINT, request_id, now_ms)
+
     def input_ended(self, execution: ExecutionId, now_ms: int) -> list[CoordinatorCommand]:
         """A subtask has processed all its input."""
         if execution in self._executions:

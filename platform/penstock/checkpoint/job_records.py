@@ -33,6 +33,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     ended_ms: int = -1
     error: str = ""
     generation: int = 0
+    #: The request that made the job what it is, when it was rescaled.
+    rescale_token: str = ""
 
 
 class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -24,6 +24,7 @@ _COMMANDS = {
     "cancel": "penstock.cli.jobs:cancel",
     "stop": "penstock.cli.jobs:stop",
     "savepoint": "penstock.cli.jobs:savepoint",
+    "rescale": "penstock.cli.rescale:rescale",
     "explain": "penstock.cli.explain:explain",
     "story": "penstock.cli.jobs:story",
     "logs": "penstock.cli.jobs:logs",

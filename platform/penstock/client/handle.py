@@ -8,12 +8,13 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import JobFailedError, PenstockError
+from penstock.core.errors import JobFailedError, NotFoundError, PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,53 @@ class JobHandle:
     def savepoint(self, target: str | None = None, *, timeout_ms: float = 300_000) -> str:
         """Take a savepoint of the running job and return its URI."""
         return self._await_savepoint(self.client.savepoint(self.job_id, located(target or "")), timeout_ms)
+
+    def rescale(
+        self,
+        parallelism: int | None = None,
+        *,
+        vertices: dict[str, int] | None = None,
+        token: str = "",
+        timeout_ms: float = 300_000,
+    ) -> None:
+        """Go on with another parallelism, from a checkpoint; return when the job runs with it.
+
+        `parallelism` is for all parts of the job that have the job's own; `vertices` is by the uid of an operator.
+        Calls with the same token are one, also over a restart of the JobManager.
+
+        Raises:
+            UsageError: the job does not run or cannot have that parallelism.
+            PenstockError: no slots, or its checkpoint failed, and the job goes on as before; or no answer in time.
+        """
+        token = token or secrets.token_hex(16)
+        deadline = self.clock.monotonic_ms() + timeout_ms
+        asked = False
+        while self.clock.monotonic_ms() < deadline:
+            try:
+                if not asked:
+                    self.client.rescale(self.job_id, parallelism, vertices, token=token)
+                    asked = True
+                answer = self.client.rescaling_status(self.job_id, token)
+            except NotFoundError:
+                if not asked:
+                    raise
+                asked = False  # a new JobManager, to which nothing was recorded: ask anew
+            except PenstockError as error:
+                if "no JobManager answers" not in error.message:
+                    raise
+                self.clock.sleep_ms(_POLL_MS)
+            else:
+                if answer["status"]["id"] == "COMPLETED":
+                    self._check_rescaled(answer["operation"])
+                    return
+                self.clock.sleep_ms(_POLL_MS)
+        msg = f"job {self.name} does not run with its new parallelism within {timeout_ms / 1000:.0f} s"
+        raise PenstockError(msg, hint="see what it does with `penstock story`")
+
+    def _check_rescaled(self, operation: dict[str, Any]) -> None:
+        if "failure-cause" in operation:
+            msg = f"job {self.name} keeps its parallelism: {operation['failure-cause'].get('stack-trace')}"
+            raise PenstockError(msg, hint="it goes on as before; see `penstock story`")
 
     def query_state(self, uid: str, name: str, key: object, *, limit: int = 1000) -> dict[str, Any]:
         """Return what a keyed state holds for one key right now, of which no checkpoint need know yet.

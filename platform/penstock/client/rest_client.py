@@ -148,6 +148,29 @@ class RestClient:
         """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
         return self._get(f"/v1/jobs/{job_id}/savepoints/{request_id}")
 
+    def rescale(
+        self, job_id: str, parallelism: int | None, vertices: dict[str, int] | None = None, *, token: str = ""
+    ) -> str:
+        """Start a rescale; return the request id for `rescaling_status`, which is the token if one is given."""
+        params: dict[str, Any] = {} if parallelism is None else {"parallelism": parallelism}
+        if vertices:
+            params["vertices"] = ",".join(f"{uid}={count}" for uid, count in vertices.items())
+        if token:
+            params["token"] = token
+        return str(self._send("PATCH", f"/v1/jobs/{job_id}/rescaling", params=params)["request-id"])
+
+    def rescaling_status(self, job_id: str, request_id: str) -> dict[str, Any]:
+        """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
+        return self._get(f"/v1/jobs/{job_id}/rescaling/{request_id}")
+
+    def resource_requirements(self, job_id: str) -> dict[str, Any]:
+        """Return vertex id -> least and most subtasks, in Flink's form."""
+        return self._get(f"/v1/jobs/{job_id}/resource-requirements")
+
+    def require_resources(self, job_id: str, requirements: dict[str, Any]) -> None:
+        """Rescale to what `resource_requirements` gives, changed: to the upper bounds as far as there are slots."""
+        self._send("PUT", f"/v1/jobs/{job_id}/resource-requirements", body=requirements)
+
     def log(self, worker_id: str) -> str:
         """Return the tail of a worker's log."""
         return str(self._get(f"/v1/penstock/workers/{worker_id}/log")["text"])

@@ -27,6 +27,8 @@ NAMES = frozenset(
         "sink.between_chunks",
         "sink.after_commit",
         "task.during_restore",
+        "jobmanager.before_rescale_record",
+        "jobmanager.after_rescale_record",
         "jobmanager.during_rescale",
         "jobmanager.during_stop",
         "segment.upload",

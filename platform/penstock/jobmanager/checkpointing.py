@@ -34,6 +34,7 @@ from penstock.graph.deployment import ExecutionId
 from penstock.jobmanager.commands import AppendManifest, Command, DeleteEntries, OperationEnded, SendToWorker
 from penstock.jobmanager.deployment import Deployment
 from penstock.jobmanager.history import CheckpointHistory
+from penstock.jobmanager.log_entries import checkpoint_entry
 from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, SavepointWritten
 from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted, TriggerCheckpoint, WriteSavepoint
 
@@ -173,6 +174,25 @@ class Checkpointing:
         self._uris[request_id] = uri
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
 
+    def join(self, request_id: str, now_ms: int) -> list[CheckpointCommand]:
+        """The next checkpoint is asked for, be it under way already."""
+        assert self._coordinator is not None  # noqa: S101 - only a job without `busy` is asked
+        return self._translate(self._coordinator.join(request_id, now_ms), now_ms)
+
+    @property
+    def busy(self) -> str:
+        """Why the deployment cannot be ended now without harm to what somebody waits for, or nothing."""
+        if self._coordinator is None:
+            return "the job is not running"
+        if self._ending is not None:
+            return "the job is about to end"
+        return "a savepoint is being written" if self._copying else ""
+
+    @property
+    def newest(self) -> Manifest:
+        """The newest checkpoint of this history."""
+        return next(m for m in reversed(self._manifests) if m.kind == "checkpoint")
+
     # --- what the tasks and the log say ----------------------------------------------------------------------------
 
     def input_ended(self, execution: ExecutionId, now_ms: int) -> list[CheckpointCommand]:
@@ -286,7 +306,9 @@ class Checkpointing:
                     commands += self._trigger(pending)
                 case AppendCheckpoint(pending):
                     tag = f"{pending.label}:{pending.checkpoint_id}"
-                    commands.append(AppendManifest(tag, self._draft(pending, now_ms)))
+                    uri = self._uris.get(pending.request_id, "")
+                    draft = checkpoint_entry(self._running(), pending, self._owed(pending), (uri, now_ms))
+                    commands.append(AppendManifest(tag, draft))
                 case AbortCheckpoint(pending, reason):
                     commands += self._abort(pending, reason, now_ms)
                 case RefuseRequest(request_id, reason):
@@ -324,32 +346,12 @@ class Checkpointing:
             commands.append(OperationEnded(pending.request_id, error=reason))
         return commands
 
-    def _draft(self, pending: PendingCheckpoint, now_ms: int) -> Manifest:
-        deployment = self._running()
-        graph, ids = deployment.graph, deployment.ids
-        subtasks = tuple(ack.snapshot for _, ack in sorted(pending.acks.items()))
+    def _owed(self, pending: PendingCheckpoint) -> tuple[Committable, ...]:
+        """Return all output not known to be published when `pending` is complete."""
         owed = dict(self.pending)
-        for part in subtasks:
-            owed.update((c.id, c) for c in part.committables if c.id not in self._published)
-        return Manifest(
-            kind="savepoint" if pending.kind is BarrierKind.SAVEPOINT else "checkpoint",
-            sequence=0,
-            job_id=ids.job_id,
-            job_name=graph.name,
-            run_id=ids.run_id,
-            generation=ids.generation,
-            nonce="",
-            created_ms=now_ms,
-            checkpoint_id=pending.checkpoint_id,
-            graph_fingerprint=graph.fingerprint,
-            key_groups=graph.settings.key_groups,
-            operators={o.uid: (v.parallelism, v.id) for v in graph.vertices for o in v.operators},
-            subtasks=subtasks,
-            pending=tuple(owed.values()),
-            runs=(ids.run_id,),
-            barrier=pending.label,
-            note=self._uris.get(pending.request_id, ""),
-        )
+        for _execution, ack in sorted(pending.acks.items()):
+            owed.update((c.id, c) for c in ack.snapshot.committables if c.id not in self._published)
+        return tuple(owed.values())
 
     def _copy(self, manifest: Manifest, savepoint_id: str, uri: str) -> list[CheckpointCommand]:
         deployment = self._running()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.checkpoint.manifest import Manifest
+from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.scheduler import Slot
 from penstock.rpc.worker_commands import WorkerCommand
 
@@ -18,9 +19,10 @@ class ReadLog:
 
 @dataclass(frozen=True, slots=True)
 class RequestSlots:
-    """Get `count` more slots; answered by `SlotsGranted` or `SlotsRefused`."""
+    """Get `count` more slots; answered by `SlotsGranted` or `SlotsRefused`, without `wait` at once."""
 
     count: int
+    wait: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,18 @@ class DeleteEntries:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordRescale:
+    """Seal `run_id` in the log, then put it and its graph into the job's record.
+
+    From then on the job is that, for any leader; answered by `RescaleRecorded` or `RescaleNotRecorded`.
+    """
+
+    request_id: str
+    run_id: str
+    graph: JobGraph
+
+
+@dataclass(frozen=True, slots=True)
 class DiscoverSplits:
     """Ask the source's enumerator (a new one for a new epoch); answered by `SplitsDiscovered` or `DiscoveryFailed`."""
 
@@ -129,6 +143,7 @@ Command = (
     | SendToWorkers
     | AppendManifest
     | DeleteEntries
+    | RecordRescale
     | DiscoverSplits
     | CloseEnumerators
     | WakeAt

@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.recovery import RecoveryPlan
 from penstock.connector.sink import SinkSpec
 from penstock.connector.source import SourceSpec
@@ -32,6 +33,7 @@ from penstock.jobmanager.commands import (
 )
 from penstock.jobmanager.scheduler import Slot, place
 from penstock.jobmanager.split_assignment import SplitAssigner
+from penstock.rpc.messages import PendingResolved
 from penstock.rpc.worker_commands import AssignSplits, DeployPeers, DeployTasks, ResolvePending, WorkerCommand
 
 #: A start takes at most this long, and besides as long as it takes to read its state at a very low rate.
@@ -135,6 +137,12 @@ class Deployment:
         return self.recovered is not None and self.recovered.plan.finishing
 
     @property
+    def last_cut(self) -> Manifest | None:
+        """The cut that ended the job, when its output is published and a worker is there to copy it; else None."""
+        worker = any(w.endpoint for w in self.workers.values())
+        return self.recovered.plan.restored if self.recovered and self.finishing and self.resolved and worker else None
+
+    @property
     def ready(self) -> bool:
         """Whether all workers have reported."""
         return len(self.workers) == self._ready == self.needed
@@ -215,12 +223,16 @@ class Deployment:
             self._running -= execution.state == "RUNNING"
             execution.state = end_state
 
-    def pending_resolved(self, published: Iterable[str]) -> list[Command]:
-        """Everything owed is published."""
-        known = set(published)
+    def pending_resolved(self, report: PendingResolved) -> tuple[list[Command], str]:
+        """A worker has published what is owed; or say what is left of it, and why."""
+        if report.error:
+            return [], f"output owed from before could not be published: {report.error}"
+        known = set(report.published)
         self.pending = tuple(c for c in self.pending if c.id not in known)
+        if self.pending:
+            return [], f"{len(self.pending)} committables are still owed after they were to be published"
         self.resolved = True
-        return self._advance()
+        return self._advance(), ""
 
     def task_state(self, vertex_id: str, subtask: int, state: str, now_ms: int) -> list[Command]:
         """A subtask reported; when the last one runs, the sources get their splits."""

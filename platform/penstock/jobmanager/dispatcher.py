@@ -16,18 +16,30 @@ from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.job_records import JobRecord, write_record
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
+from penstock.core import failpoints
 from penstock.core.clock import Clock
-from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, PenstockError, UsageError
+from penstock.core.errors import LeadershipLostError, PenstockError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
+from penstock.graph.regions import required_slots
+from penstock.graph.rescale import RescaleTo
 from penstock.jobmanager import enumerators, job_views
-from penstock.jobmanager.commands import OperationEnded
-from penstock.jobmanager.events import CancelRequested, CheckpointRequested, Event, SavepointRequested, StopRequested
+from penstock.jobmanager.commands import OperationEnded, RecordRescale
+from penstock.jobmanager.events import (
+    CancelRequested,
+    CheckpointRequested,
+    Event,
+    RescaleRequested,
+    SavepointRequested,
+    StopRequested,
+)
 from penstock.jobmanager.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.job_master import JobMaster
 from penstock.jobmanager.job_store import JobStore, savepoint_uri
+from penstock.jobmanager.known_jobs import KnownJob, find_job, refuse_running
 from penstock.jobmanager.operations import Operations
-from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs, start_of
+from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs, rescaled_record, start_of
+from penstock.jobmanager.submit_options import DEFAULT_OPTIONS, SubmitOptions
 from penstock.jobmanager.taskmanagers import TaskManagers
 from penstock.jobmanager.views import (
     CheckpointsView,
@@ -43,26 +55,6 @@ from penstock.jobmanager.views import (
 _KEPT_ENDED = 50
 _RECOVER_RETRY_MS = 2_000
 _RECOVER_TRIES = 30
-
-
-class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a job starts."""
-
-    #: Two submits with the same token are one job.
-    token: str = ""
-    #: A savepoint (or a retained checkpoint's manifest) to start from, instead of the identity's own newest checkpoint.
-    from_uri: str = ""
-    #: Start a new history: ignore what the identity has.
-    fresh: bool = False
-    #: With `from_uri`: True continues that lineage (fence, publish what is owed), False forks it.
-    claim: bool = True
-    #: Accept starting below output that may have been published (recorded in the story).
-    accept_duplicates: bool = False
-    #: State that may be left behind, by name: `uid` or `uid/state`.
-    allow_non_restored_state: tuple[str, ...] = ()
-
-
-DEFAULT_OPTIONS = SubmitOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +75,13 @@ class DispatcherParts:
     jobmanager_id: str
 
 
-@dataclass(slots=True)
-class _Job:
-    record: JobRecord
-    graph: JobGraph
-    driver: JobDriver | None = None
-
-
 class Dispatcher:
     """All jobs of this JobManager; `job` is an id or a name, an unknown one raises `NotFoundError`."""
 
     def __init__(self, parts: DispatcherParts) -> None:
         """Call `recover` before anything else."""
         self._parts = parts
-        self._jobs: dict[str, _Job] = {}
+        self._jobs: dict[str, KnownJob] = {}
         self._operations = Operations()
         self.questions = parts.taskmanagers.questions
         self._submitting = asyncio.Lock()
@@ -105,15 +90,16 @@ class Dispatcher:
         self._hooks = DriverHooks(
             ended=self._on_ended,
             operation_ended=self._operations.end,
+            rescaled=self._on_rescaled,
             leadership_lost=parts.leadership_lost,
             fault=parts.fault,
         )
 
     async def recover(self) -> None:
         """Start every job of the HA store that has not ended."""
-        found: dict[tuple[str, str], _Job] = {}
+        found: dict[tuple[str, str], KnownJob] = {}
         for record, graph in await asyncio.to_thread(recorded_jobs, self._parts.ha_store):
-            job = _Job(record, graph)
+            job = KnownJob(record, graph)
             self._jobs[record.job_id] = job
             if not record.ended:
                 identity = (record.name, graph.settings.checkpoint_root)
@@ -151,7 +137,7 @@ class Dispatcher:
                 root = join_uri(self._parts.ha_store.uri, "checkpoints")
                 settings = msgspec.structs.replace(decoded.settings, checkpoint_root=root)
                 decoded = msgspec.structs.replace(decoded, settings=settings)
-            self._refuse_running(decoded)
+            refuse_running(self._jobs.values(), decoded)
             await enumerators.validate(decoded)
             return await self._begin(decoded, options)
 
@@ -214,12 +200,34 @@ class Dispatcher:
         self._operate(found, request_id, CheckpointRequested(request_id))
         return request_id
 
+    async def rescale(self, job: str, to: RescaleTo) -> str:
+        """Go on with another parallelism, from a checkpoint; return a request id: the token, if one is given.
+
+        Raises:
+            UsageError: the job does not run, or cannot have that parallelism; what else stands against it is told as
+                the request's failure.
+        """
+        found, request_id = self._find(job), to.token or self._parts.rand.token()
+        if found.record.rescale_token == request_id or self._operations.known(request_id):
+            return request_id
+        held = 0 if found.record.ended else required_slots(found.graph)
+        graph = to.applied(found.graph, held + self._parts.taskmanagers.pool.free)
+        event = RescaleRequested(request_id, self._parts.rand.token(16), graph)
+        self._operate(found, request_id, event)
+        return request_id
+
     def operation(self, request_id: str) -> OperationStatus:
-        """Return what became of a stop, savepoint or checkpoint request."""
+        """Return what became of a stop, savepoint, checkpoint or rescale request."""
+        if not self._operations.known(request_id):
+            for record in (job.record for job in self._jobs.values()):
+                if record.rescale_token and record.rescale_token == request_id:  # a leader before us has seen to it
+                    return OperationStatus(request_id=request_id, job_id=record.job_id, status="COMPLETED")
         return self._operations.status(request_id)
 
     async def wait_operation(self, request_id: str, timeout_ms: int) -> OperationStatus:
         """Return when the request has ended or the time is over."""
+        if not self._operations.known(request_id):
+            return self.operation(request_id)
         return await self._operations.wait(request_id, timeout_ms)
 
     async def wait(self, job: str, timeout_ms: int) -> JobSummary:
@@ -275,7 +283,7 @@ class Dispatcher:
             options={k: v for k, v in msgspec.to_builtins(options).items() if k != "token"},
             generation=parts.generation,
         )
-        job = _Job(record, graph)
+        job = KnownJob(record, graph)
         driver = self._driver(job)
         try:
             generation = await driver.acquire()
@@ -296,7 +304,7 @@ class Dispatcher:
             self._spawn(self._recover_one(job))
         return record.job_id
 
-    async def _recover_one(self, job: _Job) -> None:
+    async def _recover_one(self, job: KnownJob) -> None:
         """Take a job over from the leader before; its lease is ours at once, or soon, unless somebody else runs it."""
         for attempt in range(_RECOVER_TRIES):
             driver = job.driver = self._driver(job)
@@ -317,11 +325,20 @@ class Dispatcher:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), _RECOVER_RETRY_MS / 1000)
 
-    def _driver(self, job: _Job) -> JobDriver:
+    def _driver(self, job: KnownJob) -> JobDriver:
         parts = self._parts
         store = JobStore(job.graph, start_of(job.record), parts.holder, parts.clock, parts.rand)
         driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand)
         return JobDriver(job.record, job.graph, driver_parts, self._hooks)
+
+    async def _on_rescaled(self, driver: JobDriver, command: RecordRescale) -> None:
+        """From the write on, the job is its next run, for whoever leads."""
+        job = self._jobs[driver.record.job_id]
+        record = rescaled_record(job.record, command, self._parts.generation)
+        failpoints.hit("jobmanager.before_rescale_record", run=command.run_id)
+        await asyncio.to_thread(write_record, self._parts.ha_store, record)
+        failpoints.hit("jobmanager.after_rescale_record", run=command.run_id)
+        job.record, job.graph, driver.record = record, command.graph, record
 
     def _on_ended(self, driver: JobDriver, state: str, error: str) -> None:
         job = self._jobs[driver.record.job_id]
@@ -335,7 +352,7 @@ class Dispatcher:
         self._operations.end_all(job.record.job_id, f"the job is {state}")
         self._spawn(self._record_end(job, driver))
 
-    async def _record_end(self, job: _Job, driver: JobDriver) -> None:
+    async def _record_end(self, job: KnownJob, driver: JobDriver) -> None:
         try:
             await asyncio.to_thread(write_record, self._parts.ha_store, job.record)
             await driver.close(release=True)
@@ -347,37 +364,20 @@ class Dispatcher:
         for job_id in await asyncio.to_thread(forget_oldest, self._parts.ha_store, [j.record for j in ended]):
             self._jobs.pop(job_id, None)
 
-    def _refuse_running(self, graph: JobGraph) -> None:
-        for job in self._jobs.values():
-            same = job.record.name == graph.name
-            if same and not job.record.ended and job.graph.settings.checkpoint_root == graph.settings.checkpoint_root:
-                msg = f"job {graph.name!r} runs already in this cluster as {job.record.job_id}"
-                raise JobIdentityError(msg, hint="stop or cancel it first, or use another job name")
+    def _find(self, name: str) -> KnownJob:
+        return find_job(self._jobs, name)
 
-    def _find(self, name: str) -> _Job:
-        found = self._jobs.get(name)
-        if found is not None:
-            return found
-        named = [j for j in self._jobs.values() if j.record.name == name]
-        if named:
-            return max(named, key=lambda j: (not j.record.ended, j.record.submitted_ms))
-        begun = [j for j in self._jobs.values() if len(name) >= 4 and j.record.job_id.startswith(name)]
-        if len(begun) == 1:
-            return begun[0]
-        msg = f"no job {name!r}" if not begun else f"several jobs begin with {name!r}"
-        raise NotFoundError(msg, hint="see `penstock list`")
-
-    def _savepoint(self, job: _Job, target: str, request_id: str) -> str:
+    def _savepoint(self, job: KnownJob, target: str, request_id: str) -> str:
         return savepoint_uri(job.graph, target, f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}")
 
-    def _operate(self, job: _Job, request_id: str, event: Event) -> None:
+    def _operate(self, job: KnownJob, request_id: str, event: Event) -> None:
         self._operations.begin(request_id, job.record.job_id)
         try:
             self._post(job, event)
         except PenstockError as error:
             self._operations.end(OperationEnded(request_id, error=str(error)))
 
-    def _post(self, job: _Job, event: Event) -> None:
+    def _post(self, job: KnownJob, event: Event) -> None:
         if job.driver is None or job.driver.master is None or job.record.ended:
             state = job.record.ended or "not started yet"
             msg = f"job {job.record.name!r} ({job.record.job_id}) is {state}"
@@ -396,5 +396,5 @@ class Dispatcher:
             self._parts.fault(error)
 
 
-def _master(job: _Job) -> JobMaster | None:
+def _master(job: KnownJob) -> JobMaster | None:
     return job.driver.master if job.driver is not None else None

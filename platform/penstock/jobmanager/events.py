@@ -10,6 +10,8 @@ from typing import Any
 
 from penstock.checkpoint.log import LogEntry
 from penstock.checkpoint.manifest import Manifest
+from penstock.core.elements import BarrierKind
+from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.scheduler import Slot
 from penstock.rpc.messages import WorkerReport
 
@@ -140,9 +142,32 @@ class CheckpointRequested:
 
 
 @dataclass(frozen=True, slots=True)
+class RescaleRequested:
+    """A user wants the job to go on as `graph`: itself with another parallelism, under the ids of a new run."""
+
+    request_id: str
+    run_id: str
+    graph: JobGraph
+
+
+@dataclass(frozen=True, slots=True)
+class RescaleRecorded:
+    """Answer to `RecordRescale`: it is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class RescaleNotRecorded:
+    """Answer to `RecordRescale`: it is not."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time asked for by `WakeAt` has come."""
 
+
+CutRequested = StopRequested | SavepointRequested | CheckpointRequested
 
 Event = (
     Start
@@ -161,5 +186,19 @@ Event = (
     | StopRequested
     | SavepointRequested
     | CheckpointRequested
+    | RescaleRequested
+    | RescaleRecorded
+    | RescaleNotRecorded
     | Tick
 )
+
+
+def cut_of(event: CutRequested) -> tuple[BarrierKind, str]:
+    """Return the kind of cut a user asks for, and where its copy goes."""
+    match event:
+        case StopRequested(_, uri, drain):
+            return (BarrierKind.DRAIN if drain else BarrierKind.STOP), uri
+        case SavepointRequested(_, uri):
+            return BarrierKind.SAVEPOINT, uri
+        case CheckpointRequested():
+            return BarrierKind.CHECKPOINT, ""

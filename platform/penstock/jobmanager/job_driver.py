@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -39,6 +39,8 @@ class DriverHooks:
 
     ended: Callable[[JobDriver, str, str], None]
     operation_ended: Callable[[cmd.OperationEnded], None]
+    #: Put the new run and its graph into the job's record.
+    rescaled: Callable[[JobDriver, cmd.RecordRescale], Awaitable[None]]
     leadership_lost: Callable[[PenstockError], None]
     #: Something that must not happen has happened.
     fault: Callable[[BaseException], None]
@@ -145,8 +147,8 @@ class JobDriver:
                 self._spawn(self._append(command))
             case cmd.DeleteEntries():
                 self._spawn(self._delete(command))
-            case cmd.RequestSlots(count):
-                managers.request_slots(job_id, count)
+            case cmd.RequestSlots(count, wait):
+                managers.request_slots(job_id, count, wait=wait)
             case cmd.ReleaseSlots(slots):
                 managers.release_slots(job_id, slots)
             case cmd.LaunchWorker(worker_id, slot):
@@ -155,6 +157,8 @@ class JobDriver:
             case cmd.KillWorker(worker_id, slot):
                 self._where.pop(worker_id, None)
                 managers.kill_worker(job_id, worker_id, slot)
+            case cmd.RecordRescale():
+                self._spawn(self._record_rescale(command))
             case cmd.DiscoverSplits():
                 self._enumerators.discover(command)
             case cmd.CloseEnumerators():
@@ -198,6 +202,20 @@ class JobDriver:
         except PenstockError as error:
             if self.master is not None:
                 self.master.story.add(self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}")
+
+    async def _record_rescale(self, command: cmd.RecordRescale) -> None:
+        """First the log, so that the new run is fenced by whoever comes, then the record, which decides."""
+        try:
+            await self._in_thread(self._parts.store.continue_as, self.record.job_id, command.run_id, command.graph)
+            await self._hooks.rescaled(self, command)
+        except LeadershipLostError as error:
+            self._hooks.leadership_lost(error)
+        except (PenstockError, FailpointError) as error:
+            await self._in_thread(self._parts.store.use, self.graph)
+            self.post(ev.RescaleNotRecorded(str(error)))
+        else:
+            self.graph = command.graph
+            self.post(ev.RescaleRecorded())
 
     async def _renew_lease(self) -> None:
         """Renew in a thread beside the store thread, which may be busy with a slow append."""

@@ -9,30 +9,21 @@ from __future__ import annotations
 
 from collections import deque
 
-from penstock.core.elements import BarrierKind
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import Rand
 from penstock.graph.deployment import ExecutionId
-from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.checkpointing import CheckpointCommand, Checkpointing, JobCanFinish, JobShouldFail
-from penstock.jobmanager.commands import (
-    AppendManifest,
-    CloseEnumerators,
-    Command,
-    JobTerminal,
-    KillWorker,
-    ReadLog,
-    ReleaseSlots,
-    SendToWorker,
-    WakeAt,
-)
 from penstock.jobmanager.deployment import START_TIMEOUT_MS, Deployment
 from penstock.jobmanager.failover import is_final
+from penstock.jobmanager.held_slots import HeldSlots
 from penstock.jobmanager.job_state import Failure, Step
-from penstock.jobmanager.recover import JobIdentity, end_entry, ended_as, recover
+from penstock.jobmanager.log_entries import end_entry
+from penstock.jobmanager.recover import JobIdentity, ended_as, recover
+from penstock.jobmanager.rescaling import Phase, Rescaling, described
 from penstock.jobmanager.restart import restart_decider
 from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.status import JobStatus, StatusMachine
@@ -65,32 +56,32 @@ class JobMaster:
         self._rand = rand
         self._alignment = WatermarkAlignment(graph)
         self._restart = restart_decider(graph.settings.restart)
-        self._slots: list[Slot] = []
-        self._leaving: dict[str, Slot] = {}
+        self._held = HeldSlots()
+        self._rescaling = Rescaling()
+        self._deployments = 0
         self._deadline_ms: int | None = None
-        self._leave_by_ms = 0
         self._end_state = JobStatus.FINISHED
         self._end_written = False
         self._ever_ran = False
         self._wake_ms: int | None = None
 
-    def handle(self, event: ev.Event, now_ms: int) -> list[Command]:
+    def handle(self, event: ev.Event, now_ms: int) -> list[cmd.Command]:
         """Take one event; return what is to be done, in order."""
         if self.step is Step.DONE:
             return []
         if isinstance(event, ev.Tick):
             self._wake_ms = None
-        commands = self._dispatch(event, now_ms)
+        commands = self._rescale(self._dispatch(event, now_ms), now_ms)
         commands += self._settle(now_ms)
         wake = self._next_wake()
         if wake is not None and wake != self._wake_ms:
             self._wake_ms = wake
-            commands.append(WakeAt(wake))
+            commands.append(cmd.WakeAt(wake))
         return commands
 
     # --- events ----------------------------------------------------------------------------------------------------
 
-    def _dispatch(self, event: ev.Event, now_ms: int) -> list[Command]:
+    def _dispatch(self, event: ev.Event, now_ms: int) -> list[cmd.Command]:
         match event:
             case ev.Start():
                 return self._deploy(now_ms, first=True)
@@ -101,6 +92,8 @@ class JobMaster:
             case ev.SlotsGranted(slots):
                 return self._on_slots(slots)
             case ev.SlotsRefused(reason):
+                if self._rescaling.phase is Phase.SLOTS:
+                    return self._rescaling.abandon(f"no slots: {reason}")
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
             case ev.WorkerReported(worker_id, report):
                 return self._on_report(worker_id, report, now_ms)
@@ -114,23 +107,23 @@ class JobMaster:
                 return self._on_discovery(event, now_ms)
             case ev.CancelRequested():
                 return self._cancel(now_ms)
-            case ev.StopRequested(request_id, uri, drain):
-                return self._request(BarrierKind.DRAIN if drain else BarrierKind.STOP, request_id, uri, now_ms)
-            case ev.SavepointRequested(request_id, uri):
-                return self._request(BarrierKind.SAVEPOINT, request_id, uri, now_ms)
-            case ev.CheckpointRequested(request_id):
-                return self._request(BarrierKind.CHECKPOINT, request_id, "", now_ms)
+            case ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested():
+                return self._request(event, now_ms)
+            case ev.RescaleRequested():
+                return self._on_rescale(event, now_ms)
+            case ev.RescaleRecorded() | ev.RescaleNotRecorded():
+                return self._on_recorded(event, now_ms)
             case ev.Tick():
                 return self._on_tick(now_ms)
 
-    def _on_log(self, event: ev.LogRead, now_ms: int) -> list[Command]:
+    def _on_log(self, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
         if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
             return []
         if ended := ended_as(event.entries, self.identity.run_id):
             return self._ended_before(JobStatus(ended), now_ms)
         try:
-            recovered = recover(self.graph, self.identity, event, deployed_before=self.restarts > 0)
+            recovered = recover(self.graph, self.identity, event, deployed_before=self._deployments > 1)
         except PenstockError as error:
             return self._fail(Failure(now_ms, f"{type(error).__name__}: {error}"), now_ms, final=True)
         if event.files:
@@ -141,13 +134,16 @@ class JobMaster:
         commands = self.checkpointing.begin(deployment, recovered.plan, now_ms)
         return commands + deployment.log_read(recovered, now_ms)
 
-    def _on_slots(self, slots: tuple[Slot, ...]) -> list[Command]:
-        if self.deployment is None or self.step is not Step.STARTING:
-            return [ReleaseSlots(slots)]
-        self._slots += slots
-        return self.deployment.slots_granted(slots)
+    def _on_slots(self, slots: tuple[Slot, ...]) -> list[cmd.Command]:
+        if self._rescaling.slots_granted(slots):
+            return []
+        starting = self.deployment if self.step is Step.STARTING else None
+        if starting is None or len(slots) > starting.needed - len(self._held.slots):
+            return [cmd.ReleaseSlots(slots)]  # asked for by a deployment or a rescale that is no more
+        self._held.slots += slots
+        return starting.slots_granted(slots)
 
-    def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[Command]:
+    def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
         if deployment is None or worker_id not in deployment.workers:
             return []
@@ -178,7 +174,7 @@ class JobMaster:
 
     def _on_task_state(
         self, deployment: Deployment, worker_id: str, report: msg.TaskState, now_ms: int
-    ) -> list[Command]:
+    ) -> list[cmd.Command]:
         if report.attempt != deployment.ids.attempt:
             return []
         commands = deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
@@ -188,20 +184,14 @@ class JobMaster:
         failure = Failure(now_ms, report.error, report.detail, task, worker_id)
         return self._fail(failure, now_ms, final=is_final(report.error))
 
-    def _on_resolved(self, deployment: Deployment, report: msg.PendingResolved, now_ms: int) -> list[Command]:
-        if report.error:
-            text = f"output owed from before could not be published: {report.error}"
-            return self._fail(Failure(now_ms, text), now_ms, final=is_final(report.error))
-        commands = deployment.pending_resolved(report.published)
+    def _on_resolved(self, deployment: Deployment, report: msg.PendingResolved, now_ms: int) -> list[cmd.Command]:
+        commands, problem = deployment.pending_resolved(report)
         self.checkpointing.resolved(deployment.pending)
         self.story.add(now_ms, "resolved", f"{len(report.published)} committables published before the start")
-        if deployment.pending:
-            text = f"{len(deployment.pending)} committables are still owed after they were to be published"
-            return self._fail(Failure(now_ms, text), now_ms)
-        return commands
+        return self._fail(Failure(now_ms, problem), now_ms, final=is_final(report.error)) if problem else commands
 
-    def _on_worker_lost(self, worker_id: str, reason: str, detail: str, now_ms: int) -> list[Command]:
-        self._leaving.pop(worker_id, None)
+    def _on_worker_lost(self, worker_id: str, reason: str, detail: str, now_ms: int) -> list[cmd.Command]:
+        self._held.worker_left(worker_id)
         deployment = self.deployment
         if deployment is None or worker_id not in deployment.workers:
             return []
@@ -212,18 +202,16 @@ class JobMaster:
         text = f"worker {worker_id} was lost: {reason}"
         return self._fail(Failure(now_ms, text, detail, "", worker_id), now_ms, final=is_final(reason))
 
-    def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[Command]:
-        self._slots = [slot for slot in self._slots if slot.taskmanager_id != taskmanager_id]
-        commands: list[Command] = []
+    def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
+        commands = self._rescaling.taskmanager_lost(taskmanager_id)
         held = self.deployment.workers if self.deployment is not None else {}
         for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
             commands += self._on_worker_lost(worker.worker_id, text, "", now_ms)
-        # Nobody will report the end of workers whose TaskManager is gone.
-        self._leaving = {w: slot for w, slot in self._leaving.items() if slot.taskmanager_id != taskmanager_id}
+        self._held.taskmanager_lost(taskmanager_id)
         return commands
 
-    def _on_append(self, event: ev.ManifestAppended | ev.ManifestFailed, now_ms: int) -> list[Command]:
+    def _on_append(self, event: ev.ManifestAppended | ev.ManifestFailed, now_ms: int) -> list[cmd.Command]:
         if event.tag == _END_TAG:
             self._end_written = True
             return []
@@ -235,75 +223,87 @@ class JobMaster:
         checkpoint_id = int(event.tag.rpartition(":")[2])
         return self._apply(self.checkpointing.append_failed(checkpoint_id, event.reason, now_ms), now_ms)
 
-    def _on_discovery(self, event: ev.SplitsDiscovered | ev.DiscoveryFailed, now_ms: int) -> list[Command]:
+    def _on_discovery(self, event: ev.SplitsDiscovered | ev.DiscoveryFailed, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
         if deployment is None or event.epoch != deployment.ids.epoch or event.uid not in deployment.assigners:
             return []
         if isinstance(event, ev.SplitsDiscovered):
             return deployment.discovered(event.uid, event.splits)
-        self.story.add(now_ms, "discovery", f"source {event.uid!r}: {event.error}")
+        text = f"source {event.uid!r} cannot list its splits: {event.error}"
+        self.story.add(now_ms, "discovery", text)
         if deployment.assigners[event.uid].complete:
             return []
-        text = f"source {event.uid!r} cannot list its splits: {event.error}"
         return self._fail(Failure(now_ms, text), now_ms, final=not self._ever_ran)
 
-    def _on_tick(self, now_ms: int) -> list[Command]:
-        commands: list[Command] = []
+    def _on_tick(self, now_ms: int) -> list[cmd.Command]:
         if self._deadline_ms is not None and now_ms >= self._deadline_ms and self.step is Step.STARTING:
             waiting = self.deployment.waiting_for() if self.deployment is not None else ""
             text = f"the job did not start in time; it waits for {waiting}"
             return self._fail(Failure(now_ms, text), now_ms)
-        if self.step is Step.RUNNING and self.deployment is not None:
-            commands += self.deployment.tick(now_ms)
+        running = self.deployment if self.step is Step.RUNNING else None
+        commands = running.tick(now_ms) if running is not None else []
         return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
+
+    def _on_rescale(self, event: ev.RescaleRequested, now_ms: int) -> list[cmd.Command]:
+        running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running
+        obstacle = self.checkpointing.busy if running else f"the job is {self.status.state}"
+        self.story.add(now_ms, "rescale", f"asked for: {described(event.graph)}{obstacle and f' ({obstacle})'}")
+        return self._rescaling.asked(event, self.graph, len(self._held.slots), obstacle)
+
+    def _on_recorded(self, event: ev.RescaleRecorded | ev.RescaleNotRecorded, now_ms: int) -> list[cmd.Command]:
+        if self.step is Step.RESCALING:
+            self.step, self._deadline_ms = Step.WAITING, now_ms
+        if isinstance(event, ev.RescaleNotRecorded):
+            self.story.add(now_ms, "rescale", f"given up, it could not be recorded: {event.reason}")
+            return self._rescaling.abandon(f"it could not be recorded: {event.reason}")
+        self.graph, self.identity, extra = self._rescaling.recorded(self.identity)
+        self._alignment = WatermarkAlignment(self.graph)
+        self._held.slots += extra
+        return []
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
-    def _deploy(self, now_ms: int, *, first: bool = False) -> list[Command]:
-        number = (self.identity.generation << 16) + self.restarts
-        ids = PlanIds(
-            job_id=self.identity.job_id,
-            run_id=self.identity.run_id,
-            generation=self.identity.generation,
-            attempt=number,
-            epoch=number,
-        )
-        self.deployment = Deployment(self.graph, ids, self.graph.settings.checkpoint_root)
+    def _deploy(self, now_ms: int, *, first: bool = False) -> list[cmd.Command]:
+        number, self._deployments = (self.identity.generation << 16) + self._deployments, self._deployments + 1
+        root = self.graph.settings.checkpoint_root
+        self.deployment = Deployment(self.graph, self.identity.plan_ids(number), root)
         self.step, self._deadline_ms = Step.STARTING, now_ms + START_TIMEOUT_MS
         self.metrics.clear()
         self.worker_metrics.clear()
         self.story.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
-        return [ReadLog(list_files=first), *self.deployment.begin(self._slots)]
+        surplus = self._held.trim(self.deployment.needed)
+        return [cmd.ReadLog(list_files=first), *surplus, *self.deployment.begin(self._held.slots)]
 
-    def _settle(self, now_ms: int) -> list[Command]:
+    def _settle(self, now_ms: int) -> list[cmd.Command]:
         """Take the steps whose conditions have become true."""
-        deployment, commands = self.deployment, list[Command]()
-        if self.step is Step.WAITING and self._gone(now_ms) and now_ms >= (self._deadline_ms or 0):
+        deployment, commands = self.deployment, list[cmd.Command]()
+        if self.step is Step.WAITING and self._held.gone(now_ms) and now_ms >= (self._deadline_ms or 0):
             return self._deploy(now_ms)
+        if request_id := self._rescaling.needs_checkpoint(len(self._held.slots)):
+            commands += self._rescale(self._apply(self.checkpointing.join(request_id, now_ms), now_ms), now_ms)
         if self.step is Step.STARTING and deployment is not None:
             if deployment.running and deployment.assigned:
                 self.step, self._ever_ran = Step.RUNNING, True
                 self.status.to(JobStatus.RUNNING, now_ms)
                 self.story.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
+                commands += self._rescaling.running()
                 commands += self._apply(self.checkpointing.start(now_ms), now_ms)
-            elif deployment.finishing and deployment.resolved and any(w.endpoint for w in deployment.workers.values()):
+            elif (last := deployment.last_cut) is not None:
                 self.step = Step.RUNNING
-                restored = deployment.recovered.plan.restored if deployment.recovered is not None else None
-                assert restored is not None  # noqa: S101 - finishing means that a last cut exists
-                commands += self._apply(self.checkpointing.resume_ending(restored, now_ms), now_ms)
-        if self.step in (Step.FINISHING, Step.CANCELLING):
+                commands += self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
+        if self.step in (Step.FINISHING, Step.CANCELLING) and self._rescaling.phase is not Phase.RECORD:
             open_tasks = deployment is not None and deployment.deployed and deployment.open > 0
             if not open_tasks or now_ms >= (self._deadline_ms or 0):
                 end = JobStatus.FINISHED if self.step is Step.FINISHING else JobStatus.CANCELED
                 commands += self._close(end, now_ms)
-        if self.step is Step.CLOSING and self._end_written and self._gone(now_ms):
+        if self.step is Step.CLOSING and self._end_written and self._held.gone(now_ms):
             self.status.to(self._end_state, now_ms)
             self.step = Step.DONE
             self.story.add(now_ms, "end", self._end_state.value)
-            commands += [ReleaseSlots(), JobTerminal(self._end_state.value, self.error)]
+            commands += [cmd.ReleaseSlots(), cmd.JobTerminal(self._end_state.value, self.error)]
         return commands
 
-    def _fail(self, failure: Failure, now_ms: int, *, final: bool = False) -> list[Command]:
+    def _fail(self, failure: Failure, now_ms: int, *, final: bool = False) -> list[cmd.Command]:
         if self.step not in (Step.STARTING, Step.RUNNING):
             return []
         self.failures.appendleft(failure)
@@ -320,63 +320,65 @@ class JobMaster:
         self.story.add(now_ms, "restart", f"in {delay} ms")
         return commands
 
-    def _halt(self, reason: str, now_ms: int) -> list[Command]:
+    def _halt(self, reason: str, now_ms: int) -> list[cmd.Command]:
         """End the deployment: its workers are killed, everything they may still do is fenced or repeatable."""
         commands = self.checkpointing.halt(reason, now_ms)
-        if self.deployment is not None:
-            for worker in self.deployment.workers.values():
-                self._leaving[worker.worker_id] = worker.slot
-                commands.append(KillWorker(worker.worker_id, worker.slot))
+        workers = self.deployment.workers.values() if self.deployment is not None else ()
         self.deployment = None
-        self._leave_by_ms = now_ms + _LEAVE_TIMEOUT_MS
-        return [*commands, CloseEnumerators()]
+        commands += self._rescaling.halted(reason) + self._held.halt(workers, now_ms)
+        return [*commands, cmd.CloseEnumerators()]
 
-    def _gone(self, now_ms: int) -> bool:
-        """Whether the old workers have left; slots whose worker cannot be killed are given up."""
-        if self._leaving and now_ms >= self._leave_by_ms:
-            stuck = set(self._leaving.values())
-            self._slots = [slot for slot in self._slots if slot not in stuck]
-            self._leaving.clear()
-        return not self._leaving
-
-    def _cancel(self, now_ms: int) -> list[Command]:
+    def _cancel(self, now_ms: int) -> list[cmd.Command]:
         if self.step in (Step.FINISHING, Step.CLOSING) or not self.status.to(JobStatus.CANCELLING, now_ms):
             return []
         self.story.add(now_ms, "cancel", "asked for by a user")
         commands = self.checkpointing.halt("the job was cancelled", now_ms)
+        commands += self._rescaling.halted("the job was cancelled")
         self.step, self._deadline_ms = Step.CANCELLING, now_ms + _LEAVE_TIMEOUT_MS
-        if self.deployment is not None and self.deployment.deployed:
-            cancel = orders.CancelTasks(job_id=self.identity.job_id)
-            commands += [SendToWorker(worker_id, cancel) for worker_id in self.deployment.workers]
-        return commands
+        return commands + self._tell_all(orders.CancelTasks(job_id=self.identity.job_id))
 
-    def _finish(self, now_ms: int) -> list[Command]:
+    def _finish(self, now_ms: int) -> list[cmd.Command]:
         self.step, self._deadline_ms = Step.FINISHING, now_ms + _LEAVE_TIMEOUT_MS
+        return self._tell_all(orders.FinishTasks(job_id=self.identity.job_id))
+
+    def _tell_all(self, order: orders.WorkerCommand) -> list[cmd.Command]:
         if self.deployment is None or not self.deployment.deployed:
             return []
-        finish = orders.FinishTasks(job_id=self.identity.job_id)
-        return [SendToWorker(worker_id, finish) for worker_id in self.deployment.workers]
+        return [cmd.SendToWorker(worker_id, order) for worker_id in self.deployment.workers]
 
-    def _close(self, state: JobStatus, now_ms: int) -> list[Command]:
+    def _rescale(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
+        """Look among the answers for that to a rescale's checkpoint: with it the job leaves its old parallelism."""
+        commands, decided = self._rescaling.answered(commands, self.checkpointing, running=self.step is Step.RUNNING)
+        if decided:
+            self.story.add(now_ms, "rescale", decided)
+        if self._rescaling.phase is not Phase.DECIDED:
+            return commands
+        commands += self._halt("the job is being rescaled", now_ms)
+        self.status.to(JobStatus.RESTARTING, now_ms)
+        self.step = Step.RESCALING
+        return [*commands, self._rescaling.record()]
+
+    def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
         owed = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
         commands = self.checkpointing.close(f"the job is {state}") + self._halt(f"the job is {state}", now_ms)
         self.step, self._end_state, self._end_written = Step.CLOSING, state, False
         entry = end_entry(self.graph, self.identity, state.value, owed, now_ms)
-        return [*commands, AppendManifest(_END_TAG, entry)]
+        return [*commands, cmd.AppendManifest(_END_TAG, entry)]
 
-    def _ended_before(self, state: JobStatus, now_ms: int) -> list[Command]:
+    def _ended_before(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
         """The leader before us wrote the end of this run, but died before it was recorded: nothing is started again."""
         self.story.add(now_ms, "recovery", f"the run has ended already: {state}")
         self.status.to({"CANCELED": JobStatus.CANCELLING, "FAILED": JobStatus.FAILING}.get(state, state), now_ms)
         self.step, self._end_state, self._end_written = Step.CLOSING, state, True
         return self._halt(f"the job is {state}", now_ms)
 
-    def _request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[Command]:
+    def _request(self, event: ev.CutRequested, now_ms: int) -> list[cmd.Command]:
+        kind, uri = ev.cut_of(event)
         self.story.add(now_ms, "request", f"{kind} {uri}".strip())
-        return self._apply(self.checkpointing.request(kind, request_id, uri, now_ms), now_ms)
+        return self._apply(self.checkpointing.request(kind, event.request_id, uri, now_ms), now_ms)
 
-    def _apply(self, decided: list[CheckpointCommand], now_ms: int) -> list[Command]:
-        commands: list[Command] = []
+    def _apply(self, decided: list[CheckpointCommand], now_ms: int) -> list[cmd.Command]:
+        commands: list[cmd.Command] = []
         for command in decided:
             match command:
                 case JobShouldFail(reason):
@@ -389,8 +391,8 @@ class JobMaster:
 
     def _next_wake(self) -> int | None:
         times = [self.checkpointing.wake_ms()]
-        if self._leaving and self.step in (Step.WAITING, Step.CLOSING):
-            times.append(self._leave_by_ms)
+        if self._held.wake_ms() is not None and self.step in (Step.WAITING, Step.CLOSING):
+            times.append(self._held.wake_ms())
         elif self.step in (Step.WAITING, Step.STARTING, Step.FINISHING, Step.CANCELLING):
             times.append(self._deadline_ms)
         elif self.step is Step.RUNNING and self.deployment is not None:

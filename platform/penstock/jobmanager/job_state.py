@@ -14,6 +14,8 @@ class Step(enum.Enum):
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
+    #: Old workers leave, the new parallelism is being recorded.
+    RESCALING = "rescaling"
     #: Everything is published: tasks close.
     FINISHING = "finishing"
     CANCELLING = "cancelling"

@@ -50,6 +50,7 @@ class JobStore:
         self._holder = holder
         self._log: ManifestLog | None = None
         self._source: Manifest | None = None
+        self._generation = 0
 
     @property
     def uri(self) -> str:
@@ -96,21 +97,18 @@ class JobStore:
             note = FRESH
         elif not sealed and self._start.from_uri:
             note = FROM + self._start.from_uri
-        log.seal(
-            Manifest(
-                kind="seal",
-                sequence=0,
-                job_id=job_id,
-                job_name=self._graph.name,
-                run_id=run_id,
-                generation=generation,
-                nonce="",
-                created_ms=self._clock.now_ms(),
-                graph_fingerprint=self._graph.fingerprint,
-                note=note,
-            )
-        )
-        self._log = log
+        log.seal(self._seal_entry(job_id, run_id, generation, note))
+        self._log, self._generation = log, generation
+
+    def continue_as(self, job_id: str, run_id: str, graph: JobGraph) -> None:
+        """Append the seal of a run that continues this one under the same leader, as `graph`."""
+        self._opened().append(self._seal_entry(job_id, run_id, self._generation, ""))
+        self._start, self._source = StartFrom(), None
+        self.use(graph)
+
+    def use(self, graph: JobGraph) -> None:
+        """Take `graph` as what the job is now."""
+        self._graph = graph
 
     def read(self, *, list_files: bool) -> tuple[tuple[LogEntry, ...], tuple[str, ...], Manifest | None]:
         """Return the entries, the files below the job's folder if asked for, and the savepoint to start from."""
@@ -146,6 +144,20 @@ class JobStore:
     def release(self) -> None:
         """Give the lease back."""
         self._lease.release()
+
+    def _seal_entry(self, job_id: str, run_id: str, generation: int, note: str) -> Manifest:
+        return Manifest(
+            kind="seal",
+            sequence=0,
+            job_id=job_id,
+            job_name=self._graph.name,
+            run_id=run_id,
+            generation=generation,
+            nonce="",
+            created_ms=self._clock.now_ms(),
+            graph_fingerprint=self._graph.fingerprint,
+            note=note,
+        )
 
     def _opened(self) -> ManifestLog:
         if self._log is None:

@@ -30,6 +30,10 @@ class Operations:
             oldest = next(iter(self._statuses))
             del self._statuses[oldest], self._ended[oldest]
 
+    def known(self, request_id: str) -> bool:
+        """Whether it was taken by this leader."""
+        return request_id in self._statuses
+
     def end(self, ended: OperationEnded) -> None:
         """It has ended; unknown ids (of an earlier leader) are ignored."""
         status = self._statuses.get(ended.request_id)

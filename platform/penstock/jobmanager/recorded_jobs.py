@@ -10,7 +10,8 @@ import msgspec
 from penstock.checkpoint.job_records import JobRecord, delete_record, read_records
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import StorageError
-from penstock.graph.job_graph import JobGraph, decode_graph
+from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
+from penstock.jobmanager.commands import RecordRescale
 from penstock.jobmanager.job_store import StartFrom
 
 #: Ended jobs that are remembered. The token of a forgotten one starts a new job.
@@ -55,6 +56,18 @@ def start_of(record: JobRecord) -> StartFrom:
     except msgspec.MsgspecError as error:
         msg = f"the options of job {record.name!r} in jobs/{record.job_id}.json cannot be read: {error}"
         raise StorageError(msg, hint="is it of another version? move it away to start without that job") from error
+
+
+def rescaled_record(record: JobRecord, command: RecordRescale, generation: int) -> JobRecord:
+    """Return the record of a job that goes on as another run with another parallelism, from its own checkpoint."""
+    return msgspec.structs.replace(
+        record,
+        run_id=command.run_id,
+        graph=encode_graph(command.graph),
+        options={},
+        generation=generation,
+        rescale_token=command.request_id,
+    )
 
 
 def forget_oldest(store: ObjectStore, records: Iterable[JobRecord]) -> set[str]:

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from penstock.checkpoint.log import LogEntry
-from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.recovery import check_source, live_entries, plan_recovery
 from penstock.core.errors import StateMismatchError
-from penstock.core.snapshot import Committable
+from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.restore_plan import assign_state
 from penstock.jobmanager.deployment import Recovered, publishing_sinks
@@ -30,6 +29,10 @@ class JobIdentity:
     accept_duplicates: bool = False
     #: Names of the states that may be left behind: `uid` or `uid/state`.
     allow_non_restored_state: tuple[str, ...] = ()
+
+    def plan_ids(self, number: int) -> PlanIds:
+        """Return the ids of the deployment of that number."""
+        return PlanIds(job_id=self.job_id, run_id=self.run_id, generation=self.generation, attempt=number, epoch=number)
 
 
 def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_before: bool) -> Recovered:
@@ -64,25 +67,3 @@ def ended_as(entries: Sequence[LogEntry], run_id: str) -> str:
     """Return the terminal state a leader of this run has written into the log, or nothing."""
     ends = [e.manifest for e in live_entries(entries) if e.manifest.kind == "end" and e.manifest.run_id == run_id]
     return ends[-1].note if ends else ""
-
-
-def end_entry(
-    graph: JobGraph, identity: JobIdentity, state: str, owed: tuple[tuple[Committable, ...], int], now_ms: int
-) -> Manifest:
-    """Return the log entry of a job that ended in `state`; `owed`: the output, and the entry it was last named in."""
-    pending, as_of = owed
-    return Manifest(
-        kind="end",
-        sequence=0,
-        job_id=identity.job_id,
-        job_name=graph.name,
-        run_id=identity.run_id,
-        generation=identity.generation,
-        nonce="",
-        created_ms=now_ms,
-        graph_fingerprint=graph.fingerprint,
-        pending=pending,
-        pending_as_of=as_of,
-        runs=(identity.run_id,),
-        note=state,
-    )

@@ -77,8 +77,11 @@ class SlotPool:
         self.free -= len(offer.free) if offer is not None else 0
         return []
 
-    def request(self, job_id: str, count: int, now_ms: int) -> list[Grant | Refuse]:
-        """A job needs `count` more slots."""
+    def request(self, job_id: str, count: int, now_ms: int, *, wait: bool = True) -> list[Grant | Refuse]:
+        """A job needs `count` more slots; without `wait` it is answered at once."""
+        if not wait and (count > self.free or self._requests):
+            others = f", {len(self._requests)} requests came before" if self._requests else ""
+            return [Refuse(job_id, f"{count} more slots are needed, {self.free} of {self.total} are free{others}")]
         self._requests = [r for r in self._requests if r.job_id != job_id]
         self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms))
         return self._serve()

@@ -86,9 +86,9 @@ class TaskManagers:
         self._jobs.pop(job_id, None)
         self._tell(self.pool.release(job_id))
 
-    def request_slots(self, job_id: str, count: int) -> None:
-        """Answered by SlotsGranted or SlotsRefused."""
-        self._tell(self.pool.request(job_id, count, self._clock.now_ms()))
+    def request_slots(self, job_id: str, count: int, *, wait: bool) -> None:
+        """Answered by SlotsGranted or SlotsRefused, without `wait` at once."""
+        self._tell(self.pool.request(job_id, count, self._clock.now_ms(), wait=wait))
 
     def release_slots(self, job_id: str, slots: tuple[Slot, ...] | None) -> None:
         """Give back some slots, or all and the request."""

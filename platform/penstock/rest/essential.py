@@ -19,7 +19,7 @@ from penstock.core.errors import (
     StateMismatchError,
     UsageError,
 )
-from penstock.jobmanager.dispatcher import SubmitOptions
+from penstock.jobmanager.submit_options import SubmitOptions
 from penstock.rest import flink_json
 
 if TYPE_CHECKING:

@@ -286,6 +286,14 @@ def savepoint_status(status: OperationStatus) -> Json:
     return {"status": {"id": "COMPLETED"}, "operation": {"location": status.uri}}
 
 
+def rescaling_status(status: OperationStatus) -> Json:
+    """`/jobs/:id/rescaling/:request`."""
+    shown = savepoint_status(status)
+    if status.status == "COMPLETED":
+        shown["operation"] = {}
+    return shown
+
+
 def taskmanager(view: TaskManagerView) -> Json:
     """One entry of `/taskmanagers`."""
     return {

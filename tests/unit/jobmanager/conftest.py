@@ -182,12 +182,8 @@ class World:
         self.clock = ManualClock(0)
         self.log = ManifestLog(store, generation, self.clock, SeededRand(generation))
         identity = JobIdentity(job_id=JOB, run_id=run_id, generation=generation)
-        self.log.seal(
-            Manifest(
-                kind="seal", sequence=0, job_id=JOB, job_name="job", run_id=run_id, generation=generation, nonce="",
-                created_ms=0, note=note,
-            )
-        )  # fmt: skip
+        self.generation = generation
+        self.log.seal(self._seal(run_id, note))
         self.master = JobMaster(graph, identity, SeededRand(0), 0)
         self.workers: dict[str, FakeWorker] = {}
         self.queue: deque = deque()
@@ -207,6 +203,12 @@ class World:
         self.wake: int | None = None
         self.held_discovery: list = []
         self.hold_discovery = False
+        #: What a rescale has put into the job's record; why it cannot.
+        self.recorded: cmd.RecordRescale | None = None
+        self.record_error = ""
+        #: Number of an event -> what happens right behind it.
+        self.behind: dict[int, object] = {}
+        self.handled = 0
 
     def post(self, event) -> World:
         self.queue.append(event)
@@ -214,6 +216,9 @@ class World:
             while self.queue and not self.lost:
                 for command in self.master.handle(self.queue.popleft(), self.clock.now_ms()):
                     self._execute(command)
+                if (strike := self.behind.pop(self.handled, None)) is not None:
+                    strike(self)
+                self.handled += 1
         except LeadershipLostError:
             # As the process does: it ends.
             self.lost = True
@@ -249,10 +254,16 @@ class World:
         match command:
             case cmd.ReadLog():
                 post(ev.LogRead(self.log.read(), tuple(self.store.list("pending/")), self.source))
-            case cmd.RequestSlots(count):
+            case cmd.RequestSlots(count, wait):
                 if count <= len(self.free):
                     taken, self.free = self.free[:count], self.free[count:]
                     post(ev.SlotsGranted(tuple(taken)))
+                elif not wait:
+                    post(ev.SlotsRefused(f"{count} are needed, {len(self.free)} are free"))
+            case cmd.ReleaseSlots(slots):
+                self.free += slots or ()
+            case cmd.RecordRescale():
+                self._record(command)
             case cmd.LaunchWorker(worker_id, _):
                 self.workers[worker_id] = FakeWorker(self, worker_id)
                 ready = msg.WorkerReady(worker_id=worker_id, endpoint=f"unix:{worker_id}", pid=1)
@@ -281,6 +292,20 @@ class World:
                 self.operations[request_id] = command
             case cmd.JobTerminal():
                 self.terminal = command
+
+    def _record(self, command: cmd.RecordRescale) -> None:
+        if self.record_error:
+            self.queue.append(ev.RescaleNotRecorded(self.record_error))
+            return
+        self.log.append(self._seal(command.run_id))
+        self.source, self.recorded = None, command
+        self.queue.append(ev.RescaleRecorded())
+
+    def _seal(self, run_id: str, note: str = "") -> Manifest:
+        return Manifest(
+            kind="seal", sequence=0, job_id=JOB, job_name="job", run_id=run_id, generation=self.generation, nonce="",
+            created_ms=0, note=note,
+        )  # fmt: skip
 
     def _send(self, worker_id: str, message) -> None:
         self.sent.append((worker_id, message))

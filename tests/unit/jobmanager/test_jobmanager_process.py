@@ -13,9 +13,9 @@ from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager import dispatcher as dispatcher_module
 from penstock.jobmanager import enumerators
 from penstock.jobmanager.config import JobManagerConfig
-from penstock.jobmanager.dispatcher import SubmitOptions
 from penstock.jobmanager.job_store import JobStore
 from penstock.jobmanager.main import JobManager
+from penstock.jobmanager.submit_options import SubmitOptions
 from penstock.rpc import messages as msg
 from penstock.rpc import worker_commands as orders
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink

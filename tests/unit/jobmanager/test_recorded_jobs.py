@@ -9,8 +9,8 @@ from tests.unit.jobmanager.conftest import make_graph
 from penstock.checkpoint.job_records import JobRecord, read_records, write_record
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import encode_graph
-from penstock.jobmanager.dispatcher import SubmitOptions
 from penstock.jobmanager.recorded_jobs import recorded_jobs, start_of
+from penstock.jobmanager.submit_options import SubmitOptions
 
 ODD = JobRecord(job_id="1" * 32, name="old", run_id="r", token="", submitted_ms=1, graph=b"{}", ended="FINISHED")
 

@@ -1,0 +1,147 @@
+"""Another parallelism for a job graph, as it is; pure.
+
+Called by `jobmanager.dispatcher` when a running job is to be rescaled. Vertices that are joined by forward edges change
+together, operators that choose among the rows of all keys stay one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from penstock.core.errors import UsageError
+from penstock.graph.job_graph import Forward, JobGraph, JobVertex
+from penstock.graph.regions import connected, required_slots
+
+
+@dataclass(frozen=True, slots=True)
+class RescaleTo:
+    """What a user wants."""
+
+    #: Subtasks wherever the job's own parallelism counts.
+    parallelism: int | None = None
+    #: Operator's uid or vertex id -> subtasks.
+    vertices: Mapping[str, int] = field(default_factory=dict)
+    #: Vertex id -> least and most subtasks: the most that slots are there for.
+    bounds: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    #: Two requests with the same token are one.
+    token: str = ""
+
+    def applied(self, graph: JobGraph, slots: int) -> JobGraph:
+        """Return the graph as it is to be; `slots`: those the job has or could get. Raises UsageError."""
+        vertices = within(graph, self.bounds, slots) if self.bounds else self.vertices
+        return rescaled(graph, self.parallelism, vertices)
+
+
+def rescaled(graph: JobGraph, parallelism: int | None, by_uid: Mapping[str, int]) -> JobGraph:
+    """Return the graph with `parallelism` subtasks where it had the job's own, and `by_uid` where that names one.
+
+    A vertex that was given a parallelism of its own keeps it unless it is named, by the uid of any of its operators or
+    by its id.
+
+    Raises:
+        UsageError: not a number of subtasks, more than key groups, an unknown uid, or vertices that must stay alike.
+    """
+    if parallelism is None and not by_uid:
+        msg = "no parallelism is given"
+        raise UsageError(msg, hint="say how many subtasks: `penstock rescale JOB N`, or --vertex UID=N")
+    groups = _alike(graph)
+    chosen: dict[str, int] = {}
+    if parallelism is not None:
+        own = graph.settings.parallelism
+        for group in groups:
+            if all(v.parallelism == own for v in group) and not any(_is_single(v) for v in group):
+                chosen.update((v.id, parallelism) for v in group)
+        if not chosen and not by_uid:
+            msg = f"no part of job {graph.name!r} has the job's own parallelism {own}"
+            raise UsageError(msg, hint="name the operators: --vertex UID=N")
+    for name, count in by_uid.items():
+        _choose(graph, groups, chosen, (name, count, by_uid))
+    for vertex in graph.vertices:
+        _check(graph, vertex, chosen.get(vertex.id, vertex.parallelism))
+    settings = graph.settings
+    if parallelism is not None:
+        settings = msgspec.structs.replace(settings, parallelism=parallelism)
+    vertices = tuple(msgspec.structs.replace(v, parallelism=chosen.get(v.id, v.parallelism)) for v in graph.vertices)
+    return msgspec.structs.replace(graph, vertices=vertices, settings=settings)
+
+
+def within(graph: JobGraph, bounds: Mapping[str, tuple[int, int]], slots: int) -> dict[str, int]:
+    """Return the parallelism by vertex id: the upper bounds, or as much of them as fits into `slots` slots.
+
+    Raises:
+        UsageError: an unknown vertex, bounds that are none, or lower bounds that do not fit.
+    """
+    known = {v.id for v in graph.vertices}
+    for vertex_id, (low, high) in bounds.items():
+        if vertex_id not in known:
+            msg = f"job {graph.name!r} has no vertex {vertex_id!r}"
+            raise UsageError(msg, hint="ask GET /jobs/:id/resource-requirements for them")
+        if not 1 <= low <= high:
+            msg = f"vertex {vertex_id}: from {low} to {high} subtasks is not a range"
+            raise UsageError(msg, hint="lowerBound is at least 1, upperBound not below it")
+    for most in range(max((high for _, high in bounds.values()), default=1), 0, -1):
+        chosen = {vertex_id: max(low, min(high, most)) for vertex_id, (low, high) in bounds.items()}
+        vertices = tuple(
+            msgspec.structs.replace(v, parallelism=chosen.get(v.id, v.parallelism)) for v in graph.vertices
+        )
+        needed = required_slots(msgspec.structs.replace(graph, vertices=vertices))
+        if needed <= slots:
+            return chosen
+    msg = f"job {graph.name!r} would need {needed} slots at its lower bounds, there are {slots} for it"
+    raise UsageError(msg, hint="start another TaskManager, or lower the bounds")
+
+
+def _alike(graph: JobGraph) -> tuple[tuple[JobVertex, ...], ...]:
+    """Return the vertices in groups of one parallelism: rows go from subtask i to subtask i."""
+    forward = [(e.source, e.target) for e in graph.edges if isinstance(e.partitioner, Forward)]
+    vertices = {v.id: v for v in graph.vertices}
+    return tuple(tuple(vertices[i] for i in group) for group in connected(list(vertices), forward))
+
+
+def _choose(
+    graph: JobGraph,
+    groups: tuple[tuple[JobVertex, ...], ...],
+    chosen: dict[str, int],
+    asked: tuple[str, int, Mapping[str, int]],
+) -> None:
+    name, count, by_uid = asked
+    for group in groups:
+        if any(name in _names(vertex) for vertex in group):
+            for vertex in group:
+                for other in _names(vertex) & by_uid.keys():
+                    if by_uid[other] != count:
+                        msg = (
+                            f"{name!r} and {other!r} are joined subtask by subtask: {count} and {by_uid[other]} differ"
+                        )
+                        raise UsageError(msg, hint="give both the same parallelism")
+                chosen[vertex.id] = count
+            return
+    msg = f"job {graph.name!r} has no operator {name!r}"
+    uids = sorted(operator.uid for vertex in graph.vertices for operator in vertex.operators)
+    raise UsageError(msg, hint=f"there are: {', '.join(uids)}")
+
+
+def _names(vertex: JobVertex) -> set[str]:
+    return {vertex.id, *(operator.uid for operator in vertex.operators)}
+
+
+def _is_single(vertex: JobVertex) -> bool:
+    """Whether one subtask has to see everything."""
+    return any(o.kind == "window_top" and not o.config.get("local") for o in vertex.operators)
+
+
+def _check(graph: JobGraph, vertex: JobVertex, parallelism: int) -> None:
+    if parallelism < 1:
+        msg = f"{vertex.name}: parallelism {parallelism} is not a number of subtasks"
+        raise UsageError(msg, hint="it is at least 1")
+    if parallelism == vertex.parallelism:
+        return
+    if parallelism > graph.settings.key_groups:
+        msg = f"{vertex.name}: parallelism {parallelism} is more than the {graph.settings.key_groups} key groups"
+        raise UsageError(msg, hint="lower it; the number of key groups is given to ps.Environment(key_groups=...)")
+    if _is_single(vertex):
+        msg = f"{vertex.name}: one subtask chooses among the rows of all keys, so {parallelism} cannot be"
+        raise UsageError(msg, hint="leave it out")

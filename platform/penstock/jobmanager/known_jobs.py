@@ -1,0 +1,48 @@
+"""The jobs a dispatcher knows, and how one is found by what a user calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock.checkpoint.job_records import JobRecord
+from penstock.core.errors import JobIdentityError, NotFoundError
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.job_driver import JobDriver
+
+
+@dataclass(slots=True)
+class KnownJob:
+    """A job of this cluster, running or ended."""
+
+    record: JobRecord
+    graph: JobGraph
+    driver: JobDriver | None = None
+
+
+def find_job(jobs: Mapping[str, KnownJob], name: str) -> KnownJob:
+    """Return the job of that id, name (the newest one, running before ended) or unique beginning of an id.
+
+    Raises:
+        NotFoundError: there is none, or there are several.
+    """
+    found = jobs.get(name)
+    if found is not None:
+        return found
+    named = [j for j in jobs.values() if j.record.name == name]
+    if named:
+        return max(named, key=lambda j: (not j.record.ended, j.record.submitted_ms))
+    begun = [j for j in jobs.values() if len(name) >= 4 and j.record.job_id.startswith(name)]
+    if len(begun) == 1:
+        return begun[0]
+    msg = f"no job {name!r}" if not begun else f"several jobs begin with {name!r}"
+    raise NotFoundError(msg, hint="see `penstock list`")
+
+
+def refuse_running(jobs: Iterable[KnownJob], graph: JobGraph) -> None:
+    """Raise JobIdentityError when a job of that name and checkpoint root runs already."""
+    for job in jobs:
+        same = job.record.name == graph.name
+        if same and not job.record.ended and job.graph.settings.checkpoint_root == graph.settings.checkpoint_root:
+            msg = f"job {graph.name!r} runs already in this cluster as {job.record.job_id}"
+            raise JobIdentityError(msg, hint="stop or cancel it first, or use another job name")

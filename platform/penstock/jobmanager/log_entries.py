@@ -1,0 +1,63 @@
+"""The entries a leader writes into the manifest log: checkpoints, and the end of a job; pure.
+
+Called by `jobmanager.checkpointing` and `jobmanager.job_master`; sequence and nonce are filled in at the append.
+"""
+
+from __future__ import annotations
+
+from penstock.checkpoint.coordinator import PendingCheckpoint
+from penstock.checkpoint.manifest import Manifest
+from penstock.core.elements import BarrierKind
+from penstock.core.snapshot import Committable
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.deployment import Deployment
+from penstock.jobmanager.recover import JobIdentity
+
+
+def checkpoint_entry(
+    deployment: Deployment, pending: PendingCheckpoint, owed: tuple[Committable, ...], noted: tuple[str, int]
+) -> Manifest:
+    """Return the entry of a checkpoint whose parts are all in; `noted`: where its copy goes, and the time (ms)."""
+    graph, ids = deployment.graph, deployment.ids
+    uri, now_ms = noted
+    return Manifest(
+        kind="savepoint" if pending.kind is BarrierKind.SAVEPOINT else "checkpoint",
+        sequence=0,
+        job_id=ids.job_id,
+        job_name=graph.name,
+        run_id=ids.run_id,
+        generation=ids.generation,
+        nonce="",
+        created_ms=now_ms,
+        checkpoint_id=pending.checkpoint_id,
+        graph_fingerprint=graph.fingerprint,
+        key_groups=graph.settings.key_groups,
+        operators={o.uid: (v.parallelism, v.id) for v in graph.vertices for o in v.operators},
+        subtasks=tuple(ack.snapshot for _, ack in sorted(pending.acks.items())),
+        pending=owed,
+        runs=(ids.run_id,),
+        barrier=pending.label,
+        note=uri,
+    )
+
+
+def end_entry(
+    graph: JobGraph, identity: JobIdentity, state: str, owed: tuple[tuple[Committable, ...], int], now_ms: int
+) -> Manifest:
+    """Return the log entry of a job that ended in `state`; `owed`: the output, and the entry it was last named in."""
+    pending, as_of = owed
+    return Manifest(
+        kind="end",
+        sequence=0,
+        job_id=identity.job_id,
+        job_name=graph.name,
+        run_id=identity.run_id,
+        generation=identity.generation,
+        nonce="",
+        created_ms=now_ms,
+        graph_fingerprint=graph.fingerprint,
+        pending=pending,
+        pending_as_of=as_of,
+        runs=(identity.run_id,),
+        note=state,
+    )

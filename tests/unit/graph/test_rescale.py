@@ -1,0 +1,81 @@
+"""Another parallelism for a graph as it is: what changes together, what stays one, what is refused."""
+
+import pytest
+
+from penstock.core.errors import UsageError
+from penstock.graph.regions import required_slots
+from penstock.graph.rescale import RescaleTo, rescaled, within
+
+
+def widths(graph):
+    return {vertex.name: vertex.parallelism for vertex in graph.vertices}
+
+
+@pytest.fixture
+def job(graphs):
+    """Source and window of the job's parallelism, a sink of its own."""
+    graphs.sink(graphs.window(graphs.source()), parallelism=1)
+    return graphs.job_graph()
+
+
+def test_the_jobs_own_parallelism_changes_and_what_was_given_one_keeps_it(job):
+    after = rescaled(job, 5, {})
+    assert widths(after) == {"in": 5, "window": 5, "out": 1}
+    assert after.settings.parallelism == 5
+    assert after.fingerprint == job.fingerprint
+    assert widths(rescaled(after, 2, {})) == widths(job)
+
+
+def test_one_operator_is_named_by_uid_or_vertex(job):
+    assert widths(rescaled(job, None, {"window": 4})) == {"in": 2, "window": 4, "out": 1}
+    assert widths(rescaled(job, 3, {job.vertices[2].id: 2})) == {"in": 3, "window": 3, "out": 2}
+
+
+def test_what_is_joined_by_forward_edges_changes_together(graphs):
+    source = graphs.source()
+    graphs.sink(source, name="a")
+    graphs.sink(source, name="b")
+    job = graphs.job_graph()
+    assert widths(rescaled(job, None, {"a": 3})) == {"in": 3, "a": 3, "b": 3}
+    with pytest.raises(UsageError, match=r"joined subtask by subtask.*3.*4|x3 and .* x4"):
+        rescaled(job, None, {"a": 3, "b": 4})
+
+
+def test_an_operator_that_chooses_among_all_rows_stays_one(graphs):
+    graphs.set(parallelism=1)
+    top = graphs.operator("top", "window_top", graphs.window(graphs.source()), stateful=True, config={"local": False})
+    graphs.sink(top)
+    job = graphs.job_graph()
+    assert widths(rescaled(job, 3, {}))["in"] == 3
+    assert all(v.parallelism == 1 for v in rescaled(job, 3, {}).vertices if "top" in v.name)
+    with pytest.raises(UsageError, match="one subtask chooses"):
+        rescaled(job, None, {"top": 2})
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "by_uid", "text"),
+    [
+        (None, {}, "no parallelism"),
+        (0, {}, "0 is not a number of subtasks"),
+        (1025, {}, "more than the 1024 key groups"),
+        (None, {"nobody": 2}, "no operator 'nobody'"),
+    ],
+)
+def test_what_cannot_be_is_refused(job, parallelism, by_uid, text):
+    with pytest.raises(UsageError, match=text):
+        rescaled(job, parallelism, by_uid)
+
+
+def test_bounds_take_as_many_subtasks_as_there_are_slots(job):
+    source, window, _sink = (v.id for v in job.vertices)
+    bounds = {source: (1, 6), window: (2, 4)}
+    assert within(job, bounds, 9) == {source: 6, window: 4}
+    assert within(job, bounds, 5) == {source: 5, window: 4}
+    assert within(job, bounds, 2) == {source: 2, window: 2}
+    assert required_slots(RescaleTo(bounds=bounds).applied(job, 3)) == 3
+    with pytest.raises(UsageError, match="would need 2 slots"):
+        within(job, bounds, 1)
+    with pytest.raises(UsageError, match="not a range"):
+        within(job, {source: (3, 2)}, 9)
+    with pytest.raises(UsageError, match="no vertex"):
+        within(job, {"x": (1, 2)}, 9)

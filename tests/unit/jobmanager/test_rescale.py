@@ -1,0 +1,250 @@
+"""A running job goes on with another parallelism, or as before: nothing is published twice, nothing is left out."""
+
+import pytest
+
+from penstock.checkpoint.recovery import plan_recovery
+from penstock.graph.rescale import rescaled
+from penstock.jobmanager import events as ev
+from penstock.jobmanager.scheduler import Slot
+from penstock.jobmanager.status import JobStatus
+from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
+
+
+def ask(world, parallelism, token="t"):
+    graph = rescaled(world.master.graph, parallelism, {})
+    return ev.RescaleRequested(token, f"run-{token}", graph)
+
+
+def widths(world):
+    tasks = [task for worker in world.workers.values() for task in worker.tasks]
+    return {t.parallelism for t in tasks}, {t.run_id for t in tasks}, len(tasks)
+
+
+def assert_published_once(world):
+    owed = {c.id for manifest in world.manifests() for c in manifest.pending}
+    left = {c.id for c in plan_recovery(world.log.read(), "the next").pending} if world.terminal is not None else set()
+    assert owed - left <= set(world.output)
+    assert set(world.output.values()) <= {1}
+
+
+def test_more_subtasks_start_from_exactly_that_checkpoint_under_ids_of_their_own(world_of):
+    world = world_of().start().pass_time(1500)
+    cut = len(world.manifests()) + 1
+    world.post(ask(world, 3))
+    assert world.operations["t"].error == ""
+    assert widths(world) == ({3}, {"run-t"}, 6)
+    assert {t.restored_checkpoint for w in world.workers.values() for t in w.tasks} == {cut}
+    assert world.master.status.state is JobStatus.RUNNING
+    assert world.resolved[-1].prefixes["out"] == ("job.out.r.", "job.out.run-t.")
+    assert (len(world.free), world.master.restarts) == (5, 0)
+    world.pass_time(5000)
+    assert world.manifests()[-1].run_id == "run-t"
+    assert_published_once(world)
+
+
+def test_fewer_subtasks_give_their_slots_back_when_their_workers_are_gone(world_of, graph_of):
+    world = world_of(graph_of(parallelism=3)).start().pass_time(1500)
+    world.post(ask(world, 1))
+    assert widths(world) == ({1}, {"run-t"}, 2)
+    assert len(world.free) == 7
+    assert sorted(i for _, ids, _ in world.assigned[-1:] for i in ids) == ["t-0", "t-1", "t-2"]
+    assert_published_once(world.pass_time(3000))
+
+
+def test_without_slots_the_job_never_notices(world_of):
+    world = world_of().start().pass_time(1500)
+    before, checkpoints = set(world.workers), len(world.manifests())
+    world.post(ask(world, 9))
+    assert world.operations["t"].error == "no slots: 7 are needed, 6 are free"
+    assert (set(world.workers), len(world.manifests())) == (before, checkpoints)
+    world.post(ask(world, 3, "u"))
+    assert world.operations["u"].error == ""
+
+
+def test_the_checkpoint_under_way_is_used(world_of):
+    world = world_of().start()
+    world.auto_ack = False
+    world.pass_time(1000)
+    world.post(ask(world, 3))
+    assert widths(world)[1] == {"r"}
+    acknowledge(world)
+    assert widths(world)[1] == {"run-t"}
+    assert len(world.manifests()) == 1
+
+
+def acknowledge(world):
+    trigger = next(m for _, m in reversed(world.sent) if isinstance(m, orders.TriggerCheckpoint))
+    for worker in list(world.workers.values()):
+        for ack in worker.acks(trigger):
+            world.post(ev.WorkerReported(worker.worker_id, ack))
+
+
+def begun(world_of, graph_of, **settings):
+    """A job that waits for the checkpoint of its rescale."""
+    world = world_of(graph_of(**settings)).start().pass_time(1500)
+    world.auto_ack = False
+    return world.post(ask(world, 3))
+
+
+def test_a_checkpoint_that_fails_leaves_the_job_as_it_is(world_of, graph_of):
+    world = begun(world_of, graph_of, checkpoint_tolerated_failures=1)
+    trigger = next(m for _, m in reversed(world.sent) if isinstance(m, orders.TriggerCheckpoint))
+    worker = next(w for w in world.workers.values() if w.tasks)
+    e = worker.tasks[0].execution
+    report = msg.CheckpointDeclined(
+        job_id=trigger.job_id, run_id="r", generation=1, checkpoint_id=trigger.checkpoint_id,
+        vertex_id=e.vertex_id, subtask=e.subtask, attempt=e.attempt, reason="disk full",
+    )  # fmt: skip
+    world.post(ev.WorkerReported(worker.worker_id, report))
+    assert "disk full" in world.operations["t"].error
+    assert (widths(world), len(world.free), world.master.restarts) == (({2}, {"r"}, 4), 6, 0)
+
+
+def test_a_worker_that_dies_before_the_checkpoint_ends_the_rescale_and_not_the_job(world_of, graph_of):
+    world = begun(world_of, graph_of)
+    world.kill(next(iter(world.workers)))
+    world.auto_ack = True
+    world.pass_time(5000)
+    assert "SIGKILL" in world.operations["t"].error
+    assert (widths(world), len(world.free), world.master.restarts) == (({2}, {"r"}, 4), 6, 1)
+
+
+def test_one_rescale_at_a_time_and_the_same_one_is_asked_for_twice(world_of, graph_of):
+    world = begun(world_of, graph_of)
+    world.post(ask(world, 3)).post(ask(world, 4, "u"))
+    assert world.operations["u"].error == "another rescale of the job is under way"
+    acknowledge(world)
+    assert world.operations["t"].error == ""
+    assert widths(world)[0] == {3}
+
+
+def test_the_parallelism_it_has_is_no_rescale(world_of):
+    world = world_of().start().pass_time(1500)
+    world.post(ask(world, 2))
+    assert world.operations["t"].error == ""
+    assert widths(world) == ({2}, {"r"}, 4)
+
+
+def test_what_cannot_be_recorded_goes_on_as_before(world_of):
+    world = world_of().start().pass_time(1500)
+    world.record_error = "the store is down"
+    world.post(ask(world, 3)).pass_time(3000)
+    assert "the store is down" in world.operations["t"].error
+    assert (widths(world), len(world.free), world.master.restarts) == (({2}, {"r"}, 4), 6, 0)
+    assert_published_once(world)
+
+
+def test_a_stop_while_the_job_is_being_rescaled_is_refused_and_a_savepoint_is_not_cut_off(world_of, graph_of):
+    world = begun(world_of, graph_of)
+    world.post(ev.StopRequested("s", "memory://sp"))
+    acknowledge(world)
+    assert world.operations["s"].error == "the job is being rescaled"
+    world.deaf.add(orders.WriteSavepoint)
+    world.auto_ack = True
+    world.post(ev.SavepointRequested("p", "memory://sp")).post(ask(world, 2, "u"))
+    assert world.operations["u"].error == "a savepoint is being written"
+
+
+def test_slots_that_vanish_before_the_checkpoint_end_the_rescale(world_of, graph_of):
+    world = world_of(graph_of()).start().pass_time(1500)
+    world.free, world.auto_ack = [Slot("other", 0)], False
+    world.post(ask(world, 3)).post(ev.TaskManagerLost("other", "silent"))
+    acknowledge(world)
+    assert "other" in world.operations["t"].error
+    assert (widths(world), world.free) == (({2}, {"r"}, 4), [])
+
+
+def test_a_job_at_its_end_is_not_rescaled(world_of, graph_of):
+    world = world_of(graph_of(bounded=True)).start()
+    world.auto_ack = False
+    world.end_input().post(ask(world, 3))
+    acknowledge(world)
+    assert world.operations["t"].error
+    assert world.terminal.state == "FINISHED"
+    assert_published_once(world)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_the_next_leader_finishes_it_if_it_was_recorded_and_else_goes_on_as_before(world_of, graph_of, recorded):
+    first = begun(world_of, graph_of)
+    graph = ask(first, 3).graph
+    if recorded:
+        first._execute = keep_until_recorded(first)
+    else:
+        first.record_error = "killed"
+    acknowledge(first)
+    first.lost = True
+    second = world_of(graph if recorded else graph_of(), generation=2, run_id="run-t" if recorded else "r")
+    second.output = first.output
+    second.start().pass_time(3000)
+    assert widths(second)[:2] == (({3}, {"run-t"}) if recorded else ({2}, {"r"}))
+    assert_published_once(second)
+
+
+def keep_until_recorded(world):
+    execute = type(world)._execute
+
+    def go(command):
+        if world.recorded is None:
+            execute(world, command)
+
+    return go
+
+
+def kill_one(world):
+    if world.workers:
+        world.queue.append(ev.WorkerLost(next(iter(world.workers)), "killed"))
+        world.workers.pop(next(iter(world.workers)))
+        world.owed = []
+
+
+def lose_all(world):
+    world.workers.clear()
+    world.owed = []
+    world.free = [Slot("tm2", i) for i in range(8)]
+    world.queue.append(ev.TaskManagerLost("tm", "silent"))
+
+
+STRIKES = {
+    "worker": kill_one,
+    "taskmanager": lose_all,
+    "cancel": lambda world: world.queue.append(ev.CancelRequested()),
+    "cancel-now": lambda world: world.queue.appendleft(ev.CancelRequested()),
+    "second": lambda world: world.queue.append(ask(world, 1, "second")),
+    "stop": lambda world: world.queue.append(ev.StopRequested("s", "memory://sp")),
+    "savepoint": lambda world: world.queue.appendleft(ev.SavepointRequested("p", "memory://sp")),
+    "checkpoint-fails": lambda world: setattr(world, "append_error", "store is down"),
+}
+
+
+@pytest.mark.parametrize("parallelism", [1, 3])
+@pytest.mark.parametrize("name", STRIKES)
+def test_whatever_happens_in_between_at_any_step(world_of, graph_of, store, name, parallelism):
+    """The strike comes behind event 0, 1, 2... of the rescale, until there are no more events."""
+    ends = set()
+    for step in range(100):
+        for key in store.list(""):
+            store.delete(key)
+        world = world_of(graph_of(checkpoint_tolerated_failures=3)).start().pass_time(1500)
+        world.behind[world.handled + step] = STRIKES[name]
+        world.post(ask(world, parallelism))
+        if world.behind:
+            break
+        world.append_error = None
+        world.pass_time(20_000)
+        assert "t" in world.operations or world.terminal is not None
+        told = world.operations["t"].error if "t" in world.operations else "the job has ended"
+        run = world.recorded.run_id if world.recorded is not None else "r"
+        if world.terminal is None:
+            expected = 1 if world.operations.get("second") and not world.operations["second"].error else parallelism
+            assert widths(world)[0] == ({2} if told and not world.operations.get("second") else {expected})
+            alive = "tm2" if name == "taskmanager" else "tm"
+            assert sum(s.taskmanager_id == alive for s in world.free) == 8 - next(iter(widths(world)[0]))
+        else:
+            assert world.manifests("end")[-1].run_id == run
+            assert len(world.terminal.state) > 0
+        assert_published_once(world)
+        ends.add((told == "", world.terminal is None))
+    assert step > 5
+    assert ends
