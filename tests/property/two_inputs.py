@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
-from penstock.core.elements import TS_COLUMN, Barrier, Batch, Watermark
+from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import hash_range_of
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import FileRef
@@ -199,11 +199,14 @@ class Job:
     def watermark(self, subtask, timestamp):
         out = Out()
         operator = self.subtasks[subtask][0]
+        # behind a restore a function has seen the watermark of before, and a lower one lets no timer fire
+        seen = getattr(getattr(operator, "_context", None), "watermark", MIN_TIMESTAMP)
         operator.process_watermark(Watermark(timestamp), out)
         go_on(operator, out)
         assert out.watermarks == [timestamp]
         self.emitted += len(out.rows)
-        assert counted(out.rows) == counted(self.model.advance(self.owned(subtask), timestamp))
+        keys = self.owned(subtask) if timestamp > seen else []
+        assert counted(out.rows) == counted(self.model.advance(keys, timestamp))
 
     def freeze(self):
         self.checkpoint_id += 1
