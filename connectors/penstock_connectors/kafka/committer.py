@@ -65,7 +65,7 @@ class StagedCommitter:
         self._admin_lock = threading.Lock()
         self._ready: Future[MessageProducer] | None = None
         self._ready_for = prepare
-        self._most: int | None = None
+        self._partitions = 0
         if prepare is not None:
             pool = ThreadPoolExecutor(1, thread_name_prefix="kafka-init")
             self._ready = pool.submit(self._get_ready, prepare)
@@ -234,11 +234,12 @@ class StagedCommitter:
             return self._admin
 
     def _round_bytes(self) -> int:
-        if self._most is None:
+        """Return the size of a round; where nobody knows the topic's partitions, that of one, and ask again later."""
+        if not self._partitions:
             admin = self._connect()
             with self._admin_lock:
-                self._most = round_bytes(admin.partitions(self._config["topic"]))
-        return self._most
+                self._partitions = admin.partitions(self._config["topic"])
+        return round_bytes(self._partitions)
 
     def _marker(self, item: Committable) -> int:
         admin = self._connect()

@@ -219,9 +219,12 @@ class TransactionAdmin:
         return self._retry(lambda: self._run(lambda: self._fetch_offsets(groups, stable=stable)), *groups)
 
     def partitions(self, topic: str) -> int:
-        """Return how many partitions a topic has, 0 when the brokers do not know it."""
-        found = self._retry(lambda: self._admin.describe_topics([topic]))
-        return sum(len(entry["partitions"]) for entry in found)
+        """Return how many partitions a topic has, 0 when nobody can tell; asked once: it is a matter of speed alone."""
+        try:
+            return sum(len(entry["partitions"]) for entry in self._admin.describe_topics([topic]))
+        except errors.KafkaError as error:
+            logging.getLogger(__name__).debug("partitions of %s: %r", topic, error)
+            return 0
 
     async def _fetch_offsets(self, groups: Mapping[str, str], *, stable: bool) -> dict[str, int]:
         nodes = await self._admin._find_coordinator_ids(list(groups), key_type=CoordinatorType.GROUP)  # noqa: SLF001

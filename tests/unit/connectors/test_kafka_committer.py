@@ -60,6 +60,17 @@ class Producer:
         self.calls.append("close")
 
 
+class Admin:
+    """Knows partitions, once it is told; counts how often it was asked."""
+
+    def __init__(self) -> None:
+        self.known, self.asked = 4, 0
+
+    def partitions(self, _topic):
+        self.asked += 1
+        return self.known
+
+
 @pytest.fixture
 def producer():
     return Producer()
@@ -71,7 +82,7 @@ def committer(monkeypatch, producer):
     monkeypatch.setattr(made, "_learn_markers", lambda _items: None)
     monkeypatch.setattr(made, "_take_producer", lambda _name: producer)
     monkeypatch.setattr(made, "_marker", lambda _item: -1)
-    monkeypatch.setattr(made, "_round_bytes", lambda: 1_000_000)
+    made._admin = Admin()
     monkeypatch.setattr(module, "_PIECE_ROWS", 2)
     return made
 
@@ -111,3 +122,12 @@ def test_a_round_is_delivered_before_the_next_one_begins(monkeypatch, committer,
     sends = [call for call in producer.calls if call in ("send", "flush")]
     assert "flush" in sends[1:-1], "no wait between two rounds"
     assert producer.committed == [f'{{"id":{i}}}' for i in range(5)]
+
+
+def test_partitions_nobody_knows_are_asked_for_again(committer):
+    admin = committer._admin
+    admin.known = 0
+    one = committer._round_bytes()
+    admin.known = 3
+    assert [committer._round_bytes() for _ in range(2)] == [3 * one, 3 * one]
+    assert admin.asked == 2
