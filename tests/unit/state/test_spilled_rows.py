@@ -27,7 +27,7 @@ def opened(folder, backend="rocksdb", snapshots=(), files=None):
             snapshots=snapshots,
             hash_range=ALL_HASHES,
             settings=JobSettings(state_backend=backend),
-            read=lambda file: files[file.path],
+            read=lambda file: bytes(files[file.path])[file.offset : file.offset + file.length],
             directory=folder,
             writer="w",
             budget=budget,
