@@ -58,7 +58,7 @@ class Questions:
         future: asyncio.Future[SubtaskAnswer] = asyncio.get_running_loop().create_future()
         self._open[request_id] = worker.worker_id, future
         try:
-            asked = msgspec.structs.replace(question, request_id=request_id)
+            asked = msgspec.structs.replace(question, request_id=request_id, wait_ms=self._deadline_s * 1000)
             self._send(worker.taskmanager_id, (worker.worker_id,), asked)
             found = await asyncio.wait_for(future, self._deadline_s)
         except TimeoutError as error:

@@ -117,6 +117,8 @@ class AskSubtask(Message, frozen=True, kw_only=True):
     subtask: int
     #: `state`: the rows of one key; `states`: what there is, and how much; `hot-keys`.
     what: str
+    #: How long somebody waits for the answer.
+    wait_ms: float = 10_000.0
     #: Of `state`: the operator, its state, the key's parts as texts (`state.key_text`), the most rows.
     uid: str = ""
     state: str = ""

@@ -1,7 +1,7 @@
 """What a running subtask answers when it is asked for its state: one key, how much there is, its hottest keys.
 
-Called by `task.runtime`, in the subtask's own thread between two elements: what is read is what the operators have now,
-not yet in any checkpoint, as Flink's queryable state (read uncommitted). Nothing here changes the state.
+`OpenQuestions` is asked by `task.runtime`; answers are made in the subtask's own thread between two elements: what is
+read is what the operators have now, not yet in any checkpoint, as Flink's queryable state (read uncommitted).
 """
 
 from __future__ import annotations
@@ -19,20 +19,66 @@ from penstock.rpc.messages import SubtaskAnswer
 from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, SEQ
 from penstock.state.key_text import json_value, parse_key
 from penstock.task.failure import describe
+from penstock.task.mailbox import MailboxFullError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from penstock.core.clock import Clock
     from penstock.graph.deployment import TaskDeployment
     from penstock.rpc.worker_commands import AskSubtask
     from penstock.state.store import KeyedState, StateTable
     from penstock.task.chain import Chain
+    from penstock.task.subtask import Subtask
 
 _KEY_IDS = range(101, FIRST_ENTRY)
 #: Columns that only say where a row stands in the files.
 _PLACE = (KEY_HASH, DELETED, SEQ)
 #: Largest key groups that a listing names.
 _LARGEST = 5
+#: Questions that wait for one subtask; more are refused.
+MOST_WAITING = 64
+#: Answer to a question for a subtask that does not run here, or no longer.
+NOT_RUNNING = "the subtask does not run"
+_BUSY = f"{MOST_WAITING} questions wait for the subtask already; ask again when it has answered them"
+
+
+class OpenQuestions:
+    """What waits in the mailboxes of one job's subtasks: never so much that mails of the job itself find no room."""
+
+    def __init__(self, clock: Clock, send: Callable[[SubtaskAnswer], None]) -> None:
+        """Nothing waits; `send` takes answers, from any thread."""
+        self._clock, self._send = clock, send
+        self._waiting: dict[str, set[object]] = {}
+
+    def ask(self, subtask: Subtask, question: AskSubtask) -> None:
+        """Let the subtask answer when it comes to it, or answer at once why it will not; called by one thread.
+
+        A question that is looked at only after `wait_ms` is left unanswered: nobody waits for it any more.
+        """
+        waiting = self._waiting.setdefault(subtask.metric_name, set())
+        if len(waiting) >= MOST_WAITING:
+            self.refuse(question, _BUSY)
+            return
+        mark, latest = object(), self._clock.monotonic_ms() + question.wait_ms
+
+        def look(chain: Chain, stores: Iterable[KeyedState]) -> None:
+            waiting.discard(mark)
+            if self._clock.monotonic_ms() <= latest:
+                answer(question, (subtask.deployment, self._send), chain, stores)
+
+        waiting.add(mark)
+        try:
+            problem = "" if subtask.inside(look) else NOT_RUNNING
+        except MailboxFullError as error:
+            problem = str(error)
+        if problem:
+            waiting.discard(mark)
+            self.refuse(question, problem)
+
+    def refuse(self, question: AskSubtask, problem: str) -> None:
+        """Answer that there will be no answer."""
+        self._send(SubtaskAnswer(job_id=question.job_id, request_id=question.request_id, error=problem))
 
 
 def answer(

@@ -10,14 +10,13 @@ import itertools
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.checkpoint.stores import join_uri, read_file
 from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import FileRef
 from penstock.graph.deployment import TaskDeployment, decode_deployment, decode_peers, with_channels
-from penstock.rpc.messages import PendingResolved, SavepointWritten, SubtaskAnswer, WorkerMetrics
+from penstock.rpc.messages import PendingResolved, SavepointWritten, WorkerMetrics
 from penstock.rpc.worker_commands import (
     AlignWatermarks,
     AskSubtask,
@@ -36,7 +35,7 @@ from penstock.rpc.worker_commands import (
 )
 from penstock.task.environment import JobServices
 from penstock.task.failure import describe
-from penstock.task.questions import answer
+from penstock.task.questions import NOT_RUNNING, OpenQuestions
 from penstock.task.recovery import resolve_pending
 from penstock.task.reports import TaskReports
 from penstock.task.restore import keeps_keyed_state
@@ -46,9 +45,6 @@ from penstock.task.uploader import Uploader
 
 if TYPE_CHECKING:
     from penstock.task.environment import TaskEnvironment
-
-#: Answer of a worker to a question for a subtask that it does not run, or no longer.
-NOT_RUNNING = "the subtask does not run"
 
 
 class Seat(Protocol):
@@ -73,6 +69,7 @@ class _Job:
     """What this worker runs of one job."""
 
     generation: int
+    questions: OpenQuestions
     run_id: str = ""
     subtasks: list[Subtask] = field(default_factory=list)
     released: bool = False
@@ -176,7 +173,8 @@ class TaskRuntime:
             self._refuse(deployments, f"worker {self._environment.worker_id} still runs an earlier attempt of this job")
             return
         self._environment.network.release(command.job_id)
-        job = _Job(command.generation, deployments[0].run_id if deployments else "")
+        questions = OpenQuestions(self._environment.clock, self._environment.report)
+        job = _Job(command.generation, questions, deployments[0].run_id if deployments else "")
         self._jobs[command.job_id] = job
         sharers = sum(keeps_keyed_state(deployment) for deployment in deployments)
         seats: list[Seat] = []
@@ -247,13 +245,13 @@ class TaskRuntime:
                 _tell_source(subtask, operator.methodcaller("align", limit))
 
     def _ask(self, question: AskSubtask) -> None:
+        job = self._jobs.get(question.job_id)
+        questions = OpenQuestions(self._environment.clock, self._environment.report) if job is None else job.questions
         for subtask in self._of(question.job_id, None, None):
             if subtask.metric_name == f"{question.vertex_id}/{question.subtask}":
-                subtask.inside(partial(answer, question, (subtask.deployment, self._environment.report)))
+                questions.ask(subtask, question)
                 return
-        self._environment.report(
-            SubtaskAnswer(job_id=question.job_id, request_id=question.request_id, error=NOT_RUNNING)
-        )
+        questions.refuse(question, NOT_RUNNING)
 
     # --- work beside the subtasks ------------------------------------------------------------------------------------
 

@@ -119,9 +119,9 @@ class Subtask:
         """The checkpoint will never be complete."""
         self.mailbox.post(lambda: self._abort(message.checkpoint_id))
 
-    def inside(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> None:
-        """Call with the chain and its keyed state, in the subtask's own thread, between two elements."""
-        self.mailbox.post(lambda: call(self._chain, self._stores))
+    def inside(self, call: Callable[[Chain, tuple[KeyedState, ...]], None]) -> bool:
+        """Call with the chain and its keyed state, in the subtask's own thread, between two elements; False: ended."""
+        return self.mailbox.post(lambda: call(self._chain, self._stores))
 
     def finish(self) -> None:
         """The final checkpoint is complete and published."""
