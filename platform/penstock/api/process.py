@@ -17,6 +17,7 @@ from penstock.api.row_functions import input_type, is_row_type, output_schema, p
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.unkeyed_check import BUILT_IN
 from penstock.graph.validate import require_name
 from penstock.operators.broadcast_state import BROADCAST
 from penstock.operators.columns import without_ts
@@ -160,7 +161,7 @@ def _require_place(name: str, state: DeclaredState, written: Written) -> None:
     """Check that a state can be kept by a function of that kind.
 
     Raises:
-        GraphError: it needs keys, or a broadcast stream, or a function without keys.
+        GraphError: it needs keys, or a broadcast stream, or a function without keys, or another name.
     """
     where, plain = f"{written.where}: state {name!r}", written.kind == "plain_process"
     if state.kind.get("kind") == BROADCAST and written.kind != "broadcast_process":
@@ -172,6 +173,9 @@ def _require_place(name: str, state: DeclaredState, written: Written) -> None:
     if state.of_operator and not plain:
         msg = f"{where} is of a subtask, and the function has keys"
         raise GraphError(msg, hint="use ps.list_state(), or a ps.ProcessFunction on a stream without keys")
+    if state.of_operator and name in BUILT_IN:
+        msg = f"{where} has the name of one that operators keep themselves"
+        raise GraphError(msg, hint=f"choose a name other than {', '.join(sorted(BUILT_IN))}")
 
 
 def annotations_of(method: Any, where: str, *, needed: bool) -> tuple[Any, Any]:

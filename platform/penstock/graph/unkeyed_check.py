@@ -31,7 +31,9 @@ _TAKEN_UP: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*_WINDOWS, *_JOINS, "process", "co_process"), ("watermark",)),
 }
 _USERS = "plain_process"
-#: What no row is lost with: a watermark comes again.
+#: Names that no function may give a state of its own without keys: under another kind it would be taken for these.
+BUILT_IN = frozenset(name for names in _TAKEN_UP.values() for name in names)
+#: What no row is lost with: a watermark comes again. A function's state of that name, which has columns, would be.
 _NO_LOSS = frozenset({"watermark"})
 _SHAPES = {"list": "list by subtask", "union": "union"}
 
@@ -80,7 +82,7 @@ def _takes_up(operator: OperatorSpec, name: str) -> bool:
 
 
 def _holds(parts: Sequence[OperatorStateSnapshot]) -> bool:
-    return any(part.items and part.name not in _NO_LOSS for part in parts)
+    return any(part.items and (part.name not in _NO_LOSS or part.schema) for part in parts)
 
 
 def _not_taken_up(operator: OperatorSpec, name: str) -> StateVerdict:

@@ -16,7 +16,7 @@ import penstock as ps
 from penstock.api.process import compile_plain_process, compile_process
 from penstock.api.process_states import _state
 from penstock.config.settings import JobSettings
-from penstock.core.errors import StateMismatchError
+from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, OperatorStateSnapshot, Segment, SubtaskSnapshot
@@ -299,6 +299,20 @@ def test_operator_state_that_is_gone_is_not_handed_out_unless_named():
     (restored,) = assign_state(job(before), left_by(before)).of("v", 0)
     assert [(state.name, state.items) for state in restored.operator] == [("s", ((1, 2),))]
     assert restored.operator[0].schema == before.operator_states["s"]
+
+
+def test_a_functions_state_is_no_built_in_one_whatever_its_name():
+    for name in ("watermark", "splits", "in-flight", "broadcast", "top"):
+        with pytest.raises(GraphError, match=f"state '{name}' has the name of one that operators keep themselves"):
+            plain(**{name: (ps.OperatorListState[Rule], ps.operator_list_state())})
+    before = listed(Rule)
+    (part,) = left_by(before)
+    renamed = tuple(msgspec.structs.replace(state, name="watermark") for state in part.operator)
+    held = (msgspec.structs.replace(part, operator=renamed),)
+    with pytest.raises(StateMismatchError, match="operator state 'watermark' of 'fn', which no longer declares it"):
+        assign_state(job(before), held)
+    blocked = [verdict.place for verdict in check_states(job(before), held) if verdict.verdict == "blocked"]
+    assert blocked == ["fn/watermark"]
 
 
 def test_a_restore_hands_no_operator_what_it_would_not_look_at():
