@@ -9,6 +9,7 @@ from tests.unit.jobmanager.conftest import make_graph
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.manifest import Manifest, encode_manifest
 from penstock.checkpoint.memory_store import open_memory_store
+from penstock.checkpoint.recovery import plan_recovery
 from penstock.core.clock import ManualClock
 from penstock.core.errors import JobIdentityError, StateMismatchError
 from penstock.core.rand import SeededRand
@@ -127,3 +128,18 @@ def test_a_fork_beside_its_origin_is_none_of_its_business(store_of, savepoint):
     origin.seal(ORIGIN, "r1", origin.acquire(ORIGIN, "r1"))
     fork.acquire(HEIR, "r2")
     origin.renew()
+
+
+@pytest.mark.parametrize("start", ["fresh", "savepoint"])
+def test_the_next_run_of_a_rescaled_job_is_in_the_log_and_starts_from_its_own_checkpoint(store_of, savepoint, start):
+    """Whoever leads next has to fence the ids of both runs, though the second has no checkpoint yet."""
+    job = store_of("job", **({"fresh": True} if start == "fresh" else {"from_uri": savepoint}))
+    job.seal(ORIGIN, "r1", job.acquire(ORIGIN, "r1"))
+    cut = msgspec.structs.replace(taken(job_name="job", kind="checkpoint", runs=("r1",)), generation=1)
+    job.append("checkpoint:1", cut)
+    job.continue_as(ORIGIN, "r2", make_graph(parallelism=3))
+    entries, _files, source = job.read(list_files=False)
+    plan = plan_recovery(entries, "r2", source=source)
+    assert [e.manifest.note for e in entries if e.manifest.run_id == "r2"] == [""]
+    assert (source, plan.restored) == (None, entries[-2].manifest)
+    assert plan.fence == (("job", "r1"), ("job", "r2"))
