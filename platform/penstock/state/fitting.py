@@ -10,24 +10,39 @@ from typing import TYPE_CHECKING
 
 from penstock.core.aggregate_evolution import evolve_state
 from penstock.core.errors import StateMismatchError
-from penstock.core.evolution import EVOLVES, is_migrated
+from penstock.core.evolution import EVOLVES, conform, is_migrated
 from penstock.core.schema import schema_from_text
 from penstock.state.accumulators import PaneTableSpec
 from penstock.state.row_spec import RowSpec
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from penstock.core.snapshot import KeyedStateSnapshot
     from penstock.state.frozen import StateSpec
     from penstock.state.migration import Migration
 
 
-def migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> Migration | None:
+@dataclasses.dataclass(frozen=True, slots=True)
+class Migrating:
+    """A migration that is registered for what snapshots hold."""
+
+    migration: Migration
+    #: The columns of the snapshots; files of theirs from before an evolution have others.
+    saved: pa.Schema
+
+    def rows(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
+        """Return rows of any of the snapshots' files with the columns of today."""
+        return self.migration.rows(conform(table, self.saved), schema)
+
+
+def migration_of(snapshots: list[KeyedStateSnapshot], spec: StateSpec) -> Migrating | None:
     """Return the migration that is registered for what the snapshots hold, if one is."""
     migration = spec.migration if isinstance(spec, RowSpec) else None
     if migration is None or not snapshots:
         return None
     saved = schema_from_text(snapshots[0].schema)
-    return migration if is_migrated(saved, spec.segment_schema, migration.was) else None
+    return Migrating(migration, saved) if is_migrated(saved, spec.segment_schema, migration.was) else None
 
 
 def fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:

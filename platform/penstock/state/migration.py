@@ -35,7 +35,10 @@ class Migration:
     convert: Callable[[list[dict[str, Any]]], tuple[np.ndarray, list[pa.Array]]]
 
     def rows(self, table: pa.Table, schema: pa.Schema) -> pa.Table:
-        """Return rows of a segment with the columns of today; deleted ones stay deleted, as do those that go."""
+        """Return rows with the columns of their snapshot as rows of today; deleted ones stay so, as do those that go.
+
+        A file that is older than the snapshot may have others: `evolution.conform` comes before.
+        """
         saved = [table.schema.names[place] for place, field in enumerate(table.schema) if is_value(field)]
         deleted = table.column("__deleted").to_numpy(zero_copy_only=False).copy()
         live = np.flatnonzero(~deleted)

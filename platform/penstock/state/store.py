@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I64
     from penstock.state.budget import MemoryBudget
     from penstock.state.cold import ColdRows, ColdStore
+    from penstock.state.fitting import Migrating
     from penstock.state.key_counts import KeyCounts
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import FrozenState
-    from penstock.state.migration import Migration
     from penstock.state.ttl import Ttl
 
 #: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
@@ -309,7 +309,7 @@ class KeyedState:
         table: StateTable,
         segments: list[Segment],
         tombstones: tuple[Tombstone, ...],
-        migration: Migration | None,
+        migration: Migrating | None,
     ) -> None:
         """Load segments oldest first, so that newer rows overwrite older ones; a few row groups in memory at a time."""
         schema = table.source.spec.segment_schema

@@ -77,6 +77,52 @@ def test_values_are_mapped_and_those_that_were_cleared_stay_so(world):
     ]  # fmt: skip
 
 
+class Pair(NamedTuple):
+    a: int
+    b: int
+
+
+class Turned(NamedTuple):
+    b: int
+    a: int
+
+
+class Wider(NamedTuple):
+    a: int
+    b: int
+    c: int = 7
+
+
+def keeps(kept: type, **declared: object) -> ps.KeyedProcessFunction:
+    """A function with values of the type; a row -1 shows the one it has."""
+
+    class Keeps(ps.KeyedProcessFunction):
+        total: ps.ValueState[kept] = ps.value_state(**declared)
+
+        def process(self, row, ctx) -> Iterator[Out]:
+            if row.v == -1:
+                yield Out(str(row.k), str(self.total.value()))
+            else:
+                self.total.update(kept(row.v, 1000))
+
+    return Keeps()
+
+
+def to_text(old: dict) -> Money:
+    return Money(0.0, repr(sorted(old.items())))
+
+
+@pytest.mark.parametrize(
+    ("between", "seen"), [(Turned, [("a", 5), ("b", 1000)]), (Wider, [("a", 5), ("b", 1000), ("c", 7)])]
+)
+def test_values_in_files_from_before_an_earlier_change_are_mapped_by_their_fields(world, between, seen):
+    first = world.open(keeps(Pair))
+    first.rows((1, 5, 1))
+    second = first.restored(keeps(between))
+    third = second.restored(keeps(Money, migrate=ps.migrate(to_text, was=between)))
+    assert shown(third, 1) == [str(Money(0.0, repr(seen)))]
+
+
 def test_the_next_snapshot_holds_the_values_of_today_alone(world):
     first = world.open(First())
     first.rows((1, 250, 1), (2, 300, 2))
