@@ -295,3 +295,35 @@ def test_any_history_gives_what_has_not_expired(operations):
 @given(operations=OPERATIONS)
 def test_any_history_gives_what_has_not_expired_where_keys_leave_memory(leaving, operations):
     run(operations)
+
+
+def test_a_list_that_expired_outside_memory_begins_anew(leaving, tmp_path):
+    job = Job(tmp_path)
+    job.give([("key", "append", 2), ("key", "append", 2)])
+    job.give([("another key", "append", 2)])
+    job.checkpoint()
+    job.step(2 * TTL_MS)
+    for _ in range(4):  # each looks through a part of what left memory
+        job.give([("", "value", 0)])
+        job.give([("another key", "value", 0)])
+    job.give([("key", "append", 2)])
+    job.step(TTL_MS // 2)
+    job.checkpoint()
+    job.start(1)
+    job.look()
+    job.step(TTL_MS // 2)
+    job.look()
+
+
+def test_a_list_whose_key_was_forgotten_is_counted_from_its_own_beginning_after_a_restart(tmp_path):
+    job = Job(tmp_path)
+    job.give([("key", "append", 3)])
+    job.checkpoint()
+    job.give([("key", "clear", 3)])
+    job.checkpoint()
+    job.give([("", "value", 0)])
+    job.give([("key", "append", 1)])
+    for _ in range(2):  # reading saves elements anew, under the indices they have
+        job.checkpoint()
+        job.start(1)
+        job.look()

@@ -118,18 +118,18 @@ class ColdRecords:
         counts, columns = self._packer.unpack(values)
         return Taken(slots[found], counts, columns)
 
-    def sweep(self, limit: int, deadline: int) -> None:
+    def sweep(self, limit: int, deadline: int) -> list[bytes]:
         """Look through the next `limit` keys, in turn, and forget those whose rows were all last accessed by then.
 
-        The time of last access is the last column.
+        The time of last access is the last column. Returns what was forgotten, as `cold_keys` has it.
         """
         if self.count == 0:
-            return
+            return []
         store = self._home.store
         names, values = next(store.scan(self._swept, bound(self._number + 1), limit), ([], []))
         if not names:
             self._swept = bound(self._number)
-            return
+            return []
         self._swept = names[-1] + b"\0"
         counts, columns = self._packer.unpack(values)
         newest = np.maximum.reduceat(columns[-1].to_numpy(), np.cumsum(counts) - counts)
@@ -137,3 +137,4 @@ class ColdRecords:
         if gone:
             store.delete(gone)
             self.count -= len(gone)
+        return gone

@@ -1,6 +1,8 @@
 """Lists and maps whose keys left memory: from Python objects to rows of the cold store and back.
 
 One record holds all elements of a list (with their indices) or all entries of a map, with their times of last access.
+A list that has expired here is cleared in the log too: when its key comes again its indices begin anew, and what is
+saved under them must not stand beside.
 Used by `state.entry_table` in the owner's thread.
 """
 
@@ -12,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.state.cold_keys import decode_keys
 from penstock.state.cold_records import ColdRecords
+from penstock.state.entry_log import EntryLog
+from penstock.state.key_index import KeyIndex
 from penstock.state.row_columns import plain_values
 
 if TYPE_CHECKING:
@@ -21,9 +26,11 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32
     from penstock.state.cold_records import ColdHome
     from penstock.state.entry_codec import EntryCodec
+    from penstock.state.entry_log import FrozenEntries
     from penstock.state.entry_stamps import EntryStamps
     from penstock.state.key_index import KeyView
     from penstock.state.row_spec import RowSpec
+    from penstock.state.segment_log import SegmentLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +50,18 @@ class ColdEntries:
 
     def __init__(self, home: ColdHome, spec: RowSpec, codec: EntryCodec, *, lists: bool) -> None:
         """Nothing is cold yet."""
+        self._spec = spec
         self._codec = codec
         self._entries, self._values, self._stamped = len(spec.entries), len(spec.values), spec.ttl
         self._lists = lists
         self._records = ColdRecords(home, [field.type for field in (*spec.entries, *spec.stored)])
+        #: Keys whose lists have expired since the last freeze.
+        self._expired: KeyIndex | None = None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of what is to be saved."""
+        return 0 if self._expired is None else self._expired.memory_bytes
 
     def put(self, keys: KeyView, slots: I32, held: Iterable[tuple[Any, int]], stamps: EntryStamps | None) -> None:
         """Take in what slots have, at least one element or entry each, and its times out of `stamps`.
@@ -87,4 +102,20 @@ class ColdEntries:
 
     def sweep(self, limit: int, deadline: int) -> None:
         """As `ColdRecords.sweep`."""
-        self._records.sweep(limit, deadline)
+        gone = self._records.sweep(limit, deadline)
+        if gone and self._lists:
+            keys, hashes, _ = decode_keys(self._spec.key_schema, gone)
+            self._expired = self._expired or KeyIndex(self._spec.key_schema)
+            self._expired.upsert(keys, hashes)
+
+    def freeze_expired(self, saved: SegmentLog) -> FrozenEntries | None:
+        """Return the clearing of the lists that have expired here since the last call; None where there is none.
+
+        It belongs before all that has changed in memory since: these keys had nothing there when they expired.
+        """
+        expired, self._expired = self._expired, None
+        if expired is None:
+            return None
+        log = EntryLog(self._spec, saved)
+        log.clear(np.arange(expired.count, dtype=np.int32))
+        return log.freeze(expired.view())

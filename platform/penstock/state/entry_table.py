@@ -282,8 +282,9 @@ class EntryTable:
         self._loading = False
         if self.lists:
             for slot in np.flatnonzero(self._lengths).tolist():
-                by_index = self._held[slot]
-                self._held[slot] = [by_index[index] for index in sorted(by_index)]
+                by_index = sorted(self._held[slot].items())
+                self._held[slot] = [value for _, value in by_index]
+                self._ends[slot] = by_index[-1][0] + 1  # of those from before they were cleared none counts
         if self.stamps is not None:
             self.stamps.loaded()
             self.remove_expired(np.flatnonzero(self._lengths).astype(np.int32))
@@ -302,7 +303,8 @@ class EntryTable:
         if self.stamps is not None:
             place *= 2
         objects = self._containers * _CONTAINER_BYTES + self._entries * (place + self._codec.object_bytes)
-        return objects + self._text + self._log.nbytes + 20 * len(self._held)
+        expired = 0 if self._cold is None else self._cold.memory_bytes
+        return objects + self._text + self._log.nbytes + expired + 20 * len(self._held)
 
     def close(self) -> None:
         """Forget everything."""
@@ -310,9 +312,9 @@ class EntryTable:
         self._held = []
 
     def _freeze_changes(self, home: ColdHome | None) -> None:
-        rows = self._log.freeze(self._state.index.view())
-        if rows is not None:
-            self._waiting.add(rows, home)
+        if self._cold is not None:
+            self._waiting.add(self._cold.freeze_expired(self.source.log), home)
+        self._waiting.add(self._log.freeze(self._state.index.view()), home)
 
     # --- keys that leave memory -------------------------------------------------------------------------------------
 

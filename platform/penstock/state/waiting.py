@@ -22,8 +22,10 @@ class WaitingSegments:
         self._source = source
         self._segments: list[FrozenSegment] = []
 
-    def add(self, rows: FrozenContent, home: ColdHome | None) -> None:
-        """Put rows at the end of the log; with `home` they are encoded now, and wait on its disk."""
+    def add(self, rows: FrozenContent | None, home: ColdHome | None) -> None:
+        """Put rows, if there are any, at the end of the log; with `home` they are encoded now, and wait on its disk."""
+        if rows is None:
+            return
         log = self._source.log
         position = log.next_position()
         log.append(position)
