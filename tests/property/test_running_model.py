@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.property.small_pieces import LOCAL_BYTES, Fetching, part, small_pieces
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
@@ -148,13 +149,17 @@ class Out:
         self.rows += batch.data.to_pylist()
 
 
-class Job:
+class Job(Fetching):
     """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
 
-    def __init__(self, folder, model, keys, backend):
+    def __init__(self, folder, model, keys, backend, local_bytes=1 << 30):
         self.folder, self.backend, self.model = Path(folder), backend, model
+        self.settings = JobSettings(
+            state_backend=backend, managed_memory_bytes=64 << 20, remote_local_bytes=local_bytes
+        )
+        self.fetching = []
         self.files, self.frozen, self.subtasks = {}, [], []
-        self.checkpoint_id = self.attempt = 0
+        self.checkpoint_id = self.attempt = self.written = 0
         self.complete = ((), copy.deepcopy(model))
         self.clock = ManualClock()
         self.holds_values = any(c in ("t", "d", "b") for *_, c in getattr(model, "aggregates", ()))
@@ -172,7 +177,7 @@ class Job:
         """Open the subtasks anew from the newest complete checkpoint."""
         self.close()
         self.attempt += 1
-        self.frozen = []
+        self.frozen, self.fetching = [], []
         snapshots, model = self.complete
         self.model = copy.deepcopy(model)
         self.subtasks = [self.open(s, parallelism, snapshots) for s in range(parallelism)]
@@ -184,13 +189,13 @@ class Job:
                 uid="op",
                 snapshots=tuple(c for s in snapshots if (c := clip(s, owned)) is not None),
                 hash_range=owned,
-                settings=JobSettings(state_backend=self.backend, managed_memory_bytes=64 << 20),
-                read=lambda file: self.files[file.path],
+                settings=self.settings,
+                read=self.read,
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
-                # with rocksdb less than one page: every batch evicts
-                # (values of any length stay there)
-                budget=MemoryBudget(50_000 if self.backend == "rocksdb" and not self.holds_values else 64 << 20),
+                # with a cold side less than one page: every batch evicts
+                # (values of any length stay in memory)
+                budget=MemoryBudget(64 << 20 if self.backend == "hashmap" or self.holds_values else 50_000),
             )
         )
         operator = create_operator(self.model.kind)
@@ -208,9 +213,13 @@ class Job:
         operator._table.heap._least = operator._table.heap._most = 64  # compacted all the time
         return operator, store
 
+    def read(self, file):
+        return part(self.files[file.path], file)
+
     def write(self, encoded):
-        name = str(len(self.files))
-        self.files[name] = encoded.data
+        self.written += 1
+        name = str(self.written)
+        self.files[name] = bytes(encoded.data)
         return FileRef(path=name, length=len(encoded.data))
 
     def tick(self, milliseconds):
@@ -270,7 +279,10 @@ class Job:
             for frozen in taken:
                 frozen.failed()
             return
+        before = named(self.complete[0])
         self.complete = (tuple(frozen.snapshot() for frozen in taken), model)
+        for path in before - named(self.complete[0]):
+            del self.files[path]
         for operator, _ in self.subtasks:
             operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
 
@@ -278,8 +290,12 @@ class Job:
         for _, store in self.subtasks:
             job = store.compaction()
             if job is not None:
-                encoded = job.run(lambda file: self.files[file.path])
+                encoded = job.run(self.read)
                 store.compacted(job, self.write(encoded) if done else None)
+
+
+def named(snapshots):
+    return {segment.file.path for snapshot in snapshots for segment in snapshot.segments}
 
 
 def close(left, right):
@@ -306,6 +322,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("copy"), st.integers(1, 3)),
         st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
         st.tuples(st.just("compact"), st.booleans()),
+        st.tuples(st.just("begin_fetch")),
+        st.tuples(st.just("end_fetch")),
         st.tuples(st.just("restart"), st.integers(1, 4)),
     ),
     min_size=12,
@@ -325,14 +343,22 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-@pytest.mark.parametrize("name", sorted(MODELS))
+#: Values of any length and times-to-live are refused with `remote`.
+CASES = [
+    (name, backend)
+    for backend in ("hashmap", "rocksdb", "remote")
+    for name in sorted(MODELS)
+    if backend != "remote" or ("any length" not in name and "time" not in name)
+]
+
+
+@pytest.mark.parametrize(("name", "backend"), CASES)
 @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.sampled_from(sorted(KEYS)), OPERATIONS)
-def test_any_history_gives_the_rows_of_the_model(name, backend, kind, operations):
+@given(st.sampled_from(sorted(KEYS)), OPERATIONS, st.sampled_from(LOCAL_BYTES))
+def test_any_history_gives_the_rows_of_the_model(name, backend, kind, operations, local_bytes):
     key, keys = KEYS[kind]
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, MODELS[name](key), keys, backend)
+    with tempfile.TemporaryDirectory() as folder, small_pieces():
+        job = Job(folder, MODELS[name](key), keys, backend, local_bytes)
         try:
             for operation, *arguments in operations:
                 getattr(job, {"restart": "start"}.get(operation, operation))(*arguments)

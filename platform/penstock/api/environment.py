@@ -47,7 +47,7 @@ class Environment:
         *,
         checkpoint_interval: str | float | None = None,
         checkpoint_root: str | Path | None = None,
-        state_backend: Literal["hashmap", "rocksdb"] | None = None,
+        state_backend: Literal["hashmap", "rocksdb", "remote"] | None = None,
         require_uids: bool = True,
         **settings: Unpack[SettingsKeywords],
     ) -> None:

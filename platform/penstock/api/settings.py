@@ -31,6 +31,7 @@ class SettingsKeywords(TypedDict, total=False):
     checkpoint_tolerated_failures: int
     retained_checkpoints: int
     managed_memory: str | int
+    remote_local: str | int
     buffer_timeout: str | float
     buffer_size: str | int
     exclusive_buffers: int

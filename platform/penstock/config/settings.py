@@ -48,7 +48,9 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: The job fails when no checkpoint completed for this long, however many failures are tolerated; 0 = off.
     checkpoint_max_age_ms: int = 0
     retained_checkpoints: int = 3
-    state_backend: Literal["hashmap", "rocksdb"] = "hashmap"
+    state_backend: Literal["hashmap", "rocksdb", "remote"] = "hashmap"
+    #: `remote`: fetched state on the local disk of one slot, beyond which what is cold is dropped.
+    remote_local_bytes: int = 8 << 30
     #: Bound of hot tables, frozen pages and open segments of one slot.
     managed_memory_bytes: int = 256 << 20
     buffer_timeout_ms: int = 100

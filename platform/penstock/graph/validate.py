@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import GraphError
+from penstock.graph.backend_check import check_backend
 from penstock.graph.job_graph import KeyGroup
 from penstock.graph.stream_graph import StreamGraph, StreamNode
 
@@ -130,6 +131,7 @@ def validate(graph: StreamGraph) -> None:
         _check_parallelism(graph, node)
         _check_output_used(graph, node)
         _check_side_outputs(graph, node)
+        check_backend(graph, node)
     _check_delivery(graph)
 
 

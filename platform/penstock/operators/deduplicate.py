@@ -61,8 +61,11 @@ class DeduplicateOperator(Operator):
         """Emit the rows that are kept in place of what was there."""
         if self._ttl is not None:
             self._ttl.clock.tick()
-        for first in range(0, batch.data.num_rows, self._table.most_rows):
-            self._process(batch.data.slice(first, self._table.most_rows), out)
+        done = 0
+        while done < batch.data.num_rows:
+            part = batch.data.slice(done, self._table.most_rows)
+            self._process(part, out)
+            done += part.num_rows
 
     def _process(self, data: pa.RecordBatch, out: Collector) -> None:
         keys = key_columns(data, self._config.key)

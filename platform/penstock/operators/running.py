@@ -57,8 +57,11 @@ class RunningAggregateOperator(Operator):
         """Add the rows, and emit each with what its key then holds."""
         if self._ttl is not None:
             self._ttl.clock.tick()
-        for first in range(0, batch.data.num_rows, self._table.most_rows):
-            self._process(batch.data.slice(first, self._table.most_rows), out)
+        done = 0
+        while done < batch.data.num_rows:
+            part = batch.data.slice(done, self._table.most_rows)
+            self._process(part, out)
+            done += part.num_rows
 
     def _process(self, data: pa.RecordBatch, out: Collector) -> None:
         keys = key_columns(data, self._config.key)

@@ -57,6 +57,10 @@ class ColdRows(Protocol):
     """Cold rows of one table: in a `ColdStore` (`StoreRows`) or in files of their own (`cold_file.FileRows`)."""
 
     @property
+    def in_file(self) -> bool:
+        """Whether they lie in files of their own, so that memory has a bound."""
+
+    @property
     def panes(self) -> list[int]:
         """Panes with rows."""
 
@@ -87,6 +91,8 @@ class ColdRows(Protocol):
 
 class StoreRows:
     """Cold rows in a store of sorted bytes: keys of every type."""
+
+    in_file = False
 
     def __init__(self, spec: PaneTableSpec, store: ColdStore) -> None:
         """Nothing is there yet."""
@@ -146,10 +152,14 @@ class StoreRows:
         if gone:
             self._store.delete_range(bound(min(gone)), bound(pane))
 
+    def drop_range(self, part: HashRange) -> None:
+        """Remove the rows within a hash range; `rows_of` goes on counting them."""
+        for pane in self._rows:
+            self._store.delete_range(bound(pane, part.low), _behind(pane, part))
+
     def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
-        high = bound(pane, part.high + 1) if part.high < (1 << 63) - 1 else bound(pane + 1)
-        for keys, values in self._store.scan(bound(pane, part.low), high):
+        for keys, values in self._store.scan(bound(pane, part.low), _behind(pane, part)):
             cells = np.frombuffer(b"".join(values), np.int64).reshape(len(values), self._spec.width)
             columns, hashes, namespaces = decode_keys(self._spec.key_schema, keys)
             yield columns, hashes, namespaces, cells
@@ -249,6 +259,10 @@ class ColdPanes:
         cold = self._rows.panes
         for pane in sorted(p for p in panes if p in cold):
             yield from self._rows.scan(pane, part)
+
+
+def _behind(pane: int, part: HashRange) -> bytes:
+    return bound(pane, part.high + 1) if part.high < (1 << 63) - 1 else bound(pane + 1)
 
 
 def parts_of(rows: int, owned: HashRange, most: int = _PART_ROWS) -> list[HashRange]:

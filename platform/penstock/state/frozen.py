@@ -12,92 +12,33 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.errors import StateMismatchError
 from penstock.core.schema import schema_to_text
-from penstock.core.snapshot import KeyedStateSnapshot, Segment
-from penstock.kernels import pages as kernels
-from penstock.kernels.columns import KeyColumns, key_columns
-from penstock.kernels.hashing import hash_order, packed_order
-from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
+from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
+from penstock.kernels.hashing import hash_order
+from penstock.state.hash_ranges import inside
+from penstock.state.pane_rows import rows_to_table
 from penstock.state.panes import Rows
+from penstock.state.segment_file import SegmentFile
 from penstock.state.segments import SegmentWriter
-from penstock.state.values import take_values
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     from penstock.core.keygroup import HashRange
-    from penstock.core.snapshot import FileRef
     from penstock.kernels.compile import I64
     from penstock.state.accumulators import PaneTableSpec
     from penstock.state.budget import MemoryBudget
-    from penstock.state.key_index import KeyView
     from penstock.state.keyed import EncodedSegment
     from penstock.state.panes import FrozenRows
     from penstock.state.segment_log import LogView, SegmentLog
     from penstock.state.ttl import Ttl
-    from penstock.state.values import ValueHeap
 
 
 #: Slot, hash, place in order and a copy of it while a frozen row waits to be encoded.
 _ORDER_BYTES = 4 + 3 * 8
 #: A value of a piece: as a cell, as a word, as a column, and in the encoder.
 _CELL_BYTES = 4 * 8
-
-
-def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
-    """Return cells as columns of a segment, sorted by hash."""
-    hashes, count = keys.hashes[rows.slots], len(rows.slots)
-    words = np.empty((spec.width, count), np.int64)
-    out = (np.empty(count, np.int64), np.empty(count, np.int32), words)
-    order, mask = packed_order(hashes)
-    if kernels.arrange(order, mask, (hashes, rows.slots, rows.cells), out):
-        order, mask = np.argsort(hashes, kind="stable"), -1
-        kernels.arrange(order, mask, (hashes, rows.slots, rows.cells), out)
-    panes = np.zeros(count, np.int64) if spec.single_pane else rows.panes[order & mask]
-    values = [
-        take_values(w, spec.value_words[i]) if i in spec.value_words else pa.array(w.view(np.dtype(dtype)))
-        for i, (w, (_, dtype)) in enumerate(zip(words, spec.value_columns, strict=True))
-    ]
-    columns = [
-        pa.array(out[0]),
-        *keys.gather(out[1]),
-        pa.array(panes),
-        *values,
-        pa.array(words[0] == 0),  # a cell that was emptied on its own, not under a tombstone
-        pa.array(np.arange(count)),
-    ]
-    return pa.Table.from_arrays(columns, schema=spec.segment_schema)
-
-
-def table_to_rows(spec: PaneTableSpec, table: pa.Table, heap: ValueHeap) -> tuple[KeyColumns, I64, I64, I64]:
-    """Return (keys, hashes, panes, cells) of rows read from a segment; a deleted row has a cell without rows.
-
-    Values of any length are put into `heap`.
-
-    Raises:
-        StateMismatchError: the file holds other columns than the job's operator keeps.
-    """
-    wanted = spec.segment_schema
-    if table.schema.names != wanted.names or table.schema.types != wanted.types:
-        raise StateMismatchError(
-            f"saved state has columns ({_describe(table.schema)}), the job keeps ({_describe(wanted)})",
-            hint="keep key columns and aggregates as they were, or give the operator a new uid",
-        )
-    batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
-    cells = np.empty((batch.num_rows, spec.width), np.int64)
-    for word, (name, _) in enumerate(spec.value_columns):
-        column = batch.column(name)
-        cells[:, word] = heap.put(column) if word in spec.value_words else column.to_numpy().view(np.int64)
-    cells[:, 0] <<= 1
-    cells[batch.column(DELETED).to_numpy(zero_copy_only=False), 0] = 0
-    keys = key_columns(batch, tuple(spec.key_schema.names))
-    return keys, batch.column(KEY_HASH).to_numpy(), batch.column(NAMESPACE).to_numpy(), cells
-
-
-def _describe(schema: pa.Schema) -> str:
-    return ", ".join(f"{f.name} {f.type}" for f in schema)
 
 
 class StateSpec(Protocol):
@@ -129,6 +70,9 @@ class InPieces(Protocol):
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
         """Yield the rows as columns of a segment, sorted by hash, in pieces of about so many; any thread."""
+
+    def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
+        """Yield the rows in some ranges of hashes, what was copied of them so far; the owner's thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,6 +132,14 @@ class FrozenPanes:
                 panes[mine], cells[mine] = part.panes[piece[mine] - first], part.cells[piece[mine] - first]
             yield rows_to_table(self.spec, self.rows.keys, Rows(slots[piece], panes, cells))
 
+    def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
+        """Yield the cells in some ranges of hashes; what is not copied yet is still in the table's memory as it was."""
+        for part in tuple(self.rows.copied):
+            found = inside(self.rows.keys.hashes[part.slots], ranges)
+            if found.any():
+                chosen = Rows(part.slots[found], part.panes[found], part.cells[found])
+                yield rows_to_table(self.spec, self.rows.keys, chosen)
+
     def _check_copied(self) -> None:
         if self.rows.left:
             left = self.rows.left
@@ -197,9 +149,18 @@ class FrozenPanes:
 class FrozenSegment:
     """The rows frozen at one position of the log, until they are durable."""
 
-    def __init__(self, spec: StateSpec, position: int, rows: FrozenContent, room: EncodeRoom | None = None) -> None:
-        """Hold `rows`; with `room` they are encoded in bounded memory."""
+    def __init__(
+        self,
+        spec: StateSpec,
+        position: int,
+        rows: FrozenContent,
+        room: EncodeRoom | None = None,
+        *,
+        wide: bool = True,
+    ) -> None:
+        """Hold `rows`; with `room` they are encoded in bounded memory, not `wide` in small row groups."""
         self.position = position
+        self._wide = wide
         self._room = room
         self._spec = spec
         self._rows: FrozenContent | None = rows
@@ -235,11 +196,11 @@ class FrozenSegment:
     def _encoded(self, rows: FrozenContent) -> EncodedSegment:
         room, schema = self._room, self._spec.segment_schema
         if room is None or not isinstance(rows, InPieces):
-            writer = SegmentWriter(schema, self.position, wide=True)
+            writer = SegmentWriter(schema, self.position, wide=self._wide)
             writer.add(rows.table())
             return writer.finish()
         path = room.directory / f"{room.name}-{self.position}.encoding"
-        writer = SegmentWriter(schema, self.position, path=path, wide=True)
+        writer = SegmentWriter(schema, self.position, path=path, wide=self._wide)
         try:
             for table in rows.tables(room.rows):
                 room.tell(rows.ordered_rows, table.num_rows, len(schema))
@@ -255,6 +216,17 @@ class FrozenSegment:
         if encoded is not None:
             path.write_bytes(encoded.data)
             self._spilled, self._rows = path, None
+
+    def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
+        """Yield the rows in some ranges of hashes, while they are not durable; the owner's thread."""
+        rows, spilled, about = self._rows, self._spilled, self._about
+        if spilled is not None and about is not None:
+            data = spilled.read_bytes()
+            file = SegmentFile(segment_of(about, FileRef(inline=data, length=len(data)), ""), lambda _: data)
+            for wanted in ranges:
+                yield from file.tables(wanted)
+        elif isinstance(rows, InPieces):
+            yield from rows.within(ranges)
 
     def named(self, file: FileRef, writer: str) -> Segment:
         """Return the segment as a manifest names it, and forget the rows."""
@@ -369,6 +341,8 @@ class FrozenSource:
         self.spec = spec
         self.log = log
         self.writer = writer
+        #: Whether its rows may be read a few at a time, by remote state.
+        self.remote = False
         #: When its rows expire, if they do.
         self.ttl: Ttl | None = None
         self.memory: FrozenMemory

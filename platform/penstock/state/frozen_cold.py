@@ -10,12 +10,12 @@ import pyarrow as pa
 
 from penstock.kernels.columns import FixedColumn
 from penstock.state.cold import parts_of
-from penstock.state.frozen import rows_to_table
 from penstock.state.key_index import KeyView, plain_key_schema
+from penstock.state.pane_rows import rows_to_table
 from penstock.state.panes import Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
@@ -48,20 +48,29 @@ class FrozenCold:
         """Return the rows as columns of a segment, sorted by hash."""
         return pa.concat_tables(self.tables(_PART_ROWS))
 
+    def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
+        """Yield the rows in some ranges of hashes."""
+        for wanted in ranges:
+            part = wanted.intersect(self.owned)
+            if part is not None:
+                for pane in self.rows.panes:
+                    yield from self._of(list(self.rows.scan(pane, part)), pane)
+
     def tables(self, rows: int) -> Iterator[pa.Table]:
         """Yield the rows as columns of a segment, a range of hashes at a time."""
         for pane in self.rows.panes:
             for part in parts_of(self.rows.rows_of(pane), self.owned, rows):
-                pieces = list(self.rows.scan(pane, part, rows))
-                if not pieces:
-                    continue
-                schema = plain_key_schema(self.spec.key_schema)
-                hashes = np.concatenate([p[1] for p in pieces])
-                cells = np.concatenate([p[3] for p in pieces])
-                columns = tuple(_stored([p[0] for p in pieces], k) for k in range(len(schema)))
-                slots = np.arange(len(hashes), dtype=np.int32)
-                found = Rows(slots, np.full(len(hashes), pane, np.int64), cells)
-                yield rows_to_table(self.spec, KeyView(schema, hashes, columns), found)
+                yield from self._of(list(self.rows.scan(pane, part, rows)), pane)
+
+    def _of(self, pieces: list[tuple[KeyColumns, I64, I64, I64]], pane: int) -> Iterator[pa.Table]:
+        if pieces:
+            schema = plain_key_schema(self.spec.key_schema)
+            hashes = np.concatenate([p[1] for p in pieces])
+            cells = np.concatenate([p[3] for p in pieces])
+            columns = tuple(_stored([p[0] for p in pieces], k) for k in range(len(schema)))
+            slots = np.arange(len(hashes), dtype=np.int32)
+            found = Rows(slots, np.full(len(hashes), pane, np.int64), cells)
+            yield rows_to_table(self.spec, KeyView(schema, hashes, columns), found)
 
 
 def _stored(pieces: list[KeyColumns], k: int) -> tuple[I64, None, np.ndarray, int]:

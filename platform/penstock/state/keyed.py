@@ -86,6 +86,16 @@ class CompactionJob(Protocol):
         """Read, merge (last by order wins, tombstones applied), encode."""
 
 
+class PrefetchJob(Protocol):
+    """Rows fetched before anybody asks: `run` in the background, then `install` in the owner's thread."""
+
+    def run(self) -> None:
+        """Read the rows."""
+
+    def install(self) -> None:
+        """Put them in."""
+
+
 class KeyedStateStore(Protocol):
     """All keyed state of one operator of one subtask."""
 
@@ -115,6 +125,9 @@ class KeyedStateStore(Protocol):
 
     def compacted(self, job: CompactionJob, file: FileRef | None) -> None:
         """The merged segment is durable (None: given up); it replaces its inputs in later snapshots."""
+
+    def prefetch(self) -> PrefetchJob | None:
+        """Return rows for the background to fetch, while there are such and local space allows."""
 
     @property
     def memory_bytes(self) -> int:

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, SEQ
-from penstock.state.frozen import rows_to_table
 from penstock.state.key_index import KeyIndex
+from penstock.state.pane_rows import rows_to_table
 from penstock.state.panes import Rows
 
 if TYPE_CHECKING:

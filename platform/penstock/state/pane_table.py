@@ -12,21 +12,22 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
 from penstock.kernels import merge
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.adding import add_rows
+from penstock.state.changes import Changes
 from penstock.state.cold import ColdPanes
-from penstock.state.cold_file import FileRows
 from penstock.state.eviction import Bounds
-from penstock.state.frozen import EncodeRoom, FrozenPanes, FrozenSegment, FrozenSource, FrozenTable, table_to_rows
-from penstock.state.frozen_cold import FrozenCold
+from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.hot import Fired, HotPanes, canonical, overflow
 from penstock.state.key_counts import KeyCounts
 from penstock.state.key_index import KeyIndex
 from penstock.state.look_up import pane_rows
+from penstock.state.pane_rows import table_to_rows
 from penstock.state.panes import Rows
+from penstock.state.remote import RemoteRows
 from penstock.state.table_home import TableHome
 from penstock.state.values import ValueHeap
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
+    from penstock.state.frozen import FrozenSegment
 
 __all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
@@ -53,22 +55,25 @@ class PaneTable:
         # with the field ids of the snapshot it is restored from
         self.spec = source.spec if isinstance(source.spec, PaneTableSpec) else spec
         self._home = home
-        self._hot = HotPanes(self.spec, small=isinstance(home.cold, FileRows))
+        in_file = home.cold is not None and home.cold.in_file
+        self._hot = HotPanes(self.spec, small=in_file)
         source.memory = self._hot.memory
         self._cold = None if home.cold is None else ColdPanes(home.cold)
         #: Where the table stays within them whatever comes: its cold rows have a file.
-        self._bounds = Bounds(home.budget, self._holder) if isinstance(home.cold, FileRows) else None
-        self._waiting: list[FrozenSegment] = []
-        #: Changed rows that left memory since the last freeze.
-        self._evicted: FileRows | None = None
+        self._bounds = Bounds(home.budget, self._holder) if in_file else None
+        self._changes = Changes(source, self.spec, home.directory, self._bounds)
+        self._remote = home.cold if isinstance(home.cold, RemoteRows) else None
+        if self._remote is not None:
+            self._remote.follow(self._changes)
         self._check_dead_at = _DEAD_KEYS
         #: What the words of strings and the like refer to.
         self.heap = ValueHeap()
 
     @property
     def most_rows(self) -> int:
-        """Most rows to be given to a running table at a time."""
-        return _MANY if self._bounds is None else self._bounds.piece
+        """Most rows to be given to a running table at a time; asked anew each time, as it changes."""
+        most = _MANY if self._bounds is None else self._bounds.piece
+        return most if self._remote is None else min(most, self._remote.next_rows())
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -173,14 +178,15 @@ class PaneTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the table as it is."""
-        self._freeze_evicted()
+        self._changes.freeze_evicted()
         self._freeze_dirty()
-        return FrozenTable(self.source, self.source.log.view(), tuple(self._undurable()))
+        return FrozenTable(self.source, self.source.log.view(), self._changes.undurable())
 
     def load(self, table: pa.Table) -> None:
         """Put restored rows in, newest last."""
-        for first in range(0, table.num_rows, self.most_rows):
-            self._load(table.slice(first, self.most_rows))
+        most = self.most_rows
+        for first in range(0, table.num_rows, most):
+            self._load(table.slice(first, most))
 
     def _load(self, table: pa.Table) -> None:
         self._make_room(table.num_rows)
@@ -198,52 +204,21 @@ class PaneTable:
     @property
     def memory_bytes(self) -> int:
         """Bytes of index, pages and rows waiting for an upload."""
-        return self._hot_bytes() + sum(s.memory_bytes for s in self._undurable())
+        return self._hot_bytes() + self._changes.memory_bytes
 
     def close(self) -> None:
         """Give the memory back."""
         self._home.budget.report(self._holder, 0)
         self._home.budget.work(f"{self._holder}/frozen", 0)
-        self._waiting = []
-        self._evicted = None
+        self._changes.close()
 
     @property
     def _holder(self) -> str:
         return f"{self.source.writer}/{self.source.uid}/{self.source.state}"
 
-    def _undurable(self) -> list[FrozenSegment]:
-        self._waiting = [s for s in self._waiting if not s.durable]
-        return self._waiting
-
     def _freeze_dirty(self) -> FrozenSegment | None:
         whole = self._worth_whole()
-        if whole:  # nothing that was saved before counts any more
-            self.source.log.add_tombstone(self.source.hash_range, MIN_TIMESTAMP, MAX_TIMESTAMP)
-        position = self.source.log.next_position()
-        rows = self._hot.memory.freeze(position, self._hot.index.view(), whole=whole)
-        if rows is None:
-            return None
-        self.source.log.append(position)
-        segment = FrozenSegment(
-            self.spec, position, FrozenPanes(self.spec, rows, self.heap.pinned), self._encode_room()
-        )
-        self._waiting.append(segment)
-        return segment
-
-    def _freeze_evicted(self) -> None:
-        """Close the place of the changed rows that left memory: it becomes a segment, older than what is in memory."""
-        if self._evicted is not None and self._evicted.panes:
-            position = self.source.log.next_position()
-            self.source.log.append(position)
-            content = FrozenCold(self.spec, self._evicted, self.source.hash_range)
-            self._waiting.append(FrozenSegment(self.spec, position, content, self._encode_room()))
-            self._evicted = None
-
-    def _encode_room(self) -> EncodeRoom | None:
-        if self._bounds is None:
-            return None
-        home, name = self._home, f"{self.source.uid}-{self.source.state}"
-        return EncodeRoom(directory=home.directory, name=name, rows=self._bounds.encoded, budget=home.budget)
+        return self._changes.freeze(self._hot, whole=whole, pinned=self.heap.pinned)
 
     def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
         """Return the cell of every row, made or brought in where it is not in memory."""
@@ -262,8 +237,8 @@ class PaneTable:
 
     def _report(self) -> None:
         self._home.budget.report(self._holder, self._hot_bytes())
-        if self._waiting:
-            self._home.budget.work(f"{self._holder}/frozen", sum(s.memory_bytes for s in self._undurable()))
+        if self._changes.pending:
+            self._home.budget.work(f"{self._holder}/frozen", self._changes.memory_bytes)
 
     def _make_room(self, rows: int) -> None:
         """Let keys leave before so many rows are taken in."""
@@ -341,7 +316,7 @@ class PaneTable:
         segment = self._freeze_dirty()
         self._hot.memory.copy_all_frozen()
         if segment is not None:
-            segment.spill(self._home.directory / f"{self.source.state}-{segment.position}.parquet")
+            self._changes.spill(segment)
         keep, keys = self._cold.recent(self._hot.index.count), self._hot.index.view()
         rows = self._hot.memory.present()
         out = ~keep[rows.slots]
@@ -350,10 +325,7 @@ class PaneTable:
         self._report()
 
     def _evict_in_pieces(self, bounds: Bounds, cold: ColdPanes) -> None:
-        if self._evicted is None:
-            self._evicted = cold.for_changes()
-        assert self._evicted is not None  # noqa: S101 - a file has a place for changes
         self._hot.memory.copy_all_frozen()
-        self._hot = bounds.evict(self._hot, cold, self._evicted)
+        self._hot = bounds.evict(self._hot, cold, self._changes.place(cold))
         self.source.memory = self._hot.memory
         self._report()

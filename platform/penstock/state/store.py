@@ -11,15 +11,12 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import conform
-from penstock.kernels.key_types import is_fixed
-from penstock.state.cold import StoreRows
-from penstock.state.cold_file import FileRows
-from penstock.state.cold_records import ColdHome
+from penstock.state.cold_places import ColdPlaces
 from penstock.state.fitting import fitted, migration_of
 from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
-from penstock.state.key_index import plain_key_schema
 from penstock.state.merging import CompactionJob
 from penstock.state.pane_table import PaneTable, PaneTableSpec
+from penstock.state.remote_segments import Gather, one_by_one
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
 from penstock.state.row_table import RowTable
@@ -43,11 +40,11 @@ if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I64
     from penstock.state.budget import MemoryBudget
-    from penstock.state.cold import ColdRows, ColdStore
+    from penstock.state.cold import ColdRows
     from penstock.state.fitting import Migrating
     from penstock.state.key_counts import KeyCounts
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
-    from penstock.state.keyed import FrozenState
+    from penstock.state.keyed import FrozenState, PrefetchJob
     from penstock.state.ttl import Ttl
 
 #: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
@@ -72,6 +69,8 @@ class KeyedStateRequest:
     #: `<run>/<vertex>/<subtask>/<attempt>`.
     writer: str
     budget: MemoryBudget
+    #: Does several reads at a time.
+    gather: Gather = one_by_one
 
 
 class StateTable(Protocol):
@@ -112,7 +111,7 @@ class KeyedState:
         self._request = request
         self._tables: dict[str, StateTable] = {}
         self._rows: RowState | None = None
-        self._cold: list[ColdStore | ColdRows | ColdHome] = []
+        self._cold = ColdPlaces(request)
         self._views: dict[int, list[tuple[SegmentLog, LogView]]] = {}
 
     def pane_table(self, name: str, spec: PaneTableSpec) -> PaneTable:
@@ -124,13 +123,13 @@ class KeyedState:
             PenstockError: it does not fit the managed memory (hashmap backend).
         """
         return self._declare(
-            name, spec, lambda source: PaneTable(source, spec, self._home(self._cold_rows(source, spec)))
+            name, spec, lambda source: PaneTable(source, spec, self._home(self._cold.rows(source, spec)))
         )
 
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
         """Declare a table without windows and restore it; `ttl` where the spec says that rows expire."""
         return self._declare(
-            name, spec, lambda source: RunningTable(source, spec, self._home(self._cold_rows(source, spec)), ttl)
+            name, spec, lambda source: RunningTable(source, spec, self._home(self._cold.rows(source, spec)), ttl)
         )
 
     def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
@@ -149,7 +148,7 @@ class KeyedState:
         request = self._request
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        cold = self._cold_home() if leaves else None
+        cold = self._cold.home() if leaves else None
         area = SpillArea(request.directory) if request.settings.state_backend == "rocksdb" else None
         holder = f"{request.writer}/{request.uid}"
         self._rows = RowState(key_schema, holder, request.budget, self._declare, cold=cold, area=area)
@@ -224,6 +223,10 @@ class KeyedState:
         else:
             log.compacted(job.inputs, segment_of(job.result, file, self._request.writer))
 
+    def prefetch(self) -> PrefetchJob | None:
+        """Return rows for the background to fetch from the object store."""
+        return next((job for rows in self._cold.remote.values() if (job := rows.next_fetch()) is not None), None)
+
     @property
     def memory_bytes(self) -> int:
         """Managed bytes held by all tables."""
@@ -236,27 +239,8 @@ class KeyedState:
             table.close()
         if self._rows is not None:
             self._rows.close()
-        for store in self._cold:
-            store.close()
-        self._cold = []
+        self._cold.close()
         self._tables = {}
-
-    def _cold_rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
-        """Return where a table's rows go when memory runs out: RocksDB, or a file if it has one pane and plain keys.
-
-        Cells that refer to strings and the like stay in memory.
-        """
-        request = self._request
-        if request.settings.state_backend != "rocksdb" or spec.value_words:
-            return None
-        if spec.single_pane and all(is_fixed(field.type) for field in plain_key_schema(spec.key_schema)):
-            share = request.settings.managed_memory_bytes // _COLD_SHARE
-            rows = FileRows(spec, request.hash_range, request.directory, share)
-            rows.expect(source.log.rows)
-            self._cold.append(rows)
-            return rows
-        store = self._cold_store(source.state)
-        return None if store is None else StoreRows(spec, store)
 
     def _declare(self, name: str, spec: StateSpec, make: Callable[[FrozenSource], TableT]) -> TableT:
         """Make a table and restore it."""
@@ -272,37 +256,15 @@ class KeyedState:
         log = saved if migration is None else SegmentLog(request.hash_range)
         table = make(FrozenSource(request.uid, name, spec, log, request.writer))
         self._tables[name] = table
-        segments = [e.segment for e in saved.entries if e.segment is not None]
-        self._restore(table, segments, saved.tombstones, migration)
+        if name not in self._cold.remote:  # else its rows come when they are asked for
+            segments = [e.segment for e in saved.entries if e.segment is not None]
+            self._restore(table, segments, saved.tombstones, migration)
         return table
 
     def _home(self, cold: ColdRows | None) -> TableHome:
         request = self._request
         request.directory.mkdir(parents=True, exist_ok=True)
         return TableHome(request.budget, cold, request.directory)
-
-    def _cold_store(self, name: str) -> ColdStore | None:
-        if self._request.settings.state_backend != "rocksdb":
-            return None
-        store = self._open_store(name)
-        self._cold.append(store)
-        return store
-
-    def _cold_home(self) -> ColdHome | None:
-        if self._request.settings.state_backend != "rocksdb":
-            return None
-        from penstock.state import rocksdb
-
-        rocksdb.require()
-        home = ColdHome(lambda: self._open_store("rows"), self._request.directory)
-        self._cold.append(home)
-        return home
-
-    def _open_store(self, name: str) -> ColdStore:
-        from penstock.state.rocksdb import RocksStore
-
-        request = self._request
-        return RocksStore(request.directory / f"cold-{name}", request.settings.managed_memory_bytes // _COLD_SHARE)
 
     def _restore(
         self,

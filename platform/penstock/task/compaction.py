@@ -1,7 +1,7 @@
-"""Runs the compactions that a subtask's keyed stores ask for: merge in the background, upload, hand the result back.
+"""Runs what a subtask's keyed stores ask for in the background: compactions, and fetching remote state.
 
-One at a time per store, which is the store's own rule. A compaction that fails is given up and counted; nothing
-depends on it.
+A compaction is merged in the background, uploaded, and handed back. One at a time per store, which is the store's own
+rule. A compaction that fails is given up and counted; nothing depends on it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from penstock.core.snapshot import FileRef
 from penstock.state.keyed import EncodedSegment
 from penstock.task.environment import Background
 from penstock.task.mailbox import Mail
+from penstock.task.prefetch import Prefetcher
 from penstock.task.uploader import Part, Uploader
 
 if TYPE_CHECKING:
@@ -32,9 +33,15 @@ class Compactor:
     failures: int = 0
     completed: int = 0
     _running: set[int] = field(default_factory=set)
+    _prefetcher: Prefetcher = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Nothing runs yet."""
+        self._prefetcher = Prefetcher(self.background, self.post)
 
     def start_due(self, stores: tuple[KeyedStateStore, ...]) -> None:
         """Begin whatever the stores offer."""
+        self._prefetcher.start_due(stores)
         for index, store in enumerate(stores):
             if index in self._running:
                 continue

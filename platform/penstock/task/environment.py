@@ -15,6 +15,7 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock
 from penstock.operators.registry import create_operator
 from penstock.rpc.messages import WorkerMessage
+from penstock.state.remote_segments import Gather, one_by_one
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef
@@ -52,6 +53,8 @@ class TaskEnvironment:
     state_dir: Path = field(default_factory=lambda: Path("state"))
     open_store: Callable[[str], ObjectStore] = open_store
     create_operator: Callable[[str], Operator] = create_operator
+    #: Reads of remote state, several at a time.
+    gather: Gather = one_by_one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -130,6 +130,7 @@ def _state_request(
         directory=Path(environment.state_dir) / f"{place}-{zlib.crc32(restore.uid.encode()):08x}",
         writer=f"{deployment.run_id}/{execution.vertex_id}/{execution.subtask}/{execution.attempt}",
         budget=services.budget,
+        gather=environment.gather,
     )
 
 

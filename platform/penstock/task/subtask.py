@@ -83,10 +83,8 @@ class Subtask:
         )
         self._compactor = Compactor(environment.background, services.uploader, services.read_file, self.mailbox.post)
         self.metrics = SubtaskMetrics(self._clock, self._gate, self._outputs, self._chain, self._compactor, self._quota)
-        self._opened = False
+        self._opened = self._silent = self._finishing = False
         self._input_ended = self._output_ended = False
-        self._silent = False
-        self._finishing = False
         self.over = False
         self.final_state = ""
         self._pacing = SourcePacing(deployment.settings.buffer_timeout_ms)
@@ -332,6 +330,7 @@ class Subtask:
             budget=self._quota,
         )
         self._stores = open_chain(self._chain, self.deployment, self._environment, services)
+        self._compactor.start_due(self._stores)
         combine_outputs(self._outputs, self.deployment.settings)
         expect_combined(self._gate, self._chain.links[0].operator)
         if self._gate is not None and self._watermarks.combined > MIN_TIMESTAMP:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock
@@ -27,6 +27,8 @@ _MAX_WAIT_MS = 1000.0
 _MIN_WAIT_MS = 0.1
 #: Pieces of background work that may wait.
 _BACKGROUND_QUEUE = 10_000
+#: Fewer reads are done by whoever asks.
+_WORTH_THREADS = 2
 
 
 class RunLoop:
@@ -142,3 +144,24 @@ class ThreadBackground:
             del work, done, result, failure
             with self._lock:
                 self._open -= 1
+
+
+class ParallelReads:
+    """Does pieces of work in the threads of a background of its own, and waits for all of them."""
+
+    def __init__(self, background: ThreadBackground) -> None:
+        """`background` is nobody else's, so that nothing waits behind other work."""
+        self._background = background
+
+    def __call__(self, work: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return what each piece returned, in order; raises what the first of them raised that failed."""
+        if len(work) < _WORTH_THREADS:
+            return [piece() for piece in work]
+        ended: queue.SimpleQueue[tuple[int, Any, BaseException | None]] = queue.SimpleQueue()
+        for number, piece in enumerate(work):
+            self._background.submit(piece, lambda result, error, n=number: ended.put((n, result, error)))  # type: ignore[misc]
+        found = sorted((ended.get() for _ in work), key=lambda end: end[0])
+        for _, _, error in found:
+            if error is not None:
+                raise error
+        return [result for _, result, _ in found]

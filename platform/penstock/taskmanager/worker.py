@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 SWITCH_INTERVAL_SECONDS = 0.0005
 #: Encoding and uploading; two, so that one slow PUT does not hold up the other subtasks of the slot.
 BACKGROUND_THREADS = 2
+READING_THREADS = 8
 #: Publishing and recovery may block for as long as a broker is away: one thread a sink, as far as this goes.
 BLOCKING_THREADS = 16
 #: Metrics go out with the first lease renewal after this long.
@@ -121,7 +122,7 @@ def _start_runtime(spec: WorkerSpec, clock: Clock, report: Callable[[WorkerMessa
     from penstock.network.connection import WorkerNetwork
     from penstock.task.environment import TaskEnvironment
     from penstock.task.runtime import TaskRuntime
-    from penstock.task.threads import ThreadBackground, ThreadDriver
+    from penstock.task.threads import ParallelReads, ThreadBackground, ThreadDriver
 
     listen = f"unix:{spec.socket_dir}"
     network = WorkerNetwork(spec.worker_id, listen, clock, on_connection_lost=_log_lost_connection)
@@ -132,6 +133,7 @@ def _start_runtime(spec: WorkerSpec, clock: Clock, report: Callable[[WorkerMessa
         report=report,
         background=ThreadBackground("ps-background", BACKGROUND_THREADS),
         blocking=ThreadBackground("ps-blocking", BLOCKING_THREADS),
+        gather=ParallelReads(ThreadBackground("ps-reads", READING_THREADS)),
         managed_memory_bytes=spec.managed_memory_bytes,
         state_dir=Path(spec.state_dir),
     )

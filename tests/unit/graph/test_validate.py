@@ -4,6 +4,9 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.errors import GraphError
+from penstock.core.schema import schema_to_text
+from penstock.graph.job_graph import KeyGroup, OperatorSpec
+from penstock.graph.stream_graph import StreamNode, Upstream
 from penstock.graph.validate import (
     is_key_type,
     require_columns,
@@ -146,3 +149,50 @@ def test_at_least_once_needs_no_checkpoints(graphs):
 def test_a_job_name_must_fit_paths(graphs):
     graphs.sink(graphs.source("a"))
     refused(lambda: graphs.job_graph("a/b"), "job name 'a/b'")
+
+
+@pytest.mark.parametrize("kind", ["process", "session_aggregate", "window_rows", "interval_join", "temporal_join"])
+def test_an_operator_whose_state_cannot_be_remote_is_named(graphs, kind):
+    kept = graphs.operator("mine", kind, graphs.source("a"), stateful=True, where="job.py:3")
+    graphs.sink(kept)
+    assert graphs.job_graph().vertices
+    graphs.set(state_backend="remote")
+    refused(graphs.job_graph, "job.py:3", "state_backend='remote'", "'rocksdb'")
+
+
+def test_state_of_a_window_can_be_remote(graphs):
+    graphs.set(state_backend="remote")
+    graphs.sink(graphs.window(graphs.source("a"), "w"))
+    assert graphs.job_graph().vertices
+
+
+VALUES = pa.schema([("user", pa.int64()), ("name", pa.string()), ("cents", pa.decimal128(38, 2)), ("n", pa.float64())])
+
+
+def aggregated(graphs, **config):
+    """A running aggregate over columns of fixed and of any width."""
+    source = Upstream(node=graphs.source("a"), partitioner=KeyGroup(("user",)))
+    spec = OperatorSpec(uid="mine", name="mine", kind="running_aggregate", stateful=True, config=config)
+    graphs.set(state_backend="remote")
+    node = StreamNode(id=0, operator=spec, where="job.py:3")
+    graphs.sink(graphs.builder.add(node, [(source, schema_to_text(VALUES))]))
+    return graphs
+
+
+@pytest.mark.parametrize(("fn", "column"), [("max", "name"), ("first", "cents")])
+def test_values_of_any_length_cannot_be_remote(graphs, fn, column):
+    mine = aggregated(graphs, aggregates=[{"fn": fn, "column": column}, {"fn": "count", "column": None}])
+    words = ("job.py:3", "state_backend='remote'", f"{fn}('{column}')", str(VALUES.field(column).type), "'rocksdb'")
+    refused(mine.job_graph, *words)
+    graphs.set(state_backend="rocksdb")
+    assert graphs.job_graph().vertices
+
+
+def test_what_is_made_of_strings_without_keeping_them_can_be_remote(graphs):
+    functions = [("approx_count_distinct", "name"), ("count", "name"), ("min", "n"), ("last", "user")]
+    assert aggregated(graphs, aggregates=[{"fn": fn, "column": c} for fn, c in functions]).job_graph().vertices
+
+
+def test_state_with_a_time_to_live_cannot_be_remote(graphs):
+    mine = aggregated(graphs, aggregates=[{"fn": "count", "column": None}], ttl={"duration_ms": 1000})
+    refused(mine.job_graph, "job.py:3", "state_backend='remote'", "time-to-live", "'rocksdb'")

@@ -67,6 +67,9 @@ class Store:
     def compacted(self, job, file):
         self.results.append(file)
 
+    def prefetch(self):
+        return None
+
 
 def test_a_compaction_that_fails_is_seen_and_the_next_one_goes_on(uploads, caplog):
     _, background, uploader = uploads

@@ -1,0 +1,103 @@
+"""Where the states of one operator go when memory runs out, or come from when they are asked for, by backend.
+
+Made by `state.store`, which closes it with the operator.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from penstock.kernels.key_types import is_fixed
+from penstock.state.accumulators import PaneTableSpec
+from penstock.state.cold import StoreRows
+from penstock.state.cold_file import FileRows
+from penstock.state.cold_records import ColdHome
+from penstock.state.key_index import plain_key_schema
+from penstock.state.regions import FileRegions, StoreRegions
+from penstock.state.remote import RemoteRows
+from penstock.state.remote_segments import RemoteSegments
+
+if TYPE_CHECKING:
+    from penstock.state.cold import ColdRows, ColdStore
+    from penstock.state.frozen import FrozenSource
+    from penstock.state.store import KeyedStateRequest
+
+#: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
+_COLD_SHARE = 4
+
+
+class ColdPlaces:
+    """Opened for one attempt of one operator of one subtask."""
+
+    def __init__(self, request: KeyedStateRequest) -> None:
+        """Nothing is opened yet."""
+        self._request = request
+        self._share = request.settings.managed_memory_bytes // _COLD_SHARE
+        self._opened: list[ColdRows | ColdHome] = []
+        #: Tables whose rows stay in the object store, by their name.
+        self.remote: dict[str, RemoteRows] = {}
+
+    def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
+        """Return the cold side of a table of panes; None: it stays in memory, as cells do that refer to strings.
+
+        Raises:
+            UsageError: the backend's library is not installed.
+            StorageError: the object store cannot be read (remote backend).
+        """
+        backend = self._request.settings.state_backend
+        if isinstance(source.spec, PaneTableSpec):  # with the field ids of the snapshot it is restored from
+            spec = source.spec
+        if backend == "hashmap" or (spec.value_words and backend == "rocksdb"):
+            return None
+        rows: ColdRows
+        if backend == "remote":
+            rows = self.remote[source.state] = self._remote_rows(source, spec)
+        elif _fits_file(spec):
+            rows = FileRows(spec, self._request.hash_range, self._request.directory, self._share)
+            rows.expect(source.log.rows)
+        else:
+            rows = StoreRows(spec, self._open_store(source.state))
+        self._opened.append(rows)
+        return rows
+
+    def home(self) -> ColdHome | None:
+        """Return where keys go with all their values; None: they stay in memory.
+
+        Raises:
+            UsageError: the backend's library is not installed.
+        """
+        if self._request.settings.state_backend != "rocksdb":
+            return None
+        from penstock.state import rocksdb
+
+        rocksdb.require()
+        home = ColdHome(lambda: self._open_store("rows"), self._request.directory)
+        self._opened.append(home)
+        return home
+
+    def close(self) -> None:
+        """Give the local disk back; idempotent."""
+        for place in self._opened:
+            place.close()
+        self._opened = []
+        self.remote = {}
+
+    def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemoteRows:
+        request, settings = self._request, self._request.settings
+        source.remote = True
+        segments = RemoteSegments(source, spec, request.read, request.gather)
+        if _fits_file(spec):
+            local: FileRegions | StoreRegions = FileRegions(spec, request.hash_range, request.directory, self._share)
+        else:
+            local = StoreRegions(spec, request.hash_range, StoreRows(spec, self._open_store(source.state)))
+        limit = settings.remote_local_bytes * request.budget.limit_bytes // settings.managed_memory_bytes
+        return RemoteRows(spec, segments, local, limit)
+
+    def _open_store(self, name: str) -> ColdStore:
+        from penstock.state.rocksdb import RocksStore
+
+        return RocksStore(self._request.directory / f"cold-{name}", self._share)
+
+
+def _fits_file(spec: PaneTableSpec) -> bool:
+    return spec.single_pane and all(is_fixed(field.type) for field in plain_key_schema(spec.key_schema))

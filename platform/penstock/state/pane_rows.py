@@ -1,0 +1,76 @@
+"""Cells of a pane table as columns of a segment, and back. Called by freeze, restore and remote state; any thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.errors import StateMismatchError
+from penstock.kernels import pages as kernels
+from penstock.kernels.columns import KeyColumns, key_columns
+from penstock.kernels.hashing import packed_order
+from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
+from penstock.state.values import take_values
+
+if TYPE_CHECKING:
+    from penstock.kernels.compile import I64
+    from penstock.state.accumulators import PaneTableSpec
+    from penstock.state.key_index import KeyView
+    from penstock.state.panes import Rows
+    from penstock.state.values import ValueHeap
+
+
+def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
+    """Return cells as columns of a segment, sorted by hash."""
+    hashes, count = keys.hashes[rows.slots], len(rows.slots)
+    words = np.empty((spec.width, count), np.int64)
+    out = (np.empty(count, np.int64), np.empty(count, np.int32), words)
+    order, mask = packed_order(hashes)
+    if kernels.arrange(order, mask, (hashes, rows.slots, rows.cells), out):
+        order, mask = np.argsort(hashes, kind="stable"), -1
+        kernels.arrange(order, mask, (hashes, rows.slots, rows.cells), out)
+    panes = np.zeros(count, np.int64) if spec.single_pane else rows.panes[order & mask]
+    values = [
+        take_values(w, spec.value_words[i]) if i in spec.value_words else pa.array(w.view(np.dtype(dtype)))
+        for i, (w, (_, dtype)) in enumerate(zip(words, spec.value_columns, strict=True))
+    ]
+    columns = [
+        pa.array(out[0]),
+        *keys.gather(out[1]),
+        pa.array(panes),
+        *values,
+        pa.array(words[0] == 0),  # a cell that was emptied on its own, not under a tombstone
+        pa.array(np.arange(count)),
+    ]
+    return pa.Table.from_arrays(columns, schema=spec.segment_schema)
+
+
+def table_to_rows(spec: PaneTableSpec, table: pa.Table, heap: ValueHeap) -> tuple[KeyColumns, I64, I64, I64]:
+    """Return (keys, hashes, panes, cells) of rows read from a segment; a deleted row has a cell without rows.
+
+    Values of any length are put into `heap`.
+
+    Raises:
+        StateMismatchError: the file holds other columns than the job's operator keeps.
+    """
+    wanted = spec.segment_schema
+    if table.schema.names != wanted.names or table.schema.types != wanted.types:
+        raise StateMismatchError(
+            f"saved state has columns ({_describe(table.schema)}), the job keeps ({_describe(wanted)})",
+            hint="keep key columns and aggregates as they were, or give the operator a new uid",
+        )
+    batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
+    cells = np.empty((batch.num_rows, spec.width), np.int64)
+    for word, (name, _) in enumerate(spec.value_columns):
+        column = batch.column(name)
+        cells[:, word] = heap.put(column) if word in spec.value_words else column.to_numpy().view(np.int64)
+    cells[:, 0] <<= 1
+    cells[batch.column(DELETED).to_numpy(zero_copy_only=False), 0] = 0
+    keys = key_columns(batch, tuple(spec.key_schema.names))
+    return keys, batch.column(KEY_HASH).to_numpy(), batch.column(NAMESPACE).to_numpy(), cells
+
+
+def _describe(schema: pa.Schema) -> str:
+    return ", ".join(f"{f.name} {f.type}" for f in schema)
