@@ -12,6 +12,7 @@ STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("row"), st.integers(0, 200)),
         st.tuples(st.just("wait"), st.integers(0, 30), st.integers(0, 250), st.booleans()),
+        st.tuples(st.just("no longer"), st.integers(0, 30), st.integers(0, 30)),
         st.tuples(st.just("due"), st.integers(0, 250), st.booleans()),
         st.tuples(st.just("restore")),
     ),
@@ -36,6 +37,13 @@ def test_sessions_are_found_as_if_all_were_looked_at(gap, lateness, steps):
             window = sorted(index)[numbers[0] % len(index)]
             (index[window].processing if numbers[2] else index[window].event).add(numbers[1])
             index.wait(numbers[1], window, processing=numbers[2])
+        elif name == "no longer" and index:
+            window = sorted(index)[numbers[0] % len(index)]
+            times = sorted([(t, False) for t in index[window].event] + [(t, True) for t in index[window].processing])
+            if times:
+                time, processing = times[numbers[1] % len(times)]
+                (index[window].processing if processing else index[window].event).discard(time)
+                index.no_longer(time, window, processing=processing)
         elif name == "due":
             time, processing = numbers
             waiting = {w for w, known in index.items() if time in (known.processing if processing else known.event)}

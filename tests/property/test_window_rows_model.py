@@ -48,6 +48,7 @@ WINDOWS = {
     "global": {"kind": "global"},
     "spring": {"kind": "sliding", "size_us": 90 * MINUTE, "slide_us": 30 * MINUTE, "time_zone": "Europe/Berlin"},
     "autumn": {"kind": "tumbling", "size_us": 30 * MINUTE, "time_zone": "Europe/Berlin"},
+    "gaps": {"kind": "sliding", "size_us": 20 * MINUTE, "slide_us": 60 * MINUTE, "time_zone": "Europe/Berlin"},
 }
 #: When the clock is set.
 SPRING, AUTUMN = 1774746000 // 60, 1792890000 // 60
@@ -58,12 +59,46 @@ SHAPES = {
     "global": ("global",),
     "spring": ("zone", 90, 30),
     "autumn": ("zone", 30, 30),
+    "gaps": ("zone", 20, 60),
 }
+
+
+class Quiet(ps.Trigger):
+    """Fires when no row has come for a while: every row takes the timer of the one before back."""
+
+    can_merge = event_time = True
+
+    def __init__(self, pause):
+        self.pause = pause
+
+    def on_element(self, row, timestamp, window, ctx):
+        if "due" in ctx.state:
+            ctx.delete(ctx.state["due"])
+        return self.wait(timestamp + self.pause, ctx)
+
+    def on_event_time(self, timestamp, window, ctx):
+        if ctx.state.get("due") != timestamp:
+            return ps.TriggerResult.CONTINUE
+        del ctx.state["due"]
+        return ps.TriggerResult.FIRE
+
+    def on_merge(self, window, ctx, merged):
+        waiting = [state["due"] for state in merged if "due" in state]
+        if waiting:
+            self.wait(max(waiting), ctx)
+
+    def wait(self, due, ctx):
+        ctx.state["due"] = due
+        ctx.event(due)
+        return ps.TriggerResult.CONTINUE
+
+
 TRIGGERS = {
     "event": lambda _: ps.trigger.event_time(),
     "count": ps.trigger.count,
     "continuous": None,
     "delta": lambda n: ps.trigger.delta(n, "v"),
+    "quiet": Quiet,
 }
 EVICTORS = {
     None: lambda _: None,
@@ -237,7 +272,7 @@ OPERATIONS = st.lists(
 RULES = st.sampled_from(
     [
         (*trigger, purges, *evictor)
-        for trigger in [("event", 0), ("count", 3), ("continuous", 40), ("delta", 6)]
+        for trigger in [("event", 0), ("count", 3), ("continuous", 40), ("delta", 6), ("quiet", 25)]
         for purges in (False, True)
         for evictor in [(None, 0), ("count", 2), ("time", 25), ("after", 1)]
     ]
@@ -255,7 +290,7 @@ def test_output_is_the_models(window, lateness, rule, operations):
         run(Job(folder, window, rule, lateness), operations)
 
 
-@pytest.mark.parametrize(("window", "base"), [("spring", SPRING), ("autumn", AUTUMN)])
+@pytest.mark.parametrize(("window", "base"), [("spring", SPRING), ("autumn", AUTUMN), ("gaps", AUTUMN)])
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     rule=RULES.filter(lambda rule: rule[0] in ("event", "count") and rule[3] != "time"),

@@ -109,7 +109,7 @@ class Model:
         if self.rule[0] in ("event", "continuous") and window.max_timestamp > mark:
             made.timers.add(window.max_timestamp)
         if waiting:
-            made.next = min(*waiting, window.max_timestamp)
+            made.next = max(waiting) if self.rule[0] == "quiet" else min(*waiting, window.max_timestamp)
             made.timers.add(made.next)
 
     def put(self, key, window, row):
@@ -129,6 +129,10 @@ class Model:
             if known.count >= number:
                 known.count = 0
                 self.fire(key, window)
+        if trigger == "quiet":
+            known.timers.discard(known.next)
+            known.next = row[0] + number
+            known.timers.add(known.next)
         if trigger == "delta":
             if known.last is None:
                 known.last = row[1]
@@ -154,7 +158,10 @@ class Model:
     def timer(self, key, window, time):
         known = self.windows[key][window]
         known.timers.discard(time)
-        if self.rule[0] == "event" or time == window.max_timestamp:
+        if self.rule[0] == "quiet":
+            known.next = None
+            self.fire(key, window)
+        elif self.rule[0] == "event" or time == window.max_timestamp:
             self.fire(key, window)
         elif time == known.next:
             known.next = None

@@ -60,7 +60,7 @@ class WindowAssigner:
         return not self.processing and not self.is_global and self.cleanup_time(window) <= watermark
 
     def is_behind(self, time: int, watermark: int) -> bool:
-        """Whether a row that is in no window comes too late."""
+        """Whether a row of that instant, which is in no window, comes too late."""
         return not self.processing and time + self._lateness <= watermark
 
 

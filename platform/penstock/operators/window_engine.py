@@ -56,7 +56,10 @@ class _Context:
             self.register(timestamp, processing=True)
 
     def delete(self, timestamp: int, *, processing: bool = False) -> None:
-        (self.known.processing if processing else self.known.event).discard(timestamp)
+        times = self.known.processing if processing else self.known.event
+        if timestamp in times:
+            times.discard(timestamp)
+            self.key.windows.no_longer(timestamp, self.window, processing=processing)
 
     def register(self, timestamp: int, *, processing: bool) -> None:
         """Let the key's timer of that time become due, and the window be found then."""
@@ -97,7 +100,7 @@ class WindowEngine:
         if self.assigner.merges:
             return self._add_merging(key, element, windows[0])
         # Flink's rule: where windows leave gaps, a row in none of them is late behind the watermark
-        taken = not windows and not self.assigner.is_behind(time, key.watermark)
+        taken = not windows and not self.assigner.is_behind(element.timestamp, key.watermark)
         for window in windows:
             if not self.assigner.is_late(window, key.watermark):
                 taken = True

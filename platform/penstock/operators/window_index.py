@@ -31,9 +31,9 @@ class WindowIndex(dict[TimeWindow, "BufferedWindow"]):
         """`windows` are those that were restored."""
         super().__init__()
         self._assigner = assigner
-        #: Which windows wait for a time; those that no longer do are left out when it comes.
-        self._events: dict[int, list[TimeWindow]] = {}
-        self._processings: dict[int, list[TimeWindow]] = {}
+        #: Which windows wait for a time.
+        self._events: dict[int, dict[TimeWindow, None]] = {}
+        self._processings: dict[int, dict[TimeWindow, None]] = {}
         #: Windows that merge, none of which touches another, so in order of start and end.
         self._ordered: list[TimeWindow] = []
         for window, known in (windows or {}).items():
@@ -63,9 +63,12 @@ class WindowIndex(dict[TimeWindow, "BufferedWindow"]):
 
     def wait(self, time: int, window: TimeWindow, *, processing: bool) -> None:
         """Let a window be found when that time comes."""
-        waiting = (self._processings if processing else self._events).setdefault(time, [])
-        if window not in waiting:
-            waiting.append(window)
+        (self._processings if processing else self._events).setdefault(time, {})[window] = None
+
+    def no_longer(self, time: int, window: TimeWindow, *, processing: bool) -> None:
+        """Let a window not be found when that time comes, unless it is over then."""
+        if processing != self._assigner.processing or time != self._assigner.cleanup_time(window):
+            self._leave(self._processings if processing else self._events, (time,), window)
 
     def due(self, time: int, *, processing: bool) -> list[TimeWindow]:
         """Return the windows that wait for a time, in order; they do so no more."""
@@ -79,10 +82,10 @@ class WindowIndex(dict[TimeWindow, "BufferedWindow"]):
         return self._ordered[first:stop]
 
     @staticmethod
-    def _leave(waiting: dict[int, list[TimeWindow]], times: Iterable[int], window: TimeWindow) -> None:
+    def _leave(waiting: dict[int, dict[TimeWindow, None]], times: Iterable[int], window: TimeWindow) -> None:
         for time in times:
             windows = waiting.get(time)
             if windows is not None and window in windows:
-                windows.remove(window)
+                del windows[window]
                 if not windows:
                     del waiting[time]
