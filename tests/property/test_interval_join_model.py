@@ -28,6 +28,7 @@ from tests.property.two_inputs import (
 )
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
+from penstock.core.errors import StateMismatchError
 from penstock.kernels.joins import find_ranges, find_ranges_plain, write_pairs, write_pairs_plain
 
 
@@ -226,3 +227,24 @@ def test_without_checkpoints_rows_that_were_cleaned_take_no_room():
             job.watermark(0, 1000 * turn + 500)
             assert sum(len(piece.slots) for table in tables for piece in table._added) <= 40
             assert max(table.hot_bytes for table in tables) < 10_000
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ((0, 100, "inner"), (0, 100, "left"), "rows without a partner"),
+        ((0, 100, "left"), (0, 100, "full"), "rows without a partner"),
+        ((0, 100, "left"), (-50, 100, "left"), "from 0 s to 0.0001 s, the job has one by time, from -5e-05 s"),
+        ((0, 100, "full"), (0, 100, "inner"), None),
+    ],
+)
+def test_a_join_goes_on_as_another_only_where_that_has_missed_nothing(tmp_path, before, after, reason):
+    job = Job(tmp_path, spec(*before), Model(*before[:2], how=before[2]))
+    job.checkpoint()
+    job.spec = spec(*after)
+    if reason is None:
+        job.restart(1)
+        job.close()
+        return
+    with pytest.raises(StateMismatchError, match=reason):
+        job.restart(1)

@@ -14,6 +14,7 @@ import msgspec
 from penstock.core.aggregate_evolution import evolve_state
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import EVOLVES, MIGRATES, MIGRATES_BY, is_migrated
+from penstock.core.join_evolution import require_same_join
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.redistribute import TASK_STATE_PREFIX
@@ -157,7 +158,7 @@ def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateV
     if ours == theirs and EVOLVES in (wanted.metadata or {}):
         return _evolved(uid, state, saved, wanted)
     if saved.names == wanted.names and saved.types == wanted.types:
-        return StateVerdict(uid=uid, state=state, verdict="same")
+        return _same_join(uid, state, saved, wanted)
     if ours != theirs:
         reason = f"{uid!r} was keyed by ({', '.join(theirs)}), the job keys it by ({', '.join(ours)})"
         way = "key by the old columns and types, or give the operator a new uid"
@@ -165,6 +166,15 @@ def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateV
         reason = f"state {state!r} of {uid!r} was saved with ({_shown(saved)}), the job keeps ({_shown(wanted)})"
         way = "keep aggregates and state types as they were, or give the operator (or the state) a new name"
     return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
+
+
+def _same_join(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> StateVerdict:
+    try:
+        require_same_join(saved, wanted)
+    except StateMismatchError as error:
+        reason, way = f"state {state!r} of {uid!r}: {error.message}", error.hint or "give the operator a new uid"
+        return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
+    return StateVerdict(uid=uid, state=state, verdict="same")
 
 
 def _evolved(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> StateVerdict:

@@ -34,7 +34,7 @@ class IntervalJoinOperator(JoinOperator):
         validate_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
         self._interval = parse_interval(config)
-        self._state = JoinState(context, sides)
+        self._state = JoinState(context, sides, self._interval.shown, self._interval.alone)
         self._state.check_all_declared()
         self._keys = list(sides.left), list(sides.right)
         self._output = JoinOutput(join_schema(config, left, right), sides, left)

@@ -171,6 +171,12 @@ class JoinWindow:
     #: Of cumulative windows: they end every step of a `size` (0: other windows).
     step: int = 0
 
+    @property
+    def shown(self) -> str:
+        """The windows, for a person."""
+        kind = f"every {self.step / 1e6:g} s up to" if self.step else f"every {self.slide / 1e6:g} s, of"
+        return f"by windows {kind} {self.size / 1e6:g} s, from {self.offset / 1e6:g} s on"
+
 
 def parse_join_window(config: dict[str, Any]) -> JoinWindow:
     """Return the windows of a window join.
@@ -235,6 +241,16 @@ class Interval:
     lower: int
     upper: int
     how: str = "inner"
+
+    @property
+    def shown(self) -> str:
+        """The bounds, for a person."""
+        return f"by time, from {self.lower / 1e6:g} s to {self.upper / 1e6:g} s"
+
+    @property
+    def alone(self) -> bytes:
+        """The sides whose rows come out without a partner too; see `core.join_evolution`."""
+        return b"".join(b"%d" % side for side in (0, 1) if is_outer(self.how, side))
 
     def reach(self, side: int) -> int:
         """Return for how long after a row of side 0 or 1 a row that it meets may come, in event time."""

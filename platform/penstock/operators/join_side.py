@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError, PenstockError
+from penstock.core.join_evolution import ALONE, JOIN
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
@@ -51,8 +52,10 @@ class Arrived:
 class JoinState:
     """Both sides' rows, their keys, and the watermark: what a join operator keeps."""
 
-    def __init__(self, context: OperatorContext, sides: JoinSides) -> None:
+    def __init__(self, context: OperatorContext, sides: JoinSides, join: str, alone: bytes = b"") -> None:
         """Declare (and so restore) both sides' rows, and take up the watermark where it was.
+
+        `join` and `alone` say for which join; see `core.join_evolution`.
 
         Raises:
             GraphError: the operator was deployed without keyed state.
@@ -68,7 +71,9 @@ class JoinState:
         self.rows = self._store.row_state(key_schema_of(sides, left))
         fields = value_fields(left, sides.left), value_fields(right, sides.right)
         #: Rows of the left and of the right side, and the names and types of the columns they keep.
-        self.tables = tuple(self.rows.timed_rows(name, tuple(kept)) for name, kept in zip(SIDES, fields, strict=True))
+        made_for = ((JOIN, join.encode()), (ALONE, alone))
+        pairs = zip(SIDES, fields, strict=True)
+        self.tables = tuple(self.rows.timed_rows(name, tuple(kept), made_for) for name, kept in pairs)
         self.names = tuple([field.name for field in kept] for kept in fields)
         self.types = tuple([field.type for field in kept] for kept in fields)
         saved = [item for s in context.restored if s.name == WATERMARK for item in s.items]

@@ -40,7 +40,7 @@ class TemporalJoinOperator(JoinOperator):
         validate_temporal_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
         self._outer = config["how"] == "left"
-        self._state = JoinState(context, sides)
+        self._state = JoinState(context, sides, "with versions")
         fields = value_fields(right, sides.right)
         self._current = self._state.rows.value(_CURRENT, (_VERSION, *fields))
         self._state.check_all_declared()

@@ -37,7 +37,7 @@ class WindowJoinOperator(JoinOperator):
         validate_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
         self._window = parse_join_window(config)
-        self._state = JoinState(context, sides)
+        self._state = JoinState(context, sides, self._window.shown)
         self._state.check_all_declared()
         self._schema = window_join_schema(config, left, right)
         self._output = JoinOutput(self._schema, sides, left)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from penstock.core.aggregate_evolution import evolve_state
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import EVOLVES, conform, is_migrated
+from penstock.core.join_evolution import require_same_join
 from penstock.core.schema import schema_from_text
 from penstock.state.accumulators import PaneTableSpec
 from penstock.state.row_spec import RowSpec
@@ -66,4 +67,10 @@ def fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:
             f"state {snapshot.state!r} of {snapshot.uid} was saved with columns ({theirs}), the job keeps ({ours})",
             hint="keep keys, aggregates and state types as they were, give a new uid, or start with --fresh",
         )
+    try:
+        require_same_join(saved, wanted)
+    except StateMismatchError as error:
+        raise StateMismatchError(
+            f"state {snapshot.state!r} of {snapshot.uid}: {error.message}", hint=error.hint
+        ) from error
     return spec

@@ -167,9 +167,11 @@ class RowState:
         made: TimerTable = self._declare(TIMERS + name, spec, make)
         return made
 
-    def timed_rows(self, name: str, values: tuple[pa.Field, ...]) -> TimedRows:
-        """Declare rows by key and time; they are restored when this returns."""
-        spec = TimedSpec(RowSpec(self.index.schema, values))
+    def timed_rows(
+        self, name: str, values: tuple[pa.Field, ...], join: tuple[tuple[bytes, bytes], ...] = ()
+    ) -> TimedRows:
+        """Declare rows by key and time of a join (see `core.join_evolution`); they are restored when this returns."""
+        spec = TimedSpec(RowSpec(self.index.schema, values), join)
 
         def make(source: FrozenSource) -> TimedRows:
             table = TimedRows(source, spec, self, self._area)

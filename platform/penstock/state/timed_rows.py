@@ -47,13 +47,16 @@ class TimedSpec:
     """Key and value columns of a state whose rows are told apart by their time and a number."""
 
     rows: RowSpec
+    #: What the schema says of the join; see `core.join_evolution`.
+    join: tuple[tuple[bytes, bytes], ...] = ()
 
     @cached_property
     def segment_schema(self) -> pa.Schema:
         """Columns of this state's Parquet files: those of a value by key, and `__row` behind the namespace."""
         plain = self.rows.segment_schema
         number = pa.field(ROW, pa.int64(), True, {"id": "5", "PARQUET:field_id": "5"})
-        return plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
+        schema = plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
+        return schema.with_metadata({**(plain.metadata or {}), **dict(self.join)}) if self.join else schema
 
 
 @dataclass(frozen=True, slots=True)

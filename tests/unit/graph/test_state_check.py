@@ -7,7 +7,7 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.errors import StateMismatchError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
-from penstock.core.schema import schema_to_text
+from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.snapshot import (
     Committable,
     FileRef,
@@ -95,6 +95,27 @@ def test_columns_that_do_not_fit_are_blocked_with_both_sides_named(saved, reason
     assert "new" in blocked.way_out
     with pytest.raises(StateMismatchError, match="people"):
         require_fit(found)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "verdict"),
+    [
+        (("0 to 1", b""), ("0 to 1", b"0"), "blocked"),
+        (("0 to 1", b"0"), ("0 to 1", b"01"), "blocked"),
+        (("0 to 1", b"0"), ("0 to 2", b"0"), "blocked"),
+        (("0 to 1", b"01"), ("0 to 1", b"0"), "same"),
+        (("0 to 1", b"0"), ("0 to 1", b""), "same"),
+    ],
+)
+def test_rows_of_a_join_are_for_one_that_has_forgotten_no_more_than_it_may(before, after, verdict):
+    saved, wanted = (
+        schema_to_text(schema_from_text(PLAIN).with_metadata({b"join": b"from " + bounds.encode(), b"alone": alone}))
+        for bounds, alone in (before, after)
+    )
+    verdicts = check_states(job(people(left=wanted)), snapshot(keyed("people", "left", saved)))
+    (found,) = [found for found in verdicts if found.state == "left"]
+    assert found.verdict == verdict
+    assert not found.reason or "a new uid" in found.way_out
 
 
 def test_an_operator_that_is_gone_is_blocked_until_it_is_named():
