@@ -1,13 +1,13 @@
 """`penstock state rekey`: a snapshot written anew as a savepoint, with another key for the state of one operator.
 
-The key's columns can be cast, renamed, computed from one another or left out; whatever else a row says stays. Rows that
-would have one key are an error: which of them counts is not for a tool to say. All rows of the operator's states are in
-memory at once.
+The key's columns can be cast, renamed, computed from one another or left out; whatever else a row says stays. Each old
+key gets one new key, the same in all states of the operator; two that would become one are an error: what of which of
+them counts is not for a tool to say. All rows of the operator's states are in memory at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
 
 _KEY_IDS = range(101, FIRST_ENTRY)
+#: Value columns have field ids above it.
+_LAST_FIXED_ID = 1000
+#: A column of our own beside those of a key: where a key stands among all.
+_PLACE = "__place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +57,7 @@ def rekey(snapshot: Snapshot, target_uri: str, *, uid: str, key: Sequence[str]) 
 
     Raises:
         NotFoundError: the snapshot has no keyed state of that uid.
-        UsageError: an expression is wrong or gives no key, two rows would have one key, or the target is not empty.
+        UsageError: an expression is wrong or gives no key, two keys would be one, or the target is not empty.
         SnapshotDamagedError: a file is missing or damaged. StorageError: the target cannot be written.
     """
     manifest = snapshot.manifest
@@ -65,7 +69,7 @@ def rekey(snapshot: Snapshot, target_uri: str, *, uid: str, key: Sequence[str]) 
     if not held:
         known = {state.uid for part in manifest.subtasks for state in part.keyed}
         raise NotFoundError(f"the snapshot has no keyed state of uid {uid!r}", hint=near(uid, known))
-    made = {name: _rekeyed(snapshot, parts, key) for name, parts in held.items()}
+    made = _all_rekeyed(snapshot, held, key, f"rekey: {uid}")
     target = open_target(target_uri)
     writer = SavepointWriter(snapshot.store, target)
     subtasks = []
@@ -78,6 +82,7 @@ def rekey(snapshot: Snapshot, target_uri: str, *, uid: str, key: Sequence[str]) 
         )
         outputs = tuple(writer.output(output) for output in part.committables)
         subtasks.append(msgspec.structs.replace(part, keyed=keyed, committables=outputs))
+    _require_all(subtasks, uid, made)
     writer.manifest(
         msgspec.structs.replace(
             manifest,
@@ -109,18 +114,69 @@ def _cut(
     return writer.rows(empty, iter([made.rows.slice(first, stop - first)] if stop > first else []))
 
 
-def _rekeyed(snapshot: Snapshot, parts: list[KeyedStateSnapshot], key: Sequence[str]) -> _Rekeyed:
-    old, where = schema_from_text(parts[0].schema), f"rekey: {parts[0].uid}/{parts[0].state}"
-    rows = pa.concat_tables([old.empty_table(), *live_rows(snapshot, tuple(parts))]).combine_chunks()
-    keys = _keys(rows.select([field.name for field in old if field_id(field) in _KEY_IDS]), key, where)
-    schema = _schema(old, keys, where)
+def _require_all(subtasks: Sequence[SubtaskSnapshot], uid: str, made: Mapping[str, _Rekeyed]) -> None:
+    """Refuse to go on when a subtask whose hashes have rows now had no part of the state, and so got none."""
+    for name, state in made.items():
+        parts = [found for part in subtasks for found in part.keyed if (found.uid, found.state) == (uid, name)]
+        written = sum(segment.rows for part in parts for segment in part.segments)
+        if written != state.rows.num_rows:
+            msg = f"rekey: {uid}/{name}: {state.rows.num_rows - written} rows belong to subtasks without that state"
+            raise UsageError(msg, hint="`penstock state repartition` the snapshot first, then give it the new key")
+
+
+def _all_rekeyed(
+    snapshot: Snapshot, held: Mapping[str, list[KeyedStateSnapshot]], key: Sequence[str], where: str
+) -> dict[str, _Rekeyed]:
+    """Return every state of an operator under its new key."""
+    rows, olds = {}, dict[str, pl.DataFrame]()
+    for name, parts in held.items():
+        old = schema_from_text(parts[0].schema)
+        rows[name] = pa.concat_tables([old.empty_table(), *live_rows(snapshot, tuple(parts))]).combine_chunks()
+        olds[name] = _frame(rows[name].select([field.name for field in old if field_id(field) in _KEY_IDS]))
+    names = next(iter(olds.values())).columns
+    known = pl.concat(olds.values()).unique().sort(names, nulls_last=True)
+    keys = _keys(known, key, where)
+    places, numbered = {}, known.with_row_index(_PLACE)
+    for name, frame in olds.items():
+        found = frame.join(numbered, on=names, how="left", nulls_equal=True, maintain_order="left")
+        places[name] = found[_PLACE].to_numpy()
+    used = np.unique(np.concatenate([found for name, found in places.items() if not name.startswith(TIMERS)] or [[]]))
+    _require_apart(known, _frame(keys), used.astype(np.int64), where)
+    return {
+        name: _rekeyed(table, keys.take(pa.array(places[name])), f"{where}/{name}", timers=name.startswith(TIMERS))
+        for name, table in rows.items()
+    }
+
+
+def _require_apart(known: pl.DataFrame, keys: pl.DataFrame, used: np.ndarray, where: str) -> None:
+    """Refuse two old keys that have rows and would be one; timers alone do no harm, each exists once anyway."""
+    old, new = known[used], keys[used]
+    twice = new.is_duplicated()
+    if twice.any():
+        first = new.filter(twice).head(1)
+        same = new.with_row_index(_PLACE).join(first, on=new.columns, nulls_equal=True)[_PLACE]
+        olds = " and ".join(_shown(old[int(place)]) for place in same[:2])
+        msg = f"{where}: {twice.sum()} keys have no key of their own any more, such as {_shown(first)} of {olds}"
+        raise UsageError(msg, hint="keep what tells them apart in the key, or merge them: ps.snapshots.read and write")
+
+
+def _shown(row: pl.DataFrame) -> str:
+    return "(" + ", ".join(f"{name}={value!r}" for name, value in row.row(0, named=True).items()) + ")"
+
+
+def _rekeyed(rows: pa.Table, keys: pa.Table, where: str, *, timers: bool) -> _Rekeyed:
+    """Return the rows of one state with `keys`, one for each row, in place of theirs."""
+    old = rows.schema
+    schema = _schema(old, keys.schema, where)
     rest = [name for name in old.names if name != KEY_HASH and field_id(old.field(name)) not in _KEY_IDS]
     columns = dict(zip(schema.names[1 + len(keys.schema) :], (rows.column(name) for name in rest), strict=True))
     columns |= {name: keys.column(name) for name in keys.schema.names}
     hashes = hash_columns(_batch(keys), tuple(keys.schema.names))
     columns[KEY_HASH] = pa.chunked_array([pa.array(hashes)])
     table = pa.table([columns[name] for name in schema.names], schema=schema)
-    table = _once(table, identity_of(schema), where, timers=parts[0].state.startswith(TIMERS))
+    if timers:
+        once = _frame(table.select(identity_of(schema))).with_row_index(_PLACE)
+        table = table.take(once.unique(identity_of(schema), keep="first")[_PLACE].to_arrow())
     order = np.argsort(table.column(KEY_HASH).to_numpy(), kind="stable")
     table = table.take(pa.array(order))
     place = schema.get_field_index(SEQ)
@@ -128,31 +184,33 @@ def _rekeyed(snapshot: Snapshot, parts: list[KeyedStateSnapshot], key: Sequence[
     return _Rekeyed(schema_to_text(schema), table, table.column(KEY_HASH).to_numpy())
 
 
+def _frame(table: pa.Table) -> pl.DataFrame:
+    found = pl.from_arrow(table)
+    assert isinstance(found, pl.DataFrame)  # noqa: S101 - of a table
+    return found
+
+
 def _batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
-def _keys(old: pa.Table, key: Sequence[str], where: str) -> pa.Table:
-    """Return the columns of the new key."""
-    frame, columns = pl.from_arrow(old), {}
-    assert isinstance(frame, pl.DataFrame)  # noqa: S101 - of a table
+def _keys(old: pl.DataFrame, key: Sequence[str], where: str) -> pa.Table:
+    """Return the columns of the new keys, one for each of the old ones; a single value is that of all of them."""
+    columns: dict[str, pa.ChunkedArray] = {}
     for part in key:
         name, _, expression = (text.strip() for text in part.partition("="))
         if name in columns or not name:
             raise UsageError(
                 f"{where}: the key names {name!r} twice or not at all", hint="give name or name=expression"
             )
-        if not expression and name in old.column_names:
-            columns[name] = old.column(name)
-            continue
         try:
-            found = frame.select(pl.sql_expr(expression or name).alias(name)).to_series()
+            # a column as it is may have a name that SQL does not take
+            taken = pl.col(name) if not expression and name in old.columns else pl.sql_expr(expression or name)
+            found = old.with_columns(taken.alias(name))[name]
         except (pl.exceptions.PolarsError, TypeError) as error:
             text = f"{where}: key column {part!r}: {str(error).splitlines()[0]}"
-            raise UsageError(text, hint=f"the old key has: {', '.join(old.column_names)}") from error
-        if len(found) != len(frame):
-            raise UsageError(f"{where}: {part!r} is one value, not one a row", hint="use the old key's columns")
+            raise UsageError(text, hint=f"the old key has: {', '.join(old.columns)}") from error
         columns[name] = pa.chunked_array([_plain(found.to_arrow())])
         if not is_key_type(columns[name].type):
             raise UsageError(f"{where}: {part!r} gives {columns[name].type}, which is no key", hint="cast it")
@@ -170,36 +228,27 @@ def _plain(array: pa.Array) -> pa.Array:
     return array
 
 
-def _schema(old: pa.Schema, keys: pa.Table, where: str) -> pa.Schema:
-    """Return the columns of a segment under the new key."""
-    before = [field.name for field in old if field_id(field) in _KEY_IDS]
-    fields = [old.field(KEY_HASH)]
-    for number, field in enumerate(keys.schema, start=_KEY_IDS.start):
+def _schema(old: pa.Schema, keys: pa.Schema, where: str) -> pa.Schema:
+    """Return the columns of a segment under the new key; values make room for its names as `RowSpec.value_names`."""
+    #: Names that a value could not have beside the old key: it got an underscore, and so what had that name already.
+    hidden = {field.name for field in old if field_id(field) in _KEY_IDS}
+    fields, taken = [old.field(KEY_HASH)], set(keys.names)
+    for number, field in enumerate(keys, start=_KEY_IDS.start):
         text = str(number).encode()
         fields.append(pa.field(field.name, field.type, True, {b"id": text, b"PARQUET:field_id": text}))
     for field in old:
         if field.name == KEY_HASH or field_id(field) in _KEY_IDS:
             continue
-        plain = field.name.removesuffix("_")  # what a value is called that has the name of a key column
-        free = plain != field.name and plain in before and plain not in keys.schema.names
-        fields.append(field.with_name(plain) if free else field)
-    taken = [field.name for field in fields]
-    twice = next((name for name in taken if taken.count(name) > 1), None)
+        name = field.name
+        if name.endswith("_") and name[:-1] in hidden:
+            hidden.add(name)
+            name = name[:-1]
+        while name in taken and field_id(field) > _LAST_FIXED_ID:
+            name += "_"
+        taken.add(name)
+        fields.append(field.with_name(name))
+    names = [field.name for field in fields]
+    twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise UsageError(f"{where}: the state has a column {twice!r} already", hint="give the key column another name")
     return pa.schema(fields, old.metadata)
-
-
-def _once(table: pa.Table, identity: Sequence[str], where: str, *, timers: bool) -> pa.Table:
-    """Return the rows, each of a key of its own; a timer exists once anyway."""
-    frame = pl.from_arrow(table.select(list(identity)))
-    assert isinstance(frame, pl.DataFrame)  # noqa: S101 - of a table
-    if timers:
-        first = frame.with_row_index("__place").unique(list(identity), keep="first")["__place"]
-        return table.take(first.to_arrow())
-    twice = frame.filter(frame.is_duplicated())
-    if twice.height:
-        example = ", ".join(f"{name}={value!r}" for name, value in twice.row(0, named=True).items())
-        msg = f"{where}: {twice.height} rows have no key of their own any more, such as {example}"
-        raise UsageError(msg, hint="keep what tells them apart in the key, or merge them: ps.snapshots.read and write")
-    return table

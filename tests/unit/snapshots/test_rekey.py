@@ -1,8 +1,10 @@
 """A snapshot under another key: every row once, where the key's hash belongs, and a job with that key takes it up."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import msgspec
 import polars as pl
 import pytest
 
@@ -109,7 +111,10 @@ def test_a_column_that_is_added_computed_and_kept(savepoint, tmp_path):
 
 
 def test_rows_that_would_have_one_key_are_refused_with_one_named(savepoint, tmp_path):
-    with pytest.raises(UsageError, match=r"people/profile: 300 rows have no key of their own any more, such as part="):
+    with pytest.raises(
+        UsageError,
+        match=r"300 keys have no key of their own any more, such as \(part=0\) of \(user_id=0\) and \(user_id=10\)",
+    ):
         rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=["part=user_id % 10"])
     assert not (tmp_path / "new").exists(), "nothing is written"
 
@@ -126,8 +131,8 @@ def test_timers_that_fall_together_are_one(tmp_path):
         (["user=CAST(nobody AS VARCHAR)"], "key column 'user=CAST"),
         (["nobody"], "key column 'nobody'.*the old key has: user_id"),
         (["user_id", "user_id=user_id"], "names 'user_id' twice"),
-        (["sum=SUM(user_id)"], "is one value, not one a row"),
-        (["orders=user_id"], "has a column 'orders' already"),
+        (["sum=SUM(user_id)"], "300 keys have no key of their own any more"),
+        (["__namespace=user_id"], "has a column '__namespace' already"),
         ([], "no key is given"),
     ],
 )
@@ -139,3 +144,55 @@ def test_what_gives_no_key_is_refused(savepoint, tmp_path, key, error):
 def test_an_unknown_operator_is_named_with_the_nearest(savepoint, tmp_path):
     with pytest.raises(NotFoundError, match=r"no keyed state of uid 'peeple'.*people"):
         rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="peeple", key=["user_id"])
+
+
+def test_every_state_gets_the_same_key_whatever_the_expression_looks_at(tmp_path):
+    tables = {
+        ("people", "profile"): PROFILES[:4], ("people", "recent"): LISTS, ("people", "__timers_event"): TIMERS[1:],
+    }  # fmt: skip
+    uri = ps.snapshots.write(str(tmp_path / "sp"), tables, job=job("user_id"))
+    key = ["n=ROW_NUMBER() OVER (ORDER BY user_id DESC)", "of=MAX(user_id)", "region='eu'"]
+    made = rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=key)
+    assert sorted(read(made, "profile").select("n", "of", "region", "orders").rows()) == [
+        (4 - i, 3, "eu", 2 * i) for i in reversed(range(4))
+    ]
+    assert read(made, "recent").select("n", "of", "region", "value").sort("value").rows() == [
+        (3, 3, "eu", 5), (3, 3, "eu", 6), (2, 3, "eu", 7),
+    ]  # fmt: skip
+    assert read(made, "__timers_event").rows() == [(2, 3, "eu", 77)]
+
+
+def test_lists_of_two_keys_are_not_made_one(tmp_path):
+    lists = pl.DataFrame({"user_id": [1, 2], "__entry": [0, 1], "value": [5, 6]})
+    uri = ps.snapshots.write(str(tmp_path / "sp"), {("people", "recent"): lists}, job=job("user_id"))
+    with pytest.raises(UsageError, match=r"people: 2 keys have no key of their own any more, such as \(all=0\)"):
+        rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=["all=user_id * 0"])
+
+
+def test_a_key_of_a_values_name_moves_it_as_the_job_would(savepoint, tmp_path):
+    uri = rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=["orders=user_id"])
+    assert sorted(read(uri, "profile").select("orders", "orders_", "user_id").rows()) == [
+        (i, 2 * i, i + 7) for i in USERS
+    ]
+    assert verdicts(job("orders", orders=pl.col("user_id")), uri)["people/profile"] == "same"
+    back = rekey(open_snapshot(uri), str(tmp_path / "back"), uid="people", key=["user_id=orders"])
+    assert read(back, "profile").sort("user_id").equals(read(savepoint, "profile").sort("user_id"))
+
+
+def test_null_is_a_key_like_any_other(tmp_path):
+    profiles = pl.DataFrame(
+        {"user_id": [None, 1], "orders": [5, 6], "user_id_": [7, 8]},
+        {"user_id": pl.Int64, "orders": pl.Int64, "user_id_": pl.Int64},
+    )
+    uri = ps.snapshots.write(str(tmp_path / "sp"), {("people", "profile"): profiles}, job=job("user_id"))
+    made = rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=["user=CAST(user_id AS VARCHAR)"])
+    assert sorted(read(made, "profile").select("orders", "user").rows()) == [(5, None), (6, "1")]
+
+
+def test_rows_of_a_subtask_without_the_state_are_missed(savepoint, tmp_path):
+    whole = open_snapshot(savepoint)
+    first = whole.manifest.subtasks[0]
+    less = msgspec.structs.replace(first, keyed=tuple(k for k in first.keyed if k.uid != "people"))
+    manifest = msgspec.structs.replace(whole.manifest, subtasks=(less, *whole.manifest.subtasks[1:]))
+    with pytest.raises(UsageError, match=r"people/profile: \d+ rows belong to subtasks without that state"):
+        rekey(dataclasses.replace(whole, manifest=manifest), str(tmp_path / "new"), uid="people", key=["u=user_id + 1"])
