@@ -104,7 +104,7 @@ async def hot_keys_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
 
 
 def _hottest(uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Merge what the subtasks say: a key is of one subtask, and rows that were not sampled are in proportion."""
+    """Merge what the subtasks say: a key is of one subtask, and none weighs more than `error` above what is shown."""
     rows = sum(part["rows"] for part in parts)
     keys = [
         {**key, "share": key["rows"] / rows, "subtask": part["subtask"]}
@@ -113,7 +113,8 @@ def _hottest(uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if rows
     ]
     keys.sort(key=lambda key: (-key["rows"], str(key["key"])))
-    return {"uid": uid, "rows": rows, "keys": keys[:_HOTTEST]}
+    error = max(part["error"] for part in parts)
+    return {"uid": uid, "rows": rows, "error": error, "keys": keys[:_HOTTEST]}
 
 
 async def _ask_all(job: JobDetail, what: str, questions: Questions) -> list[dict[str, Any]]:

@@ -140,8 +140,12 @@ def _all_rekeyed(
     for name, frame in olds.items():
         found = frame.join(numbered, on=names, how="left", nulls_equal=True, maintain_order="left")
         places[name] = found[_PLACE].to_numpy()
-    used = np.unique(np.concatenate([found for name, found in places.items() if not name.startswith(TIMERS)] or [[]]))
-    _require_apart(known, _frame(keys), used.astype(np.int64), where)
+    used = np.unique(
+        np.concatenate(
+            [np.empty(0, np.int64), *(found for name, found in places.items() if not name.startswith(TIMERS))]
+        )
+    )
+    _require_apart(known, _frame(keys), used, where)
     return {
         name: _rekeyed(table, keys.take(pa.array(places[name])), f"{where}/{name}", timers=name.startswith(TIMERS))
         for name, table in rows.items()

@@ -5,7 +5,7 @@ import pyarrow as pa
 
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch
-from penstock.task.hot_keys import EVERY_MS, HALF_LIFE_MS, KEPT_KEYS, HotKeys
+from penstock.task.hot_keys import EVERY_MS, HALF_LIFE_MS, KEPT_KEYS, SAMPLE_ROWS, HotKeys
 
 
 def batch(keys, **more):
@@ -26,17 +26,66 @@ def test_a_heavy_key_among_very_many_is_found_with_its_share():
     assert len(hot._top.top(10_000)) <= KEPT_KEYS
 
 
-def test_rows_are_looked_at_some_times_a_second_only_and_stand_for_those_between():
+def share(found, key):
+    return sum(one["rows"] for one in found["keys"] if one["key"]["k"] == key) / found["rows"]
+
+
+def test_a_batch_stands_for_no_more_than_its_rows():
     clock = ManualClock()
     hot = HotKeys({"key": ["k"]}, clock)
-    hot.see(batch([1] * 10), 0)
-    for _ in range(5):
-        hot.see(batch([2] * 10), 0)  # too soon after the first
-    assert hot.hottest() == {"rows": 10.0, "error": 0.0, "keys": [{"key": {"k": 1}, "rows": 10.0}]}
-    clock.advance(EVERY_MS)
-    hot.see(batch([3] * 10), 0)
-    rows = {key["key"]["k"]: round(key["rows"]) for key in hot.hottest()["keys"]}
-    assert rows == {3: 60, 1: 10}
+    for _ in range(100):
+        hot.see(batch([1] * 10), 0)  # always the first after a while without rows
+        for _ in range(20):
+            hot.see(batch([2] * 500), 0)
+        clock.advance(EVERY_MS)
+    found = hot.hottest()
+    assert share(found, 1) < 0.01
+    assert share(found, 2) > 0.99
+
+
+def test_rows_that_come_in_turns_are_seen_alike():
+    clock = ManualClock()
+    hot = HotKeys({"key": ["k"]}, clock)
+    for turn in range(6000):
+        hot.see(batch([turn % 4] * 64), 0)
+        clock.advance(EVERY_MS / 64)
+    found = hot.hottest()
+    assert all(abs(share(found, key) - 0.25) < 0.05 for key in range(4))
+
+
+def test_rows_are_about_as_many_as_came_and_few_are_looked_at():
+    clock = ManualClock()
+    hot, looked = HotKeys({"key": ["k"]}, clock), 0
+    look = hot._look
+
+    def counting(*given):
+        nonlocal looked
+        looked += (found := look(*given))
+        return found
+
+    hot._look = counting
+    for second in range(20):
+        for _ in range(200 if second % 10 else 2):  # a rate that changes at once
+            hot.see(batch(np.arange(1000)), 0)
+            clock.advance(5 if second % 10 else 500)
+    assert abs(hot._top.total / (18 * 200_000 + 4000) - 1) < 0.15
+    assert looked < 20 * 2 * SAMPLE_ROWS * 2
+
+
+def test_the_inputs_do_not_stand_for_each_other():
+    clock = ManualClock()
+    hot = HotKeys({"left_key": ["k"], "right_key": ["k"]}, clock)
+    for _ in range(200):
+        hot.see(batch([1] * 10), 0)
+        hot.see(batch([2] * 2000), 1)
+        clock.advance(EVERY_MS / 4)
+    assert share(hot.hottest(), 1) < 0.01
+
+
+def test_a_batch_without_rows_is_nothing():
+    hot = HotKeys({"key": ["k"]}, ManualClock())
+    hot.see(batch(pa.array([], pa.int64())), 0)
+    assert hot.hottest() == {"rows": 0.0, "error": 0.0, "keys": []}
 
 
 def test_yesterdays_hot_keys_fade():
