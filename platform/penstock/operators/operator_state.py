@@ -16,6 +16,7 @@ from penstock.core.evolution import MODE, Evolution, conform, evolve, value_colu
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.graph.validate import near
+from penstock.operators.functions import UserFunctionError
 from penstock.operators.process_values import ValueCodec
 from penstock.operators.state_items import from_items, to_items
 from penstock.state.row_columns import plain_values
@@ -78,15 +79,27 @@ class OperatorListState(Generic[T]):
 class UnionState(OperatorListState[T]):
     """As an `OperatorListState`, but at a restart every subtask is shown what all of them had saved, in `restored`.
 
-    Its own elements begin empty then: the function takes over in `open` what concerns it.
+    Its own elements begin empty then: the function takes over in `open` what concerns it. One that does not look would
+    lose them all at the next checkpoint, so the job fails.
     """
 
-    __slots__ = ("restored",)
+    __slots__ = ("_restored", "looked_at")
 
     def __init__(self) -> None:
         """A declaration."""
         super().__init__()
-        self.restored: tuple[T, ...] = ()
+        self._restored: tuple[T, ...] = ()
+        self.looked_at = True
+
+    @property
+    def restored(self) -> tuple[T, ...]:
+        """All elements that the subtasks had saved, in the order of subtasks; empty at a first start."""
+        self.looked_at = True
+        return self._restored
+
+    def give(self, restored: Sequence[T]) -> None:
+        """What the function has to look at; called before `open`."""
+        self._restored, self.looked_at = tuple(restored), not restored
 
 
 def operator_list_state(*, renamed: dict[str, str] | None = None) -> OperatorListState[Any]:
@@ -151,9 +164,20 @@ class BoundOperatorState:
             rows = conform(from_items(part.items, saved), self._schema)
             found += self._codec.decode([plain_values(column.combine_chunks()) for column in rows.columns])
         if isinstance(self.handle, UnionState):
-            self.handle.restored = tuple(found)
+            self.handle.give(found)
         else:
             self.handle.elements = found
+
+    def require_looked_at(self) -> None:
+        """Check, after `open`, that nothing is lost.
+
+        Raises:
+            UserFunctionError: it is a union, elements were restored, and the function has not looked at them.
+        """
+        if isinstance(self.handle, UnionState) and not self.handle.looked_at:
+            msg = f"{self._where} was restored, and `open` has not looked at its `restored`: all of it would be lost"
+            way = "add in open what concerns the subtask (other than in Flink a union's own elements begin empty)"
+            raise UserFunctionError(msg, hint=f"{way}, or declare ps.operator_list_state()")
 
     def _evolved(self, part: OperatorStateSnapshot, saved: pa.Schema) -> pa.Schema:
         """Return today's columns with the field ids that the saved ones have."""

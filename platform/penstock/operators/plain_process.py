@@ -61,6 +61,8 @@ class PlainProcessOperator(Operator):
         except Exception as error:
             raise user_error(self._where, error) from error
         self._function = function
+        for state in self._states:
+            state.require_looked_at()
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Call the function for every row."""

@@ -12,6 +12,8 @@ import binascii
 import datetime as dt
 import json
 import math
+import re
+import zoneinfo
 from decimal import Decimal, InvalidOperation
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _BOOLEANS = ("false", "true")
+_WHOLE = re.compile(r"[+-]?[0-9]+")
 _US = dt.timedelta(microseconds=1)
 
 
@@ -83,10 +86,12 @@ def _parts(texts: Sequence[str], schema: pa.Schema) -> list[Any]:
 def _column(part: Any, field: pa.Field) -> pa.Array:
     kind = field.type
     try:
-        return pa.array([None if part is None else _value(part, kind)], kind)
+        found = pa.array([None if part is None else _value(part, kind)], kind)
+        found.to_pylist()  # a time that Python cannot show is refused here, with its column
     except (ValueError, TypeError, OverflowError, InvalidOperation, binascii.Error, pa.ArrowException) as error:
         msg = f"key column {field.name} is {kind}, which {part!r} is not"
         raise UsageError(msg, hint=_hint(kind)) from error
+    return found
 
 
 def _value(part: Any, kind: pa.DataType) -> Any:
@@ -97,7 +102,7 @@ def _value(part: Any, kind: pa.DataType) -> Any:
     if isinstance(part, bool):
         raise TypeError("a truth value")
     if pt.is_integer(kind):
-        return int(str(part))
+        return _whole(str(part))
     if pt.is_floating(kind):
         return float(part)
     if pt.is_decimal(kind):
@@ -111,26 +116,42 @@ def _value(part: Any, kind: pa.DataType) -> Any:
     return _time(part, kind)
 
 
+def _whole(text: str) -> int:
+    """Return a whole number that is written as JSON writes it, with or without a sign."""
+    if not _WHOLE.fullmatch(text):
+        raise ValueError(text)
+    return int(text)
+
+
 def _time(part: Any, kind: pa.DataType) -> Any:
-    """Return a timestamp, date, time or duration: ISO 8601, or a number in the units of the column."""
+    """Return a timestamp, date, time or duration: ISO 8601, or a number in the units of the column (not of a date)."""
     text = str(part)
-    if text.lstrip("-").isdigit():
+    if pt.is_date(kind):
+        return dt.date.fromisoformat(text)
+    if _WHOLE.fullmatch(text):
         return int(text)
     if pt.is_timestamp(kind):
         found = dt.datetime.fromisoformat(text)
-        if kind.tz is None:
+        if kind.tz is None or found.tzinfo is not None:
             return found
-        return found if found.tzinfo is not None else found.replace(tzinfo=dt.UTC)
-    if pt.is_date(kind):
-        return dt.date.fromisoformat(text)
+        return found.replace(tzinfo=_zone(kind.tz))
     if pt.is_time(kind):
         return dt.time.fromisoformat(text)
     raise ValueError(text)
 
 
+def _zone(name: str) -> dt.tzinfo:
+    """Return the zone of a column: a name, or an offset such as `+01:00`."""
+    return zoneinfo.ZoneInfo(name) if name[0] not in "+-" else dt.datetime.strptime(name, "%z").tzinfo or dt.UTC
+
+
 def _hint(kind: pa.DataType) -> str:
-    if pt.is_timestamp(kind) or pt.is_date(kind) or pt.is_time(kind):
-        return "give it in ISO 8601, such as 2026-01-31T12:00:00Z or 2026-01-31, or as a number in the column's units"
+    if pt.is_date(kind):
+        return "give it in ISO 8601, such as 2026-01-31"
+    if pt.is_string(kind) or pt.is_large_string(kind):
+        return 'a text that looks like JSON is written as JSON: ["[7]"]; so is null: [null]'
+    if pt.is_timestamp(kind) or pt.is_time(kind):
+        return "give it in ISO 8601, such as 2026-01-31T12:00:00Z or 12:00:00, or as a number in the column's units"
     if pt.is_binary(kind) or pt.is_large_binary(kind) or pt.is_fixed_size_binary(kind):
         return "give bytes in base64"
     if pt.is_boolean(kind):

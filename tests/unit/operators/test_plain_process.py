@@ -101,6 +101,19 @@ def test_state_comes_back_as_it_was_at_the_same_parallelism(bench, out):
     assert again._function.offsets.get() == [], "its own part begins empty"
 
 
+class Forgetful(Odd):
+    def open(self, ctx: ps.OpenContext) -> None:
+        self.subtask, self.count = ctx.subtask, len(self.offsets.get())
+
+
+def test_a_union_that_nobody_takes_over_is_not_lost_unseen(bench, out):
+    operator = opened(bench, Forgetful())
+    push(operator, out, 1)
+    with pytest.raises(UserFunctionError, match="state 'offsets' was restored, and `open` has not looked at") as raised:
+        opened(bench, Forgetful(), snapshot(operator, out))
+    assert "declare ps.operator_list_state()" in raised.value.hint
+
+
 def test_a_rescale_deals_lists_out_and_shows_a_union_to_all(bench, out):
     taken = []
     for subtask in range(2):

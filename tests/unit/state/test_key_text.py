@@ -38,7 +38,12 @@ def one(kind, text):
         (pa.timestamp("us", tz="UTC"), "2024-02-29 12:00:00", NOON),
         (pa.timestamp("us", tz="UTC"), str(int(NOON.timestamp()) * 1_000_000), NOON),
         (pa.timestamp("us"), "2024-02-29T12:00:00", NOON.replace(tzinfo=None)),
+        (pa.timestamp("us", tz="Europe/Berlin"), "2024-02-29T13:00:00", NOON),
+        (pa.timestamp("us", tz="+01:00"), "2024-02-29T13:00:00", NOON),
+        (pa.timestamp("us", tz="Europe/Berlin"), "2024-02-29T12:00:00Z", NOON),
         (pa.date32(), "2024-02-29", NOON.date()),
+        (pa.date32(), "20240229", NOON.date()),
+        (pa.int64(), "+7", 7),
         (pa.int64(), "[null]", None),
         (pa.string(), '["[1]"]', "[1]"),
         (pa.string(), '{"k": "x"}', "x"),
@@ -87,12 +92,24 @@ def test_what_does_not_fit_is_refused(texts, message):
         (pa.decimal128(3, 1), "1.55"),
         (pa.timestamp("us", tz="UTC"), "noon"),
         (pa.date32(), "29.2."),
+        (pa.date32(), "2026"),
+        (pa.timestamp("us", tz="UTC"), "999999999999999999999"),
+        (pa.timestamp("us", tz="UTC"), "9000000000000000000"),
+        (pa.int64(), "1_000"),
+        (pa.int64(), " 7"),
+        (pa.int64(), "1.0"),
         (pa.int8(), "128"),
     ],
 )
 def test_what_is_no_value_of_its_column_is_refused(kind, text):
     with pytest.raises(UsageError, match="key column k is"):
         one(kind, text)
+
+
+def test_a_text_that_was_taken_for_json_is_told_how_to_be_written():
+    with pytest.raises(UsageError) as raised:
+        one(pa.string(), "[7]")
+    assert '["[7]"]' in raised.value.hint
 
 
 def test_values_are_json():
