@@ -16,6 +16,7 @@ from penstock.core.keygroup import HashRange
 from penstock.kernels import cold as cold_kernels
 from penstock.kernels import pages as kernels
 from penstock.state.cold_keys import bound, decode_keys, encode_keys
+from penstock.state.touches import Touches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -176,14 +177,13 @@ class ColdPanes:
         """Nothing is cold yet."""
         self._rows = rows
         self._maybe = np.zeros(0, np.uint8)
-        self._touched = np.zeros(0, np.uint32)
+        self._touches = Touches()
         self._known = 0
-        self._tick = 0
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of what is known of slots."""
-        return int(self._maybe.nbytes + self._touched.nbytes)
+        return int(self._maybe.nbytes) + self._touches.nbytes
 
     @property
     def panes(self) -> list[int]:
@@ -199,22 +199,19 @@ class ColdPanes:
         if count > len(self._maybe):
             size = max(count, 2 * len(self._maybe), 4096)
             self._maybe = np.concatenate([self._maybe, np.zeros(size - len(self._maybe), np.uint8)])
-            self._touched = np.concatenate([self._touched, np.zeros(size - len(self._touched), np.uint32)])
+            self._touches.fit(size)
         self._maybe[self._known : count] = 1 if self._rows.panes else 0
         self._known = count
-        self._tick += 1
-        self._touched[slots] = self._tick
+        self._touches.touch(slots, count)
 
     def recent(self, count: int, part: int = 2) -> np.ndarray:
         """Return which slots to keep: at most one in `part`, those touched last."""
-        touched = self._touched[:count]
-        place = min(count - 1, count - count // part)
-        return np.asarray(touched > np.partition(touched, place)[place])
+        return self._touches.latest(count, part)
 
     def moved(self, kept: I32) -> None:
         """The table was rebuilt with these slots alone, in this order."""
         self._maybe = self._maybe[kept]
-        self._touched = self._touched[kept]
+        self._touches.moved(kept)
         self._known = len(kept)
 
     def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-import numpy as np
+from penstock.state.touches import Touches
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from penstock.kernels.compile import I32
     from penstock.state.budget import MemoryBudget
 
@@ -27,19 +29,16 @@ class Recency:
 
     budget: MemoryBudget
     holder: str
-    _touched: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint32))
-    _tick: int = 0
+    _touches: Touches = field(default_factory=Touches)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of what is known of slots."""
-        return int(self._touched.nbytes)
+        return self._touches.nbytes
 
     def touch(self, slots: I32, count: int) -> None:
         """These were touched now; there are `count` slots."""
-        self._fit(count)
-        self._tick += 1
-        self._touched[slots] = self._tick
+        self._touches.touch(slots, count)
 
     def full(self, hot_bytes: int) -> bool:
         """Whether so many bytes are too many."""
@@ -47,17 +46,8 @@ class Recency:
 
     def staying(self, count: int) -> np.ndarray:
         """Return of each of `count` slots whether it stays: at most one in two, those touched last."""
-        self._fit(count)
-        touched = self._touched[:count]
-        place = min(count - 1, count - count // _KEPT)
-        return np.asarray(touched > np.partition(touched, place)[place])
+        return self._touches.latest(count, _KEPT)
 
     def moved(self, kept: I32) -> None:
         """The slots were numbered anew: there are these alone, in this order."""
-        self._touched = self._touched[kept]
-
-    def _fit(self, count: int) -> None:
-        if count > len(self._touched):
-            wider = np.zeros(max(count, 2 * len(self._touched)), np.uint32)
-            wider[: len(self._touched)] = self._touched
-            self._touched = wider
+        self._touches.moved(kept)
