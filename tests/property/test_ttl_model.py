@@ -16,6 +16,8 @@ from hypothesis import strategies as st
 from tests.property.process_job import ProcessJob, keys_leave
 
 import penstock as ps
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_columns
 
 KEYS = [None, "", "key", "another key"]
 SCHEMA = pa.schema(
@@ -229,6 +231,24 @@ class Job(ProcessJob):
             self.held[subtask] = max(self.held[subtask], self.clock.now)
         super().freeze()
 
+    def question(self):
+        """What is asked from outside is what has not expired, and nothing comes to memory for it."""
+        for subtask, (_, store) in enumerate(self.subtasks):
+            known = store._rows.index.count
+            for key in self.keys_of(subtask):
+                model = self.models[key].copy()
+                model.at(self.held[subtask])
+                batch = pa.record_batch({"k": pa.array([key], pa.string())})
+                asked = key_columns(batch, ("k",)), hash_columns(batch, ("k",))
+                for name, state in model.states().items():
+                    found = store.tables[name].look_up(*asked, 100).to_pylist()
+                    if isinstance(state, PlainMap):
+                        expected = {entry: value for entry, (value, _) in state.held.items()}
+                        assert {row["__entry"]: row["value"] for row in found} == expected
+                    else:
+                        assert [row["value"] for row in found] == [value for value, _ in state.held.values()]
+            assert store._rows.index.count == known
+
     def look(self):
         self.give([(key, what, n) for key in KEYS for what in ("value", "items", "all") for n in (0, 1)])
 
@@ -240,6 +260,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("step"), st.integers(-8_000, 9_000)),
         st.tuples(st.just("step"), st.integers(0, 6_000)),
         st.tuples(st.just("look")),
+        st.tuples(st.just("question")),
         st.tuples(st.just("checkpoint")),
         st.tuples(st.just("freeze")),
         st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
@@ -276,6 +297,7 @@ def run(operations):
         job = Job(folder)
         for name, *arguments in operations:
             getattr(job, name)(*arguments)
+        job.question()
         job.look()
         job.checkpoint()
         job.start(3)
@@ -308,6 +330,7 @@ def test_a_list_that_expired_outside_memory_begins_anew(leaving, tmp_path):
         job.give([("another key", "value", 0)])
     job.give([("key", "append", 2)])
     job.step(TTL_MS // 2)
+    job.question()
     job.checkpoint()
     job.start(1)
     job.look()

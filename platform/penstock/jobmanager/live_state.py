@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.core.errors import NotFoundError, UsageError
+from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.graph.validate import near
 from penstock.jobmanager.questions import Questions, Worker
 from penstock.jobmanager.views import JobDetail, SubtaskView, VertexView
@@ -63,7 +63,10 @@ async def value_of(job: JobDetail, asked: StateKey, questions: Questions) -> dic
         if "rows" in found:
             break
         subtask = int(found["subtask"])
-    if not found.get("rows"):
+    if "rows" not in found:
+        msg = f"the key {found['key']} has just moved to another subtask: the job is being rescaled"
+        raise PenstockError(msg, hint="ask again")
+    if not found["rows"]:
         msg = f"state {asked.state!r} of {asked.uid!r} holds nothing for the key {found['key']}"
         raise NotFoundError(msg, hint="no row of that key has come, or its state was cleared, closed or expired")
     head = {"uid": asked.uid, "name": asked.state, "consistency": "read-uncommitted"}

@@ -103,20 +103,30 @@ class ColdRecords:
         """Return the rows of these keys, each of which occurs once, read in one sorted call; they are here no more."""
         if self.count == 0 or len(slots) == 0:
             return None
+        taken, there = self._read(keys, slots)
+        if taken is not None:
+            self._home.store.delete(there)
+            self.count -= len(there)
+        return taken
+
+    def look_up(self, keys: KeyView, slots: I32) -> Taken | None:
+        """Return the rows of these keys as `take` does, and leave them here."""
+        return self._read(keys, slots)[0] if self.count else None
+
+    def _read(self, keys: KeyView, slots: I32) -> tuple[Taken | None, list[bytes]]:
+        """Return the rows of keys that are here, and their names in the store."""
         slots = slots[np.argsort(keys.hashes[slots])]
         names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
-        found, there, values = [], [], []
+        found, there, values = [], list[bytes](), []
         for place, value in enumerate(self._home.store.get(names)):
             if value is not None:
                 found.append(place)
                 there.append(names[place])
                 values.append(value)
         if not found:
-            return None
-        self._home.store.delete(there)
-        self.count -= len(found)
+            return None, there
         counts, columns = self._packer.unpack(values)
-        return Taken(slots[found], counts, columns)
+        return Taken(slots[found], counts, columns), there
 
     def sweep(self, limit: int, deadline: int) -> list[bytes]:
         """Look through the next `limit` keys, in turn, and forget those whose rows were all last accessed by then.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.core.elements import MAX_TIMESTAMP
+from penstock.core.errors import UsageError
 from penstock.state.cold_keys import bound, decode_keys, encode_keys
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from penstock.state.key_index import KeyView
 
 _PREFIX = 8
+#: Timers that a question looks through, and so many at a time.
+_MOST_LOOKED, _LOOKED_PIECE = 131_072, 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +70,26 @@ class ColdTimers:
         there = times >= self.least
         if there.any():
             self._home.store.delete(self._names(keys, slots[there], times[there]))
+
+    def look_up(self, keys: KeyView, slots: I32, most: int) -> list[int]:
+        """Return the times of the first `most` timers of one key, ascending; they stay here.
+
+        Raises:
+            UsageError: too many timers of other keys are before them.
+        """
+        if self.least is None:
+            return []
+        key, times, looked = encode_keys(keys, slots, np.zeros(1, np.int64))[0][_PREFIX:], list[int](), 0
+        for names, _ in self._home.store.scan(self._bound(self.least), self._stop, _LOOKED_PIECE):
+            found = [name for name in names if name[2 * _PREFIX :] == key]
+            times += decode_times(found).tolist()
+            looked += len(names)
+            if len(times) >= most:
+                break
+            if looked >= _MOST_LOOKED:
+                msg = f"the first {looked:,} timers of keys that left memory do not tell all of this key"
+                raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
+        return times[:most]
 
     def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
         """Return the first timers up to a time, about `limit`: of a time all, or of one time alone a part."""

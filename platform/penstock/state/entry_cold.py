@@ -9,6 +9,7 @@ Used by `state.entry_table` in the owner's thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from penstock.kernels.compile import I32
-    from penstock.state.cold_records import ColdHome
+    from penstock.state.cold_records import ColdHome, Taken
     from penstock.state.entry_codec import EntryCodec
     from penstock.state.entry_log import FrozenEntries
     from penstock.state.entry_stamps import EntryStamps
@@ -89,8 +90,18 @@ class ColdEntries:
     def take(self, keys: KeyView, slots: I32) -> tuple[list[Warmed], int]:
         """Return what slots get back, and the bytes of its strings; it is here no more."""
         taken = self._records.take(keys, slots)
+        return ([], 0) if taken is None else self._warmed(taken)
+
+    def look_up(self, keys: KeyView, slots: I32, stamps: EntryStamps | None, most: int) -> list[tuple[Any, Any]]:
+        """Return the first `most` elements or entries of one key that are alive, and leave them here."""
+        taken = self._records.look_up(keys, slots)
         if taken is None:
-            return [], 0
+            return []
+        ((found,), _) = self._warmed(taken)
+        alive = [True] * len(found.names) if stamps is None else [time > stamps.ttl.deadline for time in found.times]
+        return list(islice(compress(zip(found.names, found.values, strict=True), alive), most))
+
+    def _warmed(self, taken: Taken) -> tuple[list[Warmed], int]:
         columns = taken.columns[: self._entries + self._values]
         names = self._codec.decode_keys([plain_values(array) for array in columns[: self._entries]])
         values = self._codec.decode_values([plain_values(array) for array in columns[self._entries :]])

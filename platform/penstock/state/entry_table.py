@@ -97,8 +97,7 @@ class EntryTable:
         self._fit_slots()
         if self.stamps is not None and not self.stamps.ttl.return_expired:
             self.remove_expired(slots)
-        held = self._held
-        return [held[slot] for slot in slots.tolist()]
+        return [self._held[slot] for slot in slots.tolist()]
 
     def ends(self, slots: I32) -> I64:
         """Return the next index of the lists of slots."""
@@ -107,14 +106,16 @@ class EntryTable:
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the elements or entries of one key that are alive, the first `most`; see `state.store.StateTable`."""
-        slots = self._state.find(keys, hashes)
-        container = self._held[int(slots[0])] if len(slots) and slots[0] < len(self._held) else None
-        if not container:
-            return self.spec.segment_schema.empty_table()
-        expired = [] if self.stamps is None else self.stamps.expired(int(slots[0]))
-        first = int(self._ends[slots[0]]) - len(container) if self.lists else 0
-        found = alive_entries(container, first, expired, most)
-        return entry_rows(self.spec, self._codec, self._state.keys(slots), found)
+        view, slots, here = self._state.find(keys, hashes)
+        self._fit_slots()
+        container, found = self._held[int(slots[0])] if here else None, list[tuple[Any, Any]]()
+        if container:
+            expired = [] if self.stamps is None else self.stamps.expired(int(slots[0]))
+            first = int(self._ends[slots[0]]) - len(container) if self.lists else 0
+            found = alive_entries(container, first, expired, most)
+        elif not here and self._cold is not None:
+            found = self._cold.look_up(view, slots, self.stamps, most)
+        return entry_rows(self.spec, self._codec, view.gather(slots), found)
 
     def counts(self) -> KeyCounts:
         """Return how many elements or entries every key has."""
@@ -124,10 +125,9 @@ class EntryTable:
 
     def changed(self, slots: I32, containers: Sequence[Any]) -> None:
         """These are the lists or dicts of the slots now; empty ones are forgotten."""
-        held = self._held
         lengths = np.fromiter(map(len, containers), np.int32, len(containers))
         for slot, container in zip(slots.tolist(), containers, strict=True):
-            held[slot] = container or None
+            self._held[slot] = container or None
         before = self._lengths[slots]
         self._entries += int(lengths.sum(dtype=np.int64)) - int(before.sum(dtype=np.int64))
         self._containers += int(np.count_nonzero(lengths)) - int(np.count_nonzero(before))

@@ -204,10 +204,14 @@ class RowState:
                 table.bring_in(view, new)
         return slots
 
-    def find(self, keys: KeyColumns, hashes: I64) -> I32:
-        """Return the slot of the one key given, nothing where it has none; where keys may leave it comes back."""
+    def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
+        """Return the one key given as a slot of a view, and whether it is in memory; nothing changes."""
         found = self.index.find(keys, hashes)
-        return found if len(found) or self.cold is None else self.upsert(keys, hashes).copy()
+        if len(found):
+            return self.index.view(), found, True
+        asked = KeyIndex(self.index.schema)
+        slots = asked.upsert(keys, hashes).copy()
+        return asked.view(), slots, False
 
     def distinct(self, slots: I32) -> tuple[I32, I32]:
         """Return each row's number among the distinct slots, and these slots, in order of first appearance."""

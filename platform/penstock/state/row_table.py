@@ -147,12 +147,13 @@ class RowTable:
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the value of one key, if it has one that is alive; see `state.store.StateTable`."""
         del most
-        slots = self._state.find(keys, hashes)
-        rows = self.rows_of(slots)
-        kept = (rows >= 0) & ~self.expired(rows)
-        slots, rows = slots[kept], rows[kept]
-        none = np.zeros(len(slots), np.int64)
-        view, values = self._state.index.view(), self.arrays(rows)
+        view, slots, here = self._state.find(keys, hashes)
+        cold = None if here or self._cold is None else self._cold.look_up(view, slots)
+        rows = self.rows_of(slots) if here else np.full(1, -1, np.int32)
+        values = self.arrays(rows) if rows[0] >= 0 else [] if cold is None else cold.columns
+        if not values or (self.ttl is not None and values[-1][0].as_py() <= self.ttl.deadline):
+            return self.spec.segment_schema.empty_table()
+        none = np.zeros(1, np.int64)
         return segment_table(self.spec, view, slots, namespaces=none, values=values, deleted=none)
 
     def counts(self) -> KeyCounts:

@@ -181,24 +181,28 @@ class TimerTable:
         return sum(bucket.words for bucket in self._buckets.values()) + (0 if self._cold is None else self._cold.count)
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
-        """Return the next `most` timers of one key, of those in memory; see `state.store.StateTable`."""
-        slots, times = self._state.index.find(keys, hashes), list[int]()
-        for number, bucket in sorted(self._buckets.items()) if len(slots) else ():
-            ready = bucket.resolve()
+        """Return the next `most` timers of one key; see `state.store.StateTable`.
+
+        Raises:
+            UsageError: too many timers of other keys that left memory are before them.
+        """
+        view, slots, here = self._state.find(keys, hashes)
+        times = set[int]() if self._cold is None else set(self._cold.look_up(view, slots, most))
+        for number in sorted(self._buckets) if here else ():
+            if len(times) >= most and number << _BUCKET_BITS > sorted(times)[most - 1]:
+                break
+            ready = self._buckets[number].resolve()
             mine = ready[(ready >> 1 & _SLOT_MASK) == slots[0]]
-            times += ((number << _BUCKET_BITS) + (mine >> (_SLOT_BITS + 1))).tolist()
-        found = np.array(times[:most], np.int64)
+            times |= set(((number << _BUCKET_BITS) + (mine >> (_SLOT_BITS + 1))).tolist())
+        found = np.array(sorted(times)[:most], np.int64)
         owners, none = np.repeat(slots, len(found)), np.zeros(len(found), np.int64)
-        view = self._state.index.view()
         return segment_table(self.spec, view, owners, namespaces=found, values=(), deleted=none)
 
     def counts(self) -> KeyCounts:
-        """Return how many timers every key has."""
+        """Return how many timers every key has in memory."""
         hashes = self._state.index.hashes
-        rows = np.zeros(len(hashes), np.int64)
-        for bucket in self._buckets.values():
-            rows += np.bincount(bucket.resolve() >> 1 & _SLOT_MASK, minlength=len(hashes))
-        return KeyCounts(hashes, rows)
+        words = np.concatenate([np.empty(0, np.int64), *(bucket.resolve() for bucket in self._buckets.values())])
+        return KeyCounts(hashes, np.bincount(words >> 1 & _SLOT_MASK, minlength=len(hashes)))
 
     def next_time(self) -> int | None:
         """Return a time before which no timer is due; None when there is no timer."""

@@ -74,6 +74,14 @@ def test_the_first_subtask_says_whose_the_key_is(owner, asked):
     assert (found["uid"], found["name"], found["consistency"]) == ("totals", "panes", "read-uncommitted")
 
 
+def test_a_key_that_moves_all_the_time_is_no_key_that_holds_nothing():
+    place = {"key": {"k": 7}, "key-group": 9}
+    cluster = Cluster(lambda command: {"answer": {**place, "subtask": (command.subtask + 1) % 3}})
+    with pytest.raises(PenstockError, match=r"moved to another subtask.*ask again") as raised:
+        ask(cluster)
+    assert not isinstance(raised.value, NotFoundError)
+
+
 def test_a_key_that_holds_nothing_is_not_found():
     with pytest.raises(NotFoundError, match="state 'panes' of 'totals' holds nothing for the key"):
         ask(Cluster(owned_by(1, [])))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.property.process_job import PlainStore
 
 from penstock.config.settings import JobSettings
+from penstock.core.errors import UsageError
 from penstock.core.keygroup import ALL_HASHES, hash_range_of
 from penstock.core.snapshot import FileRef
 from penstock.graph.restore_plan import clip_keyed
@@ -260,4 +261,54 @@ def test_a_table_that_cannot_let_keys_go_is_refused(tmp_path):
     store, rows, _ = World(tmp_path, 1 << 20).open()
     with pytest.raises(TypeError, match="TimedRows cannot let them go"):
         rows.timed_rows("left", (pa.field("n", pa.int64()),))
+    store.close()
+
+
+def asked(key):
+    batch = pa.record_batch({"k": pa.array([key], pa.int64())})
+    return key_columns(batch, ("k",)), hash_columns(batch, ("k",))
+
+
+def test_questions_bring_nothing_back_and_make_nothing(tmp_path):
+    store, rows, table = World(tmp_path, 100_000).open()
+    add(rows, table, pa.array(range(3000), pa.int64()), 5)
+    assert rows.index.count == 0  # none of them stays
+    before = store.memory_bytes
+    for _ in range(2):
+        assert table.look_up(*asked(7), 10).select(["k", "n"]).to_pylist() == [{"k": 7, "n": 5}]
+        assert table.look_up(*asked(4000), 10).num_rows == 0
+    assert (rows.index.count, store.memory_bytes) == (0, before)
+    store.close()
+
+
+def test_timers_of_keys_that_left_are_found_in_order_among_those_in_memory(tmp_path, monkeypatch):
+    store, rows, table = World(tmp_path, 100_000).open()
+    timers = rows.timers("event")
+
+    def register(keys, time):
+        batch = pa.record_batch({"k": keys})
+        slots = rows.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
+        timers.change(slots, np.full(len(slots), time), np.zeros(len(slots), np.bool_))
+
+    def times(key, most=10):
+        found = timers.look_up(*asked(key), most)
+        assert found.column("k").to_pylist() == [key] * found.num_rows
+        return found.column("__namespace").to_pylist()
+
+    everyone = pa.array(range(3000), pa.int64())
+    register(everyone, 20_000_000)
+    register(everyone, 60_000_000)
+    add(rows, table, everyone, 1)
+    assert rows.index.count == 0
+    assert times(7) == [20_000_000, 60_000_000]
+    register(everyone[7:8], 40_000_000)
+    register(everyone[7:8], 20_000_000)
+    assert rows.index.count == 1
+    assert times(7) == [20_000_000, 40_000_000, 60_000_000]
+    assert [times(7, most) for most in (1, 2)] == [[20_000_000], [20_000_000, 40_000_000]]
+    assert times(5000) == []
+    monkeypatch.setattr("penstock.state.cold_timers._MOST_LOOKED", 3000)
+    assert times(9, 1) == [20_000_000]
+    with pytest.raises(UsageError, match=r"do not tell all of this key.*savepoint"):
+        times(9)
     store.close()
