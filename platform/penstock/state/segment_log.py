@@ -97,6 +97,7 @@ class SegmentLog:
         for entry in self.entries:
             if entry.position == position and entry.segment is None:
                 entry.segment = segment
+        self._prune()  # no later view names what a tombstone covers meanwhile, so its file will be deleted
 
     def completed(self, view: LogView) -> None:
         """A checkpoint that names the view is complete: its segments may be compacted."""

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
     from penstock.state.keyed import FrozenState, PrefetchJob
     from penstock.state.ttl import Ttl
 
-#: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
-_COLD_SHARE = 4
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64
 
