@@ -54,6 +54,19 @@ def user_error(where: str, error: BaseException) -> UserFunctionError:
     return wrapped
 
 
+def load_function(payload: bytes, where: str) -> Any:
+    """Return what the job has pickled of a function.
+
+    Raises:
+        UserFunctionError: the worker cannot load it.
+    """
+    try:
+        return pickle.loads(payload)
+    except Exception as error:
+        msg = f"{where}: the function cannot be loaded: {error}"
+        raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+
+
 def _is_ours(frames: TracebackType) -> bool:
     return str(frames.tb_frame.f_globals.get("__name__", "")).startswith("penstock.operators.")
 
@@ -65,11 +78,7 @@ class FunctionOperator(Operator):
         spec = context.spec
         self._uid = spec.uid
         self._where = f"{spec.kind} {spec.uid!r}"
-        try:
-            function, row_type, output_type = pickle.loads(spec.payload)
-        except Exception as error:
-            msg = f"{self._where}: the function cannot be loaded: {error}"
-            raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        function, row_type, output_type = load_function(spec.payload, self._where)
         self._function: Callable[[Any], Any] = function
         self._input_schema = context.input_schemas[0]
         text = spec.output_schema

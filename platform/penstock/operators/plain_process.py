@@ -7,20 +7,17 @@ Kind `plain_process`. No timers and no state by key: those are of `operators.pro
 
 from __future__ import annotations
 
-import pickle
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from penstock.core.schema import arrow_schema_of, schema_from_text
+from penstock.core.schema import schema_from_text
 from penstock.operators.columns import ts_of
-from penstock.operators.functions import UserFunctionError, user_error
+from penstock.operators.functions import load_function, user_error
 from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.operator_state import BoundOperatorState, restore_all
 from penstock.operators.process_function import OpenContext, RowContext
 from penstock.operators.process_output import ProcessOutput
-from penstock.operators.rows import RowDecoder
+from penstock.operators.rows import RowDecoder, read_columns
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier, Batch, Watermark
@@ -38,11 +35,7 @@ class PlainProcessOperator(Operator):
         spec = context.spec
         self._uid, self._where = spec.uid, f"process {spec.uid or spec.name!r}"
         self._function = None
-        try:
-            function, row_type, types = pickle.loads(spec.payload)
-        except Exception as error:
-            msg = f"{self._where}: the function cannot be loaded: {error}"
-            raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        function, row_type, types = load_function(spec.payload, self._where)
         self._states = [
             BoundOperatorState(
                 name, spec.config["kinds"][name]["kind"], schema_from_text(text), types.get(name), self._where
@@ -52,7 +45,7 @@ class PlainProcessOperator(Operator):
         restore_all(self._states, context.restored, self._where)
         for state in self._states:
             setattr(function, state.handle.name, state.handle)
-        self._decoder = RowDecoder(_wanted(context.input_schemas[0], row_type), row_type)
+        self._decoder = RowDecoder(read_columns(context.input_schemas[0], row_type), row_type)
         sides = {tag: schema_from_text(text) for tag, text in spec.config["sides"].items()}
         self._output = ProcessOutput(schema_from_text(spec.output_schema), sides, self._where)
         self._context = RowContext(context.clock, self._output.sides)
@@ -106,8 +99,3 @@ class PlainProcessOperator(Operator):
         function, self._function = getattr(self, "_function", None), None
         if function is not None:
             function.close()
-
-
-def _wanted(schema: pa.Schema, row_type: Any) -> pa.Schema:
-    """Return the columns that a row type has: others need not be decoded."""
-    return schema if row_type is None else pa.schema([schema.field(name) for name in arrow_schema_of(row_type).names])

@@ -9,7 +9,6 @@ fire in the same way, a piece of them as a batch. Errors of the function name th
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +17,13 @@ import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark
 from penstock.core.errors import GraphError, PenstockError, UsageError
-from penstock.core.schema import arrow_schema_of, schema_from_text
+from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast, BroadcastContext, require_declared
 from penstock.operators.columns import ts_of, without_ts
-from penstock.operators.functions import UserFunctionError, user_error
+from penstock.operators.functions import load_function, user_error
 from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.process_function import (
@@ -40,7 +39,7 @@ from penstock.operators.process_function import (
 from penstock.operators.process_output import ProcessOutput
 from penstock.operators.process_states import Home, bind_states
 from penstock.operators.range_watermarks import RangeWatermarks
-from penstock.operators.rows import RowDecoder
+from penstock.operators.rows import RowDecoder, read_columns
 from penstock.operators.timer_queue import TimerQueue
 from penstock.state.row_columns import python_values
 from penstock.state.ttl import TtlClock
@@ -93,11 +92,7 @@ class KeyedProcessOperator(Operator):
         self._function = None
         if context.keyed_state is None:
             raise GraphError(f"{self._where} needs keyed state", hint="key the stream before .process(...)")
-        try:
-            function, row_type, types = pickle.loads(spec.payload)
-        except Exception as error:
-            msg = f"{self._where}: the function cannot be loaded: {error}"
-            raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        function, row_type, types = load_function(spec.payload, self._where)
         self._store = context.keyed_state
         self._bind(context, function, types)
         self._ways = _ways(context, function, row_type, self._context)
@@ -321,14 +316,9 @@ def _ways(context: OperatorContext, function: Any, row_type: Any, given_context:
     return tuple(
         _Way(
             None if key is None else tuple(key),
-            RowDecoder(_wanted(schema, kind), kind),
+            RowDecoder(read_columns(schema, kind), kind),
             getattr(function, method),
             contexts[key is None],
         )
         for key, schema, kind, method in given
     )
-
-
-def _wanted(schema: pa.Schema, row_type: type | None) -> pa.Schema:
-    """Return the columns that a row type has: others need not be decoded."""
-    return schema if row_type is None else pa.schema([schema.field(name) for name in arrow_schema_of(row_type).names])

@@ -21,11 +21,17 @@ import msgspec
 import pyarrow as pa
 import pydantic
 
+from penstock.core.schema import arrow_schema_of
 from penstock.operators.columns import ColumnError, without_ts
 from penstock.state.row_columns import python_values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+
+def read_columns(schema: pa.Schema, row_type: Any) -> pa.Schema:
+    """Return the columns that a row type has: others need not be decoded."""
+    return schema if row_type is None else pa.schema([schema.field(name) for name in arrow_schema_of(row_type).names])
 
 
 class RowDecoder:

@@ -9,7 +9,6 @@ is saved behind the batch; timers fire in the same way.
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.operators.columns import ts_of
 from penstock.operators.evictors import WindowElement
-from penstock.operators.functions import UserFunctionError, user_error
+from penstock.operators.functions import load_function, user_error
 from penstock.operators.garbage import collector_paused
 from penstock.operators.late import LateRows
 from penstock.operators.operator import Operator, OperatorSnapshot
@@ -68,11 +67,7 @@ class WindowRowsOperator(Operator):
         self._context = context
         if context.keyed_state is None:
             raise GraphError(f"{self._where} needs keyed state", hint="key the stream before the window")
-        try:
-            trigger, evictor, function, row_type = pickle.loads(spec.payload)
-        except Exception as error:
-            msg = f"{self._where}: its functions cannot be loaded: {error}"
-            raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        trigger, evictor, function, row_type = load_function(spec.payload, self._where)
         rows, config = context.input_schemas[0], parse_rows(spec.config)
         self._config = config
         self._store = context.keyed_state

@@ -13,12 +13,12 @@ from penstock.core.errors import NotFoundError, UsageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
 from penstock.graph.validate import near
-from penstock.state.accumulators import FIRST_ENTRY, NAMESPACE, ROW
+from penstock.state.accumulators import FIRST_ENTRY, KEY_IDS, NAMESPACE, ROW
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_IDS = {"key": range(101, FIRST_ENTRY), "entry": range(FIRST_ENTRY, 1001), "value": range(1001, 1 << 31)}
+_IDS = {"key": KEY_IDS, "entry": range(FIRST_ENTRY, 1001), "value": range(1001, 1 << 31)}
 #: States of this beginning are the engine's own beside a user's: timers, the watermark of an input.
 _OWN = "__"
 

@@ -26,14 +26,13 @@ from penstock.kernels.key_types import is_key_type
 from penstock.snapshots.content import field_id, identity_of
 from penstock.snapshots.opening import Snapshot, open_target
 from penstock.snapshots.reading import live_rows
-from penstock.state.accumulators import FIRST_ENTRY, KEY_HASH, SEQ
+from penstock.state.accumulators import KEY_HASH, KEY_IDS, SEQ
 from penstock.state.row_spec import TIMERS
 from penstock.task.savepoint import SavepointWriter
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
 
-_KEY_IDS = range(101, FIRST_ENTRY)
 #: Value columns have field ids above it.
 _LAST_FIXED_ID = 1000
 #: A column of our own beside those of a key: where a key stands among all.
@@ -132,7 +131,7 @@ def _all_rekeyed(
     for name, parts in held.items():
         old = schema_from_text(parts[0].schema)
         rows[name] = pa.concat_tables([old.empty_table(), *live_rows(snapshot, tuple(parts))]).combine_chunks()
-        olds[name] = _frame(rows[name].select([field.name for field in old if field_id(field) in _KEY_IDS]))
+        olds[name] = _frame(rows[name].select([field.name for field in old if field_id(field) in KEY_IDS]))
     names = next(iter(olds.values())).columns
     known = pl.concat(olds.values()).unique().sort(names, nulls_last=True)
     keys = _keys(known, key, where)
@@ -172,7 +171,7 @@ def _rekeyed(rows: pa.Table, keys: pa.Table, where: str, *, timers: bool) -> _Re
     """Return the rows of one state with `keys`, one for each row, in place of theirs."""
     old = rows.schema
     schema = _schema(old, keys.schema, where)
-    rest = [name for name in old.names if name != KEY_HASH and field_id(old.field(name)) not in _KEY_IDS]
+    rest = [name for name in old.names if name != KEY_HASH and field_id(old.field(name)) not in KEY_IDS]
     columns = dict(zip(schema.names[1 + len(keys.schema) :], (rows.column(name) for name in rest), strict=True))
     columns |= {name: keys.column(name) for name in keys.schema.names}
     hashes = hash_columns(_batch(keys), tuple(keys.schema.names))
@@ -235,13 +234,13 @@ def _plain(array: pa.Array) -> pa.Array:
 def _schema(old: pa.Schema, keys: pa.Schema, where: str) -> pa.Schema:
     """Return the columns of a segment under the new key; values make room for its names as `RowSpec.value_names`."""
     #: Names that a value could not have beside the old key: it got an underscore, and so what had that name already.
-    hidden = {field.name for field in old if field_id(field) in _KEY_IDS}
+    hidden = {field.name for field in old if field_id(field) in KEY_IDS}
     fields, taken = [old.field(KEY_HASH)], set(keys.names)
-    for number, field in enumerate(keys, start=_KEY_IDS.start):
+    for number, field in enumerate(keys, start=KEY_IDS.start):
         text = str(number).encode()
         fields.append(pa.field(field.name, field.type, True, {b"id": text, b"PARQUET:field_id": text}))
     for field in old:
-        if field.name == KEY_HASH or field_id(field) in _KEY_IDS:
+        if field.name == KEY_HASH or field_id(field) in KEY_IDS:
             continue
         name = field.name
         if name.endswith("_") and name[:-1] in hidden:

@@ -32,6 +32,8 @@ ROW = "__row"
 LAST_ACCESS = "__ttl"
 #: Field ids from here to 1000 are columns that tell the rows of one key and namespace apart.
 FIRST_ENTRY = 501
+#: Field ids of the columns of a key.
+KEY_IDS = range(101, FIRST_ENTRY)
 #: Words of the registers of `approx_count_distinct`.
 _REGISTER_WORDS = 64
 _OPS: dict[tuple[str, str], int] = {

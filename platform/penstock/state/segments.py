@@ -23,7 +23,7 @@ from penstock.core.evolution import conform
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACCESS, NAMESPACE, ROW, SEQ
+from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, LAST_ACCESS, NAMESPACE, ROW, SEQ
 from penstock.state.entry_order import last_entries
 from penstock.state.key_index import KeyIndex
 from penstock.state.keyed import EncodedSegment
@@ -48,7 +48,6 @@ _MERGE_ROWS = 250_000
 _MERGE_BYTES = 1 << 30
 #: A file names the namespaces of its rows if they are no more than these.
 _NAMED = 1024
-_KEY_IDS = range(101, FIRST_ENTRY)
 _ENTRY_IDS = range(FIRST_ENTRY, 1001)
 
 
@@ -181,7 +180,7 @@ def _layout(schema: pa.Schema) -> dict[str, Any]:
 
 def key_names(schema: pa.Schema) -> tuple[str, ...]:
     """Return the key columns of a segment's schema, by their field ids."""
-    return _names(schema, _KEY_IDS)
+    return _names(schema, KEY_IDS)
 
 
 def entry_names(schema: pa.Schema) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from penstock.graph.validate import near
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.rpc.messages import SubtaskAnswer
-from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, SEQ
+from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
 from penstock.state.key_text import json_value, parse_key
 from penstock.task.failure import describe
 from penstock.task.mailbox import MailboxFullError
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from penstock.task.chain import Chain
     from penstock.task.subtask import Subtask
 
-_KEY_IDS = range(101, FIRST_ENTRY)
 #: Columns that only say where a row stands in the files.
 _PLACE = (KEY_HASH, DELETED, SEQ)
 #: Largest key groups that a listing names.
@@ -118,7 +117,7 @@ def _rows(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[Key
     """Return the rows of one key, or which subtask has them."""
     table = _table(question, stores)
     schema = table.source.spec.segment_schema
-    keyed = pa.schema([pa.field(f.name, f.type) for f in schema if int(f.metadata[b"id"]) in _KEY_IDS])
+    keyed = pa.schema([pa.field(f.name, f.type) for f in schema if int(f.metadata[b"id"]) in KEY_IDS])
     key = parse_key(question.key, keyed)
     columns = key_columns(key, tuple(keyed.names))
     hashes = hash_key_columns(columns, 1)
@@ -164,7 +163,7 @@ def _listing(deployment: TaskDeployment, stores: Iterable[KeyedState]) -> list[d
                 {
                     "uid": store.uid,
                     "name": name,
-                    "key": [f"{f.name} {f.type}" for f in schema if int(f.metadata[b"id"]) in _KEY_IDS],
+                    "key": [f"{f.name} {f.type}" for f in schema if int(f.metadata[b"id"]) in KEY_IDS],
                     "schema": [
                         {"name": f.name, "type": str(f.type)} for f in schema if int(f.metadata[b"id"]) >= FIRST_ENTRY
                     ],
