@@ -29,7 +29,7 @@ class Phase:
     """One run of the job: its parallelism and how it ends."""
 
     parallelism: int
-    #: `finish`, `stop` (with a savepoint) or `cancel`.
+    #: `finish`, `stop` or `drain` (both with a savepoint) or `cancel`.
     end: str = "finish"
     #: Begins from the savepoint of the phase before, instead of the job's newest checkpoint.
     from_savepoint: bool = False

@@ -287,10 +287,10 @@ class World:
             and not run.state
             and self.clock.elapsed_ms > run.ask_end_ms
         ):
-            if run.phase.end == "stop":
+            if run.phase.end in ("stop", "drain"):
                 name = self.next_name("stop")
                 run.stop_uris.append(f"{self.root}/sim/savepoints/{name}")
-                request: ev.Event = ev.StopRequested(name, run.stop_uris[-1])
+                request: ev.Event = ev.StopRequested(name, run.stop_uris[-1], drain=run.phase.end == "drain")
                 self.scheduler.at(0.1, "stop", lambda: leader.post(request), owner=leader.owner)
             elif run.phase.end == "cancel":
                 self.scheduler.at(0.1, "cancel", lambda: leader.post(ev.CancelRequested()), owner=leader.owner)

@@ -9,7 +9,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+
+
+def carried_over(saved: int) -> int:
+    """Return the watermark with which a run begins whose snapshot says `saved`.
+
+    The end of time ends one run: what is started from a drained savepoint may have more input, which is not late.
+    """
+    return MIN_TIMESTAMP if saved == MAX_TIMESTAMP else saved
 
 
 @dataclass(frozen=True, slots=True)

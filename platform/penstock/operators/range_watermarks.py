@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.keygroup import HashRange
+from penstock.eventtime.watermarks import carried_over
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -28,12 +29,12 @@ class RangeWatermarks:
 
     @classmethod
     def restored(cls, owned: HashRange, items: Iterable[Any]) -> RangeWatermarks:
-        """Take what `items()` of all former subtasks saved, for the range that is owned now."""
+        """Take what `items()` of all former subtasks saved, for the range owned now; but not the end of time."""
         pieces = []
         for item in items:
             common = HashRange(item["hash_low"], item["hash_high"]).intersect(owned)
             if common is not None:
-                pieces.append((common, int(item["watermark"])))
+                pieces.append((common, carried_over(int(item["watermark"]))))
         covered = sum(r.high - r.low + 1 for r, _ in pieces) == owned.high - owned.low + 1
         low = min((w for _, w in pieces), default=MIN_TIMESTAMP) if covered else MIN_TIMESTAMP
         return cls(owned, low, [(r, w) for r, w in pieces if w > low])

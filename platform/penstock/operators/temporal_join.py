@@ -44,6 +44,7 @@ class TemporalJoinOperator(JoinOperator):
         fields = value_fields(right, sides.right)
         self._current = self._state.rows.value(_CURRENT, (_VERSION, *fields))
         self._state.check_all_declared()
+        self._await_again()
         self._output = JoinOutput(temporal_join_schema(config, left, right), sides, left)
         self._pieces = OutputPieces()
 
@@ -83,6 +84,20 @@ class TemporalJoinOperator(JoinOperator):
         for table in self._state.tables:
             table.clean(watermark)
         self._state.rows.settle()
+
+    def _await_again(self) -> None:
+        """Behind a drain, whose end of time is not carried over, versions it has passed are yet to come."""
+        marks, rows = self._state.watermarks, self._state.rows
+        if marks.low != MIN_TIMESTAMP or marks.differ or not rows.index.count:
+            return
+        slots = np.arange(rows.index.count, dtype=np.int32)
+        kept = self._current.rows_of(slots)
+        slots, kept = slots[kept >= 0], kept[kept >= 0]
+        if len(slots):
+            times, *values = self._current.arrays(kept)
+            self._state.tables[1].add(slots, times.to_numpy().copy(), values)
+            self._current.clear(slots)
+            rows.settle()
 
     # --- versions ---------------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ import pyarrow as pa
 from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark
 from penstock.core.errors import GraphError
 from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.eventtime.watermarks import carried_over
 from penstock.kernels.columns import fixed_column
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.top_schema import TopConfig, parse_top, validate_top
@@ -125,7 +126,7 @@ class WindowTopOperator(Operator):
 
     def _restore(self, item: dict[str, Any]) -> None:
         if "watermark" in item:
-            self._watermark = int(item["watermark"])
+            self._watermark = carried_over(int(item["watermark"]))
         else:
             self._add(int(item["start"]), _decoded(item["rows"]))
 

@@ -16,6 +16,7 @@ from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.keygroup import HashRange
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef, OperatorStateSnapshot
+from penstock.eventtime.watermarks import carried_over
 from penstock.graph.deployment import OperatorRestore
 from penstock.operators.operator import OperatorContext
 from penstock.state.store import KeyedStateRequest, open_keyed_state
@@ -89,15 +90,19 @@ def keeps_keyed_state(deployment: TaskDeployment) -> bool:
 
 
 def restored_watermark(deployment: TaskDeployment) -> int:
-    """Return the lowest input watermark any subtask of this chain had at the cut: all that is certain."""
+    """Return the lowest input watermark any subtask of this chain had at the cut: all that is certain.
+
+    Subtasks whose input was at its end (or was drained) do not count.
+    """
     head = deployment.operators[0].uid
     found = [
-        int(item)
+        watermark
         for restore in deployment.restore
         if restore.uid == head
         for state in restore.operator
         if state.name == INPUT_WATERMARK
         for item in state.items
+        if (watermark := carried_over(int(item))) != MIN_TIMESTAMP
     ]
     return min(found, default=MIN_TIMESTAMP)
 

@@ -180,3 +180,13 @@ def test_the_choice_is_made_in_one_subtask(bench):
 def test_what_cannot_be_ordered_is_refused(make, changes, match):
     with pytest.raises(GraphError, match=match):
         make(**changes)
+
+
+def test_behind_a_drain_its_rows_are_not_late(make, out):
+    operator = make()
+    operator.process_batch(batch([(1, 5, 0)]), 0, out)
+    operator.process_watermark(Watermark(MAX_TIMESTAMP), out)
+    again = make(restored=operator.snapshot(Barrier(1), out).operator)
+    again.process_batch(batch([(2, 3, 4)]), 0, out)
+    again.process_watermark(Watermark(9), out)
+    assert ids(out) == [1, 2]

@@ -1,6 +1,7 @@
 """The loop of one subtask: alignment, end of input, back-pressure, failure, time."""
 
 import msgspec
+import pytest
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, BarrierKind, Watermark, WatermarkStatus
@@ -68,6 +69,20 @@ def test_the_inputs_watermark_comes_back_at_a_restore_as_the_lowest_of_all_subta
     assert w.sink.seen == [("watermark", 5)]
     assert w.sink.context.restored == tuple(saved)
     assert w.sink.context.restored_checkpoint == 3
+
+
+@pytest.mark.parametrize(("saved", "seen"), [((MAX_TIMESTAMP,), []), ((MAX_TIMESTAMP, 5), [("watermark", 5)])])
+def test_the_end_of_time_does_not_come_back_at_a_restore(world, saved, seen):
+    w = world()
+    states = tuple(
+        OperatorStateSnapshot(uid="sink", name="__input_watermark", mode="subtask", items=(n,)) for n in saved
+    )
+    w.deploy(restore=(OperatorRestore(uid="sink", operator=states),), restored_checkpoint=3)
+    w.settle()
+    assert w.sink.seen == seen
+    w.sources[0].script.append(Watermark(7))
+    w.settle()
+    assert w.sink.seen == [*seen, ("watermark", 7)]
 
 
 def test_end_of_input_then_barriers_go_on_until_told_to_finish(world, batch_of):
