@@ -26,6 +26,7 @@ from penstock.core.permits import CommitPermit
 from penstock.jobmanager import job_master, recover
 from penstock.jobmanager.checkpointing import Checkpointing
 from penstock.jobmanager.commands import DeleteEntries
+from penstock.jobmanager.log_entries import checkpoint_entry
 from penstock.network.credit import GateCredit
 from penstock.network.input_gate import InputGate
 from penstock.network.subpartition import Subpartition
@@ -84,8 +85,7 @@ def _delete_on_abort(patch: Patch) -> None:
     abort = Checkpointing._abort
 
     def tidy(self: Checkpointing, pending: Any, reason: str, now_ms: int) -> Any:
-        subtasks = tuple(ack.snapshot for ack in pending.acks.values())
-        draft = msgspec.structs.replace(self._draft(pending, now_ms), subtasks=subtasks, pending=())
+        draft = checkpoint_entry(self._running(), pending, (), ("", now_ms))
         return [*abort(self, pending, reason, now_ms), DeleteEntries((), tuple(sorted(files_of(draft))))]
 
     patch.setattr(Checkpointing, "_abort", tidy)
@@ -207,16 +207,16 @@ def _pending_dropped(patch: Patch) -> None:
 
 
 def _output_not_carried_on(patch: Patch) -> None:
-    snapshot, draft = PendingOutput.to_snapshot, Checkpointing._draft
+    snapshot, owed = PendingOutput.to_snapshot, Checkpointing._owed
 
-    def fresh(self: Checkpointing, pending: Any, now_ms: int) -> Any:
-        owed, self.pending = self.pending, {}
-        drawn = draft(self, pending, now_ms)
-        self.pending = owed
-        return drawn
+    def fresh(self: Checkpointing, pending: Any) -> Any:
+        known, self.pending = self.pending, {}
+        named = owed(self, pending)
+        self.pending = known
+        return named
 
     patch.setattr(PendingOutput, "to_snapshot", lambda self: ((), snapshot(self)[1]))
-    patch.setattr(Checkpointing, "_draft", fresh)
+    patch.setattr(Checkpointing, "_owed", fresh)
 
 
 def _split_offset_of_later(patch: Patch) -> None:
