@@ -248,3 +248,18 @@ def test_a_join_goes_on_as_another_only_where_that_has_missed_nothing(tmp_path, 
         return
     with pytest.raises(StateMismatchError, match=reason):
         job.restart(1)
+
+
+def test_watermarks_alone_leave_no_file_in_memory(tmp_path):
+    job = Job(tmp_path, spec(0, 100, "left"), Model(0, 100, "left"), backend="rocksdb")
+    (operator,) = job.subtasks[0][:1]
+    row = {"v": 1, "k": "key-1", "s": "x", "id": 1}
+    for time in (10, 20, 30):
+        data = pa.RecordBatch.from_pylist([row | {TS_COLUMN: time}], schema=SCHEMAS[0])
+        operator.process_batch(Batch(data), 0, Out())
+    assert any(run.spilled for run in operator._state.tables[0]._runs), "or this shows nothing"
+    out = Out()
+    operator.process_watermark(Watermark(115), out)
+    assert len(out.rows) == 1
+    assert not operator._state.tables[0]._looked_at
+    job.close()

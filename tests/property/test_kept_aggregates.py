@@ -95,3 +95,15 @@ def test_the_error_of_an_estimate_is_the_one_that_is_promised(count):
     assert np.sqrt((errors**2).mean()) < 0.055
     assert abs(errors.mean()) < 0.015
     assert (np.abs(errors) < 3 * 0.046).mean() > 0.98
+
+
+def test_quantiles_of_what_no_double_holds_and_of_infinities():
+    def quantile(values, q):
+        places = np.zeros(len(values), np.int64)
+        return kept_output(Aggregate("quantile", "v", "a", quantile=q), values, places, 1).to_pylist()[0]
+
+    assert quantile(pa.array([2**53 + 1, 2**60 + 1]), 1.0) == 2.0**60
+    infinite = float("inf")
+    for values, wanted in (([-infinite, 1.0], -infinite), ([1.0, infinite], infinite), ([infinite] * 2, infinite)):
+        assert quantile(pa.array(values), 0.25) == wanted
+    assert quantile(pa.array([-1.7e308, 1.7e308]), 0.5) == 0.0

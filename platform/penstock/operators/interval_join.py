@@ -73,6 +73,7 @@ class IntervalJoinOperator(JoinOperator):
         self._state.watermarks.advance(watermark)
         for side, table in enumerate(self._state.tables):
             table.clean(below(watermark, self._interval.needed(side) + 1))
+        self._state.rows.settle()
 
     def _alone(self, side: int, watermark: int) -> Iterator[Batch]:
         """Yield the rows of a side whose time to meet one ends, and that have met none, with the time of that end."""

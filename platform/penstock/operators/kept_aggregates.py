@@ -64,7 +64,9 @@ def _distinct(values: pa.Array, window: I64, windows: int) -> I64:
 
 def _floats(values: pa.Array) -> F64:
     kind = values.type
-    found: F64 = (values.cast(pa.float64()) if not pt.is_float64(kind) else values).to_numpy(zero_copy_only=False)
+    found: F64 = (values.cast(pa.float64(), safe=False) if not pt.is_float64(kind) else values).to_numpy(
+        zero_copy_only=False
+    )
     return found
 
 
@@ -78,6 +80,9 @@ def _quantiles(values: F64, window: I64, windows: int, quantile: float) -> pa.Ar
     low = np.floor(place).astype(np.int64)
     high = np.ceil(place).astype(np.int64)
     below, above = values[first + low], values[first + high]
-    found = np.where(low == high, below, below + (above - below) * (place - low))
+    part = place - low
+    with np.errstate(invalid="ignore"):  # between the two infinities nothing is in the middle
+        found = np.where(below == above, below, below * (1 - part) + above * part)
+    found = np.where(low == high, below, found)
     valid = (count > 0).astype(np.uint8)
     return fixed_to_arrow(np.where(valid == 1, found, 0.0).view(np.int64), valid, pa.float64())

@@ -71,6 +71,7 @@ class WindowJoinOperator(JoinOperator):
         self._panes = {pane for pane in self._panes if pane >= closed + window.slide}
         for table in self._state.tables:
             table.clean(max(MIN_TIMESTAMP, min(closed + window.slide - 1, MAX_TIMESTAMP)))
+        self._state.rows.settle()
 
     # --- windows ----------------------------------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ _DEAD_KEYS = 65_536
 _CHUNK = 65_536
 #: When this part of the memory is in use, rows go to files: the rest is for the next batch and for writing them.
 _SPILL_PART = 0.6
+#: They do not where they are less than one part in so many of that.
+_LEAST_PART = 8
 #: Slots that are looked through for expired state behind every batch.
 _SWEEP = 1024
 
@@ -280,7 +282,10 @@ class RowState:
 
     def _spill(self) -> None:
         """Let rows of joins go to local files before they are more than there is room for."""
-        if self.hot_bytes > _SPILL_PART * self._budget.share_of(self._holder) or self._budget.exceeded:
+        full = _SPILL_PART * self._budget.share_of(self._holder)
+        rows = sum(table.hot_bytes for table in self._timed)
+        # keys alone may fill memory: then rows wait until they are enough for files of some size
+        if (self.hot_bytes > full and rows >= full / _LEAST_PART) or self._budget.exceeded:
             for table in self._timed:
                 table.spill()
             self._budget.report(self._holder, self.hot_bytes)

@@ -1,5 +1,8 @@
 """Rows of joins beyond memory: in files, within the managed memory, and as they were after a restore."""
 
+import errno
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -13,6 +16,7 @@ from penstock.kernels.hashing import hash_key_columns
 from penstock.state.budget import MemoryBudget
 from penstock.state.spilled_rows import SpillArea
 from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.timed_rows import TimedRows
 
 LIMIT = 8 << 20
 KEY, VALUES = pa.schema([pa.field("k", pa.int64())]), (pa.field("s", pa.string()), pa.field("n", pa.list_(pa.int64())))
@@ -107,3 +111,50 @@ def test_what_is_written_is_what_is_read(tmp_path):
     assert [value.to_pylist() for value in file.values] == [[None, "c"], [None, False]]
     bare = SpillArea(tmp_path).write(np.array([1], np.int32), np.array([2]), [])
     assert (bare.slots.tolist(), bare.times.tolist(), bare.values) == ([1], [2], [])
+
+
+def descriptors():
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_runs_share_files_each_of_which_takes_a_descriptor(tmp_path):
+    area, before = SpillArea(tmp_path), descriptors()
+    kept = [area.write(np.array([i], np.int32), np.array([i + 1]), [pa.array([str(i)])]) for i in range(500)]
+    assert descriptors() <= before + 2
+    kept[7].release()
+    assert [(f.slots[0], f.times[0], f.values[0][0].as_py()) for f in kept] == [(i, i + 1, str(i)) for i in range(500)]
+    large = np.arange(20 << 20)
+    file = area.write(np.zeros(len(large), np.int32), large, [])
+    assert (len(file.slots), file.times[-1]) == (len(large), large[-1])
+    area.close()
+    assert descriptors() <= before + 2
+    del kept, file
+    assert descriptors() == before
+
+
+def test_a_host_without_descriptors_left_is_an_error_that_says_so(tmp_path, monkeypatch):
+    def none_left(**_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr("tempfile.mkstemp", none_left)
+    with pytest.raises(StorageError) as caught:
+        SpillArea(tmp_path).write(np.zeros(1, np.int32), np.zeros(1, np.int64), [])
+    assert "ulimit -n" in caught.value.hint
+
+
+def test_rows_wait_for_a_file_of_some_size_where_keys_fill_memory(tmp_path, monkeypatch):
+    store, rows, table, budget = opened(tmp_path)
+    spills, spill = [], TimedRows.spill
+    monkeypatch.setattr(TimedRows, "spill", lambda table: spills.append(1) or spill(table))
+    for number in range(100):
+        keys = np.arange(1000) + number * 1000
+        batch = pa.record_batch({"k": pa.array(keys)})
+        columns = key_columns(batch, ("k",))
+        slots = rows.upsert(columns, hash_key_columns(columns, 1000)).copy()
+        table.add(slots, keys, [pa.array(["x" * 90] * 1000), pa.array([[1]] * 1000)])
+        rows.settle()
+    assert rows.index.memory_bytes > 0.6 * LIMIT, "or this shows nothing"
+    assert table.count == 100_000
+    assert 0 < len(spills) < 20
+    assert budget.used_bytes <= LIMIT
+    store.close()
