@@ -19,7 +19,7 @@ from penstock.state.hash_ranges import inside
 from penstock.state.pane_rows import rows_to_table
 from penstock.state.panes import Rows
 from penstock.state.segment_file import SegmentFile
-from penstock.state.segments import SegmentWriter
+from penstock.state.segments import SegmentWriter, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -182,7 +182,7 @@ class FrozenSegment:
         rows, spilled, about = self._rows, self._spilled, self._about
         if spilled is not None and about is not None:
             try:
-                return _with_data(about, spilled.read_bytes())
+                return _with_data(about, mapped(spilled))
             except FileNotFoundError:
                 if self.durable:  # an earlier barrier's upload has just finished
                     return None

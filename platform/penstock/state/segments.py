@@ -128,7 +128,21 @@ class SegmentWriter:
             if out.tell() < _MAPPED_BYTES:
                 out.seek(0)
                 return out.read()
-            return cast("bytes", mmap.mmap(out.fileno(), 0, access=mmap.ACCESS_READ))  # written and sliced as bytes are
+            return _mapped(out)
+
+
+def mapped(path: Path) -> bytes:
+    """Return a file that is not empty: its bytes are the page cache's, not this process's, also when it is removed.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    with path.open("rb") as file:
+        return _mapped(file)
+
+
+def _mapped(file: BinaryIO) -> bytes:
+    return cast("bytes", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # written and sliced as bytes are
 
 
 class _Sink:

@@ -1,10 +1,12 @@
 """Keys that leave memory: their way to bytes and back, which ones leave, and state far larger than its memory."""
 
 import datetime as dt
+import mmap
 from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -311,4 +313,17 @@ def test_timers_of_keys_that_left_are_found_in_order_among_those_in_memory(tmp_p
     assert times(9, 1) == [20_000_000]
     with pytest.raises(UsageError, match=r"do not tell all of this key.*savepoint"):
         times(9)
+    store.close()
+
+
+def test_what_waits_on_disk_is_handed_on_from_there(tmp_path):
+    store, rows, table = World(tmp_path, 100_000).open()
+    add(rows, table, pa.array(range(3000), pa.int64()), 5)
+    (frozen,) = store.freeze(1)
+    (encoded,) = frozen.encode()
+    assert isinstance(encoded.data, mmap.mmap), "not read into memory"
+    assert len(list((tmp_path / "1").glob("*.parquet"))) == 1
+    frozen.durable({encoded.position: FileRef(path="x", length=len(encoded.data))})
+    assert list((tmp_path / "1").glob("*.parquet")) == []
+    assert pq.read_table(pa.BufferReader(bytes(encoded.data))).num_rows == 3000
     store.close()
