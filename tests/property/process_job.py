@@ -63,7 +63,7 @@ class PlainStore:
 def keys_leave(monkeypatch, keys):
     """Have no more than so many keys in memory, those of one batch aside; some do leave."""
     before = PlainStore.written
-    monkeypatch.setattr("penstock.state.store.KeyedState._open_store", lambda store, name: PlainStore())
+    monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._open_store", lambda store, name: PlainStore())
     keys_leave_for_rocksdb(monkeypatch, keys)
     yield
     assert PlainStore.written > before
