@@ -9,7 +9,7 @@ after a restore exactly if it was late before; what a generator of one's own rem
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +26,8 @@ from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.source_watermarks import IngestionTime, source_watermarks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from penstock.core.elements import Barrier
     from penstock.operators.event_time import Int64s
     from penstock.operators.operator import Collector, OperatorContext
@@ -46,7 +48,7 @@ class AssignWatermarksOperator(Operator):
         rows = without_ts(context.input_schemas[0])
         self._schema = with_ts(rows)
         self._strategy = strategy_from_builtins(context.spec.config["watermarks"])
-        floor = min((int(i) for s in context.restored if s.name == STATE for i in s.items), default=MIN_TIMESTAMP)
+        floor = _restored_floor(i for s in context.restored if s.name == STATE for i in s.items)
         self._watermarks = SplitWatermarks(self._strategy.idle_timeout_ms, floor)
         self._watermarks.add(_INPUT, None)
         timestamp = self._strategy.timestamp
@@ -136,9 +138,17 @@ class AssignWatermarksOperator(Operator):
     # --- checkpoints ------------------------------------------------------------------------------------------------
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Save the watermark, unless the input is idle or over: then it holds nobody back."""
-        if self._idle or self._ended:
+        """Save the watermark, and whether the input is idle and so holds nobody back; of one that is over nothing."""
+        if self._ended:
             return OperatorSnapshot()
-        items = (self._watermarks.combined,)
+        combined = self._watermarks.combined
+        items: tuple[Any, ...] = ({"idle": combined},) if self._idle else (combined,)
         state = OperatorStateSnapshot(uid=self._context.spec.uid, name=STATE, mode="union", items=items)
         return OperatorSnapshot(operator=(state,))
+
+
+def _restored_floor(items: Iterable[Any]) -> int:
+    """Return the least watermark of active subtasks; where all were idle, that of the one furthest ahead."""
+    saved = tuple(items)
+    active = [int(item) for item in saved if not isinstance(item, dict)]
+    return min(active) if active else max((int(item["idle"]) for item in saved), default=MIN_TIMESTAMP)

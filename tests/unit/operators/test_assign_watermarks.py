@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -117,9 +118,28 @@ def test_quiet_input_is_idle_until_rows_come_but_not_behind_a_pause(bench, out):
     assert out.statuses == []
     tick(operator, bench, out, 7)
     assert out.statuses == [True]
-    assert operator.snapshot(Barrier(1), out).operator == (), "an idle one holds nobody back"
     operator.process_batch(batch(2), 0, out)
     assert out.statuses == [True, False]
+
+
+@pytest.mark.parametrize(("idle", "floor"), [((), 3), ((0,), 6), ((1,), 3), ((0, 1), 6)])
+def test_idle_subtasks_hold_nobody_back_at_a_restore_but_all_of_them_forget_nothing(bench, out, idle, floor):
+    saved = []
+    for place, seconds in enumerate((5, 8)):
+        operator = opened(bench, BOUNDED.with_idleness("1s"))
+        operator.process_batch(batch(seconds), 0, out)
+        if place in idle:
+            tick(operator, bench, out, 7)
+        saved += operator.snapshot(Barrier(1), out).operator
+    again = opened(bench, BOUNDED.with_idleness("1s"), restored=json_of(saved))
+    out.elements.clear()
+    again.process_batch(batch(1), 0, out)
+    assert marks(out) == [pytest.approx(floor, abs=1e-5)]
+
+
+def json_of(states):
+    """As they come back from a snapshot."""
+    return tuple(msgspec.json.decode(msgspec.json.encode(state), type=type(state)) for state in states)
 
 
 def test_a_row_without_a_time_is_a_loud_error(bench, out):
