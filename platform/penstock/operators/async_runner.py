@@ -31,7 +31,8 @@ class AsyncRunner:
         its `timeout(row)`, plain or a coroutine, gives the result of a call that took too long.
         """
         self._function = function
-        self._instead: Callable[[Any], Any] | None = getattr(function, "timeout", None)
+        instead = getattr(function, "timeout", None)
+        self._instead: Callable[[Any], Any] | None = instead if callable(instead) else None
         self._timeout_ms = timeout_ms
         self._wake = wake
         self._closing = False

@@ -234,6 +234,8 @@ class SourceOperator(Operator):
         return watermark is not None
 
     def _align_splits(self, aligned: SplitAlignment) -> None:
+        if not hasattr(self._reader, "pause_or_resume_splits"):
+            return  # a connector that cannot pause one of its splits: the subtask waits as a whole
         pause, resume = aligned.changes(self._watermarks.unfinished, self._watermarks.combined)
         if (pause or resume) and self._reader is not None:
             self._reader.pause_or_resume_splits(pause, resume)

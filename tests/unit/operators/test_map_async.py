@@ -265,6 +265,11 @@ def test_a_function_may_say_what_a_call_that_took_too_long_has_for_a_result(benc
     assert out.rows == [{"v": 1, "twice": twice, TS_COLUMN: 10}]
 
 
+def test_a_timeout_that_is_a_number_is_nothing_to_call(bench, gate, out):
+    with pytest.raises(UserFunctionError, match=r"no result within 0.02 s"):
+        ask_and_wait(opened(bench, gate, Slow(30), timeout_ms=20), out)
+
+
 def test_what_it_raises_then_ends_the_job(bench, gate, out):
     with pytest.raises(UserFunctionError, match="KeyError: 1"):
         ask_and_wait(opened(bench, gate, Slow(no_answer), timeout_ms=20), out)

@@ -281,3 +281,14 @@ def test_a_split_with_rows_that_carry_no_watermark_is_not_idle(bench, reader, ou
         poll(operator, reader, out, PollResult(results, caught_up=("a", "b")))
         bench.clock.advance(1000)
     assert (out.watermarks, out.statuses) == ([], [])
+
+
+def test_a_reader_that_can_not_pause_its_splits_is_read_as_a_whole(bench, reader, out, monkeypatch):
+    monkeypatch.delattr(type(reader), "pause_or_resume_splits")
+    strategy = WatermarkStrategy.monotonic(timestamp="ts").with_watermark_alignment("g", "1s")
+    operator = running(bench, strategy, ids=("a", "b"))
+    found = (batch([START_US + 9_000_000]), batch([START_US], ids=("b",)))
+    poll(operator, reader, out, PollResult(found))
+    assert out.watermarks == [START_US - 1]
+    operator.align(START_US - 2)
+    assert not operator.poll(out, backpressured=False)
