@@ -31,7 +31,7 @@ def bench(*arguments):
         ("w1skew", "--events", "1700000", "--keys", "string"),
         ("w1s", "--events", "800000", "--keys", "string", "--nullable"),
         ("w2", "--events", "1200000", "--parallelism", "1", "--checkpoint-interval", "300ms", "--key-count", "300000"),
-        ("w2x", "--events", "700000", "--checkpoint-interval", "500ms"),
+        ("w2x", "--events", "700000", "--checkpoint-interval", "500ms", "--key-count", "300000"),
         ("w3", "--events", "300001", "--parallelism", "1"),
         ("w5", "--events", "1700000", "--checkpoint-interval", "500ms"),
         ("shuffle", "--events", "300001", "--parallelism", "4", "--no-checkpoints"),

@@ -1,9 +1,9 @@
 """How a table of one pane with a cold file stays within managed memory: what it may hold, and leaving memory in pieces.
 
-Of a slot's managed memory the hot part of a table gets half. The rest is for what comes beside it for a while: copies
-of frozen rows until they are durable, encoding them, larger arrays while it grows, and the new table while keys are
-evicted. Pieces of rows are so small that none of these grows with the batch or with the state. Called by `pane_table`
-in the owner's thread.
+Of a slot's managed memory the hot part of a table gets a third. The rest is for what comes beside it for a while:
+copies of frozen rows until they are durable, encoding them, larger arrays while it grows, and the new table while keys
+are evicted. Pieces of rows are so small that none of these grows with the batch or with the state. Called by
+`pane_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from penstock.state.cold_file import FileRows
     from penstock.state.key_index import KeyView
 
-_HOT = (1, 2)
+_HOT = (1, 3)
 #: Of a piece, so many rows are encoded at a time: as columns they take several times what they take as cells.
 _ENCODED_PART = 2
 #: One key in so many stays: the more leave together, the less of the file is read and written for each.
