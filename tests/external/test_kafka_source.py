@@ -302,3 +302,26 @@ def test_missing_topic_and_unreachable_broker(kafka, order):
     with pytest.raises(ConnectorError, match=r"127.0.0.1:9 cannot be reached"):
         factory.create_enumerator(spec, first_run=True).discover(frozenset())
     assert clock.monotonic_ms() - started < 15_000
+
+
+def test_a_paused_partition_goes_on_where_it_stood(kafka, open_reader):
+    topic = kafka.topic("pause", 2)
+    kafka.produce(topic, orders(0, 30_000), 0)
+    kafka.produce(topic, orders(50_000, 50_100), 1)
+    first, second = f"{topic}-0", f"{topic}-1"
+    stage = open_reader(topic)
+    stage.until(lambda s: len(s.by_split().get(first, [])) >= 1000, max_rows=700)
+    for _ in range(3):  # fetched rows are waiting in the client each time
+        stage.reader.pause_or_resume_splits((first,), ())
+        stood = len(stage.by_split()[first])
+        kafka.produce(topic, orders(0, 50), 1)
+        seen = len(stage.by_split().get(second, []))
+        stage.until(lambda s, seen=seen: len(s.by_split().get(second, [])) >= seen + 50)
+        assert len(stage.by_split()[first]) < 30_000, "nothing was left to pause"
+        at = positions(stage.reader.snapshot())[first]
+        assert at == len(stage.by_split()[first]) >= stood
+        stage.reader.pause_or_resume_splits((), (first,))
+        stage.until(lambda s, at=at: len(s.by_split()[first]) >= at + 1000, max_rows=700)
+    stage.until(lambda s: len(s.by_split()[first]) >= 30_000)
+    assert ids(stage.by_split()[first]) == list(range(30_000))
+    assert positions(stage.reader.snapshot())[first] == 30_000
