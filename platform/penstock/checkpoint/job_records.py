@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.upgrade_record import UpgradeRecord
 from penstock.core.errors import LeadershipLostError, StorageError
 from penstock.core.rand import Rand
 
@@ -35,6 +36,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     #: The request that made the job what it is, when it was rescaled.
     rescale_token: str = ""
+    #: The newest upgrade.
+    upgrade: UpgradeRecord | None = None
 
 
 class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):

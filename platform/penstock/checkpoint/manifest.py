@@ -48,6 +48,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     note: str = ""
     #: Savepoint: the folder of the job it was taken of.
     origin: str = ""
+    #: In all entries of a run that began as an upgrade: sequence of the other version's checkpoint it went on from.
+    upgrade_of: int = 0
+    #: In seals: the run is on trial (`checkpoint.trials`); its seal without this releases it.
+    on_trial: bool = False
+    #: Sinks whose output of this run may not be published yet; `pending` names it all the same.
+    held: tuple[str, ...] = ()
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

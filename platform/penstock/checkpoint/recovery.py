@@ -12,6 +12,7 @@ import msgspec
 
 from penstock.checkpoint.log import LogEntry
 from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.trials import Trial, counts_for, runs_on_trial, trial_of
 from penstock.core.errors import StateMismatchError
 from penstock.core.snapshot import Committable, FileRef, SubtaskSnapshot
 
@@ -41,6 +42,12 @@ class RecoveryPlan:
     history: tuple[Manifest, ...]
     #: The job's last cut is durable and nothing but publishing it was left to do.
     finishing: bool = False
+    #: How the run began, if it is an upgrade.
+    trial: Trial | None = None
+    #: Output of a run on trial: owed by its sinks, not to be published.
+    held: tuple[Committable, ...] = ()
+    #: Entries of `history` (sequences) that count for no run any more: other runs' trials that were taken back.
+    abandoned: frozenset[int] = frozenset()
 
 
 def live_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
@@ -56,11 +63,12 @@ def live_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
     return tuple(kept)
 
 
-def present_manifests(manifests: Sequence[Manifest]) -> tuple[Manifest, ...]:
-    """Return the live entries from the newest fresh seal on."""
+def present_manifests(manifests: Sequence[Manifest], run_id: str = "") -> tuple[Manifest, ...]:
+    """Return the live entries from the newest fresh seal on, without those of other runs' trials."""
     live = live_manifests(manifests)
     starts = [i for i, m in enumerate(live) if m.kind == "seal" and m.note == FRESH]
-    return live[starts[-1] :] if starts else live
+    trials = runs_on_trial(live)
+    return tuple(m for m in (live[starts[-1] :] if starts else live) if counts_for(m, run_id, trials))
 
 
 def live_entries(entries: Sequence[LogEntry]) -> tuple[LogEntry, ...]:
@@ -68,9 +76,9 @@ def live_entries(entries: Sequence[LogEntry]) -> tuple[LogEntry, ...]:
     return _entries_of(entries, live_manifests([entry.manifest for entry in entries]))
 
 
-def current_history(entries: Sequence[LogEntry]) -> tuple[LogEntry, ...]:
-    """Return the live entries from the newest fresh seal on."""
-    return _entries_of(entries, present_manifests([entry.manifest for entry in entries]))
+def current_history(entries: Sequence[LogEntry], run_id: str = "") -> tuple[LogEntry, ...]:
+    """Return the live entries from the newest fresh seal on, without those of other runs' trials."""
+    return _entries_of(entries, present_manifests([entry.manifest for entry in entries], run_id))
 
 
 def _entries_of(entries: Sequence[LogEntry], kept: Sequence[Manifest]) -> tuple[LogEntry, ...]:
@@ -85,13 +93,16 @@ def plan_recovery(
 
     `source` is a savepoint to start from (checked by `check_source`); it counts only until `run_id` has a checkpoint.
     """
-    live, history = live_entries(entries), current_history(entries)
+    live, history = live_entries(entries), current_history(entries, run_id)
+    manifests = _manifests(live)
+    trials = runs_on_trial(manifests)
+    abandoned = frozenset(m.sequence for m in manifests if not counts_for(m, run_id, trials))
     newest = next((e for e in reversed(history) if e.manifest.kind == "checkpoint"), None)
     next_id = _next_id(live)
     if source is not None and (newest is None or newest.manifest.run_id != run_id):
         return _from_source(live, source, next_id, claim=claim)
     if newest is None:
-        fence = _runs(live) if live else ()
+        fence = _runs(live, _newest_checkpoint(live)) if live else ()
         return RecoveryPlan(None, live[-1] if live else None, (), fence, next_id, _manifests(history))
     behind = [e.manifest for e in history if e.manifest.sequence > newest.manifest.sequence]
     ended = [m for m in behind if m.kind == "end"]
@@ -100,9 +111,24 @@ def plan_recovery(
         # Else its writer did not know of the newest checkpoint (an append of unknown fate, a log not yet read).
         left = {c.id for c in ended[-1].pending}
         pending = tuple(c for c in pending if c.id in left)
-    finishing = newest.manifest.barrier in _ENDING and not ended and newest.manifest.run_id == run_id
+    trial = trial_of(manifests, run_id)
+    held = tuple(c for c in pending if trial is not None and c.run_id == run_id and c.uid in trial.held)
+    kept = abandoned | {entry.manifest.sequence for entry in history}
+    restored = newest.manifest
+    if trial is not None and trial.base == restored.sequence and restored.barrier in ("stop", "drain"):
+        restored, pending = settled(restored), ()  # the other version has published all before it made room
     return RecoveryPlan(
-        newest.manifest, newest, pending, _runs(live), next_id, _manifests(history), finishing=finishing
+        restored,
+        newest,
+        tuple(c for c in pending if c.id not in {output.id for output in held}),
+        _runs(live, newest.manifest.sequence),
+        next_id,
+        # with the abandoned ones: their files are to go
+        tuple(m for m in manifests if m.sequence in kept),
+        finishing=newest.manifest.barrier in _ENDING and not ended and newest.manifest.run_id == run_id,
+        trial=trial,
+        held=held,
+        abandoned=abandoned,
     )
 
 
@@ -129,10 +155,11 @@ def _from_source(live: tuple[LogEntry, ...], source: Manifest, next_id: int, *, 
     )
     history = (seal.manifest,)
     next_id = max(next_id, 1 + (source.checkpoint_id or 0))
+    own = _runs(live, _newest_checkpoint(live))
     if not claim:
-        return RecoveryPlan(source, entry, (), _runs(live), next_id, history)
+        return RecoveryPlan(source, entry, (), own, next_id, history)
     runs = tuple((source.job_name, run) for run in dict.fromkeys((*source.runs, source.run_id)))
-    fence = tuple(dict.fromkeys((*runs, *_runs(live))))
+    fence = tuple(dict.fromkeys((*runs, *own)))
     return RecoveryPlan(source, entry, source.pending, fence, next_id, history)
 
 
@@ -158,6 +185,12 @@ def check_source(entries: Sequence[LogEntry], source: Manifest, run_id: str, *, 
     raise StateMismatchError(
         msg, hint="leave out --from to resume it, use another job name, or go back with --accept-duplicates"
     )
+
+
+def settled(manifest: Manifest) -> Manifest:
+    """Return a cut whose output is all published: whoever starts from it owes nothing and needs no marker."""
+    parts = tuple(msgspec.structs.replace(part, committables=()) for part in manifest.subtasks)
+    return msgspec.structs.replace(manifest, pending=(), subtasks=parts)
 
 
 def absolute_paths(manifest: Manifest, uri: str) -> Manifest:
@@ -189,14 +222,14 @@ def absolute_paths(manifest: Manifest, uri: str) -> Manifest:
     )
 
 
-def _runs(entries: Sequence[LogEntry]) -> tuple[tuple[str, str], ...]:
-    """Runs not known to be fenced: from the newest checkpoint's list on, every run that sealed or wrote since."""
-    start = 0
-    for index, entry in enumerate(entries):
-        if entry.manifest.kind == "checkpoint":
-            start = index
+def _newest_checkpoint(entries: Sequence[LogEntry]) -> int:
+    return max((e.manifest.sequence for e in entries if e.manifest.kind == "checkpoint"), default=0)
+
+
+def _runs(entries: Sequence[LogEntry], since: int) -> tuple[tuple[str, str], ...]:
+    """Runs not known to be fenced: from the list of checkpoint `since` on, every run that sealed or wrote since."""
     found: dict[tuple[str, str], None] = {}
-    for entry in entries[start:]:
+    for entry in (e for e in entries if e.manifest.sequence >= since):
         for run in (*entry.manifest.runs, entry.manifest.run_id):
             found[entry.manifest.job_name, run] = None
     return tuple(found)

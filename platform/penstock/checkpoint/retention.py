@@ -38,19 +38,24 @@ def files_of(manifest: Manifest) -> set[str]:
 
 
 def plan_retention(
-    history: Sequence[Manifest], retained: int, *, pinned: Collection[int] = (), in_use: Iterable[str] = ()
+    history: Sequence[Manifest],
+    retained: int,
+    *,
+    pinned: Collection[int] = (),
+    in_use: Iterable[str] = (),
+    abandoned: Collection[int] = (),
 ) -> RetentionPlan:
     """Keep the newest `retained` checkpoints, what is newer, what is `pinned` (sequences) and what fences.
 
-    `in_use` are files that live attempts or owed output still name.
+    `in_use` are files that live attempts or owed output still name; `abandoned` entries (sequences) go first.
     """
-    checkpoints = [m.sequence for m in history if m.kind == "checkpoint"]
+    checkpoints = [m.sequence for m in history if m.kind == "checkpoint" and m.sequence not in abandoned]
     oldest = checkpoints[-max(1, retained)] if len(checkpoints) >= max(1, retained) else -1
     kept: list[Manifest] = []
     dropped: list[int] = []
     needed = set(in_use)
     for index, manifest in enumerate(history):
-        wanted = manifest.sequence >= oldest or manifest.sequence in pinned
+        wanted = (manifest.sequence >= oldest or manifest.sequence in pinned) and manifest.sequence not in abandoned
         before_seal = index + 1 < len(history) and history[index + 1].kind == "seal"
         if wanted:
             needed |= files_of(manifest)

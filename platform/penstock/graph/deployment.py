@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from penstock.config.settings import JobSettings
-from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
+from penstock.core.snapshot import Committable, KeyedStateSnapshot, OperatorStateSnapshot
 from penstock.graph.job_graph import OperatorSpec, Partitioner
 
 
@@ -95,6 +95,8 @@ class OperatorRestore(msgspec.Struct, frozen=True, kw_only=True):
     uid: str
     keyed: tuple[KeyedStateSnapshot, ...] = ()
     operator: tuple[OperatorStateSnapshot, ...] = ()
+    #: Output of this sink subtask and run that was held back: it is owed still.
+    held: tuple[Committable, ...] = ()
 
 
 class TaskDeployment(msgspec.Struct, frozen=True, kw_only=True):

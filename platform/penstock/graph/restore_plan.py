@@ -15,7 +15,14 @@ import msgspec
 
 from penstock.core.errors import StateMismatchError
 from penstock.core.keygroup import HashRange, hash_range_of
-from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot, Segment, SubtaskSnapshot, Tombstone
+from penstock.core.snapshot import (
+    Committable,
+    KeyedStateSnapshot,
+    OperatorStateSnapshot,
+    Segment,
+    SubtaskSnapshot,
+    Tombstone,
+)
 from penstock.graph.deployment import OperatorRestore
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.redistribute import TASK_STATE_PREFIX, redistribute
@@ -98,6 +105,19 @@ def assign_state(
         splits=_splits(held, known),
         checkpoint_id=checkpoint_id,
     )
+
+
+def with_held(plan: RestorePlan, graph: JobGraph, held: Sequence[Committable]) -> RestorePlan:
+    """Return the plan with held output in the hands of the sink subtasks that wrote it, of the same run and graph."""
+    restores = dict(plan.restores)
+    places = {operator.uid: vertex.id for vertex in graph.vertices for operator in vertex.operators}
+    for uid, subtask in sorted({(output.uid, output.subtask) for output in held}):
+        place = (places[uid], subtask)
+        own = tuple(output for output in held if (output.uid, output.subtask) == (uid, subtask))
+        others = [r for r in restores.get(place, ()) if r.uid != uid]
+        mine = next((r for r in restores.get(place, ()) if r.uid == uid), OperatorRestore(uid=uid))
+        restores[place] = (*others, msgspec.structs.replace(mine, held=own))
+    return msgspec.structs.replace(plan, restores=restores)
 
 
 def clip_keyed(state: KeyedStateSnapshot, hashes: HashRange) -> KeyedStateSnapshot | None:

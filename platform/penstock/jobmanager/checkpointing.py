@@ -24,19 +24,21 @@ from penstock.checkpoint.coordinator import (
     TriggerBarrier,
 )
 from penstock.checkpoint.log import LogEntry, key_of
-from penstock.checkpoint.manifest import Manifest, encode_manifest
-from penstock.checkpoint.recovery import RecoveryPlan
+from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.recovery import RecoveryPlan, settled
 from penstock.checkpoint.retention import plan_retention
 from penstock.checkpoint.sweeper import Sweeper
+from penstock.checkpoint.trials import Trial
 from penstock.core.elements import BarrierKind
+from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
 from penstock.graph.deployment import ExecutionId
-from penstock.jobmanager.commands import AppendManifest, Command, DeleteEntries, OperationEnded, SendToWorker
+from penstock.jobmanager import checkpoint_orders
+from penstock.jobmanager.commands import AppendManifest, Command, DeleteEntries, OperationEnded
 from penstock.jobmanager.deployment import Deployment
 from penstock.jobmanager.history import CheckpointHistory
 from penstock.jobmanager.log_entries import checkpoint_entry
 from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, SavepointWritten
-from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted, TriggerCheckpoint, WriteSavepoint
 
 _SWEEP_GRACE_MS = 60_000
 #: A copy may be many times larger than what a checkpoint writes; a worker that fails at it says so.
@@ -53,7 +55,9 @@ class JobShouldFail:
 
 @dataclass(frozen=True, slots=True)
 class JobCanFinish:
-    """The last cut is durable, published and, if asked for, copied: close the tasks."""
+    """The last cut is durable, published and, if asked for, copied: close the tasks, unless it was for an upgrade."""
+
+    cut: Manifest
 
 
 @dataclass(slots=True)
@@ -91,6 +95,11 @@ class Checkpointing:
         #: Reported since the last manifest: an ack already under way may still name them.
         self._published: set[str] = set()
         self._uris: dict[str, str] = {}
+        #: The run is an upgrade; while it is on trial its output is held and the other version's checkpoint kept.
+        self._trial: Trial | None = None
+        self._held: tuple[Committable, ...] = ()
+        self._abandoned: frozenset[int] = frozenset()
+        self._permit: CommitPermit | None = None
         #: Savepoint id -> (checkpoint id, log sequence): being copied.
         self._copying: dict[str, tuple[int, int]] = {}
         self._ending: _Ending | None = None
@@ -104,7 +113,8 @@ class Checkpointing:
         self._deployment = deployment
         self._next_id = max(self._next_id, plan.next_checkpoint_id)
         self._manifests = plan.history
-        self.pending = {c.id: c for c in plan.pending}
+        self._trial, self._held, self._abandoned, self._permit = plan.trial, plan.held, plan.abandoned, None
+        self.resolved(plan.pending)
         known = plan.restored if plan.restored in plan.history else None
         self.pending_as_of = known.sequence if known is not None else 0
         self._published = set()
@@ -113,8 +123,16 @@ class Checkpointing:
         return [] if plan.finishing else self.close("the job failed before its last checkpoint was durable")
 
     def resolved(self, pending: tuple[Committable, ...]) -> None:
-        """What was owed is published, save `pending`."""
-        self.pending = {c.id: c for c in pending}
+        """What was owed is published, save `pending` and what is held."""
+        self.pending = {c.id: c for c in (*pending, *self._held)}
+
+    def released(self) -> list[Command]:
+        """The run's trial is over, it stays: what its sinks held back may be published."""
+        self._trial = None if self._trial is None else Trial(self._trial.base, open=False)
+        self._held = ()
+        if self._permit is None or self._deployment is None:
+            return []
+        return checkpoint_orders.completed(self._deployment, self._permit, ())
 
     def start(self, now_ms: int) -> list[CheckpointCommand]:
         """All subtasks run and the sources have their splits."""
@@ -243,7 +261,8 @@ class Checkpointing:
         if current.kind is BarrierKind.SAVEPOINT:
             commands += self._copy(manifest, current.request_id, uri)
         else:
-            commands += self._to_all(CheckpointCompleted(permit=entry.permit))
+            self._permit = entry.permit
+            commands += checkpoint_orders.completed(self._running(), entry.permit, self._held_sinks)
             if current.request_id and not current.kind.ends_job:
                 commands.append(OperationEnded(current.request_id, path, current.checkpoint_id))
         if current.label in _ENDING or current.final:
@@ -295,8 +314,9 @@ class Checkpointing:
         assert self._deployment is not None  # noqa: S101 - between `begin` and `halt`
         return self._deployment
 
-    def _to_all(self, message: CheckpointCompleted | CheckpointAborted) -> list[CheckpointCommand]:
-        return [SendToWorker(worker_id, message) for worker_id in self._running().workers]
+    @property
+    def _held_sinks(self) -> tuple[str, ...]:
+        return self._trial.held if self._trial is not None and self._trial.open else ()
 
     def _translate(self, decided: list[CoordinatorCommand], now_ms: int) -> list[CheckpointCommand]:
         commands: list[CheckpointCommand] = []
@@ -308,6 +328,9 @@ class Checkpointing:
                     tag = f"{pending.label}:{pending.checkpoint_id}"
                     uri = self._uris.get(pending.request_id, "")
                     draft = checkpoint_entry(self._running(), pending, self._owed(pending), (uri, now_ms))
+                    if self._trial is not None:
+                        of, held = self._trial.base, self._held_sinks
+                        draft = msgspec.structs.replace(draft, upgrade_of=of, held=held)
                     commands.append(AppendManifest(tag, draft))
                 case AbortCheckpoint(pending, reason):
                     commands += self._abort(pending, reason, now_ms)
@@ -320,24 +343,11 @@ class Checkpointing:
 
     def _trigger(self, pending: PendingCheckpoint) -> list[CheckpointCommand]:
         self.history.triggered(pending)
-        deployment = self._running()
-        message = TriggerCheckpoint(
-            job_id=deployment.ids.job_id,
-            run_id=deployment.ids.run_id,
-            generation=deployment.ids.generation,
-            checkpoint_id=pending.checkpoint_id,
-            kind=pending.kind.value,
-        )
-        return [SendToWorker(worker_id, message) for worker_id in deployment.workers]
+        return [*checkpoint_orders.trigger(self._running(), pending)]
 
     def _abort(self, pending: PendingCheckpoint, reason: str, now_ms: int) -> list[CheckpointCommand]:
         self.history.aborted(pending.checkpoint_id, reason, now_ms)
-        deployment = self._running()
-        commands = self._to_all(
-            CheckpointAborted(
-                job_id=deployment.ids.job_id, run_id=deployment.ids.run_id, checkpoint_id=pending.checkpoint_id
-            )
-        )
+        commands: list[CheckpointCommand] = [*checkpoint_orders.aborted(self._running(), pending.checkpoint_id)]
         if pending.appending and pending.kind.ends_job:
             # It may be in the log all the same: the next deployment reads that.
             self._undecided_stop = pending.request_id
@@ -354,23 +364,16 @@ class Checkpointing:
         return tuple(owed.values())
 
     def _copy(self, manifest: Manifest, savepoint_id: str, uri: str) -> list[CheckpointCommand]:
-        deployment = self._running()
         self._copying[savepoint_id] = (manifest.checkpoint_id or 0, manifest.sequence)
-        message = WriteSavepoint(
-            job_id=deployment.ids.job_id,
-            savepoint_id=savepoint_id,
-            uri=uri,
-            checkpoint_root=self._root,
-            job_name=manifest.job_name,
-            manifest=encode_manifest(manifest),
-        )
-        return [SendToWorker(deployment.any_worker(), message)]
+        return [*checkpoint_orders.copy(self._running(), manifest, savepoint_id, uri)]
 
     def _retain(self, now_ms: int) -> list[CheckpointCommand]:
         retained = self._running().graph.settings.retained_checkpoints
         pinned = {sequence for _, sequence in self._copying.values()}
+        if self._trial is not None and self._trial.open:
+            pinned.add(self._trial.base)
         owed = {ref.path for c in self.pending.values() for ref in c.files}
-        plan = plan_retention(self._manifests, retained, pinned=pinned, in_use=owed)
+        plan = plan_retention(self._manifests, retained, pinned=pinned, in_use=owed, abandoned=self._abandoned)
         self._manifests = plan.kept
         swept = set(self.sweeper.appended(plan.kept, now_ms)) - owed
         files = tuple(sorted({*plan.files, *swept}))
@@ -381,7 +384,7 @@ class Checkpointing:
         if ending is None or self.pending:
             return []
         if not ending.uri or ending.saved:
-            done: list[CheckpointCommand] = [JobCanFinish()]
+            done: list[CheckpointCommand] = [JobCanFinish(ending.manifest)]
             if ending.request_id:
                 done.insert(0, OperationEnded(ending.request_id, ending.uri, ending.manifest.checkpoint_id))
             self._ending = None
@@ -389,7 +392,6 @@ class Checkpointing:
         if ending.writing:
             return []
         ending.writing, ending.deadline_ms = True, ending.deadline_ms + _COPY_TIMEOUT_MS
-        # All is published: whoever starts from the copy owes nothing and needs no marker, which may have expired.
-        parts = tuple(msgspec.structs.replace(part, committables=()) for part in ending.manifest.subtasks)
-        settled = msgspec.structs.replace(ending.manifest, pending=(), subtasks=parts)
-        return self._copy(settled, ending.request_id or f"stop-{ending.manifest.sequence}", ending.uri)
+        # All is published: a marker, which may have expired when somebody starts from the copy, is not needed.
+        copy = settled(ending.manifest)
+        return self._copy(copy, ending.request_id or f"stop-{ending.manifest.sequence}", ending.uri)

@@ -383,7 +383,7 @@ class JobMaster:
             match command:
                 case JobShouldFail(reason):
                     commands += self._fail(Failure(now_ms, reason), now_ms)
-                case JobCanFinish():
+                case JobCanFinish(_cut):
                     commands += self._finish(now_ms)
                 case _:
                     commands.append(command)

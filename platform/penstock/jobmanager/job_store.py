@@ -12,10 +12,11 @@ import msgspec
 from penstock.checkpoint.job_lease import JobLease, LeaseHolder
 from penstock.checkpoint.log import LogEntry, ManifestLog
 from penstock.checkpoint.manifest import Manifest, decode_manifest
-from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths, check_source, current_history
+from penstock.checkpoint.recovery import FRESH, FROM, absolute_paths, check_source, current_history, live_entries
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri, open_job_store, open_store, same_place
 from penstock.checkpoint.sweeper import SWEPT_PREFIXES
+from penstock.checkpoint.trials import Trial, trial_of
 from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StorageError
@@ -91,18 +92,19 @@ class JobStore:
     def seal(self, job_id: str, run_id: str, generation: int) -> None:
         """Append this leader's first entry; a run's first seal says where it starts from."""
         log = ManifestLog(self._store, generation, self._clock, self._rand)
-        sealed = any(e.manifest.kind == "seal" and e.manifest.run_id == run_id for e in log.read())
+        live = [entry.manifest for entry in live_entries(log.read())]
+        sealed = any(m.kind == "seal" and m.run_id == run_id for m in live)
         note = ""
         if not sealed and self._start.fresh:
             note = FRESH
         elif not sealed and self._start.from_uri:
             note = FROM + self._start.from_uri
-        log.seal(self._seal_entry(job_id, run_id, generation, note))
+        log.seal(_tried(self._seal_entry(job_id, run_id, generation, note), trial_of(live, run_id)))
         self._log, self._generation = log, generation
 
-    def continue_as(self, job_id: str, run_id: str, graph: JobGraph) -> None:
-        """Append the seal of a run that continues this one under the same leader, as `graph`."""
-        self._opened().append(self._seal_entry(job_id, run_id, self._generation, ""))
+    def continue_as(self, job_id: str, run_id: str, graph: JobGraph, trial: Trial | None = None) -> None:
+        """Append the seal of a run that continues this one under the same leader, as `graph`, perhaps on trial."""
+        self._opened().append(_tried(self._seal_entry(job_id, run_id, self._generation, ""), trial))
         self._start, self._source = StartFrom(), None
         self.use(graph)
 
@@ -243,6 +245,13 @@ class JobStore:
         now = {o.uid: v.parallelism for v in self._graph.vertices for o in v.operators}
         if any(now.get(uid, old) != old for uid, (old, _vertex) in newest.operators.items()):
             failpoints.hit("jobmanager.during_rescale", checkpoint=newest.checkpoint_id)
+
+
+def _tried(seal: Manifest, trial: Trial | None) -> Manifest:
+    """Return a run's seal that says how the run began."""
+    if trial is None:
+        return seal
+    return msgspec.structs.replace(seal, upgrade_of=trial.base, on_trial=trial.open, held=trial.held)
 
 
 def savepoint_uri(graph: JobGraph, target: str, name: str) -> str:

@@ -13,7 +13,7 @@ from penstock.checkpoint.recovery import check_source, live_entries, plan_recove
 from penstock.core.errors import StateMismatchError
 from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph
-from penstock.graph.restore_plan import assign_state
+from penstock.graph.restore_plan import assign_state, with_held
 from penstock.jobmanager.deployment import Recovered, publishing_sinks
 from penstock.jobmanager.events import LogRead
 
@@ -49,7 +49,8 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
     if restored is None:
         # The log holds our own seal alone: nobody can have written any output yet.
         return Recovered(plan, None, plan.fence if deployed_before or len(log.entries) > 1 else ())
-    if restored is not log.source and restored.graph_fingerprint != graph.fingerprint:
+    other_version = log.source is restored or (plan.trial is not None and plan.trial.base == restored.sequence)
+    if not other_version and restored.graph_fingerprint != graph.fingerprint:
         msg = f"job {graph.name!r} has changed since checkpoint {restored.checkpoint_id}"
         raise StateMismatchError(msg, hint="take it up with --from <savepoint>, or start anew with --fresh")
     lost = sorted({c.uid for c in plan.pending} - set(publishing_sinks(graph)))
@@ -58,8 +59,9 @@ def recover(graph: JobGraph, identity: JobIdentity, log: LogRead, *, deployed_be
         hint = "give the sink its old uid and delivery back until its output is published"
         raise StateMismatchError(msg, hint=hint)
     # Of the savepoint alone: what the run's own checkpoints hold was declared.
-    dropped = identity.allow_non_restored_state if restored is log.source else ()
+    dropped = identity.allow_non_restored_state if other_version else ()
     restore = assign_state(graph, restored.subtasks, checkpoint_id=restored.checkpoint_id, allow_non_restored=dropped)
+    restore = with_held(restore, graph, plan.held)
     return Recovered(plan, restore, plan.fence, accepted)
 
 

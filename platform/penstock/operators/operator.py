@@ -80,6 +80,8 @@ class OperatorContext:
     #: Verified read of a staged file.
     read_file: Callable[[FileRef], bytes]
     restored_checkpoint: int | None = None
+    #: Sinks: output of this subtask and run that an earlier attempt was not allowed to publish.
+    held: tuple[Committable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,7 @@ class SinkOperator(Operator):
             clock=context.clock,
         )
         self._pending = PendingOutput()
+        self._pending.prepared(context.held)
         chunk_bytes = context.spec.config.get("chunk_bytes") or spec.config.get("chunk_bytes") or CHUNK_BYTES
         self._buffer = EpochBuffer(self._schema, int(chunk_bytes))
         self._permit: CommitPermit | None = None

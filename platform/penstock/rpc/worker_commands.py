@@ -51,6 +51,8 @@ class CheckpointCompleted(Message, frozen=True, kw_only=True):
     """The manifest exists: sinks may publish, readers may publish offsets."""
 
     permit: CommitPermit
+    #: Sinks (uids) that may not publish yet: the run is on trial.
+    held: tuple[str, ...] = ()
 
 
 class CheckpointAborted(Message, frozen=True, kw_only=True):

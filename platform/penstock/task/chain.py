@@ -6,7 +6,7 @@ operator of the chain emits them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -243,10 +243,11 @@ class Chain:
             self.budget.end()
         return True
 
-    def notify_complete(self, permit: CommitPermit) -> None:
-        """A checkpoint is durable."""
+    def notify_complete(self, permit: CommitPermit, held: Collection[str] = ()) -> None:
+        """A checkpoint is durable; the sinks in `held` are not told."""
         for link in self.links:
-            link.operator.notify_complete(permit)
+            if link.spec.uid not in held:
+                link.operator.notify_complete(permit)
 
     def notify_aborted(self, checkpoint_id: int) -> None:
         """A checkpoint will never be complete."""

@@ -73,7 +73,7 @@ def open_chain(
         if link.spec.keyed:
             store = open_keyed_state(_state_request(deployment, environment, services, restore))
             stores.append(store)
-        contexts.append(_context(link, deployment, environment, services, (schemas, store, restore.operator)))
+        contexts.append(_context(link, deployment, environment, services, (schemas, store, restore)))
         schemas = (schema_from_text(link.spec.output_schema),) if link.spec.output_schema else ()
     try:
         chain.open(contexts)
@@ -144,9 +144,9 @@ def _context(
     deployment: TaskDeployment,
     environment: TaskEnvironment,
     services: ChainServices,
-    own: tuple[tuple[pa.Schema, ...], KeyedState | None, tuple[OperatorStateSnapshot, ...]],
+    own: tuple[tuple[pa.Schema, ...], KeyedState | None, OperatorRestore],
 ) -> OperatorContext:
-    schemas, store, restored = own
+    schemas, store, restore = own
     return OperatorContext(
         spec=link.spec,
         job_id=deployment.job_id,
@@ -162,7 +162,8 @@ def _context(
         metrics=link.metrics,
         input_schemas=schemas,
         keyed_state=store,
-        restored=restored,
+        restored=restore.operator,
+        held=restore.held,
         wake=services.wake,
         run_async=services.run_async,
         report_published=services.report_published,

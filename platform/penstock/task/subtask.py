@@ -111,7 +111,7 @@ class Subtask:
 
     def complete(self, message: CheckpointCompleted) -> None:
         """The checkpoint is durable."""
-        self.mailbox.post(lambda: self._chain.notify_complete(message.permit))
+        self.mailbox.post(lambda: self._chain.notify_complete(message.permit, message.held))
 
     def abort(self, message: CheckpointAborted) -> None:
         """The checkpoint will never be complete."""
