@@ -10,6 +10,12 @@ import typer
 
 from penstock.cli import serve
 
+SecurityOption = Annotated[
+    str, typer.Option(help="Folder of certificates, tokens, secret; default: $PENSTOCK_SECURITY.", show_default=False)
+]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="Listen where others reach the cluster without TLS, tokens and secret.")
+]
 ReadyFile = Annotated[Path | None, typer.Option(help="Written (atomically) once the process is ready.", hidden=True)]
 
 
@@ -19,11 +25,14 @@ def jobmanager(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
     rpc_port: Annotated[int, typer.Option(help="Port for TaskManagers; 0 picks a free one.")] = 6123,
+    security: SecurityOption = "",
+    insecure: InsecureOption = False,
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a JobManager until it is told to stop."""
     options = {"ha-root": ha_root, "host": host, "rest-port": str(rest_port), "rpc-port": str(rpc_port)}
-    sys.exit(serve.jobmanager({**options, "ready-file": str(ready_file or "")}))
+    protection = {"security": security, "insecure": str(insecure).lower()}
+    sys.exit(serve.jobmanager({**options, **protection, "ready-file": str(ready_file or "")}))
 
 
 def taskmanager(

@@ -13,13 +13,21 @@ import sys
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
-JOBMANAGER_DEFAULTS = {"ha-root": ".penstock/ha", "host": "127.0.0.1", "rest-port": "8081", "rpc-port": "6123"}
+JOBMANAGER_DEFAULTS = {
+    "ha-root": ".penstock/ha",
+    "host": "127.0.0.1",
+    "rest-port": "8081",
+    "rpc-port": "6123",
+    "security": "",
+    "insecure": "false",
+}
 TASKMANAGER_DEFAULTS = {"jobmanager": "", "slots": "1", "work-dir": ".penstock/tm", "id": ""}
 
 
 def jobmanager(options: dict[str, str]) -> int:
     """Run a JobManager until it is told to stop; return the exit code."""
     _die_with_parent()
+    from penstock.config.security import load_security
     from penstock.config.settings import ClusterSettings
     from penstock.jobmanager.config import JobManagerConfig
     from penstock.rest.server import run_jobmanager_process
@@ -31,7 +39,8 @@ def jobmanager(options: dict[str, str]) -> int:
         rpc_host=given["host"],
         rpc_port=int(given["rpc-port"]),
     )
-    config = JobManagerConfig(ha_uri=given["ha-root"], settings=settings)
+    security = load_security(os.environ, given["security"], insecure=given["insecure"] == "true")
+    config = JobManagerConfig(ha_uri=given["ha-root"], settings=settings, security=security)
     return run_jobmanager_process(config, lambda text: _announce(given.get("ready-file", ""), text))
 
 

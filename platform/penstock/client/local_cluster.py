@@ -8,6 +8,7 @@ Used by the embedded executor (`penstock run`, `penstock demo`), the process-lev
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import tempfile
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from penstock.client.access import access_of
 from penstock.client.processes import ChildProcess
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import Clock, SystemClock
@@ -138,8 +140,8 @@ class LocalCluster:
         self.close()
 
     def client(self) -> RestClient:
-        """Return a new client of this cluster."""
-        return RestClient(self.rest_url)
+        """Return a new client of this cluster, with the rights its processes' environment gives."""
+        return RestClient(self.rest_url, access=access_of({**os.environ, **self._config.environment}))
 
     def close(self) -> None:
         """End every process; idempotent."""

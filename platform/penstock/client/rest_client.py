@@ -10,15 +10,18 @@ import json
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from urllib.parse import quote, urlencode, urlsplit
 
+from penstock.client.access import ClientAccess, access_of
+from penstock.config.security import is_loopback
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Sequence
     from types import TracebackType
 
 _TIMEOUT_SECONDS = 30.0
 _NOT_FOUND = 404
-_OF_THE_USER = (400, 409, 422)
+_OF_THE_USER = (400, 401, 403, 408, 409, 413, 422)
 
 
 class SubmitFlags(TypedDict, total=False):
@@ -33,9 +36,17 @@ class SubmitFlags(TypedDict, total=False):
 class RestClient:
     """One JobManager, by URL; use as a context manager or close it."""
 
-    def __init__(self, url: str, *, timeout_seconds: float = _TIMEOUT_SECONDS) -> None:
-        """`url` like `http://127.0.0.1:8081`; nothing is sent yet."""
+    def __init__(
+        self, url: str, *, timeout_seconds: float = _TIMEOUT_SECONDS, access: ClientAccess | None = None
+    ) -> None:
+        """`url` like `http://127.0.0.1:8081`; `access` is by default that of the environment. Nothing is sent yet."""
         self.url = url.rstrip("/")
+        self._access = access or access_of()
+        self._context: ssl.SSLContext | None = None
+        place = urlsplit(self.url)
+        if self._access.token and place.scheme != "https" and not is_loopback(place.hostname or ""):
+            msg = f"{self.url} would get the token where everybody on the way can read it"
+            raise UsageError(msg, hint="use its https:// address, or unset PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE")
         self._timeout_seconds = timeout_seconds
 
     def __enter__(self) -> Self:
@@ -209,10 +220,17 @@ class RestClient:
 
     def _request(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:
         place = urlsplit(self.url)
-        kind = http.client.HTTPSConnection if place.scheme == "https" else http.client.HTTPConnection
-        connection = kind(place.hostname or "", place.port, timeout=self._timeout_seconds)
+        host, port, timeout = place.hostname or "", place.port, self._timeout_seconds
+        if place.scheme == "https":
+            self._context = self._context or self._access.context()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(
+                host, port, timeout=timeout, context=self._context
+            )
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=timeout)
+        headers = {**headers, **self._access.headers(), "Connection": "close"}
         try:
-            connection.request(method, f"{place.path}{path}", body=content, headers={**headers, "Connection": "close"})
+            connection.request(method, f"{place.path}{path}", body=content, headers=headers)
             response = connection.getresponse()
             return response.status, response.read()
         finally:

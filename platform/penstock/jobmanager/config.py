@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from penstock.config.security import Security
 from penstock.config.settings import ClusterSettings
 
 
@@ -13,6 +14,8 @@ class JobManagerConfig(msgspec.Struct, frozen=True, kw_only=True):
     #: Where leadership and job records live: a folder or `s3://bucket/prefix`.
     ha_uri: str
     settings: ClusterSettings = ClusterSettings()
+    #: Certificates, tokens and secret of the cluster.
+    security: Security = Security()
     #: Stop with all jobs' ends: the embedded cluster's JobManager exits by itself.
     exit_when_idle: bool = False
     #: Folders put on the import path for connectors of the user's own.

@@ -1,0 +1,188 @@
+"""What protects a cluster: certificates, tokens and a secret, read from one folder; and what may listen where.
+
+`penstock cluster certs DIR` writes the folder, `$PENSTOCK_SECURITY` or `--security` names it to JobManager and
+TaskManagers. Read once, at the start of a process. Clients have `penstock.client.access`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from penstock.core.errors import UsageError
+from penstock.core.secrets import Secret
+
+FOLDER_VARIABLE = "PENSTOCK_SECURITY"
+SECRET_VARIABLE = "PENSTOCK_CLUSTER_SECRET"  # noqa: S105 - a name
+#: The name in the certificate of the cluster's own processes, whatever hosts they run on.
+INTERNAL_NAME = "cluster.penstock.internal"
+CA_FILE = "ca.pem"
+CLUSTER_FILES = ("cluster.pem", "cluster.key")
+REST_FILES = ("rest.pem", "rest.key")
+CLIENT_CA_FILE = "client-ca.pem"
+TOKENS_FILE = "tokens"
+SECRET_FILE = "cluster.secret"  # noqa: S105 - a name
+_OPEN_TO_OTHERS = 0o077
+_SECRET_LENGTH = 32
+
+Role = Literal["viewer", "operator", "admin"]
+ROLES: tuple[Role, ...] = ("viewer", "operator", "admin")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files of one endpoint, all PEM."""
+
+    certificate: Path
+    key: Path
+    #: Whom to believe.
+    ca: Path
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """One line of the tokens file: who may do what; the token itself is nowhere."""
+
+    role: Role
+    name: str
+    #: SHA-256 of the token, hexadecimal.
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """All that protects one process; the default protects by the user of the operating system alone."""
+
+    #: Mutual TLS between the processes.
+    cluster: Tls | None = None
+    #: TLS of the REST API.
+    rest: Tls | None = None
+    #: REST clients must show a certificate of this CA as well.
+    client_ca: Path | None = None
+    tokens: tuple[TokenEntry, ...] = ()
+    #: What TaskManagers and JobManager prove to know.
+    secret: Secret = Secret()  # noqa: RUF009 - cannot change
+    #: The user's word that an address others reach needs no protection.
+    insecure: bool = False
+
+    def role_of(self, token: str) -> TokenEntry | None:
+        """Return whose token this is, in a time that does not tell how near a wrong one came."""
+        digest = token_digest(token)
+        found = None
+        for entry in self.tokens:
+            if hmac.compare_digest(entry.digest, digest):
+                found = entry
+        return found
+
+
+def token_digest(token: str) -> str:
+    """Return what stands in the tokens file for a token (they are long and random: no salt is needed)."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def load_security(environment: Mapping[str, str], folder: str = "", *, insecure: bool = False) -> Security:
+    """Return what the folder of `--security` or `$PENSTOCK_SECURITY` holds, and the secret of the environment.
+
+    Raises:
+        UsageError: the folder or a file is missing, cannot be read, or lies open to other users.
+    """
+    place = folder or environment.get(FOLDER_VARIABLE, "")
+    given = Secret(environment.get(SECRET_VARIABLE, ""))
+    if not place:
+        return Security(secret=given, insecure=insecure)
+    root = Path(place)
+    if not root.is_dir():
+        msg = f"there is no folder {place} with certificates and tokens"
+        raise UsageError(msg, hint=f"`penstock cluster certs {place}` makes it")
+    client_ca = root / CLIENT_CA_FILE
+    return Security(
+        cluster=_tls(root, CLUSTER_FILES),
+        rest=_tls(root, REST_FILES),
+        client_ca=client_ca if client_ca.exists() else None,
+        tokens=_tokens(root / TOKENS_FILE),
+        secret=given or _secret(root / SECRET_FILE),
+        insecure=insecure,
+    )
+
+
+def check_listening(security: Security, host: str) -> None:
+    """Refuse to listen where others reach the cluster without what keeps them out.
+
+    Raises:
+        UsageError: `host` is more than loopback, and TLS, tokens or the secret are missing.
+    """
+    if security.insecure or is_loopback(host):
+        return
+    wanted = {
+        "TLS between the processes (cluster.pem)": security.cluster,
+        "TLS on REST (rest.pem)": security.rest,
+        "tokens": security.tokens,
+        "a cluster secret": security.secret,
+    }
+    missing = [name for name, there in wanted.items() if not there]
+    if missing:
+        msg = f"listening on {host}, where other machines reach it, without {', '.join(missing)}"
+        hint = "`penstock cluster certs DIR` makes all of it for --security DIR; --insecure is for closed networks"
+        raise UsageError(msg, hint=hint)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _tls(root: Path, names: tuple[str, str]) -> Tls | None:
+    certificate, key, ca = root / names[0], root / names[1], root / CA_FILE
+    if not certificate.exists() and not key.exists():
+        return None
+    for path in (certificate, key, ca):
+        if not path.is_file():
+            msg = f"{path} is missing"
+            raise UsageError(msg, hint=f"{certificate.name} needs {key.name} and {CA_FILE} beside it")
+    _check_private(key)
+    return Tls(certificate, key, ca)
+
+
+def _tokens(path: Path) -> tuple[TokenEntry, ...]:
+    """Read lines `role name sha256`; `#` begins a comment."""
+    if not path.exists():
+        return ()
+    entries = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        parts = line.partition("#")[0].split()
+        if not parts:
+            continue
+        role = next((known for known in ROLES if known == parts[0]), None)
+        digest = parts[-1].lower()
+        if len(parts) != 3 or role is None or len(digest) != 64 or not set(digest) <= set("0123456789abcdef"):
+            msg = f"{path}:{number} is not `role name sha256`"
+            raise UsageError(msg, hint=f"roles are {', '.join(ROLES)}; `penstock cluster certs` writes such a file")
+        entries.append(TokenEntry(role, parts[1], digest))
+    return tuple(entries)
+
+
+def _secret(path: Path) -> Secret:
+    if not path.exists():
+        return Secret()
+    _check_private(path)
+    text = path.read_text(encoding="utf-8").strip()
+    if len(text) < _SECRET_LENGTH:
+        msg = f"the secret in {path} has {len(text)} characters, fewer than {_SECRET_LENGTH}"
+        raise UsageError(msg, hint="write a long random text into it, for example of `openssl rand -hex 32`")
+    return Secret(text)
+
+
+def _check_private(path: Path) -> None:
+    if path.stat().st_mode & _OPEN_TO_OTHERS:
+        msg = f"{path} can be read by other users"
+        raise UsageError(msg, hint=f"chmod 600 {path}")

@@ -1,0 +1,111 @@
+"""Values that must never be shown: a holder that does not print itself, and the one place where texts are redacted.
+
+`redact` is applied by whatever turns text of unknown origin into something kept or answered: failures of tasks
+(`task.failure`), tails of logs (`taskmanager.logs`), errors of REST and of the processes' own logs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from functools import lru_cache
+
+REDACTED = "******"
+#: Shorter values are words that would be struck from every text.
+_LEAST_LENGTH = 6
+_NAME = re.compile(
+    r"(PASSWORD|PASSWD|PASSPHRASE|SECRET|TOKEN|PRIVATE_?KEY|ACCESS_?KEY|API_?KEY|CREDENTIAL)", re.IGNORECASE
+)
+#: Variables with such a name that hold a place and no secret.
+_PLACES = re.compile(r"(_FILE|_PATH|_DIR|_URL|_ENDPOINT)$", re.IGNORECASE)
+_SHAPES = (
+    # Authorization headers, wherever they are quoted
+    re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9+/=._~-]{8,}"),
+    # sasl.password=..., 'ssl.key.password': '...', secret_key = "..."
+    re.compile(
+        r"(?i)([\"']?[\w.-]*(?:password|passwd|passphrase|secret(?:[_.-]?key)?|access[_.-]?key|api[_.-]?key)[\"']?\s*[=:]\s*)"
+        r"(?:\"[^\"]*\"|'[^']*'|[^\s,;}&\"')]+)"
+    ),
+    # scheme://user:password@host
+    re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s/@]+(?=@)"),
+)
+_PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
+_REFERENCE = re.compile(r"\$\{ENV:\w+")
+
+
+class Secret:
+    """A text that shows itself only when asked; equal by identity, never printed, never pickled."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str = "") -> None:
+        """Hold `value`; an empty one is false."""
+        self._value = value
+
+    def reveal(self) -> str:
+        """Return the text."""
+        return self._value
+
+    def __bool__(self) -> bool:
+        """Whether there is one."""
+        return bool(self._value)
+
+    def __repr__(self) -> str:
+        """Never the value."""
+        return f"Secret({REDACTED})" if self._value else "Secret()"
+
+    def __reduce__(self) -> str:
+        """Refuse: a pickled secret would travel with a job."""
+        msg = "a secret cannot be pickled"
+        raise TypeError(msg)
+
+
+class Redactor:
+    """Strikes the secrets it knows, and what looks like one, from texts."""
+
+    def __init__(self, values: frozenset[str] = frozenset()) -> None:
+        """`values` are struck wherever they stand."""
+        # The longest first: a secret may begin with another.
+        known = sorted((value for value in values if len(value) >= _LEAST_LENGTH), key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, known))) if known else None
+
+    def __call__(self, text: str) -> str:
+        """Return `text` with secrets replaced."""
+        if self._known is not None:
+            text = self._known.sub(REDACTED, text)
+        text = _PEM.sub(REDACTED, text)
+        for shape in _SHAPES:
+            text = shape.sub(_strike, text)
+        return text
+
+
+_remembered: set[str] = set()
+
+
+def remember(value: str) -> None:
+    """Strike `value` from every text that this process redacts from now on."""
+    _remembered.add(value)
+    _of_this_process.cache_clear()
+
+
+def redact(text: str) -> str:
+    """Return `text` without this process's secrets: of its environment, remembered, or shaped like one."""
+    return _of_this_process()(text)
+
+
+@lru_cache(maxsize=1)
+def _of_this_process() -> Redactor:
+    return Redactor(secret_values(os.environ) | _remembered)
+
+
+def _strike(match: re.Match[str]) -> str:
+    """Keep what names the secret; a reference (`${ENV:NAME}`) is none."""
+    return match[0] if _REFERENCE.search(match[0]) else f"{match[1]}{REDACTED}"
+
+
+def secret_values(environment: Mapping[str, str]) -> frozenset[str]:
+    """Return the values of those variables whose names say that they are secrets."""
+    return frozenset(
+        value for name, value in environment.items() if _NAME.search(name) and not _PLACES.search(name) and value
+    )

@@ -1,0 +1,151 @@
+"""Who may do what over REST: the role that a request needs, and whether its sender has it; decisions only.
+
+`viewer` reads; `operator` also acts on jobs that run (cancel, stop, savepoint, checkpoint, rescale); `admin` also
+brings code (submit, upgrade, upload) and ends the cluster. A request nobody has thought of needs an admin.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from penstock.config.security import ROLES, Role, Security, is_loopback
+
+_READING = ("GET", "HEAD", "OPTIONS")
+_JOB = r"(?:/v1)?(?:/penstock)?/jobs/[^/]+"
+_OPERATING = re.compile(
+    rf"(?:PATCH {_JOB}(?:/rescaling)?"
+    rf"|POST {_JOB}/(?:stop|cancel|savepoints|checkpoints|rescale)"
+    rf"|PUT {_JOB}/resource-requirements"
+    r"|POST (?:/v1)?/savepoint-disposal)/?"
+)
+_SEGMENTS = re.compile(r"[/\\]")
+_LOWEST_PRINTED = 32
+_DELETE = 127
+_LARGE_BYTES = (64 << 20) + (1 << 20)
+_SMALL_BYTES = 1 << 20
+
+#: (host, port) of both ends of a connection.
+Ends = tuple[tuple[str, int], tuple[str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the decision needs of one request."""
+
+    method: str
+    path: str
+    #: Header names in lower case.
+    headers: dict[str, str]
+    #: Client and server; None when that is not known.
+    ends: Ends | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The answer to a request that is not let in."""
+
+    status: int
+    error: str
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def needed_role(method: str, path: str) -> Role:
+    """Return the least role that may send this request."""
+    if method in _READING:
+        return "viewer"
+    return "operator" if _OPERATING.fullmatch(f"{method} {path}") else "admin"
+
+
+def body_limit(method: str, path: str) -> int:
+    """Return how many bytes the body of such a request may have: much only where code is brought."""
+    return _LARGE_BYTES if needed_role(method, path) == "admin" else _SMALL_BYTES
+
+
+def judge(asked: Asked, security: Security, same_user: Callable[[Ends], bool]) -> Refusal | None:
+    """Return why the request is refused; None lets it in. `same_user` says who holds the far end of a connection."""
+    if (crooked := _crooked(asked.path)) is not None:
+        return Refusal(400, f"the path {asked.path!r} {crooked} (send it as the API documents it)")
+    if security.tokens:
+        return _by_token(asked, security)
+    if (foreign := _from_a_foreign_page(asked)) is not None:
+        return foreign
+    if security.insecure:
+        return None
+    if not is_loopback(_host_name(asked.headers.get("host", ""))):
+        hint = "use 127.0.0.1 or localhost, or give the cluster tokens: `penstock cluster certs`"
+        return Refusal(
+            403, f"this cluster is for this machine and is not known as {asked.headers.get('host')!r} ({hint})"
+        )
+    if asked.ends is None or not same_user(asked.ends):
+        hint = "give the cluster tokens: `penstock cluster certs DIR`, then --security DIR"
+        return Refusal(403, f"without tokens this cluster takes requests of the user that started it alone ({hint})")
+    return None
+
+
+def _by_token(asked: Asked, security: Security) -> Refusal | None:
+    token, from_a_browser = _token_of(asked.headers.get("authorization", ""))
+    if not token:
+        ways = ((b"www-authenticate", b'Bearer realm="penstock"'), (b"www-authenticate", b'Basic realm="penstock"'))
+        hint = "clients take it from PENSTOCK_TOKEN_FILE or PENSTOCK_TOKEN, a browser as the password"
+        return Refusal(401, f"this cluster asks for a token ({hint})", ways)
+    entry = security.role_of(token)
+    if entry is None:
+        way = b'Basic realm="penstock"' if from_a_browser else b'Bearer realm="penstock", error="invalid_token"'
+        return Refusal(
+            401,
+            "the token is none of this cluster's (it may have been replaced: ask who runs the cluster)",
+            ((b"www-authenticate", way),),
+        )
+    needed = needed_role(asked.method, asked.path)
+    if ROLES.index(entry.role) < ROLES.index(needed):
+        error = (
+            f"{entry.name} is {entry.role}, and {asked.method} {asked.path} needs {needed} (use a token of that role)"
+        )
+        return Refusal(403, error)
+    # A browser sends a password with whatever a page of somebody else makes it send; a script sends it on purpose.
+    return _from_a_foreign_page(asked) if from_a_browser else None
+
+
+def _token_of(header: str) -> tuple[str, bool]:
+    """Return the token of an Authorization header, and whether it is a browser's (the password of Basic)."""
+    scheme, _, value = header.strip().partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip(), False
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value.strip(), validate=True).decode().partition(":")[2], True
+        except (binascii.Error, UnicodeDecodeError):
+            return "", True
+    return "", False
+
+
+def _from_a_foreign_page(asked: Asked) -> Refusal | None:
+    """Refuse what a page of another site makes a browser send."""
+    if asked.method in _READING:
+        return None
+    origin, host = asked.headers.get("origin"), asked.headers.get("host", "")
+    if asked.headers.get("sec-fetch-site") in {"cross-site", "same-site"} or (
+        origin is not None and urlsplit(origin).netloc.lower() != host.lower()
+    ):
+        return Refusal(403, f"a page of {origin or 'another site'} may not act here (open the cluster's own page)")
+    return None
+
+
+def _crooked(path: str) -> str | None:
+    if any(ord(letter) < _LOWEST_PRINTED or ord(letter) == _DELETE for letter in path):
+        return "holds control characters"
+    if any(part in {".", ".."} for part in _SEGMENTS.split(path)):
+        return "leads out of its folder"
+    return "has empty parts" if "//" in path else None
+
+
+def _host_name(host: str) -> str:
+    """Return a Host header without its port."""
+    if host.startswith("["):
+        return host.partition("]")[0].removeprefix("[")
+    return host.partition(":")[0].lower()

@@ -1,0 +1,190 @@
+"""A cluster under hostile requests: each is refused with one clear error, and the job on it stays exact."""
+
+import http.client
+import json
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import threading
+from urllib.parse import urlsplit
+
+import polars as pl
+import pytest
+from tests.cluster.proc_tree import wait_until
+
+from penstock.client.access import ClientAccess
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.client.rest_client import RestClient
+from penstock.config.security import token_digest
+from penstock.core.errors import UsageError
+from penstock.core.secrets import Secret
+
+ROWS, RATE = 4000, 400
+LIMIT_S = 120.0
+RESET = b"(reset)"
+JOB = f"""
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+env = ps.Environment(parallelism=1, checkpoint_interval="300ms", checkpoint_root="checkpoints")
+source = DatagenSource(splits=1, rows={ROWS}, rows_per_second={RATE}, event_rate=100)
+orders = env.from_source(source, watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts"), uid="orders")
+orders.sink_to(FileSink("out"), uid="out")
+env.submit("prey")
+"""
+
+
+@pytest.fixture
+def tokens(tmp_path):
+    """A folder with tokens, and the tokens by role."""
+    folder = tmp_path / "security"
+    folder.mkdir()
+    tokens = {role: secrets.token_hex(32) for role in ("viewer", "operator", "admin")}
+    lines = [f"{role} {role}-of-the-test {token_digest(token)}" for role, token in tokens.items()]
+    (folder / "tokens").write_text("\n".join(lines))
+    (folder / "admin.token").write_text(tokens["admin"])
+    return folder, tokens
+
+
+def send(url, method, path, *, token="", body=None, headers=None):
+    """Send one request as it stands; return status and what was answered."""
+    place = urlsplit(url)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
+    given = {**({"Authorization": f"Bearer {token}"} if token else {}), **(headers or {})}
+    try:
+        connection.putrequest(method, path, skip_host="Host" in given)
+        if body is not None and "Content-Length" not in given:
+            given["Content-Length"] = str(len(body))
+        for name, value in given.items():
+            connection.putheader(name, value)
+        connection.endheaders(body)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
+
+
+def raw(url, data, wait=30.0):
+    """Send bytes and nothing more; return what came back until the other side closed, or until `wait` was over."""
+    place = urlsplit(url)
+    with socket.create_connection((place.hostname, place.port), timeout=wait) as sock:
+        sock.sendall(data)
+        parts = []
+        try:
+            while part := sock.recv(65536):
+                parts.append(part)
+        except ConnectionResetError:
+            parts.append(RESET)
+        return b"".join(parts)
+
+
+class Slow(threading.Thread):
+    """Sends part of a request, then nothing."""
+
+    def __init__(self, url, data):
+        super().__init__()
+        self.url, self.data, self.answer = url, data, None
+
+    def run(self):
+        self.answer = raw(self.url, self.data)
+
+
+def hostile(url, tokens, job_id):
+    """Name, status wanted, and the request."""
+    admin, operator, viewer = tokens["admin"], tokens["operator"], tokens["viewer"]
+    submit, cancel = "/v1/penstock/submit", f"/v1/jobs/{job_id}?mode=cancel"
+    yield "no token, reading", 401, ("GET", "/v1/jobs/overview"), {}
+    yield "no token, cancel", 401, ("PATCH", cancel), {}
+    yield "no token, submit", 401, ("POST", submit), {"body": b"x"}
+    yield "no token, metrics", 401, ("GET", "/metrics"), {}
+    yield "no token, documentation", 401, ("GET", "/docs"), {}
+    yield "wrong token", 401, ("GET", "/v1/jobs"), {"token": "0" * 64}
+    yield "the hash in place of the token", 401, ("GET", "/v1/jobs"), {"token": token_digest(admin)}
+    yield "a token with something behind it", 401, ("GET", "/v1/jobs"), {"token": admin + "0"}
+    yield "viewer cancels", 403, ("PATCH", cancel), {"token": viewer}
+    yield "viewer stops", 403, ("POST", f"/jobs/{job_id}/stop"), {"token": viewer, "body": b"{}"}
+    yield "viewer ends the cluster", 403, ("DELETE", "/v1/cluster"), {"token": viewer}
+    yield "operator brings code", 403, ("POST", submit), {"token": operator, "body": b"x"}
+    yield "operator ends the cluster", 403, ("DELETE", "/cluster"), {"token": operator}
+    yield "another method", 403, ("PROPFIND", "/v1/jobs"), {"token": operator}
+    yield "oversized, declared", 413, ("POST", submit), {"token": admin, "headers": {"Content-Length": "70000000000"}}
+    yield (
+        "oversized, sent",
+        413,
+        ("POST", f"/jobs/{job_id}/stop"),
+        {"token": operator, "body": b" " * (1 << 20) + b"{}"},
+    )
+    yield "a size that is none", 400, ("POST", submit), {"token": admin, "headers": {"Content-Length": "-1"}}
+    yield "out of the folder", 400, ("GET", "/v1/../../etc/passwd"), {"token": admin}
+    yield "out of the folder, encoded", 400, ("GET", "/%2e%2e/%2e%2e/etc/passwd"), {"token": admin}
+    yield "out of the folder, backslashes", 400, ("GET", "/v1/..%5c..%5cetc"), {"token": admin}
+    yield "a zero byte", 400, ("GET", "/v1/jobs/%00"), {"token": admin}
+    yield "a worker's log by a path", 404, ("GET", "/v1/penstock/workers/a.b/log"), {"token": admin}
+    yield "no graph", 400, ("POST", submit), {"token": admin, "body": b""}
+    yield "a graph that is noise", 400, ("POST", submit), {"token": admin, "body": os.urandom(2000)}
+    yield "a pickle as graph", 400, ("POST", submit), {"token": admin, "body": b"cos\nsystem\n(S'exit 1'\ntR."}
+    yield "a graph that is another document", 400, ("POST", submit), {"token": admin, "body": b'{"name": 5}'}
+    yield "a very deep document", 400, ("POST", submit), {"token": admin, "body": b"[" * 100_000}
+    yield "no JSON", 400, ("POST", f"/jobs/{job_id}/stop"), {"token": operator, "body": b"{"}
+    yield "a page of another site", 403, ("DELETE", "/cluster"), {
+        "headers": {"Authorization": _password(admin), "Origin": "http://evil.example"}
+    }  # fmt: skip
+
+
+def _password(token):
+    import base64
+
+    return "Basic " + base64.b64encode(f"user:{token}".encode()).decode()
+
+
+def test_a_cluster_under_hostile_requests_goes_on_exactly(tmp_path, tokens):
+    folder, by_role = tokens
+    config = LocalClusterConfig(
+        taskmanagers=1, directory=tmp_path / "cluster", environment={"PENSTOCK_SECURITY": str(folder)}
+    )
+    environment = {**os.environ, "PENSTOCK_TOKEN_FILE": str(folder / "admin.token")}
+    with LocalCluster(config) as cluster:
+        rest = RestClient(cluster.rest_url, access=ClientAccess(token=Secret(by_role["admin"])))
+        (tmp_path / "job.py").write_text(JOB)
+        environment["PENSTOCK_CLUSTER"] = cluster.rest_url
+        subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
+        (job,) = rest.jobs()
+        wait_until(lambda: rest.checkpoints(job["jid"])["counts"]["completed"] >= 1, LIMIT_S, "a checkpoint")
+        pids = (cluster.jobmanager.pid, [child.pid for child in cluster.taskmanagers])
+        head = f"POST /v1/penstock/submit HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {by_role['admin']}\r\n"
+        slow = [
+            Slow(cluster.rest_url, b"GET /v1/jobs HT"),
+            Slow(cluster.rest_url, b""),
+            Slow(cluster.rest_url, head.encode() + b"Content-Length: 1000\r\n\r\nab"),
+        ]
+        for sender in slow:
+            sender.start()
+        for what, wanted, (method, path), options in hostile(cluster.rest_url, by_role, job["jid"]):
+            status, text = send(cluster.rest_url, method, path, **options)
+            assert status == wanted, f"{what}: {status} {text[:300]}"
+            if "a size that is none" not in what:
+                (error,) = json.loads(text)["errors"]
+                assert error, what
+            assert not any(token in text for token in by_role.values()), what
+        assert raw(cluster.rest_url, b"\x16\x03\x01\x02\x00" + os.urandom(200)).startswith(b"HTTP/1.1 400")
+        endless = raw(cluster.rest_url, b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000)
+        assert endless.startswith((b"HTTP/1.1 400", RESET)), "what it had not read is reset"
+        with pytest.raises(UsageError, match="needs admin"):
+            RestClient(cluster.rest_url, access=ClientAccess(token=Secret(by_role["viewer"]))).shutdown()
+        for sender in slow:
+            sender.join(LIMIT_S)
+        assert slow[0].answer == slow[1].answer == b"", "nothing was asked"
+        assert slow[2].answer.startswith(b"HTTP/1.1 408")
+        wait_until(lambda: rest.job(job["jid"])["state"] == "FINISHED", LIMIT_S, lambda: rest.story(job["jid"]))
+        assert rest.summary(job["jid"])["restarts"] == 0
+        assert pids == (cluster.jobmanager.pid, [child.pid for child in cluster.taskmanagers])
+        assert not cluster.restarts
+    log = (tmp_path / "cluster" / "jobmanager.log").read_text()
+    assert "Traceback" not in log
+    assert not any(token in log for token in by_role.values())
+    parts = sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file() and not path.name.startswith("."))
+    rows = pl.concat([pl.read_parquet(path) for path in parts])
+    assert (rows.height, rows["ts"].n_unique()) == (ROWS, ROWS)
