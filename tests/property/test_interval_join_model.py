@@ -86,6 +86,7 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.timed_rows._CUTS", 3)
     monkeypatch.setattr("penstock.state.timed_rows._ADDED_FILE", 500)
     monkeypatch.setattr("penstock.state.timed_run.CHUNK", 7)
+    monkeypatch.setattr("penstock.operators.interval_join.CHUNK", 7)
     monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 5)
     monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 5)
     monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)

@@ -86,6 +86,7 @@ def few_rows_at_a_time(monkeypatch):
     monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 3)
     monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 2)
     monkeypatch.setattr("penstock.state.timed_run.CHUNK", 2)
+    monkeypatch.setattr("penstock.operators.interval_join.CHUNK", 2)
 
 
 def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm):
