@@ -40,7 +40,6 @@ class DeduplicateOperator(Operator):
     _by: str | None
     _store: KeyedStateStore
     _table: RunningTable
-    _ttl: Ttl | None
 
     def open(self, context: OperatorContext) -> None:
         """Declare (and so restore) the state."""
@@ -52,20 +51,15 @@ class DeduplicateOperator(Operator):
         self._by = self._config.by or (TS_COLUMN if TS_COLUMN in schema.names else None)
         order = AccumulatorSpec(_ORDER, "int64", "max" if self._config.keep == "last" else "min")
         self._store = context.keyed_state
-        self._ttl = None if self._config.ttl is None else Ttl(TtlClock(context.clock), **self._config.ttl)
-        keys, expires = key_schema(self._config, schema), self._ttl is not None
+        ttl = None if self._config.ttl is None else Ttl(TtlClock(context.clock), **self._config.ttl)
+        keys, expires = key_schema(self._config, schema), ttl is not None
         spec = PaneTableSpec(keys, (order,), single_pane=True, expires=expires)
-        self._table = self._store.running_table(_STATE, spec, self._ttl)
+        self._table = self._store.running_table(_STATE, spec, ttl)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Emit the rows that are kept in place of what was there."""
-        if self._ttl is not None:
-            self._ttl.clock.tick()
-        done = 0
-        while done < batch.data.num_rows:
-            part = batch.data.slice(done, self._table.most_rows)
+        for part in self._table.pieces(batch.data):
             self._process(part, out)
-            done += part.num_rows
 
     def _process(self, data: pa.RecordBatch, out: Collector) -> None:
         keys = key_columns(data, self._config.key)

@@ -38,7 +38,6 @@ class RunningAggregateOperator(Operator):
     _schema: pa.Schema
     _store: KeyedStateStore
     _table: RunningTable
-    _ttl: Ttl | None
 
     def open(self, context: OperatorContext) -> None:
         """Declare (and so restore) the state."""
@@ -46,22 +45,17 @@ class RunningAggregateOperator(Operator):
             raise GraphError(f"{context.spec.uid}: a running aggregate needs keyed state", hint="key the stream first")
         self._config = parse_running(context.spec.config)
         self._schema = running_schema(context.spec.config, context.input_schemas[0])
-        self._ttl = None if self._config.ttl is None else Ttl(TtlClock(context.clock), **self._config.ttl)
-        expires = self._ttl is not None
+        ttl = None if self._config.ttl is None else Ttl(TtlClock(context.clock), **self._config.ttl)
+        expires = ttl is not None
         self._plan = AggregatePlan(self._config, context.input_schemas[0], single_pane=True, expires=expires)
         self._store = context.keyed_state
-        self._table = self._store.running_table(_STATE, self._plan.spec, self._ttl)
+        self._table = self._store.running_table(_STATE, self._plan.spec, ttl)
         self._plan.heap = self._table.heap
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:  # noqa: ARG002 - one input
         """Add the rows, and emit each with what its key then holds."""
-        if self._ttl is not None:
-            self._ttl.clock.tick()
-        done = 0
-        while done < batch.data.num_rows:
-            part = batch.data.slice(done, self._table.most_rows)
+        for part in self._table.pieces(batch.data):
             self._process(part, out)
-            done += part.num_rows
 
     def _process(self, data: pa.RecordBatch, out: Collector) -> None:
         keys = key_columns(data, self._config.key)

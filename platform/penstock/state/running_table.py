@@ -20,7 +20,7 @@ from penstock.state.pane_ages import SWEEP, SWEEP_AT_FREEZE, PaneAges
 from penstock.state.pane_table import PaneTable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I64, U8
@@ -36,13 +36,23 @@ class RunningTable(PaneTable):
     def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome, ttl: Ttl | None = None) -> None:
         """An empty table; `load` fills it at a restore. `ttl`: where the spec says that rows expire."""
         super().__init__(source, spec, home)
-        source.ttl = ttl
+        source.ttl = self._ttl = ttl
         self._ages = None if ttl is None else PaneAges(ttl, self.spec)
         #: Rows that were clean before, since the last freeze.
         self._changed = 0
         self._zeros = np.zeros(0, np.int64)
         #: Memory that the words of the last answer refer to.
         self._answered: tuple[I64, ...] = ()
+
+    def pieces(self, data: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Begin a batch: yield its rows, as many as the table takes at a time; a piece is taken in before the next."""
+        if self._ttl is not None:
+            self._ttl.clock.tick()
+        done = 0
+        while done < data.num_rows:
+            part = data.slice(done, self.most_rows)
+            yield part
+            done += part.num_rows
 
     def run(self, keys: KeyColumns, hashes: I64, inputs: Sequence[AccumulatorInput | None]) -> I64:
         """As `update` into the one pane; returns the words as of each row: `[word, row]`.
