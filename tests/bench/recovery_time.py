@@ -47,7 +47,7 @@ class Order(ps.Schema):
 
 
 # Ten kills a minute are one failure each, not a job that keeps failing: the delay must not grow.
-env = ps.Environment(parallelism=2, checkpoint_interval="1s", checkpoint_root={root!r}, restart="fixed-delay")
+env = ps.Environment(parallelism=2, checkpoint_interval={interval!r}, checkpoint_root={root!r}, restart="fixed-delay")
 orders = env.from_source(
     KafkaSource({bootstrap!r}, topic={source!r}, schema=Order, start="earliest"),
     watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("{disorder}ms", timestamp="ts"), uid="orders",
@@ -121,7 +121,7 @@ class Reader(threading.Thread):
         return next((at for at, start in list(self.seen) if start >= moment), None)
 
 
-def write_job(folder, kafka, *, slow):
+def write_job(folder, kafka, *, slow, interval):
     """The job file; with `slow`, a function of the user's from a module that takes a second to import."""
     if slow:
         (folder / "slow_module.py").write_text("import pyarrow as pa\n" + SLOW_MODULE, encoding="utf-8")
@@ -131,7 +131,7 @@ def write_job(folder, kafka, *, slow):
         JOB.format(
             slow_import="import slow_module\n" if slow else "",
             slow_call=".map_batches(slow_module.keep, returns=Order)" if slow else "",
-            root="s3://bench/recovery", bootstrap=kafka.bootstrap, source="orders", sink="totals",
+            root="s3://bench/recovery", interval=interval, bootstrap=kafka.bootstrap, source="orders", sink="totals",
             disorder=DISORDER_MS, window=WINDOW_MS,
         ),
         encoding="utf-8",
@@ -191,15 +191,9 @@ def delays(reader):
     return [at - start for at, start in reader.seen]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=10)
-    parser.add_argument("--rate", type=int, default=RATE, help="events a second")
-    parser.add_argument("--keys", type=int, default=KEYS, help="keys of state")
-    parser.add_argument("--victim", choices=("worker", "taskmanager", "jobmanager"), default="worker")
-    parser.add_argument("--story", action="store_true", help="print what the JobManager did after each kill")
-    parser.add_argument("--slow-import", action="store_true", help="the job imports a module that takes a second")
-    options = parser.parse_args()
+@contextlib.contextmanager
+def live_job(options, *, slow=False, interval="1s", **cluster_options):
+    """The job on a cluster of its own, once its output keeps up with input at `options.rate` over `options.keys`."""
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         kafka, minio = start_kafka(folder / "kafka"), start_minio(folder / "minio")
@@ -212,8 +206,8 @@ def main():
             "PENSTOCK_S3_ACCESS_KEY": minio.access_key,
             "PENSTOCK_S3_SECRET_KEY": minio.secret_key,
         }
-        path = write_job(folder, kafka, slow=options.slow_import)
-        config = LocalClusterConfig(directory=folder / "cluster", environment=environment)
+        path = write_job(folder, kafka, slow=slow, interval=interval)
+        config = LocalClusterConfig(directory=folder / "cluster", environment=environment, **cluster_options)
         cluster = stack.enter_context(LocalCluster(config))
         live, reader = Live(kafka.bootstrap, "orders", options.rate, options.keys), Reader(kafka.bootstrap, "totals")
         stack.callback(live.ended.set)
@@ -224,14 +218,27 @@ def main():
         job_id = submit(cluster, path)
         wait_until(lambda: up_to_date(reader), LIMIT_S * 2, "output that keeps up with the input", step=0.05)
         time.sleep(SETTLE_S)
-        steady = sorted(delays(reader)[-20:])
-        times = measure(cluster, job_id, reader, options)
+        yield cluster, job_id, live, reader
         with contextlib.suppress(PenstockError), cluster.client() as rest:
             rest.cancel(job_id)
         live.ended.set()
         reader.ended.set()
         live.join(15)
         reader.join(15)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=10)
+    parser.add_argument("--rate", type=int, default=RATE, help="events a second")
+    parser.add_argument("--keys", type=int, default=KEYS, help="keys of state")
+    parser.add_argument("--victim", choices=("worker", "taskmanager", "jobmanager"), default="worker")
+    parser.add_argument("--story", action="store_true", help="print what the JobManager did after each kill")
+    parser.add_argument("--slow-import", action="store_true", help="the job imports a module that takes a second")
+    options = parser.parse_args()
+    with live_job(options, slow=options.slow_import) as (cluster, job_id, live, reader):
+        steady = sorted(delays(reader)[-20:])
+        times = measure(cluster, job_id, reader, options)
     figures = {
         "victim": options.victim, "kills": len(times), "p50_s": round(statistics.median(times), 3), "max_s": max(times),
         "steady_delay_p50_s": round(statistics.median(steady), 3), "slow_import": options.slow_import,

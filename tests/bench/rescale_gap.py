@@ -6,33 +6,16 @@ comes with checkpoints, so that it stands still between them as well.
 """
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
 import statistics
-import tempfile
 import time
-from pathlib import Path
 
-from tests.bench.recovery_time import (
-    LIMIT_S,
-    PARTITIONS,
-    SETTLE_S,
-    Live,
-    Reader,
-    submit,
-    tell,
-    up_to_date,
-    write_job,
-)
-from tests.cluster.orders import create_topics
+from tests.bench.recovery_time import LIMIT_S, SETTLE_S, live_job, tell, up_to_date
 from tests.cluster.proc_tree import wait_until
 
 from penstock.client.handle import JobHandle
-from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock.core.errors import PenstockError
-from penstock.testing.servers import start_kafka, start_minio
 
 STEPS = (3, 1, 2, 3, 2, 1)
 AROUND_S = 8.0
@@ -71,40 +54,9 @@ def main():
     parser.add_argument("--interval", default="200ms", help="checkpoint interval")
     parser.add_argument("--story", action="store_true", help="print what the JobManager did in each")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name, contextlib.ExitStack() as stack:
-        folder = Path(name)
-        kafka, minio = start_kafka(folder / "kafka"), start_minio(folder / "minio")
-        stack.callback(kafka.remove)
-        stack.callback(minio.remove)
-        minio.make_bucket("bench")
-        create_topics(kafka.bootstrap, orders=PARTITIONS, totals=2)
-        environment = {
-            "PENSTOCK_S3_ENDPOINT": minio.url,
-            "PENSTOCK_S3_ACCESS_KEY": minio.access_key,
-            "PENSTOCK_S3_SECRET_KEY": minio.secret_key,
-        }
-        path = write_job(folder, kafka, slow=False)
-        text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace('checkpoint_interval="1s"', f'checkpoint_interval="{options.interval}"'))
-        config = LocalClusterConfig(slots_per_taskmanager=2, directory=folder / "cluster", environment=environment)
-        cluster = stack.enter_context(LocalCluster(config))
-        live, reader = Live(kafka.bootstrap, "orders", options.rate, options.keys), Reader(kafka.bootstrap, "totals")
-        stack.callback(live.ended.set)
-        stack.callback(reader.ended.set)
-        live.start()
-        assert live.loaded.wait(120)
-        reader.start()
-        job_id = submit(cluster, path)
-        wait_until(lambda: up_to_date(reader), LIMIT_S * 2, "output that keeps up with the input", step=0.05)
-        time.sleep(SETTLE_S)
+    with live_job(options, interval=options.interval, slots_per_taskmanager=2) as (cluster, job_id, _live, reader):
         steady = silence(reader, time.time() - SETTLE_S + 0.5, time.time())
         found = measure(cluster, job_id, reader, options)
-        with contextlib.suppress(PenstockError), cluster.client() as rest:
-            rest.cancel(job_id)
-        live.ended.set()
-        reader.ended.set()
-        live.join(15)
-        reader.join(15)
     gaps = [gap for gap, _ in found]
     figures = {
         "rescales": len(found), "gap_p50_s": round(statistics.median(gaps), 3), "gap_max_s": max(gaps),
