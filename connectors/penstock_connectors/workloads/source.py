@@ -26,7 +26,7 @@ KeyType = Literal["int", "string"]
 
 _FACTORY = "penstock_connectors.workloads.source:WorkloadSourceFactory"
 _MAX_EVENTS = 1 << 31
-_MAX_KEYS = 1 << 23
+_MAX_KEYS = 1 << 28
 _MAX_TEXT_KEYS = 10_000_000
 
 
