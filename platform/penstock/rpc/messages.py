@@ -156,7 +156,7 @@ class Heartbeat(Message, frozen=True, kw_only=True):
 
     taskmanager_id: str
     sequence: int
-    #: Worker id -> resident bytes.
+    #: Worker id -> bytes it holds (`lineage.held_bytes`).
     worker_memory: dict[str, int] = msgspec.field(default_factory=dict)
 
 

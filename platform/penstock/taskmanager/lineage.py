@@ -97,3 +97,17 @@ def resident_bytes(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError, IndexError):
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def held_bytes(pid: int) -> int:
+    """Return what a process holds of memory and nobody can take back; 0 when it is gone.
+
+    Pages of mapped files are not counted: state beyond the managed memory lies in such files, and the operating system
+    writes their pages back when it needs the room.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    found = (line.partition(":") for line in lines)
+    return sum(int(value.split()[0]) << 10 for name, _, value in found if name in {"RssAnon", "RssShmem"})

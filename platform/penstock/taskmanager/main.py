@@ -27,7 +27,7 @@ class TaskManagerConfig:
     #: None: one line of stdin says it, before the JobManager hears of this TaskManager.
     slots: int | None = 1
     work_dir: Path = Path(".penstock/taskmanager")
-    #: Resident memory at which a worker is killed; None: twice its managed memory + 2 GiB.
+    #: Memory at which a worker is killed, without pages of mapped files; None: twice its managed memory + 2 GiB.
     worker_memory_limit_bytes: int | None = None
 
 

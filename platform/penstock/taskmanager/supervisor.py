@@ -41,7 +41,7 @@ from penstock.rpc.messages import (
 )
 from penstock.rpc.worker_commands import LeaseRenewed
 from penstock.taskmanager.environments import Environments
-from penstock.taskmanager.lineage import resident_bytes
+from penstock.taskmanager.lineage import held_bytes
 from penstock.taskmanager.logs import WorkerLogs, tail_of
 from penstock.taskmanager.slots import SlotTable
 from penstock.taskmanager.socket_dir import make_socket_dir
@@ -74,7 +74,8 @@ class SupervisorConfig:
     taskmanager_id: str
     slots: int
     work_dir: Path
-    #: Resident memory at which a worker is killed; None: twice its managed memory + UNMANAGED_ALLOWANCE_BYTES.
+    #: Memory at which a worker is killed, without pages of mapped files; None: twice its managed memory and
+    #: UNMANAGED_ALLOWANCE_BYTES.
     worker_memory_limit_bytes: int | None = None
 
 
@@ -216,7 +217,7 @@ class Supervisor:
         return self._heard_ms + (self._registered.worker_lease_ms if self._registered is not None else 0)
 
     def _beat(self) -> None:
-        memory = {worker_id: resident_bytes(worker.pid) for worker_id, worker in self._workers.items() if worker.pid}
+        memory = {worker_id: held_bytes(worker.pid) for worker_id, worker in self._workers.items() if worker.pid}
         self._sequence += 1
         self._sent_at[self._sequence] = self._clock.monotonic_ms()
         while len(self._sent_at) > _MAX_OPEN_HEARTBEATS:

@@ -1,10 +1,14 @@
-"""What the C library is told of a worker's memory."""
+"""What the C library is told of a worker's memory, and what of a process counts as held."""
 
 import ctypes
+import mmap
+import os
 import subprocess
 import sys
 
 import pytest
+
+from penstock.taskmanager.lineage import held_bytes, resident_bytes
 
 ROUNDS, PAGES = 20, 512
 #: Makes, fills and frees 2 MB again and again; says how many pages were new after the first round.
@@ -34,3 +38,24 @@ def faults(*, keep):
 def test_memory_that_was_freed_is_used_again_without_new_pages():
     assert faults(keep=False) > ROUNDS * PAGES / 2, "the C library gives it back by default"
     assert faults(keep=True) < PAGES
+
+
+def test_pages_of_mapped_files_are_not_held_those_of_the_process_are(tmp_path):
+    size = 64 << 20
+    (tmp_path / "rows").write_bytes(b"x" * size)
+    before = held_bytes(os.getpid())
+    with (tmp_path / "rows").open("r+b") as file, mmap.mmap(file.fileno(), 0) as rows:
+        resident = resident_bytes(os.getpid())
+        rows[:: mmap.PAGESIZE] = b"y" * (size // mmap.PAGESIZE)
+        assert resident_bytes(os.getpid()) - resident > size * 3 // 4
+        assert held_bytes(os.getpid()) - before < size // 4
+    own = mmap.mmap(-1, size)
+    own[:: mmap.PAGESIZE] = b"y" * (size // mmap.PAGESIZE)
+    assert held_bytes(os.getpid()) - before > size * 3 // 4
+    own.close()
+
+
+def test_a_process_that_is_gone_holds_nothing():
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    assert held_bytes(gone.pid) == 0
