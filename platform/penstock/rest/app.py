@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 import penstock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.metrics.prometheus import render, task_samples
-from penstock.rest import essential, flink_json, live, rescale
+from penstock.rest import essential, flink_json, live, rescale, savepoints
 from penstock.rest.budget import budget
 from penstock.rest.essential import status_of
 
@@ -37,6 +37,7 @@ def create_app(dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None
     _add_own_routes(router, dispatcher, clock)
     live.add_routes(router, dispatcher)
     rescale.add_routes(router, dispatcher)
+    savepoints.add_routes(router, dispatcher)
     app.include_router(router, prefix="/v1")
     app.include_router(router, include_in_schema=False)
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.rest.java_throwable import serialized_throwable
+
 if TYPE_CHECKING:
     from penstock.jobmanager.views import (
         CheckpointsView,
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
     )
 
 Json = dict[str, Any]
-_TASK_STATES = (
+TASK_STATES = (
     "CREATED",
     "SCHEDULED",
     "DEPLOYING",
@@ -64,6 +66,9 @@ def job_overview(job: JobSummary, now_ms: int) -> Json:
         "end-time": job.end_ms,
         "duration": _duration(job.start_ms, job.end_ms, now_ms),
         "last-modification": job.last_modified_ms,
+        "job-type": "STREAMING",
+        "schedulerType": "Adaptive",
+        "pending-operators": 0,
         "tasks": {"total": sum(job.tasks.values()), **_task_counts(job.tasks)},
     }
 
@@ -80,6 +85,9 @@ def job_detail(detail: JobDetail, now_ms: int) -> Json:
         "isStoppable": False,
         "state": summary.state,
         "job-type": "STREAMING",
+        "schedulerType": "Adaptive",
+        "application-id": summary.job_id,
+        "pending-operators": 0,
         "start-time": summary.start_ms,
         "end-time": summary.end_ms,
         "duration": _duration(summary.start_ms, summary.end_ms, now_ms),
@@ -93,7 +101,7 @@ def job_detail(detail: JobDetail, now_ms: int) -> Json:
             )
         },
         "vertices": [vertex_overview(vertex, now_ms) for vertex in detail.vertices],
-        "status-counts": {state: counts.get(state, 0) for state in _TASK_STATES},
+        "status-counts": {state: counts.get(state, 0) for state in TASK_STATES},
         "plan": plan(detail),
     }  # fmt: skip
 
@@ -105,7 +113,7 @@ def vertex_overview(vertex: VertexView, now_ms: int) -> Json:
         counts[subtask.state] = counts.get(subtask.state, 0) + 1
     return {
         "id": vertex.id,
-        "slotSharingGroupId": "",
+        "slotSharingGroupId": "0" * 32,
         "name": vertex.name,
         "maxParallelism": vertex.max_parallelism,
         "parallelism": vertex.parallelism,
@@ -113,7 +121,7 @@ def vertex_overview(vertex: VertexView, now_ms: int) -> Json:
         "start-time": vertex.start_ms,
         "end-time": vertex.end_ms,
         "duration": _duration(vertex.start_ms, vertex.end_ms, now_ms),
-        "tasks": {state: counts.get(state, 0) for state in _TASK_STATES},
+        "tasks": {state: counts.get(state, 0) for state in TASK_STATES},
         "metrics": io_metrics([subtask.metrics for subtask in vertex.subtasks]),
     }
 
@@ -141,17 +149,22 @@ def io_metrics(metrics: list[dict[str, float]]) -> Json:
 
 def subtask(view: SubtaskView, now_ms: int) -> Json:
     """One subtask of `/jobs/:id/vertices/:vertex`."""
+    duration = _duration(view.start_ms, view.end_ms, now_ms)
     return {
         "subtask": view.subtask,
         "status": view.state,
         "attempt": view.attempt,
         "endpoint": view.host,
         "start-time": view.start_ms,
+        "start_time": view.start_ms,
         "end-time": view.end_ms,
-        "duration": _duration(view.start_ms, view.end_ms, now_ms),
+        "duration": duration,
         "metrics": io_metrics([view.metrics]),
         "taskmanager-id": view.taskmanager_id,
-        "status-duration": {},
+        "status-duration": {
+            state: duration if state == "RUNNING" and view.start_ms >= 0 else -1
+            for state in ("CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING")
+        },
     }
 
 
@@ -201,12 +214,12 @@ def checkpoints(view: CheckpointsView) -> Json:
             "failed": view.failed,
         },
         "summary": {
-            "checkpointed_size": _statistics([entry.new_bytes for entry in completed]),
-            "state_size": _statistics([entry.state_bytes for entry in completed]),
-            "end_to_end_duration": _statistics([entry.duration_ms for entry in completed]),
-            "alignment_buffered": _statistics([]),
-            "processed_data": _statistics([]),
-            "persisted_data": _statistics([]),
+            "checkpointed_size": statistics([entry.new_bytes for entry in completed]),
+            "state_size": statistics([entry.state_bytes for entry in completed]),
+            "end_to_end_duration": statistics([entry.duration_ms for entry in completed]),
+            "alignment_buffered": statistics([]),
+            "processed_data": statistics([]),
+            "persisted_data": statistics([]),
         },
         "latest": {
             "completed": checkpoint(view.latest_completed) if view.latest_completed else None,
@@ -281,9 +294,24 @@ def savepoint_status(status: OperationStatus) -> Json:
     if status.status == "IN_PROGRESS":
         return {"status": {"id": "IN_PROGRESS"}, "operation": None}
     if status.status == "FAILED":
-        cause = {"class": "PenstockError", "stack-trace": status.error, "serialized-throwable": ""}
-        return {"status": {"id": "COMPLETED"}, "operation": {"failure-cause": cause}}
+        return {"status": {"id": "COMPLETED"}, "operation": {"failure-cause": failure_cause(status.error)}}
     return {"status": {"id": "COMPLETED"}, "operation": {"location": status.uri}}
+
+
+def checkpoint_status(status: OperationStatus) -> Json:
+    """`/jobs/:id/checkpoints/:request`."""
+    shown = savepoint_status(status)
+    if status.status == "FAILED":
+        shown["operation"] = {"checkpointId": -1, "failureCause": shown["operation"]["failure-cause"]}
+    elif status.status == "COMPLETED":
+        shown["operation"] = {"checkpointId": -1 if status.checkpoint_id is None else status.checkpoint_id}
+    return shown
+
+
+def failure_cause(error: str) -> Json:
+    """Return an error as Flink's clients read it."""
+    name = "PenstockError"
+    return {"class": name, "stack-trace": error, "serialized-throwable": serialized_throwable(name, error, error)}
 
 
 def rescaling_status(status: OperationStatus) -> Json:
@@ -338,7 +366,7 @@ def progress(detail: JobDetail) -> Json:
 
 
 def _task_counts(tasks: dict[str, int]) -> dict[str, int]:
-    return {state.lower(): tasks.get(state, 0) for state in _TASK_STATES}
+    return {state.lower(): tasks.get(state, 0) for state in TASK_STATES}
 
 
 def _duration(start_ms: int, end_ms: int, now_ms: int) -> int:
@@ -347,7 +375,8 @@ def _duration(start_ms: int, end_ms: int, now_ms: int) -> int:
     return (end_ms if end_ms >= 0 else now_ms) - start_ms
 
 
-def _statistics(values: list[int]) -> Json:
+def statistics(values: list[int]) -> Json:
+    """Return Flink's summary of some numbers."""
     ordered = sorted(values)
 
     def quantile(part: float) -> float:
