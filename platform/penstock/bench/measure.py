@@ -7,6 +7,7 @@ last result in the job's folder; CPU seconds are those between the two, start-up
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -186,15 +187,17 @@ def run_child(build: str, options: BenchOptions, folder: Path) -> tuple[TreeMete
     command = [sys.executable, "-m", _CHILD, build, str(folder), msgspec.json.encode(options).decode()]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-    meter = TreeMeter(process.pid)
-    meter.start()
     try:
-        code = process.wait(_LIMIT_SECONDS)
-    except subprocess.TimeoutExpired:
+        meter = TreeMeter(process.pid)
+        meter.start()
+        try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LIMIT_SECONDS)
+        finally:
+            meter.stop()
+    finally:  # also when a key ended the wait: the job's processes end with the child
         process.kill()
         code = process.wait()
-    finally:
-        meter.stop()
     if code or not outcome.exists():
         lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         said = lines[-1] if lines else f"it ended with {code}"
