@@ -36,8 +36,9 @@ import penstock_connectors.datagen, penstock_connectors.files, penstock.api.envi
 penstock.taskmanager.template.warm_up()
 penstock.kernels.warm.keep()
 """
-# levels of the tests that need no server
-WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy"}
+# levels of the tests that need no server, and the one that looks at the web interface
+WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui"}
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] [--json] ... | test [pytest arguments] | setup | servers"
 
 
@@ -60,6 +61,8 @@ def main(arguments: list[str]) -> int:
             or (command == "test" and _wants_servers(rest))
         ):
             prepare_servers()
+        if command == "test" and _wants_browser(rest):
+            prepare_browser()
     except BootstrapError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -161,9 +164,21 @@ def _uv(python: str) -> str | None:
 
 def _wants_servers(arguments: Sequence[str]) -> bool:
     """Whether these pytest arguments may select a test with a server: yes unless every path is of a level without."""
+    levels = _levels(arguments)
+    return not levels or not levels <= WITHOUT_SERVERS
+
+
+def _wants_browser(arguments: Sequence[str]) -> bool:
+    """Whether these pytest arguments may select a test with a browser."""
+    levels = _levels(arguments)
+    return not levels or bool(levels & {"ui", ""})
+
+
+def _levels(arguments: Sequence[str]) -> set[str]:
+    """Return the folders below `tests` that the paths among pytest's arguments name; "" for all of them."""
     paths = [Path(argument.partition("::")[0]) for argument in arguments if not argument.startswith("-")]
     tests = [path.parts[path.parts.index("tests") + 1 :] for path in paths if "tests" in path.parts]
-    return not tests or not all(parts and parts[0] in WITHOUT_SERVERS for parts in tests)
+    return {parts[0] if parts else "" for parts in tests}
 
 
 def prepare_servers() -> None:
@@ -180,10 +195,27 @@ def _system_packages() -> None:
         package for tool, package in (("java", "openjdk-17-jre-headless"), ("mvn", "maven")) if not shutil.which(tool)
     ]
     if missing and os.environ.get("CI") == "true" and os.geteuid() == 0 and shutil.which("apt-get"):
-        run("apt-get update", ["apt-get", "update", "-qq"])
-        environment = {"DEBIAN_FRONTEND": "noninteractive"}
-        install_them = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *missing]
-        run(f"apt-get install {' '.join(missing)}", install_them, environment)
+        _apt_install(missing)
+
+
+def prepare_browser() -> None:
+    """Have a Chromium: one that is there, for root on Debian or Ubuntu the distribution's, else playwright's own."""
+    if os.environ.get("PENSTOCK_CHROMIUM") or any(map(shutil.which, BROWSERS)):
+        return
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        _apt_install(["chromium"])
+        return
+    try:
+        run("fetching a browser", [str(PYTHON), "-m", "playwright", "install", "chromium"])
+    except BootstrapError as error:
+        say(f"{error}; the tests of the web interface will fail: install chromium, or set PENSTOCK_CHROMIUM to one")
+
+
+def _apt_install(packages: Sequence[str]) -> None:
+    run("apt-get update", ["apt-get", "update", "-qq"])
+    environment = {"DEBIAN_FRONTEND": "noninteractive"}
+    line = ["apt-get", "install", "-y", "-qq", "--no-install-recommends", *packages]
+    run(f"apt-get install {' '.join(packages)}", line, environment)
 
 
 # --- running and telling

@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 import penstock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.metrics.prometheus import render, task_samples
-from penstock.rest import essential, flink_json, live, rescale, savepoints
+from penstock.rest import essential, flink_json, live, rescale, savepoints, watch, web
 from penstock.rest.budget import budget
 from penstock.rest.essential import status_of
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from penstock.jobmanager.dispatcher import Dispatcher
 
 
-def create_app(dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None]) -> FastAPI:
-    """Return the application; `shutdown` is called by `DELETE /cluster`."""
+def create_app(
+    dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None], jobs: watch.JobWatch | None = None
+) -> FastAPI:
+    """Return the application; `shutdown` is called by `DELETE /cluster`, `jobs` says what is slow since when."""
     app = FastAPI(title="penstock", version=penstock.__version__, description="Flink's REST API over penstock jobs.")
     router = APIRouter()
     _add_cluster_routes(router, dispatcher, shutdown)
@@ -38,6 +40,8 @@ def create_app(dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None
     live.add_routes(router, dispatcher)
     rescale.add_routes(router, dispatcher)
     savepoints.add_routes(router, dispatcher)
+    watch.add_routes(router, jobs or watch.JobWatch(dispatcher, clock))
+    web.add_routes(app)
     app.include_router(router, prefix="/v1")
     app.include_router(router, include_in_schema=False)
 

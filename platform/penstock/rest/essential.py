@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
     from penstock.jobmanager.dispatcher import Dispatcher
+    from penstock.rest.watch import JobWatch
 
     Receive = Callable[[], Awaitable[dict[str, Any]]]
     Send = Callable[[dict[str, Any]], Awaitable[None]]
@@ -134,8 +135,11 @@ def _of_a_job(path: str) -> tuple[Callable[[Dispatcher, str], dict[str, Any]] | 
 class Door:
     """The first to see a request."""
 
-    def __init__(self, dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None]) -> None:
-        """`shutdown` is called by `DELETE /cluster`."""
+    def __init__(
+        self, dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None], jobs: JobWatch | None = None
+    ) -> None:
+        """`shutdown` is called by `DELETE /cluster`; `jobs` is handed on to the whole API."""
+        self._jobs = jobs
         self._dispatcher = dispatcher
         self._clock = clock
         self._shutdown = shutdown
@@ -181,11 +185,11 @@ class Door:
             if self._whole is None:
                 # In a thread: heartbeats go on meanwhile.
                 create_app = await asyncio.to_thread(_whole_api)
-                self._whole = create_app(self._dispatcher, self._clock, self._shutdown)
+                self._whole = create_app(self._dispatcher, self._clock, self._shutdown, self._jobs)
         return self._whole
 
 
-def _whole_api() -> Callable[[Dispatcher, Clock, Callable[[], None]], Any]:
+def _whole_api() -> Callable[[Dispatcher, Clock, Callable[[], None], JobWatch | None], Any]:
     from penstock.rest.app import create_app
 
     return create_app

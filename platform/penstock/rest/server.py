@@ -19,6 +19,7 @@ from penstock.core.errors import PenstockError
 from penstock.jobmanager.main import JobManager, run_jobmanager
 from penstock.rest.essential import Door
 from penstock.rest.guard import Guard
+from penstock.rest.watch import JobWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -96,14 +97,18 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
     for host in (config.settings.rest_host, config.settings.rpc_host):
         check_listening(config.security, host)
     serving: list[tuple[_RestServer, asyncio.Task[None]]] = []
+    watching: list[asyncio.Task[None]] = []
+    ended = asyncio.Event()
 
     async def ready(manager: JobManager) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, manager.shutdown)
         listener = _listen(config.settings.rest_host, config.settings.rest_port)
+        jobs = JobWatch(manager.dispatcher, SystemClock())
+        watching.append(asyncio.create_task(jobs.run(ended)))
         security = config.security
-        door = Guard(Door(manager.dispatcher, SystemClock(), manager.shutdown), security, _log)
+        door = Guard(Door(manager.dispatcher, SystemClock(), manager.shutdown, jobs), security, _log)
         # What is named is not looked for: the search for faster loops and protocols imports a lot.
         settings = uvicorn.Config(
             door,
@@ -127,6 +132,9 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
     try:
         return await run_jobmanager(config, ready)
     finally:
+        ended.set()
+        for watcher in watching:
+            await watcher
         for server, task in serving:
             server.should_exit = True
             await task

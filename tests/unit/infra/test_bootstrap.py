@@ -52,6 +52,49 @@ def test_servers_are_prepared_when_a_path_may_need_them(bootstrap, arguments, wa
     assert bootstrap._wants_servers(arguments) is wanted
 
 
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], True),
+        (["tests"], True),
+        (["tests/ui"], True),
+        (["tests/unit", "tests/ui/test_a.py"], True),
+        (["tests/unit"], False),
+    ],
+)
+def test_a_browser_is_prepared_when_a_path_may_need_it(bootstrap, arguments, wanted):
+    assert bootstrap._wants_browser(arguments) is wanted
+    assert not bootstrap._wants_servers(["tests/ui"])
+
+
+@pytest.mark.parametrize(
+    ("there", "user", "ran"),
+    [
+        ({"google-chrome", "apt-get"}, 0, []),
+        ({"apt-get"}, 0, ["apt-get", "apt-get"]),
+        ({"apt-get"}, 1000, [".venv/bin/python"]),
+        (set(), 0, [".venv/bin/python"]),
+    ],
+)
+def test_a_browser_is_fetched_once_by_whom_it_can_be(bootstrap, monkeypatch, there, user, ran):
+    monkeypatch.delenv("PENSTOCK_CHROMIUM", raising=False)
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: name if name in there else None)
+    monkeypatch.setattr(bootstrap.os, "geteuid", lambda: user)
+    bootstrap.prepare_browser()
+    assert [argv[0].removeprefix(f"{bootstrap.ROOT}/") for argv in bootstrap.ran] == ran
+    monkeypatch.setenv("PENSTOCK_CHROMIUM", "/opt/chromium")
+    bootstrap.prepare_browser()
+    assert len(bootstrap.ran) == len(ran)
+
+
+def test_without_a_browser_the_other_tests_still_run(bootstrap, monkeypatch, capsys):
+    monkeypatch.delenv("PENSTOCK_CHROMIUM", raising=False)
+    monkeypatch.setattr(bootstrap.shutil, "which", lambda name: None)
+    bootstrap.fails.add(str(bootstrap.PYTHON))
+    bootstrap.prepare_browser()
+    assert "install chromium" in capsys.readouterr().err
+
+
 def test_install_runs_once_per_lock(bootstrap):
     bootstrap.PYTHON.touch()
     bootstrap.install()

@@ -1,0 +1,54 @@
+// Requests to the JobManager that served this page, and to nobody else. Where it asks for a token, the browser has asked
+// the reader for it (as a password) before it got this file, and sends it along by itself.
+
+const BASE = "../v1";
+
+export class ApiError extends Error {
+  constructor(message, status) {
+    super(message);
+    this.status = status;
+  }
+}
+
+export function get(path, signal) {
+  return ask("GET", path, undefined, signal);
+}
+
+export function send(method, path, body) {
+  return ask(method, path, body);
+}
+
+async function ask(method, path, body, signal) {
+  const headers = {};
+  const binary = body instanceof Blob;
+  if (body !== undefined) headers["Content-Type"] = binary ? "application/octet-stream" : "application/json";
+  let answer;
+  try {
+    answer = await fetch(BASE + path, { method, headers, signal, body: binary ? body : JSON.stringify(body) });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The JobManager does not answer.", 0);
+  }
+  const text = await answer.text();
+  let found;
+  try {
+    found = text ? JSON.parse(text) : {};
+  } catch {
+    throw new ApiError(`The answer to ${path} is not JSON (status ${answer.status}).`, answer.status);
+  }
+  if (!answer.ok) throw new ApiError(found.errors?.join(" ") ?? `${answer.status} for ${path}`, answer.status);
+  return found;
+}
+
+// Ask for what became of a request until it has ended; returns its location ("" for none), throws its failure.
+export async function completion(path, signal) {
+  for (;;) {
+    const found = await get(path, signal);
+    if (found.status.id !== "IN_PROGRESS") {
+      const cause = found.operation?.["failure-cause"];
+      if (cause) throw new ApiError(cause["stack-trace"] ?? "it failed", 500);
+      return found.operation?.location ?? "";
+    }
+    await new Promise((resolve) => setTimeout(resolve, 500));
+  }
+}

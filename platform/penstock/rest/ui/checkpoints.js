@@ -1,0 +1,58 @@
+// Checkpoints: counts, how long and how large they were, and of each which subtask was last.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+import { bytes, duration, number } from "./format.js";
+import { chip, figure, figures, note, table, time } from "./parts.js";
+
+const DRAWN = 60;
+
+export async function load({ id }, signal) {
+  return get(`/jobs/${id}/checkpoints`, signal);
+}
+
+export function view({ data, base }) {
+  const { counts, summary, latest, history } = data;
+  const newest = latest.completed;
+  return [
+    figures(
+      figure("Completed", number(counts.completed)),
+      figure("Failed", number(counts.failed)),
+      figure("Under way", number(counts.in_progress)),
+      figure("Newest", newest ? time(newest.latest_ack_timestamp) : "none yet", newest ? `${duration(base.job.now - newest.latest_ack_timestamp)} ago` : null),
+      figure("State", newest ? bytes(newest.state_size) : "-", newest ? `${bytes(newest.checkpointed_size)} new` : null),
+      figure("Time, half and 99 %", `${duration(summary.end_to_end_duration.p50)}, ${duration(summary.end_to_end_duration.p99)}`),
+      latest.restored ? figure("Restored from", `checkpoint ${latest.restored.id}`, time(latest.restored.restore_timestamp)) : null),
+    chart(history),
+    table("History of checkpoints", [["Id", "end"], "Kind", "State", "Begun", ["Time", "end"], ["State size", "end"], ["Written", "end"], ["Subtasks", "end"], "What happened"],
+      history.map((entry) => h("tr", { key: entry.id },
+        h("th", { scope: "row", class: "end" }, entry.id),
+        h("td", {}, entry.is_savepoint ? "savepoint" : "checkpoint"),
+        h("td", {}, chip(entry.status)),
+        h("td", {}, time(entry.trigger_timestamp)),
+        h("td", { class: "end" }, duration(entry.status === "IN_PROGRESS" ? base.job.now - entry.trigger_timestamp : entry.end_to_end_duration)),
+        h("td", { class: "end" }, bytes(entry.state_size)),
+        h("td", { class: "end" }, bytes(entry.checkpointed_size)),
+        h("td", { class: "end" }, `${entry.num_acknowledged_subtasks} of ${entry.num_subtasks}`),
+        h("td", { class: "wide path" }, entry.failure_message ?? entry.external_path ?? ""))),
+      "No checkpoint was begun yet."),
+  ];
+}
+
+// Durations of the last ones, oldest first; a failed one is drawn in full height, in its own colour and pattern.
+function chart(history) {
+  const shown = history.slice(0, DRAWN).reverse();
+  const done = shown.filter((entry) => entry.status === "COMPLETED");
+  if (!done.length) return note("Durations are drawn once a checkpoint is complete.");
+  const top = Math.max(...done.map((entry) => entry.end_to_end_duration), 1);
+  const [width, height] = [12, 84];
+  const label = `Durations of the last ${shown.length} checkpoints: at most ${duration(top)}, ${shown.filter((e) => e.status === "FAILED").length} failed`;
+  return h("figure", { class: "chart" },
+    h("svg", { viewBox: `0 0 ${shown.length * width} ${height}`, width: shown.length * width, height, role: "img", "aria-label": label },
+      shown.map((entry, i) => {
+        const tall = entry.status === "COMPLETED" ? Math.max(2, (entry.end_to_end_duration / top) * (height - 4)) : height - 4;
+        return h("rect", { key: entry.id, class: entry.status.toLowerCase(), x: i * width, y: height - tall, width: width - 3, height: tall, rx: 1.5 },
+          h("title", {}, `${entry.id}: ${entry.status === "COMPLETED" ? duration(entry.end_to_end_duration) : entry.status.toLowerCase()}`));
+      })),
+    h("figcaption", {}, label));
+}

@@ -1,0 +1,123 @@
+// The job graph with live figures, and the vertex that is looked at with its subtasks.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+import { behind, bytes, percent, rate, short } from "./format.js";
+import { layout } from "./layout.js";
+import { chip, loadBar, loadOf, meanLoad, mood, note, spark, sumOf, table } from "./parts.js";
+
+const SHIPPED = { HASH: "by key", FORWARD: "one to one", REBALANCE: "in turn", BROADCAST: "to all" };
+const WORDS = { busy: "busy", held: "back-pressured", idle: "idle" };
+
+export async function load({ id, ui, base }, signal) {
+  const vertex = chosen(base, ui);
+  const [metrics, subtasks] = await Promise.all([
+    get(`/penstock/jobs/${id}/metrics`, signal),
+    vertex ? get(`/jobs/${id}/vertices/${vertex}`, signal) : null,
+  ]);
+  return { tasks: metrics.tasks, vertex: subtasks };
+}
+
+// The vertex a reader has chosen, else the one the first finding is about, else the first.
+function chosen(base, ui) {
+  const ids = base.job.vertices.map((vertex) => vertex.id);
+  return [ui.vertex, base.health.findings[0]?.vertex].find((vertex) => ids.includes(vertex)) ?? ids[0];
+}
+
+export function view({ base, data, ui, update, reload }) {
+  const { job, health } = base;
+  const culprits = new Map(health.findings.filter((f) => f.vertex && f.level !== "good").map((f) => [f.vertex, f]));
+  const nodes = job.plan.nodes.map((node) => ({
+    id: node.id,
+    inputs: (node.inputs ?? []).map((input) => ({ id: input.id, label: SHIPPED[input.ship_strategy] ?? input.ship_strategy.toLowerCase() })),
+  }));
+  const plan = layout(nodes);
+  const shown = chosen(base, ui);
+  const select = (vertex) => {
+    ui.vertex = vertex;
+    update();
+    reload();
+  };
+  return [
+    h("ul", { class: "legend", "aria-label": "Colours" }, Object.entries(WORDS).map(([kind, word]) => h("li", { class: kind }, word))),
+    h("div", { class: "graph", role: "region", "aria-label": "Job graph", tabindex: 0 },
+      h("div", { class: "canvas", style: { width: `${plan.width + 4}px`, height: `${plan.height + 4}px` } },
+        edges(plan),
+        job.vertices.map((vertex) => card({ vertex, place: plan.places[vertex.id], shown, select, culprit: culprits.get(vertex.id), data, health, now: job.now })))),
+    data.vertex ? details(job, data, health) : null,
+  ];
+}
+
+function edges(plan) {
+  return h("svg", { class: "edges", width: plan.width, height: plan.height, "aria-hidden": "true" },
+    h("defs", {}, h("marker", { id: "tip", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" },
+      h("path", { d: "M0 0L8 4L0 8z" }))),
+    plan.edges.map((edge) => [
+      h("path", { class: "edge", d: edge.path, "marker-end": "url(#tip)" }),
+      h("text", { x: edge.at.x, y: edge.at.y - 8, "text-anchor": "middle" }, edge.label),
+    ]));
+}
+
+function metricsOf(tasks, vertex) {
+  return Array.from({ length: vertex.parallelism }, (_, i) => tasks[`${vertex.id}/${i}`]).filter(Boolean);
+}
+
+function card({ vertex, place, shown, select, culprit, data, health, now }) {
+  const metrics = metricsOf(data.tasks, vertex);
+  const loads = metrics.map(loadOf);
+  const load = meanLoad(loads);
+  const series = health.vertices[vertex.id];
+  const kind = loads.length ? mood(load) : "idle";
+  const marks = metrics.map((m) => m.currentOutputWatermark);
+  return h("button", {
+    type: "button", key: vertex.id, class: `card ${kind}${culprit ? ` culprit ${culprit.level}` : ""}`,
+    "aria-pressed": String(vertex.id === shown), onclick: () => select(vertex.id), "data-vertex": vertex.id,
+    style: { left: `${place.x}px`, top: `${place.y}px` },
+  },
+  h("span", { class: "name", title: vertex.name }, vertex.name),
+  h("span", { class: "row" },
+    h("span", {}, `${vertex.parallelism} subtask${vertex.parallelism === 1 ? "" : "s"}`),
+    vertex.status === "RUNNING" ? null : chip(vertex.status),
+    culprit ? h("span", { class: `tag ${culprit.level}` }, { slow: "slow", skew: "slow in one", limit: "at its limit", watermark: "stands still" }[culprit.kind] ?? "waited for") : null),
+  loads.length ? loadBar(load, false) : h("span", { class: "load" }, "not measured yet"),
+  loads.length ? h("span", { class: "row figures-small" }, `${percent(load.busy)} busy`, h("span", {}, `${percent(load.held)} back-pressured`)) : null,
+  h("span", { class: "row" },
+    h("span", { class: "rates" }, `${rate(sumOf(metrics, "numRecordsInPerSecond"))} in`, h("br"), `${rate(sumOf(metrics, "numRecordsOutPerSecond"))} out`),
+    spark(series?.["rows-out"], "Rows out over the last minutes")),
+  h("span", { class: "mark" }, marks.length ? `event time ${behind(Math.min(...marks), now)}` : ""));
+}
+
+function details(job, data, health) {
+  const vertex = job.vertices.find((other) => other.id === data.vertex.id) ?? job.vertices[0];
+  const rows = data.vertex.subtasks.map((subtask) => {
+    const metrics = data.tasks[`${data.vertex.id}/${subtask.subtask}`];
+    const named = health.findings.some((f) => f.vertex === vertex.id && f.subtask === subtask.subtask);
+    return h("tr", { key: subtask.subtask, class: named ? "named" : "" },
+      h("th", { scope: "row", class: "end" }, subtask.subtask),
+      h("td", {}, chip(subtask.status)),
+      h("td", { class: "wide" }, metrics ? loadBar(loadOf(metrics)) : "-"),
+      h("td", { class: "end" }, rate(metrics?.numRecordsInPerSecond ?? 0)),
+      h("td", { class: "end" }, rate(metrics?.numRecordsOutPerSecond ?? 0)),
+      h("td", { class: "end" }, short(metrics?.numRecordsIn ?? 0)),
+      h("td", { class: "end" }, bytes(metrics?.numBytesIn ?? 0)),
+      h("td", {}, behind(metrics?.currentOutputWatermark, job.now)),
+      h("td", {}, subtask["taskmanager-id"] || "-"),
+      h("td", { class: "end" }, subtask.attempt));
+  });
+  return h("section", { class: "panel", key: `details ${vertex.id}`, "aria-labelledby": "vertex" },
+    h("h2", { id: "vertex" }, vertex.name),
+    operators(data, vertex),
+    table("Subtasks", [["#", "end"], "State", "Time", ["In", "end"], ["Out", "end"], ["Rows in", "end"], ["Bytes in", "end"], "Event time", "Task manager", ["Attempt", "end"]], rows));
+}
+
+// Which operator of a chain takes how much of the time of its subtasks.
+function operators(data, vertex) {
+  const metrics = metricsOf(data.tasks, vertex);
+  const names = new Set(metrics.flatMap((m) => Object.keys(m).filter((name) => name.endsWith("/busyTimeMsPerSecond")).map((name) => name.split("/").slice(1, -1).join("/"))));
+  if (!metrics.length || !names.size) return note("No times of operators yet.");
+  const share = (uid) => sumOf(metrics, `operator/${uid}/busyTimeMsPerSecond`) / 1000 / metrics.length;
+  return h("ul", { class: "operators", "aria-label": "Time of each operator" }, [...names].map((uid) =>
+    h("li", { key: uid }, h("span", { class: "uid" }, uid === "(output)" ? "combine, split, send" : uid),
+      h("span", { class: "meter" }, h("i", { style: { width: `${Math.min(1, share(uid)) * 100}%` } })),
+      h("span", { class: "end" }, percent(share(uid))))));
+}

@@ -1,0 +1,47 @@
+// One job: what is to be said of it, its actions, and a tab for each thing to look at.
+
+import { get } from "./api.js";
+import * as checkpoints from "./checkpoints.js";
+import { h } from "./dom.js";
+import { duration } from "./format.js";
+import * as graph from "./graph.js";
+import { chip, finding, time } from "./parts.js";
+
+const TABS = {
+  graph: ["Graph", graph],
+  checkpoints: ["Checkpoints", checkpoints],
+};
+
+export const title = ({ data }) => data?.base.job.name ?? "Job";
+
+export async function load({ args, ui }, signal) {
+  const [id, tab = "graph"] = args;
+  const [job, health, summary] = await Promise.all([
+    get(`/jobs/${id}`, signal), get(`/penstock/jobs/${id}/health`, signal), get(`/penstock/jobs/${id}/summary`, signal),
+  ]);
+  const base = { job, health, summary };
+  return { base, tab, inner: await page(tab).load({ id: job.jid, ui, base }, signal) };
+}
+
+const page = (tab) => (TABS[tab] ?? TABS.graph)[1];
+
+export function view({ args, data, ui, update, reload }) {
+  const { job, health, summary } = data.base;
+  const ended = job["end-time"] >= 0;
+  const href = (tab) => (tab === "graph" ? `#/jobs/${args[0]}` : `#/jobs/${args[0]}/${tab}`);
+  return [
+    h("header", { class: "job" },
+      h("h1", { tabindex: -1 }, job.name),
+      chip(job.state),
+      h("span", { class: "facts" },
+        h("span", {}, "Started ", time(job["start-time"])),
+        h("span", {}, ended ? `ran ${duration(job.duration)}` : `up ${duration(job.duration)}`),
+        h("span", {}, `${summary.restarts} restart${summary.restarts === 1 ? "" : "s"}`),
+        h("code", { title: "The job's id" }, job.jid))),
+    h("ul", { class: "findings", "aria-label": "What is to be said" }, health.findings.map((found) => finding(found, health.now, ended))),
+    h("nav", { class: "tabs", "aria-label": "Parts of the job" },
+      Object.entries(TABS).map(([tab, [name]]) =>
+        h("a", { key: tab, href: href(tab), "aria-current": tab === data.tab ? "page" : null }, name))),
+    h("div", { key: data.tab, class: "tab" }, page(data.tab).view({ id: job.jid, base: data.base, data: data.inner, ui, update, reload })),
+  ];
+}

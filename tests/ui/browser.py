@@ -1,0 +1,66 @@
+"""A headless Chromium of this machine, and what a page did wrong while it was looked at."""
+
+import os
+import shutil
+from contextlib import contextmanager
+
+from playwright.sync_api import Error, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+#: Nothing but what is tested: no updates, no look at the network for its own sake.
+SWITCHES = (
+    *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
+    *("--disable-component-update", "--disable-sync"),
+)
+SIZE = {"width": 1366, "height": 768}
+
+
+def executable():
+    """The browser named by PENSTOCK_CHROMIUM, or one of this machine, or None: the one playwright has installed."""
+    return os.environ.get("PENSTOCK_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+@contextmanager
+def chromium():
+    """A running browser; where there is none the error says how to get one."""
+    # Chromium refuses its sandbox to root.
+    switches = [*SWITCHES, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
+    with sync_playwright() as playwright:
+        try:
+            browser = playwright.chromium.launch(executable_path=executable(), args=switches)
+        except Error as error:
+            hint = "apt-get install -y chromium, or python -m playwright install chromium"
+            raise AssertionError(f"no Chromium can be started ({error.message.splitlines()[0]}): {hint}") from error
+        try:
+            yield browser
+        finally:
+            browser.close()
+
+
+class Visit:
+    """One reader: a page at a URL, every request it made, and all that went wrong in it."""
+
+    def __init__(self, browser, url, *, scheme="light"):
+        self.url = url
+        self.context = browser.new_context(viewport=SIZE, color_scheme=scheme, locale="en-GB", timezone_id="UTC")
+        self.context.set_default_timeout(30_000)
+        self.page = self.context.new_page()
+        self.problems, self.requests = [], []
+        self.page.on("pageerror", lambda error: self.problems.append(f"error: {error}"))
+        self.page.on("console", lambda m: self.problems.append(f"{m.type}: {m.text}") if m.type == "error" else None)
+        self.page.on("request", lambda request: self.requests.append(request.url))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, error, trace):
+        self.context.close()
+        if error is None:
+            assert not self.problems, self.problems
+            outside = [u for u in self.requests if not u.startswith(self.url + "/")]
+            assert not outside, f"the page asked others than its server: {outside}"
+
+    def go(self, where=""):
+        """Open a page of the interface by what stands behind its #."""
+        self.page.goto(f"{self.url}/{'ui/#/' + where if where else ''}")
+        return self.page

@@ -1,0 +1,32 @@
+"""A browser for the whole run, and a cluster with a slow job for a module of tests that only look."""
+
+import pytest
+from tests.cluster.proc_tree import wait_until
+from tests.ui import jobs
+from tests.ui.browser import Visit, chromium
+
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with chromium() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def slow_job(tmp_path_factory):
+    """The slow job on a cluster of its own, seen for some checkpoints."""
+    folder = tmp_path_factory.mktemp("slow")
+    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=folder / "cluster")
+    with LocalCluster(config) as cluster:
+        job = jobs.submit(cluster.rest_url, folder)
+        done = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)  # noqa: E731
+        wait_until(lambda: done() >= 2, 120, lambda: f"two checkpoints, not {done()}")
+        yield job
+
+
+@pytest.fixture
+def visit(browser, slow_job):
+    with Visit(browser, slow_job.client.url) as found:
+        yield found

@@ -1,0 +1,78 @@
+"""Jobs to be looked at: one that is slow on purpose, in one operator, and the cluster it runs on."""
+
+from tests.cluster.stage import _Capture
+
+from penstock.api.environment import use_executor
+from penstock.cli.run import execute_file
+from penstock.client.executors import ClusterExecutor, SubmitOptions
+from penstock.graph.job_graph import encode_graph
+
+# A generator that gives more than it takes, an operator that thinks about every row, and a window that has next to nothing to do.
+SLOW = """
+import os
+from collections.abc import Iterator
+from datetime import datetime
+
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+
+class Rated(ps.Schema):
+    user_id: int
+    risk: int
+    ts: datetime
+
+
+class Rate(ps.KeyedProcessFunction):
+    seen: ps.ValueState[int] = ps.value_state()
+
+    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Rated]:
+        count = (self.seen.value() or 0) + 1
+        self.seen.update(count)
+        risk = sum(number * number for number in range({work})) % 97
+        if os.path.exists({broken!r}):
+            check(row, risk)
+        yield Rated(user_id=row.user_id, risk=risk + count, ts=row.ts)
+
+
+def check(row, risk):
+    raise ValueError(f"user {{row.user_id}} cannot be rated")
+
+
+env = ps.Environment(parallelism=2, checkpoint_interval="1s", checkpoint_root={root!r}, buffer_size_bytes=8192)
+orders = env.from_source(
+    DatagenSource(rows={rows}, users=50, rows_per_second={rate}),
+    watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts"),
+    uid="orders",
+).name("orders").set_parallelism(1)
+(orders.key_by("user_id").process(Rate()).uid("rate").name("rate orders")
+       .key_by("risk").window(ps.Tumbling("10s")).aggregate(n=ps.count()).uid("risks").name("count risks")
+       .sink_to(FileSink({root!r} + "/out"), uid="out"))
+env.execute({name!r})
+"""
+
+
+def graph_of(folder, *, name="order-risks", rows=10**9, rate=200_000, work=500):
+    """Return the encoded graph of the slow job; a file `broken` in `folder` makes its function fail."""
+    path = folder / "rate_orders.py"
+    path.write_text(
+        SLOW.format(
+            root=str(folder / "root"), broken=str(folder / "broken"), name=name, rows=rows, rate=rate, work=work
+        ),
+        encoding="utf-8",
+    )
+    found = _Capture()
+    with use_executor(found):
+        execute_file(path)
+    return found.graphs[-1]
+
+
+def submit(url, folder, **options):
+    """Start the slow job on a cluster; return its handle."""
+    return ClusterExecutor(url=url, options=SubmitOptions()).submit(graph_of(folder, **options))
+
+
+def encoded(folder, **options):
+    """Return the bytes that `POST /penstock/submit` takes."""
+    return encode_graph(graph_of(folder, **options))

@@ -1,0 +1,41 @@
+"""A reader who knows nothing of the job finds its slow operator: what is slow, why, and since when."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def test_the_slow_operator_is_named_from_the_first_page_on(visit, slow_job):
+    page = visit.go()
+    row = page.get_by_role("row").filter(has_text="order-risks")
+    expect(row).to_contain_text("rate orders is slow")
+    row.get_by_role("link", name="order-risks").click()
+
+    first = page.get_by_role("list", name="What is to be said").get_by_role("listitem").first
+    expect(first).to_contain_text("rate orders is slow")
+    expect(first).to_contain_text(re.compile(r"busy \d+ % of the time"))
+    expect(first).to_contain_text(re.compile(r"It holds back orders \(\d+ % of its time\)"))
+    expect(first).to_contain_text(re.compile(r"since \d\d:\d\d:\d\d, for \d+"))
+
+    cards = page.get_by_role("region", name="Job graph").get_by_role("button")
+    expect(cards).to_have_count(3)
+    marked = cards.filter(has=page.get_by_text("slow", exact=True))
+    expect(marked).to_have_count(1)
+    expect(marked).to_contain_text("rate orders")
+    busy = int(re.search(r"(\d+) % busy", marked.inner_text())[1])
+    others = [int(re.search(r"(\d+) % busy", cards.nth(i).inner_text())[1]) for i in range(3)]
+    assert busy == max(others) >= 80
+    expect(cards.filter(has_text="orders").first).to_have_class(re.compile("held"))
+
+
+def test_checkpoints_are_listed_as_they_are(visit, slow_job):
+    page = visit.go(f"jobs/{slow_job.job_id}")
+    page.get_by_role("link", name="Checkpoints").click()
+    table = page.get_by_role("table", name="History of checkpoints")
+    expect(table.get_by_role("row").filter(has_text="completed").nth(1)).to_be_visible()
+    known = slow_job.client.checkpoints(slow_job.job_id)["latest"]["completed"]["id"]
+    expect(table.get_by_role("rowheader", name=str(known), exact=True)).to_be_visible()
+    expect(page.get_by_role("img", name=re.compile("Durations of the last"))).to_be_visible()
