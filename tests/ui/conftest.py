@@ -1,4 +1,4 @@
-"""A browser for the whole run, and a cluster with a slow job for a module of tests that only look."""
+"""A browser for this folder, and a cluster with a slow job for a module of tests that only look."""
 
 import pytest
 from tests.cluster.proc_tree import wait_until
@@ -8,8 +8,9 @@ from tests.ui.browser import Visit, chromium
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser():
+    """Ended behind the last test of this folder: it keeps an event loop, which tests of coroutines would trip over."""
     with chromium() as found:
         yield found
 
@@ -21,7 +22,7 @@ def slow_job(tmp_path_factory):
     config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=folder / "cluster")
     with LocalCluster(config) as cluster:
         job = jobs.submit(cluster.rest_url, folder)
-        done = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)  # noqa: E731
+        done = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
         wait_until(lambda: done() >= 2, 120, lambda: f"two checkpoints, not {done()}")
         yield job
 

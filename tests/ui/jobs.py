@@ -7,7 +7,7 @@ from penstock.cli.run import execute_file
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.graph.job_graph import encode_graph
 
-# A generator that gives more than it takes, an operator that thinks about every row, and a window that has next to nothing to do.
+# A generator that gives more than it takes, an operator that thinks about every row, a window that has little to do.
 SLOW = """
 import os
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is slow in a job, and why, in words: pure functions over its load and its checkpoints, and what holds since when.
+"""What is slow in a job and why, in words: pure functions over its load and its checkpoints; what holds since when.
 
 Called by `rest.watch`. A vertex that works, while one before it is back-pressured, is the bottleneck, as in Flink; the
 operator, the subtask and the waiting neighbours are named, so that nobody has to know that rule. What waits for a
