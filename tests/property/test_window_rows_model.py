@@ -12,10 +12,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.property import process_job
+from tests.property.process_job import keys_leave, keys_leave_for_rocksdb
 from tests.property.window_rows_model import MINUTE, Model
 
 import penstock as ps
-from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import hash_range_of
@@ -177,7 +178,7 @@ class Job:
             uid=UID,
             snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
             hash_range=owned,
-            settings=JobSettings(),
+            settings=process_job.SETTINGS,
             read=lambda file: self.files[file.path],
             directory=self.folder / f"{self.attempt}-{subtask}",
             writer=f"run/v/{subtask}/{self.attempt}",
@@ -279,15 +280,54 @@ RULES = st.sampled_from(
 )
 
 
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """No more than two keys come in together, and hardly any stays behind a batch."""
+    monkeypatch.setattr("penstock.state.row_eviction.Recency.at_once", lambda _, most: min(most, 2))
+    monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
+    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
+
+
+@pytest.fixture
+def leaving(monkeypatch, in_pieces):
+    with keys_leave(monkeypatch, 1):
+        yield
+
+
+@pytest.fixture
+def leaving_for_rocksdb(monkeypatch, in_pieces):
+    keys_leave_for_rocksdb(monkeypatch, 1)
+
+
 @pytest.mark.parametrize("lateness", [0, 60])
 @pytest.mark.parametrize("window", [name for name in WINDOWS if "time_zone" not in WINDOWS[name]])
 @settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(rule=RULES, operations=OPERATIONS)
 def test_output_is_the_models(window, lateness, rule, operations):
-    if window == "session" and rule[0] == "delta":
-        rule = ("count", *rule[1:])
     with tempfile.TemporaryDirectory() as folder:
-        run(Job(folder, window, rule, lateness), operations)
+        run(Job(folder, window, rule_of(window, rule), lateness), operations)
+
+
+def rule_of(window, rule):
+    return ("count", *rule[1:]) if window == "session" and rule[0] == "delta" else rule
+
+
+@pytest.mark.usefixtures("leaving")
+@pytest.mark.parametrize("lateness", [0, 60])
+@pytest.mark.parametrize("window", [name for name in WINDOWS if "time_zone" not in WINDOWS[name]])
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@given(rule=RULES, operations=OPERATIONS)
+def test_output_is_the_models_when_keys_leave_memory(window, lateness, rule, operations):
+    with tempfile.TemporaryDirectory() as folder:
+        run(Job(folder, window, rule_of(window, rule), lateness), operations)
+
+
+@pytest.mark.usefixtures("leaving_for_rocksdb")
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(window=st.sampled_from(["tumbling", "sliding", "session", "global"]), rule=RULES, operations=OPERATIONS)
+def test_output_is_the_models_when_keys_leave_for_rocksdb(window, rule, operations):
+    with tempfile.TemporaryDirectory() as folder:
+        run(Job(folder, window, rule_of(window, rule), 60), operations)
 
 
 @pytest.mark.parametrize(("window", "base"), [("spring", SPRING), ("autumn", AUTUMN), ("gaps", AUTUMN)])

@@ -2,7 +2,8 @@
 
 Both are maps of `state.entry_table`: Python objects between batches, and a log of what changed. The states are `rows`
 (entry: the row's number; values: the input's columns) and `windows` (entry: the bounds; value: MessagePack of row
-numbers, what trigger and function remember, and timers). Used by `operators.window_rows`.
+numbers, what trigger and function remember, and timers). Keys that left memory, and those of a restore, are columns
+until they are touched: then their rows get their numbers. Used by `operators.window_rows`.
 """
 
 from __future__ import annotations
@@ -66,13 +67,18 @@ class _RowCodec:
     def __init__(self, schema: pa.Schema, row_type: type | None) -> None:
         rows = without_ts(schema)
         self._make = row_maker(rows.names, row_type)
+        self._tuples = row_type is None or issubclass(row_type, tuple)
         self._timed = len(rows) < len(schema)
         self._encoder = RowEncoder(schema, "rows of a window")
         self._texts = [i for i, field in enumerate(schema) if not pt.is_primitive(field.type)]
         self.object_bytes = _ROW_BYTES + 40 * len(schema)
+        #: No number that was read is above this.
+        self.highest = -1
 
     def decode_keys(self, columns: list[list[Any]]) -> list[Any]:
         """Return numbers."""
+        highest = max(columns[0], default=-1)
+        self.highest = max(self.highest, highest)
         return columns[0]
 
     def encode_keys(self, keys: Sequence[Any]) -> list[pa.Array]:
@@ -86,7 +92,12 @@ class _RowCodec:
 
     def encode_values(self, values: Sequence[Any]) -> list[pa.Array]:
         """Return the columns of elements."""
-        rows = self._encoder.columns([element.value for element in values])
+        found = [element.value for element in values]
+        if self._tuples:
+            by_field = zip(self._encoder.schema, zip(*found, strict=True), strict=True)
+            rows = [self._encoder.array(field, column) for field, column in by_field]
+        else:
+            rows = self._encoder.columns(found)
         return [*rows, pa.array([element.timestamp for element in values], pa.int64())] if self._timed else rows
 
     def text_bytes(self, columns: Sequence[pa.Array]) -> int:
@@ -146,7 +157,7 @@ class WindowBuffer:
         """Declare (and so restore) the state; `schema` is the input's, with `__ts` where there is event time."""
         key_schema = pa.schema([schema.field(name) for name in key])
         self._assigner = assigner
-        self.state = store.row_state(key_schema)
+        self.state = store.row_state(key_schema, leaves=True)
         self._schema = schema
         codec = _RowCodec(schema, row_type)
         self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), codec, lists=False)
@@ -159,20 +170,7 @@ class WindowBuffer:
         self._removed: list[tuple[int, int]] = []
         self._changed: dict[tuple[int, TimeWindow], None] = {}
         #: The number of the next row.
-        self.next_number = self._number_restored()
-
-    def _number_restored(self) -> int:
-        """Give restored elements their numbers and count the windows that hold them; return the next number."""
-        slots = np.arange(self.state.index.count, dtype=np.int32)
-        highest = -1
-        for rows, windows in zip(self._rows.containers(slots), self._windows.containers(slots), strict=True):
-            for number, element in (rows or {}).items():
-                element.number = number
-                highest = max(highest, number)
-            for window in (windows or {}).values():
-                for number in window.rows:
-                    rows[number].references += 1
-        return highest + 1
+        self.next_number = codec.highest + 1
 
     # --- a batch of keys --------------------------------------------------------------------------------------------
 
@@ -180,14 +178,22 @@ class WindowBuffer:
         """Return what is known of these keys, each of which occurs once; it is changed in place until `end`."""
         self._slots = slots.copy()
         known = zip(self._rows.containers(slots), self._windows.containers(slots), watermarks, strict=True)
-        self._places = [
-            KeyWindows(at, {} if rows is None else rows, self._indexed(windows), mark)
-            for at, (rows, windows, mark) in enumerate(known)
-        ]
+        self._places = []
+        for at, (held, windows, mark) in enumerate(known):
+            rows = {} if held is None else held
+            self._places.append(KeyWindows(at, rows, self._indexed(rows, windows), mark))
         return self._places
 
-    def _indexed(self, windows: dict[TimeWindow, BufferedWindow] | None) -> WindowIndex:
-        return windows if isinstance(windows, WindowIndex) else WindowIndex(self._assigner, windows)
+    def _indexed(self, rows: dict[int, WindowElement], windows: dict[TimeWindow, BufferedWindow] | None) -> WindowIndex:
+        """Return a key's windows; if they were read from columns, its rows get their numbers, and who holds them."""
+        if isinstance(windows, WindowIndex):
+            return windows
+        for number, element in rows.items():
+            element.number = number
+        for window in (windows or {}).values():
+            for number in window.rows:
+                rows[number].references += 1
+        return WindowIndex(self._assigner, windows)
 
     def changed(self, key: KeyWindows, window: TimeWindow) -> None:
         """The window is new, other than it was, or gone."""

@@ -2,7 +2,8 @@
 
 For what the compiled windows (`operators.window`, `operators.session`) cannot express, and nothing else. A batch is
 decoded once, its rows and what is known of their keys go through `operators.window_engine`, and what that has changed
-is saved behind the batch; timers fire in the same way.
+is saved behind the batch; timers fire in the same way. Where keys leave memory with all their rows, both come in pieces
+of as many keys as there is room for.
 """
 
 # ruff: noqa: ARG002 - hooks take what the protocol gives them
@@ -105,7 +106,11 @@ class WindowRowsOperator(Operator):
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Put every row into its windows."""
         with collector_paused():
-            self._process(batch.data, out)
+            done = 0
+            while done < batch.num_rows:
+                rows = self._buffer.state.most_keys(batch.num_rows - done)
+                self._process(batch.data.slice(done, rows), out)
+                done += rows
 
     def _process(self, data: pa.RecordBatch, out: Collector) -> None:
         keys = key_columns(data, self._config.key)
@@ -161,7 +166,7 @@ class WindowRowsOperator(Operator):
     def _fire(self, until: int, out: Collector, *, processing: bool) -> None:
         table = self._buffer.processing_timers if processing else self._buffer.event_timers
         queue = self._engine.context.processings if processing else self._engine.context.events
-        while due := table.take_due(until, _FIRE_ROWS):
+        while due := table.take_due(until, self._buffer.state.most_keys(_FIRE_ROWS)):
             slots, times = due
             with collector_paused():
                 local, distinct = self._buffer.state.distinct(slots)

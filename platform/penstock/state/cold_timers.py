@@ -48,6 +48,8 @@ class ColdTimers:
         self._home = home
         number = home.number()
         self._prefix, self._stop = bound(number)[:_PREFIX], bound(number + 1)[:_PREFIX]
+        #: Nothing is before this: a scan need not pass all that was deleted.
+        self._first = self._prefix
         #: The time of the first one, or one before it; None: there is none.
         self.least: int | None = None
         #: How many there are at most.
@@ -59,6 +61,7 @@ class ColdTimers:
             return
         names = self._names(keys, slots, times)
         self._home.store.put(names, [b""] * len(names))
+        self._first = min(self._first, *names)
         low = int(times.min())
         self.least = low if self.least is None else min(low, self.least)
         self.count += len(names)
@@ -95,7 +98,8 @@ class ColdTimers:
         """Return the first timers up to a time, about `limit`: of a time all, or of one time alone a part."""
         if self.least is None or self.least > until:
             return None
-        names, _ = next(self._home.store.scan(self._bound(self.least), self._behind(until), limit + 1), ([], []))
+        first = max(self._first, self._bound(self.least))
+        names, _ = next(self._home.store.scan(first, self._behind(until), limit + 1), ([], []))
         if not names:
             self._look(until)
             return None
@@ -108,6 +112,7 @@ class ColdTimers:
                 stop, reached, more = limit, int(times[-1]), True
             self.least = int(times[stop])
         self._home.store.delete(names[:stop])
+        self._first = names[stop - 1] + b"\0"
         self.count = max(0, self.count - stop)
         if len(names) <= limit:
             self._look(until)

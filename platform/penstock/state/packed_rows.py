@@ -36,11 +36,11 @@ _BITS = 63
 
 
 class RowPacker:
-    """Packs rows of columns of these types, which are those of keys."""
+    """Packs rows of columns of these types, which are those of keys; dictionaries come back plain."""
 
     def __init__(self, types: Sequence[pa.DataType]) -> None:
         """`types` may be none at all: then a record says that there is a row."""
-        self._types = tuple(types)
+        self._types = tuple(t.value_type if pt.is_dictionary(t) else t for t in types)
         #: Words of a line that stand before the columns'.
         self._heads = max(1, -(-len(self._types) // _BITS))
         self._texts = [k for k, data_type in enumerate(self._types) if not is_fixed(data_type)]
@@ -61,8 +61,9 @@ class RowPacker:
             lines[:, k // _BITS] |= there << (k % _BITS)
             word = lines[:, self._heads + k]
             if is_fixed(data_type):
-                floats = pt.is_float64(data_type)
-                word[:] = float_column(array).view(np.int64) if floats else fixed_column(array).values
+                plain = array.dictionary_decode() if pt.is_dictionary(array.type) else array
+                floats = pt.is_floating(data_type)
+                word[:] = float_column(plain).view(np.int64) if floats else fixed_column(plain).values
                 continue
             data, starts = _compact(array)
             word[:] = np.diff(starts)

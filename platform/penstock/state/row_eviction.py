@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _HOT = 2
 #: One key in so many stays: those that were touched last.
 _KEPT = 2
+#: Keys that come in together may take one part in so many of an even share.
+_INCOMING = 8
 
 
 @dataclass(slots=True)
@@ -30,6 +32,8 @@ class Recency:
     budget: MemoryBudget
     holder: str
     _touches: Touches = field(default_factory=Touches)
+    #: Bytes of a key that left, on average; 0: none has left yet.
+    _key_bytes: int = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -47,6 +51,19 @@ class Recency:
     def staying(self, count: int) -> np.ndarray:
         """Return of each of `count` slots whether it stays: at most one in two, those touched last."""
         return self._touches.latest(count, _KEPT)
+
+    def left(self, keys: int, freed_bytes: int) -> None:
+        """So many keys have left memory."""
+        if keys:
+            # where small ones leave, large ones may still be there
+            self._key_bytes = max(1, freed_bytes // keys, self._key_bytes // 2)
+
+    def at_once(self, most: int) -> int:
+        """Return how many keys, from 1 to `most`, may come in before it is asked again which are to leave."""
+        if not self._key_bytes:
+            return most
+        room = self.budget.share_of(self.holder) // _INCOMING
+        return max(1, min(most, room // self._key_bytes))
 
     def moved(self, kept: I32) -> None:
         """The slots were numbered anew: there are these alone, in this order."""

@@ -206,6 +206,10 @@ class RowState:
                 table.bring_in(view, new)
         return slots
 
+    def most_keys(self, most: int) -> int:
+        """Return how many keys, at most `most`, may come into memory before the next `settle`."""
+        return self._recency.at_once(most)
+
     def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
         """Return the one key given as a slot of a view, and whether it is in memory; nothing changes."""
         found = self.index.find(keys, hashes)
@@ -253,8 +257,8 @@ class RowState:
             raise PenstockError(
                 f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
-                hint="raise managed_memory_bytes or the parallelism; with state_backend=rocksdb the keys of a process "
-                "function, and the rows of a join, need not all be in memory",
+                hint="raise managed_memory_bytes or the parallelism; with state_backend=rocksdb the keys of process "
+                "functions and of windows, and the rows of a join, need not all be in memory",
             )
 
     def settle_load(self) -> None:
@@ -274,8 +278,10 @@ class RowState:
                 table.save_changes(self.cold)
             held = self.hot_bytes
             while self.index.count and self._recency.full(held):
+                before, keys = held, self.index.count
                 self._evict()
                 held = self.hot_bytes
+                self._recency.left(keys - self.index.count, before - held)
         self._budget.report(self._holder, held)
         if self._area is not None and self._timed:
             self._spill()
