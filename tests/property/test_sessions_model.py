@@ -13,8 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.property import process_job
+from tests.property.process_job import keys_leave, keys_leave_for_rocksdb
 
-from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import hash_range_of
 from penstock.core.permits import CommitPermit
@@ -47,6 +48,9 @@ AGGREGATES = [
     {"fn": "min", "column": "t", "alias": "least_text"},
     {"fn": "max", "column": "t", "alias": "most_text"},
 ]
+
+#: Strings stay in memory.
+FIXED = [aggregate for aggregate in AGGREGATES if aggregate["column"] != "t"]
 
 
 class Out:
@@ -143,9 +147,10 @@ def order(rows):
 class Job:
     """Subtasks of the operator, a store of files, and the newest complete checkpoint."""
 
-    def __init__(self, folder, gap, lateness=0, *, routed=False):
+    def __init__(self, folder, gap, lateness=0, *, routed=False, aggregates=AGGREGATES):
         self.folder, self.gap = Path(folder), gap
-        self.config = {"key": ["k"], "window": {"kind": "session", "gap_us": gap}, "aggregates": AGGREGATES}
+        self.config = {"key": ["k"], "window": {"kind": "session", "gap_us": gap}, "aggregates": aggregates}
+        self.columns = ["k", "window_start", "window_end", *(a["alias"] for a in aggregates), TS_COLUMN]
         if routed:
             self.config["late_to"] = {"tag": "late", "columns": SCHEMA.names}
         self.config["allowed_lateness_us"] = lateness
@@ -173,7 +178,7 @@ class Job:
                 uid=UID,
                 snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
                 hash_range=owned,
-                settings=JobSettings(),
+                settings=process_job.SETTINGS,
                 read=lambda file: self.files[file.path],
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
@@ -218,7 +223,7 @@ class Job:
                 self.late += operator._context.metrics.late_records_dropped - before
                 self.aside += out.late
                 found += out.rows
-        same(found, expected)
+        self.same(found, expected)
         if "late_to" in self.config:
             assert (self.late, sorted(map(repr, self.aside))) == (0, sorted(map(repr, self.model.late)))
         else:
@@ -228,7 +233,10 @@ class Job:
         out = Out()
         self.subtasks[subtask][0].process_watermark(Watermark(timestamp), out)
         assert out.watermarks == [timestamp]
-        same(out.rows, self.model.advance(self.owned(subtask), timestamp))
+        self.same(out.rows, self.model.advance(self.owned(subtask), timestamp))
+
+    def same(self, found, expected):
+        same(found, [{column: row[column] for column in self.columns} for row in expected])
 
     def freeze(self):
         self.checkpoint_id += 1
@@ -312,21 +320,61 @@ OPERATIONS = st.lists(
 @given(operations=OPERATIONS)
 def test_output_is_the_models(gap, lateness, routed, operations):
     with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, gap, lateness, routed=routed)
-        now, marks = 0, {}
-        for name, *arguments in operations:
-            if name == "batch":
-                now += 25
-                job.batch(*arguments, now - 150)
-            elif name == "watermark":
-                subtask = arguments[0] % len(job.subtasks)
-                marks[subtask] = max(marks.get(subtask, -400), now - 350 + arguments[1])
-                job.watermark(subtask, marks[subtask])
-            else:
-                marks = {} if name == "restart" else marks
-                getattr(job, name)(*arguments)
-        for subtask in range(len(job.subtasks)):
-            job.watermark(subtask, MAX_TIMESTAMP)
-        for operator, store in job.subtasks:
-            assert operator._table.panes() == [], "a pane outlives its sessions"
-            store.close()
+        run(Job(folder, gap, lateness, routed=routed), operations)
+
+
+def run(job, operations):
+    now, marks = 0, {}
+    for name, *arguments in operations:
+        if name == "batch":
+            now += 25
+            job.batch(*arguments, now - 150)
+        elif name == "watermark":
+            subtask = arguments[0] % len(job.subtasks)
+            marks[subtask] = max(marks.get(subtask, -400), now - 350 + arguments[1])
+            job.watermark(subtask, marks[subtask])
+        else:
+            marks = {} if name == "restart" else marks
+            getattr(job, name)(*arguments)
+    for subtask in range(len(job.subtasks)):
+        job.watermark(subtask, MAX_TIMESTAMP)
+    for operator, store in job.subtasks:
+        assert operator._table.panes() == [], "a pane outlives its sessions"
+        store.close()
+
+
+@pytest.fixture
+def in_pieces(monkeypatch):
+    """No more than two keys come back together, and hardly any stays behind a batch."""
+    monkeypatch.setattr("penstock.state.row_eviction.Recency.at_once", lambda _, most: min(most, 2))
+    monkeypatch.setattr("penstock.state.session_cold._PIECE", 2)
+    monkeypatch.setattr("penstock.state.pane_table._DEAD_KEYS", 1)
+    monkeypatch.setattr("penstock.state.session_table.SessionTable._hot_bytes", lambda table: table._hot.index.count)
+
+
+@pytest.fixture
+def leaving(monkeypatch, in_pieces):
+    with keys_leave(monkeypatch, 1):
+        yield
+
+
+@pytest.fixture
+def leaving_for_rocksdb(monkeypatch, in_pieces):
+    keys_leave_for_rocksdb(monkeypatch, 1)
+
+
+@pytest.mark.usefixtures("leaving")
+@pytest.mark.parametrize(("gap", "lateness"), [(7, 0), (30, 0), (100, 0), (7, 20), (30, 200), (100, 30)])
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=OPERATIONS, routed=st.booleans())
+def test_output_is_the_models_when_keys_leave_memory(gap, lateness, routed, operations):
+    with tempfile.TemporaryDirectory() as folder:
+        run(Job(folder, gap, lateness, routed=routed, aggregates=FIXED), operations)
+
+
+@pytest.mark.usefixtures("leaving_for_rocksdb")
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=OPERATIONS, gap=st.sampled_from([7, 30, 100]), lateness=st.sampled_from([0, 40]))
+def test_output_is_the_models_when_keys_leave_for_rocksdb(gap, lateness, operations):
+    with tempfile.TemporaryDirectory() as folder:
+        run(Job(folder, gap, lateness, aggregates=FIXED), operations)

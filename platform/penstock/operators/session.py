@@ -26,12 +26,12 @@ from penstock.operators.late import LateRows
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.window_schema import Aggregate, output_schema, parse
-from penstock.state.session_table import SessionRule
+from penstock.state.session_cold import SessionRule
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier, Watermark
     from penstock.core.permits import CommitPermit
-    from penstock.kernels.compile import I64
+    from penstock.kernels.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.operators.window_schema import WindowConfig
     from penstock.state.hot import Fired
@@ -62,16 +62,16 @@ class SessionAggregateOperator(Operator):
         self._schema = output_schema(context.spec.config, rows)
         bounded = dataclasses.replace(config, aggregates=(*config.aggregates, *_BOUNDS))
         self._lateness = config.allowed_lateness
-        #: With allowed lateness: no session that has yet to fire has its last time below this.
-        self._least_open = MIN_TIMESTAMP
         self._plan = AggregatePlan(bounded, rows)
-        self._rule = SessionRule(config.size, self._plan.word("min", TS_COLUMN), self._plan.word("max", TS_COLUMN))
+        first, last = (self._plan.word(which, TS_COLUMN) for which in ("min", "max"))
+        self._rule = SessionRule(config.size, first, last, self._lateness)
         self._store = context.keyed_state
-        self._table = self._store.session_table(_STATE, self._plan.spec)
+        self._table = self._store.session_table(_STATE, self._plan.spec, self._rule)
         self._plan.heap = self._table.heap
-        self._table.least_last = MIN_TIMESTAMP
+        self._table.least_last = self._table.least_open = MIN_TIMESTAMP
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
+        self._table.closed_to = self._bound(self._watermarks.low, 0)
         self._window = np.array([config.size, config.size, config.size, 0], np.int64)
         self._late = LateRows(context.spec.config, context.metrics)
 
@@ -103,12 +103,14 @@ class SessionAggregateOperator(Operator):
         """Fire the sessions that the watermark closes, then pass it on."""
         if watermark.timestamp > self._watermarks.low:
             closed_to = watermark.timestamp - self._config.size + 1
-            if self._lateness:
-                self._fire_due(closed_to, out)
-            if self._table.least_last <= closed_to - self._lateness:
-                for piece in self._table.take_ended(self._rule, closed_to - self._lateness):
-                    if not self._lateness:
-                        self._emit(piece, out)
+            if self._lateness and self._table.least_open <= closed_to:
+                self._table.least_open = self._fire_due(closed_to, out)
+            self._take_ended(closed_to, out)
+            self._table.closed_to = closed_to
+            while (back := self._table.bring_due(closed_to)) is not None:
+                if self._lateness:
+                    self._fire_due(closed_to, out, back)
+                self._take_ended(closed_to, out)
             self._watermarks.advance(watermark.timestamp)
         out.watermark(watermark)
 
@@ -146,14 +148,14 @@ class SessionAggregateOperator(Operator):
         keys = key_columns(rows, self._config.key)
         hashes = hash_key_columns(keys, len(late))
         others = np.delete(hash_key_columns(key_columns(data, self._config.key), len(times)), late)
-        possible = self._table.touching(keys, hashes, times[late], self._rule) | np.isin(hashes, others)
+        possible = self._table.touching(keys, hashes, times[late]) | np.isin(hashes, others)
         if possible.any():  # one that is taken may let another touch its session
             possible |= np.isin(hashes, hashes[possible])
         return possible
 
     def _touches(self, rows: pa.RecordBatch, times: I64) -> np.ndarray:
         keys = key_columns(rows, self._config.key)
-        return self._table.touching(keys, hash_key_columns(keys, rows.num_rows), times, self._rule)
+        return self._table.touching(keys, hash_key_columns(keys, rows.num_rows), times)
 
     def _add_between(self, data: pa.RecordBatch, late: I64, span: tuple[int, int], out: Collector) -> None:
         """Add the rows of a stretch that are not late; what becomes of those that are and touch nothing is settled."""
@@ -175,25 +177,39 @@ class SessionAggregateOperator(Operator):
                 f"{self._context.spec.uid}: {int(counts[1])} rows have an event time more than 73,000 years from 1970",
                 hint="event time is microseconds since the epoch; check the unit of the timestamp column",
             )
-        keys = key_columns(data, self._config.key)
-        self._table.update(keys, hash_key_columns(keys, len(times)), panes, self._plan.inputs(data))
+        most = self._table.most_rows
+        for done in range(0, len(times), most):
+            piece = data.slice(done, most)
+            keys, of_piece = key_columns(piece, self._config.key), panes[done : done + most]
+            self._table.update(keys, hash_key_columns(keys, len(of_piece)), of_piece, self._plan.inputs(piece))
         least = int(times.min())
         self._table.least_last = min(self._table.least_last, least)
-        self._least_open = min(self._least_open, least)
+        self._table.least_open = min(self._table.least_open, least)
 
     # --- sessions ---------------------------------------------------------------------------------------------------
 
-    def _fire_due(self, closed_to: int, out: Collector) -> None:
-        """Emit the sessions whose last time is at most `closed_to` and that have not fired before."""
-        if self._least_open > closed_to:
-            return
-        slots, cells = self._table.sessions(self._rule)
+    def _fire_due(self, closed_to: int, out: Collector, back: tuple[I32, I64] | None = None) -> int:
+        """Emit the sessions whose last time is at most `closed_to` and that have not fired before.
+
+        Of the keys that came `back`, or of all in memory. Returns the least last time of those that are still to fire.
+        """
+        slots, cells = self._table.sessions(None if back is None else back[0])
         last = cells[:, self._rule.last_word]
-        waiting = last > self._bounds(self._table.hashes(slots), 0)
+        fired = self._bounds(self._table.hashes(slots), 0)
+        if back is not None:
+            fired = np.maximum(fired, back[1][np.searchsorted(back[0], slots)])
+        waiting = last > fired
         due = waiting & (last <= closed_to)
         for piece in self._table.fired(slots[due], cells[due]):
             self._emit(piece, out)
-        self._least_open = int(last[waiting & ~due].min(initial=MAX_TIMESTAMP))
+        return int(last[waiting & ~due].min(initial=MAX_TIMESTAMP))
+
+    def _take_ended(self, closed_to: int, out: Collector) -> None:
+        """Forget the sessions whose allowed lateness is over; without one they come out now."""
+        if self._table.least_last <= closed_to - self._lateness:
+            for piece in self._table.take_ended(closed_to - self._lateness):
+                if not self._lateness:
+                    self._emit(piece, out)
 
     def _fire_again(self, data: pa.RecordBatch, times: I64, out: Collector) -> None:
         """Emit sessions that had ended before this batch added to them."""
@@ -203,7 +219,7 @@ class SessionAggregateOperator(Operator):
         rows = data.filter(pa.array(behind))
         keys = key_columns(rows, self._config.key)
         hashes = hash_key_columns(keys, rows.num_rows)
-        slots, cells = self._table.sessions_with(keys, hashes, times[behind], self._rule)
+        slots, cells = self._table.sessions_with(keys, hashes, times[behind])
         ended = cells[:, self._rule.last_word] <= self._bounds(self._table.hashes(slots), 0)
         for piece in self._table.fired(slots[ended], cells[ended]):
             self._emit(piece, out)

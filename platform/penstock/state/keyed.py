@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.state.pane_table import PaneTable, PaneTableSpec
     from penstock.state.row_state import RowState
     from penstock.state.running_table import RunningTable
+    from penstock.state.session_cold import SessionRule
     from penstock.state.session_table import SessionTable
     from penstock.state.ttl import Ttl
 
@@ -105,11 +106,11 @@ class KeyedStateStore(Protocol):
     def running_table(self, name: str, spec: PaneTableSpec, ttl: Ttl | None = None) -> RunningTable:
         """Declare (once, in `open`) a table of accumulators by key; restored rows are in it when this returns."""
 
-    def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
+    def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
         """Declare (once, in `open`) a table of sessions; restored rows are in it when this returns."""
 
     def row_state(self, key_schema: pa.Schema, *, leaves: bool = False) -> RowState:
-        """Declare (once, in `open`) the values and timers of a process function; `leaves`: keys may leave memory."""
+        """Declare (once, in `open`) values, rows and timers by key; `leaves`: keys may leave memory."""
 
     def check_all_declared(self) -> None:
         """Check that nothing of the snapshot is left undeclared."""

@@ -192,7 +192,7 @@ class PaneTable:
         self._make_room(table.num_rows)
         keys, hashes, panes, cells = table_to_rows(self.spec, table, self.heap)
         self._restored(cells)
-        slots = self._hot.index.upsert(keys, hashes)
+        slots = self._upsert(keys, hashes)
         if self._cold is not None:
             self._cold.note_slots(slots, self._hot.index.count)
             deleted = cells[:, 0] == 0
@@ -222,11 +222,15 @@ class PaneTable:
 
     def _cells_of(self, keys: KeyColumns, hashes: I64, panes: I64) -> I64:
         """Return the cell of every row, made or brought in where it is not in memory."""
-        slots = self._hot.index.upsert(keys, hashes)
+        slots = self._upsert(keys, hashes)
         cell = self._hot.memory.locate(slots, panes, self._hot.index.count)
         if self._cold is not None:
             self._fetch(slots, panes, cell)
         return cell
+
+    def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of every row, made where the key is new; the array is reused by the next call."""
+        return self._hot.index.upsert(keys, hashes)
 
     # --- memory -----------------------------------------------------------------------------------------------------
 

@@ -2,50 +2,76 @@
 
 Rows of one pane are always of one session, so adding rows is what it is for any window; which panes of a key belong
 together is found when the watermark advances. An open session that would keep an old pane alive is moved into its
-newest pane, so a session takes a few cells however long it lasts. Owned by one subtask thread.
+newest pane, so a session takes a few cells however long it lasts. With a cold store, keys that were not touched for
+longest leave memory with all their sessions (`state.session_cold`). Owned by one subtask thread.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
-from penstock.core.elements import MAX_TIMESTAMP
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels import merge
 from penstock.kernels import pages as kernels
+from penstock.state.eviction import Bounds
 from penstock.state.hot import CHUNK, Fired, overflow
+from penstock.state.key_index import KeyIndex
+from penstock.state.pane_rows import rows_to_table
 from penstock.state.pane_table import PaneTable
+from penstock.state.panes import Rows
+from penstock.state.row_eviction import Recency
+from penstock.state.session_cold import ColdSessions, SessionRule
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
+    from penstock.state.accumulators import PaneTableSpec
+    from penstock.state.cold_records import ColdHome
+    from penstock.state.frozen import FrozenSource
+    from penstock.state.session_cold import Returned
+    from penstock.state.table_home import TableHome
 
+__all__ = ["SessionRule", "SessionTable"]
 
-@dataclass(frozen=True, slots=True)
-class SessionRule:
-    """The gap, and the words of a cell that hold its first and its last time."""
-
-    gap: int
-    first_word: int
-    last_word: int
+#: Most keys that come back together because they are due.
+_DUE_KEYS = 65_536
 
 
 class SessionTable(PaneTable):
     """Accumulators by key and session."""
 
-    #: No open session's last time is below this.
-    least_last = MAX_TIMESTAMP
+    def __init__(
+        self,
+        source: FrozenSource,
+        spec: PaneTableSpec,
+        home: TableHome,
+        rule: SessionRule,
+        *,
+        leaves: ColdHome | None = None,
+    ) -> None:
+        """An empty table; without `leaves` all keys stay in memory."""
+        super().__init__(source, spec, home)
+        self.rule = rule
+        #: No open session's last time is below this, nor that of one that has yet to fire below the other.
+        self.least_last = self.least_open = MAX_TIMESTAMP
+        #: Sessions whose last time is at most this have fired.
+        self.closed_to = MIN_TIMESTAMP
+        self._leaves = None if leaves is None else ColdSessions(leaves, self.spec)
+        self._recency = Recency(home.budget, self._holder)
+        #: What came back with the keys of the last call of `_upsert`.
+        self._returned: Returned | None = None
 
-    def take_ended(self, rule: SessionRule, closed_to: int) -> Iterator[Fired]:
+    def take_ended(self, closed_to: int) -> Iterator[Fired]:
         """Yield the sessions whose last time is at most `closed_to`, merged, and forget them; to be exhausted.
 
-        Afterwards no pane that ends by then holds anything.
+        Those of keys in memory alone. Afterwards no pane that ends by then holds anything there.
         """
-        memory, keys = self._hot.memory, self._hot.index.view()
+        rule, memory, keys = self.rule, self._hot.memory, self._hot.index.view()
         panes = memory.panes
         pages = memory.window_pages(panes)
         drop_below = (closed_to + 1) // rule.gap * rule.gap
@@ -72,12 +98,12 @@ class SessionTable(PaneTable):
         self.least_last = int(state[5])
         self.drop_below(drop_below)
 
-    def sessions(self, rule: SessionRule, slots: I32 | None = None) -> tuple[I32, I64]:
-        """Return every session of these keys (None: of all), merged: its slot and its cell; nothing is changed.
+    def sessions(self, slots: I32 | None = None) -> tuple[I32, I64]:
+        """Return every session of these keys (None: of all in memory), merged: its slot and its cell.
 
-        Word 0 of a cell is the number of rows, as in `Fired`.
+        Word 0 of a cell is the number of rows, as in `Fired`. Nothing is changed.
         """
-        memory, gap = self._hot.memory, rule.gap
+        rule, memory, gap = self.rule, self._hot.memory, self.rule.gap
         slots = np.arange(self._hot.index.count, dtype=np.int32) if slots is None else slots
         lows, numbers = np.zeros(len(slots), np.int64), np.full(len(slots), -1, np.int64)
         owners: list[I64] = [np.empty(0, np.int64)]
@@ -105,10 +131,10 @@ class SessionTable(PaneTable):
         merged[:, 0] >>= 1
         return slots[np.concatenate(owners)], merged
 
-    def sessions_with(self, keys: KeyColumns, hashes: I64, times: I64, rule: SessionRule) -> tuple[I32, I64]:
+    def sessions_with(self, keys: KeyColumns, hashes: I64, times: I64) -> tuple[I32, I64]:
         """Return the sessions, as `sessions` does, that hold a row of one of these keys and times."""
-        slots = self._hot.index.upsert(keys, hashes).copy()
-        owners, cells = self.sessions(rule, np.unique(slots))
+        rule, slots = self.rule, self._upsert(keys, hashes).copy()
+        owners, cells = self.sessions(np.unique(slots))
         count = len(owners)
         order = np.lexsort(
             (
@@ -138,9 +164,9 @@ class SessionTable(PaneTable):
         found: I64 = self._hot.index.view().hashes[slots]
         return found
 
-    def touching(self, keys: KeyColumns, hashes: I64, times: I64, rule: SessionRule) -> np.ndarray:
+    def touching(self, keys: KeyColumns, hashes: I64, times: I64) -> np.ndarray:
         """Return which rows lie in, or at most a gap from, an open session of their key."""
-        slots = self._hot.index.upsert(keys, hashes).copy()
+        rule, slots = self.rule, self._upsert(keys, hashes).copy()
         found = np.zeros(len(slots), np.bool_)
         cells = self._hot.memory.cells
         for pane in self._hot.memory.panes:
@@ -155,3 +181,92 @@ class SessionTable(PaneTable):
         blank = np.repeat(self.spec.initial[np.newaxis], len(cell), axis=0)
         blank[:, 0] = 1
         self._hot.memory.rewrite(cell, blank)
+
+    # --- keys that leave memory -------------------------------------------------------------------------------------
+
+    @property
+    def most_rows(self) -> int:
+        """Most rows to be given to the table at a time."""
+        return super().most_rows if self._leaves is None else Bounds(self._home.budget, self._holder).piece
+
+    def bring_due(self, closed_to: int) -> tuple[I32, I64] | None:
+        """Make room, then bring back keys that are due before all that `closed_to` closes has been done; None: none is.
+
+        As many as there is room for: to be called again when that was done for those that are here. Returns their
+        slots, and which of their sessions had fired before they left: those whose last time is at most that.
+        """
+        if self._leaves is None:
+            return None
+        self._settle()
+        due = self._leaves.take_due(closed_to, self._recency.at_once(_DUE_KEYS))
+        if due is None:
+            return None
+        slots = np.unique(self._upsert(due.keys, due.hashes))
+        fired = np.full(self._hot.index.count, MIN_TIMESTAMP, np.int64)
+        if self._returned is not None:
+            fired[self._returned.rows.slots] = self._returned.closed_to
+            self._returned = None
+        return slots, fired[slots]
+
+    def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
+        """Return the cells of one key, its first `most` panes; see `state.store.StateTable`."""
+        found = super().look_up(keys, hashes, most)
+        if found.num_rows or self._leaves is None:
+            return found
+        asked = KeyIndex(self.spec.key_schema)
+        slots = asked.upsert(keys, hashes).copy()
+        rows = self._leaves.look_up(asked.view(), slots)
+        if rows is None:
+            return found
+        first = np.argsort(rows.panes)[:most]
+        return rows_to_table(self.spec, asked.view(), Rows(rows.slots[first], rows.panes[first], rows.cells[first]))
+
+    def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        known = self._hot.index.count
+        slots = super()._upsert(keys, hashes)
+        self._returned, count = None, self._hot.index.count
+        if self._leaves is not None:
+            self._recency.touch(slots, count)
+            if count > known:
+                self._bring_in(self._leaves, np.arange(known, count, dtype=np.int32))
+        return slots
+
+    def _bring_in(self, cold: ColdSessions, slots: I32) -> None:
+        self._returned = cold.take(self._hot.index.view(), slots)
+        if self._returned is not None:
+            rows = self._returned.rows
+            self._hot.memory.put(rows.slots, rows.panes, rows.cells, self._hot.index.count)
+            least = int(rows.cells[:, self.rule.last_word].min())
+            self.least_last, self.least_open = min(self.least_last, least), min(self.least_open, least)
+
+    def _hot_bytes(self) -> int:
+        return super()._hot_bytes() + self._recency.memory_bytes
+
+    def _settle(self) -> None:
+        if self._leaves is None:
+            super()._settle()
+            return
+        held = self._hot_bytes()
+        while self._hot.index.count and self._recency.full(held):
+            keys, before = self._hot.index.count, held
+            self._let_go(self._leaves)
+            held = self._hot_bytes()
+            self._recency.left(keys - self._hot.index.count, before - held)
+        self._report()
+
+    def _let_go(self, cold: ColdSessions) -> None:
+        """Move the keys that were not touched for longest to the cold store; changes are saved first."""
+        segment = self._freeze_dirty()
+        self._hot.memory.copy_all_frozen()
+        if segment is not None:
+            self._changes.spill(segment)
+        keep, rows = self._recency.staying(self._hot.index.count), self._hot.memory.present()
+        out = ~keep[rows.slots] & (rows.cells[:, 0] > 1)
+        rows = Rows(rows.slots[out], rows.panes[out], rows.cells[out])
+        cold.put(self._hot.index.view(), rows, self.rule.due(rows, self.closed_to), self.closed_to)
+        self._rebuild(keep)
+
+    def _rebuild(self, keep: np.ndarray) -> None:
+        super()._rebuild(keep)
+        if self._leaves is not None:
+            self._recency.moved(np.flatnonzero(keep).astype(np.int32))

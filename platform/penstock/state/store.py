@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from penstock.state.key_counts import KeyCounts
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import FrozenState, PrefetchJob
+    from penstock.state.session_cold import SessionRule
     from penstock.state.ttl import Ttl
 
 #: Freezes remembered until their checkpoint is known to be complete.
@@ -130,9 +131,15 @@ class KeyedState:
             name, spec, lambda source: RunningTable(source, spec, self._home(self._cold.rows(source, spec)), ttl)
         )
 
-    def session_table(self, name: str, spec: PaneTableSpec) -> SessionTable:
-        """Declare a table of sessions, always in memory, and restore it. Raises as `pane_table`."""
-        return self._declare(name, spec, lambda source: SessionTable(source, spec, self._home(None)))
+    def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
+        """Declare a table of sessions and restore it; with the rocksdb backend keys leave memory when it is full.
+
+        Cells that refer to strings stay in memory. Raises as `pane_table`.
+        """
+        leaves = None if spec.value_words else self._cold.home()
+        return self._declare(
+            name, spec, lambda source: SessionTable(source, spec, self._home(None), rule, leaves=leaves)
+        )
 
     def row_state(self, key_schema: pa.Schema, *, leaves: bool = False) -> RowState:
         """Declare the row path's state: values and timers by one set of keys, which are restored when declared.
