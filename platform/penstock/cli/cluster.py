@@ -14,12 +14,24 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, cluster_file, connect, home, print_json, say
+from penstock.cli.certs import certs
+from penstock.cli.options import (
+    InsecureOption,
+    JsonOption,
+    SecurityOption,
+    cluster_file,
+    connect,
+    home,
+    print_json,
+    say,
+)
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
 
 commands = typer.Typer(help="A local standalone cluster.", no_args_is_help=True, add_completion=False)
+commands.command("certs")(certs)
 _START_TIMEOUT_MS = 330_000
 _STOP_TIMEOUT_MS = 30_000
 _POLL_MS = 50
@@ -31,6 +43,9 @@ def start(
     taskmanagers: Annotated[int, typer.Option(help="TaskManager processes.")] = 2,
     slots: Annotated[int, typer.Option(help="Slots (worker processes) of each TaskManager.")] = 2,
     rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
+    host: Annotated[str, typer.Option(help="Address REST listens on.")] = "127.0.0.1",
+    security: SecurityOption = "",
+    insecure: InsecureOption = False,
     json: JsonOption = False,
 ) -> None:
     """Start a cluster in the background and print its address."""
@@ -42,10 +57,12 @@ def start(
     record.unlink(missing_ok=True)
     log = home() / "cluster.log"
     arguments = ["cluster", "serve", "--taskmanagers", str(taskmanagers), "--slots", str(slots)]
+    arguments += ["--rest-port", str(rest_port), "--host", host, *(["--insecure"] if insecure else [])]
+    environment = {**os.environ, **({FOLDER_VARIABLE: str(Path(security).absolute())} if security else {})}
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "penstock.cli.main", *arguments, "--rest-port", str(rest_port)],
-            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+            [sys.executable, "-m", "penstock.cli.main", *arguments],
+            stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=environment,
         )  # fmt: skip
     clock = SystemClock()
     deadline = clock.monotonic_ms() + _START_TIMEOUT_MS
@@ -62,11 +79,18 @@ def start(
 
 
 @commands.command("serve", hidden=True)
-def serve(taskmanagers: int = 2, slots: int = 2, rest_port: int = 8081) -> None:
+def serve(
+    taskmanagers: int = 2, slots: int = 2, rest_port: int = 8081, host: str = "127.0.0.1", *, insecure: bool = False
+) -> None:
     """Run a cluster in the foreground; what `start` puts into the background."""
     directory = home() / "cluster"
     config = LocalClusterConfig(
-        taskmanagers=taskmanagers, slots_per_taskmanager=slots, directory=directory, rest_port=rest_port
+        taskmanagers=taskmanagers,
+        slots_per_taskmanager=slots,
+        directory=directory,
+        rest_port=rest_port,
+        rest_host=host,
+        insecure=insecure,
     )
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -74,6 +98,7 @@ def serve(taskmanagers: int = 2, slots: int = 2, rest_port: int = 8081) -> None:
     with LocalCluster(config) as cluster:
         temporary = cluster_file().with_suffix(".tmp")
         record = {"rest": cluster.rest_url, "pid": os.getpid(), "directory": str(directory)}
+        record["security"] = os.environ.get(FOLDER_VARIABLE, "")
         temporary.write_text(jsonlib.dumps(record), encoding="utf-8")
         temporary.replace(cluster_file())
         try:

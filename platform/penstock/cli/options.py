@@ -10,13 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.client.access import access_of
 from penstock.client.rest_client import RestClient
+from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.errors import UsageError
 
 ClusterOption = Annotated[
     str | None, typer.Option("--cluster", help="URL of the JobManager; default: $PENSTOCK_CLUSTER, else the local one.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+SecurityOption = Annotated[
+    str, typer.Option(help="Folder of certificates, tokens, secret; default: $PENSTOCK_SECURITY.", show_default=False)
+]
+InsecureOption = Annotated[
+    bool, typer.Option("--insecure", help="Listen where others reach the cluster without TLS, tokens and secret.")
+]
 
 
 def home() -> Path:
@@ -37,7 +46,9 @@ def connect(cluster: str | None) -> RestClient:
     """
     url = cluster or os.environ.get("PENSTOCK_CLUSTER")
     if url is None and cluster_file().exists():
-        url = json.loads(cluster_file().read_text(encoding="utf-8"))["rest"]
+        record = json.loads(cluster_file().read_text(encoding="utf-8"))
+        folder = {FOLDER_VARIABLE: record["security"]} if record.get("security") else {}
+        return RestClient(record["rest"], access=access_of({**folder, **os.environ}))
     if url is None:
         msg = "no cluster is known"
         raise UsageError(msg, hint="start one with `penstock cluster start`, or pass --cluster URL")

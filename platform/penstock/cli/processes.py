@@ -9,13 +9,8 @@ from typing import Annotated
 import typer
 
 from penstock.cli import serve
+from penstock.cli.options import InsecureOption, SecurityOption
 
-SecurityOption = Annotated[
-    str, typer.Option(help="Folder of certificates, tokens, secret; default: $PENSTOCK_SECURITY.", show_default=False)
-]
-InsecureOption = Annotated[
-    bool, typer.Option("--insecure", help="Listen where others reach the cluster without TLS, tokens and secret.")
-]
 ReadyFile = Annotated[Path | None, typer.Option(help="Written (atomically) once the process is ready.", hidden=True)]
 
 
@@ -41,8 +36,10 @@ def taskmanager(
     slots: Annotated[int, typer.Option(help="Worker processes this TaskManager offers.", min=1)] = 1,
     work_dir: Annotated[Path, typer.Option(help="Folder for logs, spill files, requirements.")] = Path(".penstock/tm"),
     identity: Annotated[str, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")] = "",
+    security: SecurityOption = "",
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a TaskManager until it is told to stop."""
     options = {"jobmanager": jobmanager_address, "slots": str(slots), "work-dir": str(work_dir), "id": identity}
+    options["security"] = security
     sys.exit(serve.taskmanager({**options, "ready-file": str(ready_file or "")}))

@@ -10,7 +10,15 @@ import ctypes
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from penstock.core.errors import PenstockError
+from penstock.core.secrets import redact
+
+if TYPE_CHECKING:
+    from penstock.config.security import Security
 
 _PR_SET_PDEATHSIG = 1
 JOBMANAGER_DEFAULTS = {
@@ -21,25 +29,24 @@ JOBMANAGER_DEFAULTS = {
     "security": "",
     "insecure": "false",
 }
-TASKMANAGER_DEFAULTS = {"jobmanager": "", "slots": "1", "work-dir": ".penstock/tm", "id": ""}
+TASKMANAGER_DEFAULTS = {"jobmanager": "", "slots": "1", "work-dir": ".penstock/tm", "id": "", "security": ""}
 
 
 def jobmanager(options: dict[str, str]) -> int:
     """Run a JobManager until it is told to stop; return the exit code."""
     _die_with_parent()
-    from penstock.config.security import load_security
     from penstock.config.settings import ClusterSettings
     from penstock.jobmanager.config import JobManagerConfig
     from penstock.rest.server import run_jobmanager_process
 
     given = {**JOBMANAGER_DEFAULTS, **options}
     settings = ClusterSettings(
-        rest_host=given["host"],
+        rest_host=given.get("rest-host") or given["host"],
         rest_port=int(given["rest-port"]),
         rpc_host=given["host"],
         rpc_port=int(given["rpc-port"]),
     )
-    security = load_security(os.environ, given["security"], insecure=given["insecure"] == "true")
+    security = _security(given["security"], insecure=given["insecure"] == "true")
     config = JobManagerConfig(ha_uri=given["ha-root"], settings=settings, security=security)
     return run_jobmanager_process(config, lambda text: _announce(given.get("ready-file", ""), text))
 
@@ -55,8 +62,24 @@ def taskmanager(options: dict[str, str]) -> int:
         taskmanager_id=given["id"] or f"{os.uname().nodename}-{os.getpid()}",
         slots=int(given["slots"]) or None,
         work_dir=Path(given["work-dir"]),
+        security=_security(given["security"]),
     )
     return run_taskmanager(config, lambda text: _announce(given.get("ready-file", ""), text))
+
+
+def _security(folder: str, *, insecure: bool = False) -> Security:
+    """Return what protects this process; what it inherits no child inherits from it."""
+    from penstock.config.security import SECRET_VARIABLE, load_security, own_secret
+    from penstock.core.secrets import remember
+
+    security = load_security(os.environ, folder, insecure=insecure)
+    os.environ.pop(SECRET_VARIABLE, None)
+    if not security.secret and not insecure:
+        home = Path(os.environ.get("PENSTOCK_HOME") or Path.home() / ".penstock")
+        security = replace(security, secret=own_secret(home))
+    if security.secret:
+        remember(security.secret.reveal())
+    return security
 
 
 def _announce(ready_file: str, text: str) -> None:
@@ -81,7 +104,11 @@ def main(arguments: list[str]) -> int:
     """Run what the first argument names with the pairs `--option value` behind it."""
     names = [name.removeprefix("--") for name in arguments[1::2]]
     options = dict(zip(names, arguments[2::2], strict=True))
-    return {"jobmanager": jobmanager, "taskmanager": taskmanager}[arguments[0]](options)
+    try:
+        return {"jobmanager": jobmanager, "taskmanager": taskmanager}[arguments[0]](options)
+    except PenstockError as error:
+        sys.stderr.write(f"penstock: {redact(str(error))}\n")
+        return 1
 
 
 if __name__ == "__main__":

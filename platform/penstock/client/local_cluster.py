@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Self
 from penstock.client.access import access_of
 from penstock.client.processes import ChildProcess
 from penstock.client.rest_client import RestClient
+from penstock.config.security import SECRET_VARIABLE
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
+from penstock.core.rand import SystemRand
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -42,6 +44,10 @@ class LocalClusterConfig:
     #: Folder for logs, HA records and artifacts; None = a temporary one, removed at the end.
     directory: Path | None = None
     rest_port: int = 0
+    #: Where REST listens; TaskManagers are on this machine anyway.
+    rest_host: str = "127.0.0.1"
+    #: Let it listen there without certificates and tokens.
+    insecure: bool = False
     #: Where leadership and job records live; None = `<directory>/ha`.
     ha_root: str | None = None
     environment: dict[str, str] = field(default_factory=dict)
@@ -66,6 +72,8 @@ class LocalCluster:
         self._watcher: threading.Thread | None = None
         self.restarts: list[str] = []
         self._slots = config.slots_per_taskmanager
+        #: Of this cluster alone: its processes inherit it, whatever folder protects them besides.
+        self._secret = SystemRand().token(64)
         #: Children that have been ready once.
         self._begun: set[str] = set()
 
@@ -157,7 +165,8 @@ class LocalCluster:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _child(self, name: str, arguments: list[str]) -> ChildProcess:
-        return ChildProcess(name, arguments, self.directory, self._clock, dict(self._config.environment))
+        environment = {SECRET_VARIABLE: self._secret, **self._config.environment}
+        return ChildProcess(name, arguments, self.directory, self._clock, environment)
 
     def _start_jobmanager(self) -> None:
         self.jobmanager = self._child("jobmanager", self._jobmanager_arguments(str(self._config.rest_port)))
@@ -166,7 +175,8 @@ class LocalCluster:
     def _jobmanager_arguments(self, rest_port: str) -> list[str]:
         ha_root = self._config.ha_root or str(self.directory / "ha")
         rpc_port = self._rpc_address.rpartition(":")[2]
-        return ["jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", rpc_port]
+        listening = ["--rest-host", self._config.rest_host, "--insecure", str(self._config.insecure).lower()]
+        return ["jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", rpc_port, *listening]
 
     def _taskmanager_arguments(self, index: int) -> list[str]:
         return [

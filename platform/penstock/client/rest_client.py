@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
 from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -15,7 +16,6 @@ from penstock.config.security import is_loopback
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 
 if TYPE_CHECKING:
-    import ssl
     from collections.abc import Sequence
     from types import TracebackType
 
@@ -210,9 +210,16 @@ class RestClient:
             status, data = self._request(
                 method, f"{path}?{urlencode(query, doseq=True)}" if query else path, content, headers
             )
+        except ssl.SSLError as error:
+            msg = f"{self.url} and this client do not trust each other: {error}"
+            raise PenstockError(
+                msg, hint="look at PENSTOCK_CA, PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY"
+            ) from error
         except (OSError, http.client.HTTPException) as error:
             msg = f"no JobManager answers at {self.url}: {error}"
-            raise PenstockError(msg, hint="start one with `penstock cluster start`, or check the URL") from error
+            raise PenstockError(
+                msg, hint="start one with `penstock cluster start`, or check the URL; https if it has a certificate"
+            ) from error
         if not 200 <= status < 300:
             raise _error_of(status, data)
         answer: dict[str, Any] = json.loads(data) if data else {}

@@ -6,15 +6,18 @@ TaskManagers. Read once, at the start of a process. Clients have `penstock.clien
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import ipaddress
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from penstock.core.errors import UsageError
+from penstock.core.rand import SystemRand
 from penstock.core.secrets import Secret
 
 FOLDER_VARIABLE = "PENSTOCK_SECURITY"
@@ -80,6 +83,10 @@ class Security:
         return found
 
 
+#: Of a process that was given nothing.
+UNPROTECTED = Security()
+
+
 def token_digest(token: str) -> str:
     """Return what stands in the tokens file for a token (they are long and random: no salt is needed)."""
     return hashlib.sha256(token.encode()).hexdigest()
@@ -108,6 +115,28 @@ def load_security(environment: Mapping[str, str], folder: str = "", *, insecure:
         secret=given or _secret(root / SECRET_FILE),
         insecure=insecure,
     )
+
+
+def own_secret(home: Path) -> Secret:
+    """Return the secret of this user's clusters on this machine, `<home>/cluster.secret`; made when there is none.
+
+    Raises:
+        UsageError: the file cannot be made, or others can read it.
+    """
+    path = home / SECRET_FILE
+    if not path.exists():
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+            made = home / f".{SECRET_FILE}-{os.getpid()}"
+            made.touch(mode=0o600)
+            made.write_text(SystemRand().token(2 * _SECRET_LENGTH), encoding="utf-8")
+            with contextlib.suppress(FileExistsError):
+                os.link(made, path)  # whole from its first moment, and the first of several wins
+            made.unlink()
+        except OSError as error:
+            msg = f"the cluster's secret cannot be kept in {home}: {error.strerror}"
+            raise UsageError(msg, hint=f"set PENSTOCK_HOME to a folder of your own, or {SECRET_VARIABLE}") from error
+    return _secret(path)
 
 
 def check_listening(security: Security, host: str) -> None:

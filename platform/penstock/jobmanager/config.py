@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from penstock.config.security import Security
+from penstock.config.security import UNPROTECTED, Security
 from penstock.config.settings import ClusterSettings
 
 
@@ -15,7 +15,7 @@ class JobManagerConfig(msgspec.Struct, frozen=True, kw_only=True):
     ha_uri: str
     settings: ClusterSettings = ClusterSettings()
     #: Certificates, tokens and secret of the cluster.
-    security: Security = Security()
+    security: Security = UNPROTECTED
     #: Stop with all jobs' ends: the embedded cluster's JobManager exits by itself.
     exit_when_idle: bool = False
     #: Folders put on the import path for connectors of the user's own.

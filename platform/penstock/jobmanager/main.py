@@ -19,6 +19,7 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import LeadershipLostError, PenstockError
 from penstock.core.rand import Rand, SystemRand
+from penstock.core.secrets import redact
 from penstock.jobmanager.config import JobManagerConfig
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.taskmanagers import TaskManagers
@@ -82,7 +83,8 @@ class JobManager:
                 jobmanager_id=jobmanager_id,
             )
         )
-        self._server = RpcServer(managers, settings.rpc_host, settings.rpc_port)
+        security = self._config.security
+        self._server = RpcServer(managers, settings.rpc_host, settings.rpc_port, security, _log)
         await self._server.start()
         await self._dispatcher.recover()
         self._watch = asyncio.create_task(self._run(managers))
@@ -134,8 +136,14 @@ class JobManager:
             except LeadershipLostError as error:
                 self.fail(error)
             except PenstockError as error:
-                print(f"penstock: leadership not checked: {error}", file=sys.stderr)  # noqa: T201 - the process's log
+                _log(f"leadership not checked: {error}")
             checked_ms = self._clock.monotonic_ms()
+
+
+def _log(text: str) -> None:
+    """Write a line to the process's log."""
+    sys.stderr.write(f"penstock: {redact(text)}\n")
+    sys.stderr.flush()
 
 
 async def run_jobmanager(config: JobManagerConfig, ready: Callable[[JobManager], Awaitable[None]]) -> int:
@@ -147,10 +155,10 @@ async def run_jobmanager(config: JobManagerConfig, ready: Callable[[JobManager],
         await manager.wait()
         return 0
     except LeadershipLostError as error:
-        print(f"penstock: {error}", file=sys.stderr)  # noqa: T201 - the process's log
+        _log(str(error))
         return EXIT_LEADERSHIP_LOST
     except PenstockError as error:
-        print(f"penstock: {error}", file=sys.stderr)  # noqa: T201
+        _log(str(error))
         return 1
     except Exception:  # noqa: BLE001 - a fault of ours: the log has the traceback, the next process recovers the jobs
         traceback.print_exc()

@@ -15,9 +15,11 @@ import grpc
 import msgspec
 from grpc import aio
 
+from penstock.config.security import UNPROTECTED, Security
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.core.rand import Rand, SystemRand
+from penstock.rpc import tls
 from penstock.rpc.channel import OPTIONS, PATH, SendQueue
 from penstock.rpc.messages import (
     RegisterTaskManager,
@@ -26,6 +28,7 @@ from penstock.rpc.messages import (
     decode_taskmanager_command,
     encode,
 )
+from penstock.rpc.proof import NONCE_BYTES, DistrustError, TaskManagerEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,8 @@ class ReconnectPolicy:
     starting_ms: int = 5_000
     #: Unreachable for this long: `run` raises; None waits for ever.
     give_up_after_ms: int | None = 600_000
+    #: So long for one that answers, and is not believed or does not believe us.
+    distrust_after_ms: int = 10_000
 
 
 class TaskManagerLink:
@@ -50,6 +55,7 @@ class TaskManagerLink:
         handle: Callable[[TaskManagerCommand], None],
         on_disconnect: Callable[[str], None] = lambda _reason: None,
         policy: ReconnectPolicy = ReconnectPolicy(),
+        security: Security = UNPROTECTED,
     ) -> None:
         """`register` gives the first message of every new stream; `handle` must not block; see `run`."""
         self.address = address
@@ -57,6 +63,8 @@ class TaskManagerLink:
         self._handle = handle
         self._on_disconnect = on_disconnect
         self._policy = policy
+        self._security = security
+        self._distrusts = False
         self._clock: Clock = SystemClock()
         self._rand: Rand = SystemRand()
         self._queue: SendQueue | None = None
@@ -93,10 +101,11 @@ class TaskManagerLink:
             now = self._clock.monotonic_ms()
             if heard:
                 delay_ms, lost_since, grows_at = float(self._policy.first_delay_ms), now, now
-            give_up = self._policy.give_up_after_ms
+            give_up = self._policy.distrust_after_ms if self._distrusts else self._policy.give_up_after_ms
             if give_up is not None and now - lost_since > give_up:
                 msg = f"the JobManager at {self.address} cannot be reached: {reason}"
-                raise PenstockError(msg, hint="is it running, and is the address right?")
+                hint = "it answers" if self._distrusts else "is it running, and is the address right?"
+                raise PenstockError(msg, hint=hint)
             wait_s = delay_ms * (0.8 + 0.4 * self._rand.fraction()) / 1000
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), wait_s)
@@ -108,18 +117,22 @@ class TaskManagerLink:
         heard = False
         reason = "the JobManager closed the stream"
         queue = SendQueue()
-        channel = aio.insecure_channel(self.address, options=OPTIONS)
+        channel = self._channel()
         writer: asyncio.Task[None] | None = None
         try:
             call = channel.stream_stream(PATH)()
+            await self._prove(call)
             await call.write(encode(self._register()))
             self._queue = queue
             writer = asyncio.create_task(_write(queue, call))
             while (data := await self._next(call)) is not aio.EOF:
                 heard = True
                 self._handle(decode_taskmanager_command(data))
+        except DistrustError as error:
+            reason, self._distrusts = str(error), True
         except (grpc.RpcError, aio.UsageError) as error:
             reason = _reason_of(error)
+            self._distrusts = getattr(error, "code", lambda: None)() == grpc.StatusCode.UNAUTHENTICATED
         except asyncio.InvalidStateError as error:
             reason = str(error)
         except msgspec.MsgspecError as error:
@@ -135,6 +148,21 @@ class TaskManagerLink:
         if heard:
             self._on_disconnect(reason)
         return heard, reason
+
+    def _channel(self) -> Any:
+        if self._security.cluster is None:
+            return aio.insecure_channel(self.address, options=OPTIONS)
+        credentials = tls.channel_credentials(self._security.cluster)
+        return aio.secure_channel(self.address, credentials, options=(*OPTIONS, *tls.CHANNEL_OPTIONS))
+
+    async def _prove(self, call: Any) -> None:
+        """Let the JobManager prove that it is of our cluster, and prove the same."""
+        end = TaskManagerEnd(self._security.secret, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)))
+        await call.write(end.greeting())
+        answer = await self._next(call)
+        if answer is aio.EOF:
+            raise asyncio.InvalidStateError("the JobManager closed the stream")
+        await call.write(end.proof(answer))
 
     async def _next(self, call: Any) -> Any:
         """Return the next message, or EOF when the stream or this link ends."""

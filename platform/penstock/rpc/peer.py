@@ -10,6 +10,7 @@ import ipaddress
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from urllib.parse import unquote
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 #: Fields of a line: local and remote address, then the owner and the socket's number.
@@ -23,6 +24,12 @@ def is_same_user(client: Address, server: Address) -> bool:
     """Whether `client`, the far end of a connection to our `server`, belongs to our own user or to root."""
     owner = owner_of(client, server, _lines())
     return owner is not None and owner in (os.getuid(), _ROOT)
+
+
+def split_address(peer: str) -> Address:
+    """Return host and port of what gRPC calls a peer: `ipv4:127.0.0.1:5`, `ipv6:%5B::1%5D:5`."""
+    host, _, port = unquote(peer).partition(":")[2].rpartition(":")
+    return host.strip("[]"), int(port) if port.isdigit() else 0
 
 
 def owner_of(client: Address, server: Address, lines: Iterable[str]) -> int | None:
@@ -48,7 +55,8 @@ def _lines() -> Iterator[str]:
 
 def _plain(address: Address) -> tuple[int, int]:
     """An address as numbers; one of IPv4 in the form of IPv6 is the same address."""
-    ip = ipaddress.ip_address(address[0].partition("%")[0])
+    name = "127.0.0.1" if address[0] == "localhost" else address[0].partition("%")[0]
+    ip = ipaddress.ip_address(name)
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
         ip = ip.ipv4_mapped
     return int(ip), address[1]

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import grpc
 import msgspec
 from grpc import aio
 
+from penstock.config.security import UNPROTECTED, Security, is_loopback
 from penstock.core.errors import PenstockError
+from penstock.core.rand import Rand, SystemRand
+from penstock.rpc import tls
 from penstock.rpc.channel import METHOD, OPTIONS, SERVICE, SendQueue
 from penstock.rpc.messages import (
     RegisterTaskManager,
@@ -24,6 +28,8 @@ from penstock.rpc.messages import (
     decode_taskmanager_report,
     encode,
 )
+from penstock.rpc.peer import is_same_user, split_address
+from penstock.rpc.proof import NONCE_BYTES, DistrustError, JobManagerEnd
 
 _REGISTER_TIMEOUT_S = 10.0
 _STOP_GRACE_S = 0.5
@@ -68,11 +74,21 @@ class SessionHandler(Protocol):
 class RpcServer:
     """Listens for TaskManagers."""
 
-    def __init__(self, handler: SessionHandler, host: str = "127.0.0.1", port: int = 0) -> None:
-        """`port` 0 takes a free one."""
+    def __init__(
+        self,
+        handler: SessionHandler,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        security: Security = UNPROTECTED,
+        log: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        """`port` 0 takes a free one; `log` gets a line for everybody who is refused."""
         self._handler = handler
         self._host = host
         self._port = port
+        self._security = security
+        self._log = log
+        self._rand: Rand = SystemRand()
         self._server: aio.Server | None = None
         self._sessions: set[Session] = set()
 
@@ -91,7 +107,12 @@ class RpcServer:
         method = grpc.stream_stream_rpc_method_handler(self._connect)
         server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
         try:
-            self._port = server.add_insecure_port(self.address)
+            cluster = self._security.cluster
+            self._port = (
+                server.add_insecure_port(self.address)
+                if cluster is None
+                else server.add_secure_port(self.address, tls.server_credentials(cluster))
+            )
         except RuntimeError as error:
             msg = f"the JobManager cannot listen on {self.address}: {error}"
             raise PenstockError(msg, hint="choose another rpc port, or 0 for a free one") from error
@@ -108,12 +129,14 @@ class RpcServer:
             self._server = None
 
     async def _connect(self, _requests: Any, context: Any) -> None:
-        first = await asyncio.wait_for(context.read(), _REGISTER_TIMEOUT_S)
-        if first is aio.EOF:
+        try:
+            registration = await asyncio.wait_for(self._admit(context), _REGISTER_TIMEOUT_S)
+        except (PenstockError, TimeoutError, msgspec.MsgspecError) as error:
+            reason = str(error) or "it did not say who it is in time"
+            self._log(f"refused a TaskManager at {context.peer()}: {reason}")
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
             return
-        registration = decode_taskmanager_report(first)
-        if not isinstance(registration, RegisterTaskManager):
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "the first message must be RegisterTaskManager")
+        if registration is None:
             return
         session = Session(registration, context.peer())
         self._sessions.add(session)
@@ -131,6 +154,33 @@ class RpcServer:
                 await writer
             self._sessions.discard(session)
             self._handler.disconnected(session, reason)
+
+    async def _admit(self, context: Any) -> RegisterTaskManager | None:
+        """Return who it is, once it has proved that it belongs to the cluster; None when it has gone."""
+        self._check_peer(context)
+        end = JobManagerEnd(self._security.secret, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)))
+        if (greeting := await context.read()) is aio.EOF:
+            return None
+        await context.write(end.answer(greeting))
+        if (proof := await context.read()) is aio.EOF:
+            return None
+        end.check(proof)
+        if (first := await context.read()) is aio.EOF:
+            return None
+        registration = decode_taskmanager_report(first)
+        if not isinstance(registration, RegisterTaskManager):
+            raise DistrustError("the first message must be RegisterTaskManager", hint="it is of another version")
+        return registration
+
+    def _check_peer(self, context: Any) -> None:
+        """Refuse another certificate, or without certificates another user of this machine, before a byte is read."""
+        if self._security.cluster is not None:
+            if not tls.is_of_the_cluster(context.auth_context()):
+                raise DistrustError("its certificate is not the cluster's", hint="give it the cluster's cluster.pem")
+            return
+        host, port = split_address(context.peer())
+        if is_loopback(self._host) and not is_same_user((host, port), (self._host, self._port)):
+            raise DistrustError("it runs as another user", hint="start it as the user that runs the JobManager")
 
     async def _read(self, session: Session, context: Any, writer: asyncio.Task[None]) -> str:
         while True:

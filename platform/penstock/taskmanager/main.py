@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from penstock.config.security import UNPROTECTED, Security
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
 from penstock.rpc.client import TaskManagerLink
@@ -29,6 +30,8 @@ class TaskManagerConfig:
     work_dir: Path = Path(".penstock/taskmanager")
     #: Memory at which a worker is killed, without pages of mapped files; None: twice its managed memory + 2 GiB.
     worker_memory_limit_bytes: int | None = None
+    #: The cluster's certificates and secret.
+    security: Security = UNPROTECTED
 
 
 def run_taskmanager(config: TaskManagerConfig, announce: Callable[[str], None]) -> int:
@@ -65,6 +68,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
         supervisor.registration,
         supervisor.handle,
         lambda reason: log_to_stderr(f"connection to the JobManager lost: {reason}"),
+        security=config.security,
     )
     supervisor.connect(link)
     preparing = asyncio.ensure_future(supervisor.prepare())

@@ -1,0 +1,48 @@
+"""Mutual TLS of the control stream: what gRPC needs of the cluster's certificate, and whose certificate is let in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import grpc
+
+from penstock.config.security import INTERNAL_NAME, Tls
+from penstock.core.errors import UsageError
+
+#: The certificate is of the cluster, not of a host: whatever address is dialled, this name must be in it.
+CHANNEL_OPTIONS = (("grpc.ssl_target_name_override", INTERNAL_NAME),)
+_NAMES = "x509_subject_alternative_name"
+
+
+def server_credentials(tls: Tls) -> Any:
+    """Return credentials of a port that asks its callers for certificates of the cluster's CA.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    certificate, key, ca = _files(tls)
+    return grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca, require_client_auth=True)
+
+
+def channel_credentials(tls: Tls) -> Any:
+    """Return credentials of a caller that shows the cluster's certificate.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    certificate, key, ca = _files(tls)
+    return grpc.ssl_channel_credentials(root_certificates=ca, private_key=key, certificate_chain=certificate)
+
+
+def is_of_the_cluster(context: Mapping[str, Any]) -> bool:
+    """Whether a caller's certificate is that of the cluster's processes; a client's of the same CA is not."""
+    return INTERNAL_NAME.encode() in context.get(_NAMES, ())
+
+
+def _files(tls: Tls) -> tuple[bytes, bytes, bytes]:
+    try:
+        return tls.certificate.read_bytes(), tls.key.read_bytes(), tls.ca.read_bytes()
+    except OSError as error:
+        msg = f"{error.filename} cannot be read: {error.strerror}"
+        raise UsageError(msg, hint="`penstock cluster certs DIR` makes the cluster's certificates") from error

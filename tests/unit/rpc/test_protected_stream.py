@@ -1,0 +1,178 @@
+"""Who gets a control stream: the cluster's secret and certificate, or nobody."""
+
+import asyncio
+from dataclasses import replace
+
+import grpc
+import pytest
+from grpc import aio
+
+from penstock.cli.certs import certs
+from penstock.config.security import Security, load_security
+from penstock.core.errors import PenstockError
+from penstock.core.secrets import Secret
+from penstock.rpc import messages as msg
+from penstock.rpc import server as server_module
+from penstock.rpc.channel import PATH
+from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
+from penstock.rpc.proof import Greeting
+from penstock.rpc.server import RpcServer
+
+IMPATIENT = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, give_up_after_ms=1_000, distrust_after_ms=50)
+REGISTRATION = msg.RegisterTaskManager(taskmanager_id="tm", host="h", pid=1, slots=2)
+PLAIN = Security(secret=Secret("s" * 32))
+
+
+class Recorder:
+    def __init__(self):
+        self.sessions, self.log = [], []
+
+    def connected(self, session):
+        self.sessions.append(session)
+        session.send(msg.Registered(jobmanager_id="jm", generation=1, heartbeat_interval_ms=500, worker_lease_ms=4000))
+
+    def received(self, session, report):
+        raise AssertionError(report)
+
+    def disconnected(self, session, reason):
+        pass
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory):
+    """The folder of one cluster, and that of another."""
+    folders = [tmp_path_factory.mktemp(name) for name in ("ours", "theirs")]
+    for folder in folders:
+        certs(folder, host=None, days=1, client_certificates=True)
+    return [load_security({}, str(folder)) for folder in folders]
+
+
+async def meet(ours, theirs):
+    """Let a TaskManager dial; return the server's record and the link's error, or None when it was let in."""
+    recorder = Recorder()
+    server = RpcServer(recorder, security=ours, log=recorder.log.append)
+    await server.start()
+    registered = asyncio.Event()
+    link = TaskManagerLink(
+        server.address, lambda: REGISTRATION, lambda _command: registered.set(), policy=IMPATIENT, security=theirs
+    )
+    running, waiting = asyncio.create_task(link.run()), asyncio.create_task(registered.wait())
+    try:
+        await asyncio.wait((running, waiting), timeout=20, return_when=asyncio.FIRST_COMPLETED)
+        return recorder, running.exception() if running.done() else None
+    finally:
+        waiting.cancel()
+        link.close()
+        await asyncio.gather(running, return_exceptions=True)
+        await server.stop()
+
+
+async def test_one_secret():
+    recorder, error = await meet(PLAIN, PLAIN)
+    assert error is None
+    assert len(recorder.sessions) == 1
+
+
+@pytest.mark.parametrize("secret", ["", "t" * 32])
+async def test_another_secret(secret):
+    recorder, error = await meet(PLAIN, Security(secret=Secret(secret)))
+    assert not recorder.sessions
+    assert "another cluster secret" in str(error)
+
+
+async def test_one_certificate(secured):
+    ours, _ = secured
+    recorder, error = await meet(ours, ours)
+    assert error is None
+    assert len(recorder.sessions) == 1
+
+
+async def test_other_certificates(secured):
+    ours, theirs = secured
+    client = ours.cluster.certificate.parent / "client.pem"
+    of_a_client = replace(ours.cluster, certificate=client, key=client.with_suffix(".key"))
+    for security in (
+        replace(ours, cluster=None),  # none
+        replace(theirs, secret=ours.secret),  # of another CA
+        replace(ours, cluster=replace(theirs.cluster, ca=ours.cluster.ca)),  # of another CA, though it believes ours
+        replace(ours, cluster=of_a_client),  # of our CA, for a client of REST
+    ):
+        recorder, error = await meet(ours, security)
+        assert not recorder.sessions
+        assert isinstance(error, PenstockError)
+    assert "its certificate is not the cluster's" in str(error)
+    assert "its certificate is not the cluster's" in recorder.log[-1]
+
+
+async def test_a_jobmanager_that_cannot_prove_itself_gets_no_registration(secured):
+    """One that took the port while the JobManager was away could start workers."""
+    ours, theirs = secured
+    recorder, error = await meet(replace(theirs, secret=ours.secret), ours)
+    assert not recorder.sessions
+    assert error is not None
+
+
+class Forger:
+    """Speaks to the port without the link."""
+
+    def __init__(self, address):
+        self.channel = aio.insecure_channel(address)
+        self.call = self.channel.stream_stream(PATH)()
+
+    async def send(self, *messages):
+        """Send; return the status the stream ended with, and what came."""
+        answers = []
+        try:
+            for message in messages:
+                await self.call.write(message)
+            while (answer := await self.call.read()) is not aio.EOF:
+                answers.append(answer)
+            code = await self.call.code()
+        except grpc.RpcError as error:
+            code = error.code()
+        except asyncio.InvalidStateError:
+            code = await self.call.code()
+        await self.channel.close()
+        return code, answers
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        (msg.encode(REGISTRATION),),
+        (b"x" * 100_000,),
+        (msg.msgspec.msgpack.encode(Greeting(b"n" * 32)), msg.encode(REGISTRATION)),
+        (msg.msgspec.msgpack.encode(Greeting(b"n" * 32)), b"\x81", msg.encode(REGISTRATION)),
+    ],
+)
+async def test_a_forged_taskmanager(messages):
+    recorder = Recorder()
+    server = RpcServer(recorder, security=PLAIN, log=recorder.log.append)
+    await server.start()
+    try:
+        code, _answers = await Forger(server.address).send(*messages)
+        assert code == grpc.StatusCode.UNAUTHENTICATED
+        assert not recorder.sessions
+        assert len(recorder.log) == 1
+    finally:
+        await server.stop()
+
+
+async def test_one_that_says_nothing_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(server_module, "_REGISTER_TIMEOUT_S", 0.05)
+    recorder = Recorder()
+    server = RpcServer(recorder, security=PLAIN, log=recorder.log.append)
+    await server.start()
+    try:
+        code, _answers = await Forger(server.address).send()
+        assert code == grpc.StatusCode.UNAUTHENTICATED
+        assert "in time" in recorder.log[0]
+    finally:
+        await server.stop()
+
+
+async def test_another_user_of_the_machine_is_refused_before_it_is_heard(monkeypatch):
+    monkeypatch.setattr(server_module, "is_same_user", lambda _client, _server: False)
+    recorder, error = await meet(PLAIN, PLAIN)
+    assert not recorder.sessions
+    assert "runs as another user" in str(error)
