@@ -29,6 +29,8 @@ NAMES = frozenset(
         "task.during_restore",
         "jobmanager.before_rescale_record",
         "jobmanager.after_rescale_record",
+        "jobmanager.before_upgrade_record",
+        "jobmanager.after_upgrade_record",
         "jobmanager.during_rescale",
         "jobmanager.during_stop",
         "segment.upload",

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import msgspec
-
 from penstock.checkpoint.coordinator import (
     AbortCheckpoint,
     Ack,
@@ -28,14 +26,13 @@ from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.recovery import RecoveryPlan, settled
 from penstock.checkpoint.retention import plan_retention
 from penstock.checkpoint.sweeper import Sweeper
-from penstock.checkpoint.trials import Trial
 from penstock.core.elements import BarrierKind
-from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
 from penstock.graph.deployment import ExecutionId
 from penstock.jobmanager import checkpoint_orders
 from penstock.jobmanager.commands import AppendManifest, Command, DeleteEntries, OperationEnded
 from penstock.jobmanager.deployment import Deployment
+from penstock.jobmanager.held_output import HeldOutput
 from penstock.jobmanager.history import CheckpointHistory
 from penstock.jobmanager.log_entries import checkpoint_entry
 from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, SavepointWritten
@@ -95,11 +92,7 @@ class Checkpointing:
         #: Reported since the last manifest: an ack already under way may still name them.
         self._published: set[str] = set()
         self._uris: dict[str, str] = {}
-        #: The run is an upgrade; while it is on trial its output is held and the other version's checkpoint kept.
-        self._trial: Trial | None = None
-        self._held: tuple[Committable, ...] = ()
-        self._abandoned: frozenset[int] = frozenset()
-        self._permit: CommitPermit | None = None
+        self._held = HeldOutput()
         #: Savepoint id -> (checkpoint id, log sequence): being copied.
         self._copying: dict[str, tuple[int, int]] = {}
         self._ending: _Ending | None = None
@@ -113,7 +106,7 @@ class Checkpointing:
         self._deployment = deployment
         self._next_id = max(self._next_id, plan.next_checkpoint_id)
         self._manifests = plan.history
-        self._trial, self._held, self._abandoned, self._permit = plan.trial, plan.held, plan.abandoned, None
+        self._held = HeldOutput(plan)
         self.resolved(plan.pending)
         known = plan.restored if plan.restored in plan.history else None
         self.pending_as_of = known.sequence if known is not None else 0
@@ -124,15 +117,15 @@ class Checkpointing:
 
     def resolved(self, pending: tuple[Committable, ...]) -> None:
         """What was owed is published, save `pending` and what is held."""
-        self.pending = {c.id: c for c in (*pending, *self._held)}
+        self.pending = {c.id: c for c in (*pending, *self._held.restored)}
 
     def released(self) -> list[Command]:
         """The run's trial is over, it stays: what its sinks held back may be published."""
-        self._trial = None if self._trial is None else Trial(self._trial.base, open=False)
-        self._held = ()
-        if self._permit is None or self._deployment is None:
+        self._held.release()
+        permit = self._held.permit
+        if permit is None or self._deployment is None:
             return []
-        return checkpoint_orders.completed(self._deployment, self._permit, ())
+        return checkpoint_orders.completed(self._deployment, permit, ())
 
     def start(self, now_ms: int) -> list[CheckpointCommand]:
         """All subtasks run and the sources have their splits."""
@@ -207,9 +200,22 @@ class Checkpointing:
         return "a savepoint is being written" if self._copying else ""
 
     @property
+    def inputs_ended(self) -> bool:
+        """Whether every subtask has processed all its input."""
+        return self._coordinator is not None and self._coordinator.all_inputs_ended
+
+    @property
+    def newest_or_none(self) -> Manifest | None:
+        """The newest checkpoint of this history that counts."""
+        counting = (m for m in reversed(self._manifests) if m.sequence not in self._held.abandoned)
+        return next((m for m in counting if m.kind == "checkpoint"), None)
+
+    @property
     def newest(self) -> Manifest:
-        """The newest checkpoint of this history."""
-        return next(m for m in reversed(self._manifests) if m.kind == "checkpoint")
+        """The same where there is one: behind a checkpoint of this deployment, or a restore of one."""
+        newest = self.newest_or_none
+        assert newest is not None  # noqa: S101 - the caller has seen it
+        return newest
 
     # --- what the tasks and the log say ----------------------------------------------------------------------------
 
@@ -261,8 +267,8 @@ class Checkpointing:
         if current.kind is BarrierKind.SAVEPOINT:
             commands += self._copy(manifest, current.request_id, uri)
         else:
-            self._permit = entry.permit
-            commands += checkpoint_orders.completed(self._running(), entry.permit, self._held_sinks)
+            self._held.permit = entry.permit
+            commands += checkpoint_orders.completed(self._running(), entry.permit, self._held.sinks)
             if current.request_id and not current.kind.ends_job:
                 commands.append(OperationEnded(current.request_id, path, current.checkpoint_id))
         if current.label in _ENDING or current.final:
@@ -314,10 +320,6 @@ class Checkpointing:
         assert self._deployment is not None  # noqa: S101 - between `begin` and `halt`
         return self._deployment
 
-    @property
-    def _held_sinks(self) -> tuple[str, ...]:
-        return self._trial.held if self._trial is not None and self._trial.open else ()
-
     def _translate(self, decided: list[CoordinatorCommand], now_ms: int) -> list[CheckpointCommand]:
         commands: list[CheckpointCommand] = []
         for command in decided:
@@ -328,10 +330,7 @@ class Checkpointing:
                     tag = f"{pending.label}:{pending.checkpoint_id}"
                     uri = self._uris.get(pending.request_id, "")
                     draft = checkpoint_entry(self._running(), pending, self._owed(pending), (uri, now_ms))
-                    if self._trial is not None:
-                        of, held = self._trial.base, self._held_sinks
-                        draft = msgspec.structs.replace(draft, upgrade_of=of, held=held)
-                    commands.append(AppendManifest(tag, draft))
+                    commands.append(AppendManifest(tag, self._held.stamped(draft)))
                 case AbortCheckpoint(pending, reason):
                     commands += self._abort(pending, reason, now_ms)
                 case RefuseRequest(request_id, reason):
@@ -369,11 +368,9 @@ class Checkpointing:
 
     def _retain(self, now_ms: int) -> list[CheckpointCommand]:
         retained = self._running().graph.settings.retained_checkpoints
-        pinned = {sequence for _, sequence in self._copying.values()}
-        if self._trial is not None and self._trial.open:
-            pinned.add(self._trial.base)
+        pinned = {*self._held.base, *(sequence for _, sequence in self._copying.values())}
         owed = {ref.path for c in self.pending.values() for ref in c.files}
-        plan = plan_retention(self._manifests, retained, pinned=pinned, in_use=owed, abandoned=self._abandoned)
+        plan = plan_retention(self._manifests, retained, pinned=pinned, in_use=owed, abandoned=self._held.abandoned)
         self._manifests = plan.kept
         swept = set(self.sweeper.appended(plan.kept, now_ms)) - owed
         files = tuple(sorted({*plan.files, *swept}))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.trials import Trial
+from penstock.checkpoint.upgrade_record import UpgradeRecord
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.scheduler import Slot
 from penstock.rpc.worker_commands import WorkerCommand
@@ -94,6 +96,20 @@ class RecordRescale:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordUpgrade:
+    """Put an upgrade's state into the job's record; with a graph, first seal `run_id` in the log, then record both.
+
+    From then on the job is that, for any leader; answered by `UpgradeRecorded` or `UpgradeNotRecorded`.
+    """
+
+    upgrade: UpgradeRecord
+    run_id: str = ""
+    graph: JobGraph | None = None
+    #: How the run begins; None: it is the old version that comes back.
+    trial: Trial | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DiscoverSplits:
     """Ask the source's enumerator (a new one for a new epoch); answered by `SplitsDiscovered` or `DiscoveryFailed`."""
 
@@ -144,6 +160,7 @@ Command = (
     | AppendManifest
     | DeleteEntries
     | RecordRescale
+    | RecordUpgrade
     | DiscoverSplits
     | CloseEnumerators
     | WakeAt

@@ -15,21 +15,18 @@ import msgspec
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.job_records import JobRecord, write_record
 from penstock.checkpoint.store import ObjectStore
-from penstock.checkpoint.stores import join_uri
-from penstock.core import failpoints
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
-from penstock.graph.regions import required_slots
 from penstock.graph.rescale import RescaleTo
 from penstock.jobmanager import enumerators, job_views
-from penstock.jobmanager.commands import OperationEnded, RecordRescale
+from penstock.jobmanager.changes import ChangeParts, Changes, default_root
+from penstock.jobmanager.commands import OperationEnded
 from penstock.jobmanager.events import (
     CancelRequested,
     CheckpointRequested,
     Event,
-    RescaleRequested,
     SavepointRequested,
     StopRequested,
 )
@@ -38,7 +35,7 @@ from penstock.jobmanager.job_master import JobMaster
 from penstock.jobmanager.job_store import JobStore, savepoint_uri
 from penstock.jobmanager.known_jobs import KnownJob, find_job, refuse_running
 from penstock.jobmanager.operations import Operations
-from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs, rescaled_record, start_of
+from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs, start_of
 from penstock.jobmanager.submit_options import DEFAULT_OPTIONS, SubmitOptions
 from penstock.jobmanager.taskmanagers import TaskManagers
 from penstock.jobmanager.views import (
@@ -87,10 +84,23 @@ class Dispatcher:
         self._submitting = asyncio.Lock()
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self.changes = Changes(
+            ChangeParts(
+                jobs=self._jobs,
+                find=self._find,
+                operate=self._operate,
+                operations=self._operations,
+                free_slots=lambda: parts.taskmanagers.pool.free,
+                ha_store=parts.ha_store,
+                rand=parts.rand,
+                generation=parts.generation,
+            )
+        )
         self._hooks = DriverHooks(
             ended=self._on_ended,
             operation_ended=self._operations.end,
-            rescaled=self._on_rescaled,
+            rescaled=self.changes.record_rescale,
+            upgraded=self.changes.record_upgrade,
             leadership_lost=parts.leadership_lost,
             fault=parts.fault,
         )
@@ -109,6 +119,7 @@ class Dispatcher:
                     self._on_ended(superseded, "FAILED", f"job {record.job_id} of the same name was taken in later")
                 found[identity] = job
         for job in found.values():
+            self.changes.resume(job.record)
             self._spawn(self._recover_one(job))
 
     async def submit(self, graph: bytes, options: SubmitOptions = DEFAULT_OPTIONS) -> str:
@@ -133,10 +144,7 @@ class Dispatcher:
             known = next((j for j in self._jobs.values() if options.token and j.record.token == options.token), None)
             if known is not None:
                 return known.record.job_id
-            if not decoded.settings.checkpoint_root:
-                root = join_uri(self._parts.ha_store.uri, "checkpoints")
-                settings = msgspec.structs.replace(decoded.settings, checkpoint_root=root)
-                decoded = msgspec.structs.replace(decoded, settings=settings)
+            decoded = default_root(decoded, self._parts.ha_store.uri)
             refuse_running(self._jobs.values(), decoded)
             await enumerators.validate(decoded)
             return await self._begin(decoded, options)
@@ -207,21 +215,14 @@ class Dispatcher:
             UsageError: the job does not run, or cannot have that parallelism; what else stands against it is told as
                 the request's failure.
         """
-        found, request_id = self._find(job), to.token or self._parts.rand.token()
-        if found.record.rescale_token == request_id or self._operations.known(request_id):
-            return request_id
-        held = 0 if found.record.ended else required_slots(found.graph)
-        graph = to.applied(found.graph, held + self._parts.taskmanagers.pool.free)
-        event = RescaleRequested(request_id, self._parts.rand.token(16), graph)
-        self._operate(found, request_id, event)
-        return request_id
+        return await self.changes.rescale(job, to)
 
     def operation(self, request_id: str) -> OperationStatus:
         """Return what became of a stop, savepoint, checkpoint or rescale request."""
         if not self._operations.known(request_id):
-            for record in (job.record for job in self._jobs.values()):
-                if record.rescale_token and record.rescale_token == request_id:  # a leader before us has seen to it
-                    return OperationStatus(request_id=request_id, job_id=record.job_id, status="COMPLETED")
+            told = self.changes.told(request_id)  # a leader before us has seen to it
+            if told is not None:
+                return told
         return self._operations.status(request_id)
 
     async def wait_operation(self, request_id: str, timeout_ms: int) -> OperationStatus:
@@ -330,15 +331,6 @@ class Dispatcher:
         store = JobStore(job.graph, start_of(job.record), parts.holder, parts.clock, parts.rand)
         driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand)
         return JobDriver(job.record, job.graph, driver_parts, self._hooks)
-
-    async def _on_rescaled(self, driver: JobDriver, command: RecordRescale) -> None:
-        """From the write on, the job is its next run, for whoever leads."""
-        job = self._jobs[driver.record.job_id]
-        record = rescaled_record(job.record, command, self._parts.generation)
-        failpoints.hit("jobmanager.before_rescale_record", run=command.run_id)
-        await asyncio.to_thread(write_record, self._parts.ha_store, record)
-        failpoints.hit("jobmanager.after_rescale_record", run=command.run_id)
-        job.record, job.graph, driver.record = record, command.graph, record
 
     def _on_ended(self, driver: JobDriver, state: str, error: str) -> None:
         job = self._jobs[driver.record.job_id]

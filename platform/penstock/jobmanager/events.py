@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.checkpoint.log import LogEntry
 from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.core.elements import BarrierKind
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.scheduler import Slot
@@ -163,10 +164,53 @@ class RescaleNotRecorded:
 
 
 @dataclass(frozen=True, slots=True)
+class UpgradeRequested:
+    """A user wants the job to go on as `graph`, another version of it, under the ids of a new run."""
+
+    request_id: str
+    run_id: str
+    #: Of the old version, should it come back.
+    back_run_id: str
+    graph: JobGraph
+    policy: UpgradePolicy
+    #: Where the savepoint goes; unused when it goes on from a checkpoint.
+    uri: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeJudged:
+    """A user says whether the new version is healthy."""
+
+    healthy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeRecorded:
+    """Answer to `RecordUpgrade`: it is durable."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpgradeNotRecorded:
+    """Answer to `RecordUpgrade`: it is not."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """The time asked for by `WakeAt` has come."""
 
 
+#: What changes a running job in its place.
+Change = (
+    RescaleRequested
+    | RescaleRecorded
+    | RescaleNotRecorded
+    | UpgradeRequested
+    | UpgradeJudged
+    | UpgradeRecorded
+    | UpgradeNotRecorded
+)
 CutRequested = StopRequested | SavepointRequested | CheckpointRequested
 
 Event = (
@@ -186,9 +230,7 @@ Event = (
     | StopRequested
     | SavepointRequested
     | CheckpointRequested
-    | RescaleRequested
-    | RescaleRecorded
-    | RescaleNotRecorded
+    | Change
     | Tick
 )
 

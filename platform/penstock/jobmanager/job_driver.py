@@ -41,6 +41,8 @@ class DriverHooks:
     operation_ended: Callable[[cmd.OperationEnded], None]
     #: Put the new run and its graph into the job's record.
     rescaled: Callable[[JobDriver, cmd.RecordRescale], Awaitable[None]]
+    #: Put an upgrade's state into the job's record, with the new run and its graph if there is one.
+    upgraded: Callable[[JobDriver, cmd.RecordUpgrade], Awaitable[None]]
     leadership_lost: Callable[[PenstockError], None]
     #: Something that must not happen has happened.
     fault: Callable[[BaseException], None]
@@ -95,7 +97,8 @@ class JobDriver:
             accept_duplicates=start.accept_duplicates,
             allow_non_restored_state=start.allow_non_restored_state,
         )
-        self.master = JobMaster(self.graph, identity, self._parts.rand, self._parts.clock.now_ms())
+        now_ms = self._parts.clock.now_ms()
+        self.master = JobMaster(self.graph, identity, self._parts.rand, now_ms, record.upgrade)
         self._parts.taskmanagers.attach(record.job_id, self.post)
         self._spawn(self._renew_lease())
         self.post(ev.Start())
@@ -159,6 +162,8 @@ class JobDriver:
                 managers.kill_worker(job_id, worker_id, slot)
             case cmd.RecordRescale():
                 self._spawn(self._record_rescale(command))
+            case cmd.RecordUpgrade():
+                self._spawn(self._record_upgrade(command))
             case cmd.DiscoverSplits():
                 self._enumerators.discover(command)
             case cmd.CloseEnumerators():
@@ -214,8 +219,29 @@ class JobDriver:
             await self._in_thread(self._parts.store.use, self.graph)
             self.post(ev.RescaleNotRecorded(str(error)))
         else:
-            self.graph = command.graph
+            self._go_on_as(command.graph)
             self.post(ev.RescaleRecorded())
+
+    async def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
+        """As a rescale's, where there is a new run; else the record alone."""
+        store, graph = self._parts.store, command.graph
+        try:
+            if graph is not None:
+                await self._in_thread(store.continue_as, self.record.job_id, command.run_id, graph, command.trial)
+            await self._hooks.upgraded(self, command)
+        except LeadershipLostError as error:
+            self._hooks.leadership_lost(error)
+        except (PenstockError, FailpointError) as error:
+            await self._in_thread(store.use, self.graph)
+            self.post(ev.UpgradeNotRecorded(str(error)))
+        else:
+            if graph is not None:
+                self._go_on_as(graph)
+            self.post(ev.UpgradeRecorded())
+
+    def _go_on_as(self, graph: JobGraph) -> None:
+        self._enumerators.close()
+        self.graph, self._enumerators = graph, Enumerators(graph, self.post)
 
     async def _renew_lease(self) -> None:
         """Renew in a thread beside the store thread, which may be busy with a slow append."""

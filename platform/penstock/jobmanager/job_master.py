@@ -8,11 +8,12 @@ gone.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 
+from penstock.checkpoint.upgrade_record import UpgradeRecord
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import Rand
-from penstock.graph.deployment import ExecutionId
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
@@ -20,15 +21,16 @@ from penstock.jobmanager.checkpointing import CheckpointCommand, Checkpointing, 
 from penstock.jobmanager.deployment import START_TIMEOUT_MS, Deployment
 from penstock.jobmanager.failover import is_final
 from penstock.jobmanager.held_slots import HeldSlots
-from penstock.jobmanager.job_state import Failure, Step
+from penstock.jobmanager.in_place import InPlace
+from penstock.jobmanager.job_state import Become, ChangeStep, Failed, Failure, Leave, Note, Step
 from penstock.jobmanager.log_entries import end_entry
 from penstock.jobmanager.recover import JobIdentity, ended_as, recover
-from penstock.jobmanager.rescaling import Phase, Rescaling, described
 from penstock.jobmanager.restart import restart_decider
 from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.status import JobStatus, StatusMachine
+from penstock.jobmanager.upgrading import RELEASE_TAG, Situation
 from penstock.jobmanager.watermark_alignment import WatermarkAlignment
-from penstock.rpc import messages as msg
+from penstock.jobmanager.worker_reports import steps_of
 from penstock.rpc import worker_commands as orders
 
 _LEAVE_TIMEOUT_MS = 10_000
@@ -39,8 +41,10 @@ _EXCEPTIONS = 50
 class JobMaster:
     """The state of one job under one leader."""
 
-    def __init__(self, graph: JobGraph, identity: JobIdentity, rand: Rand, now_ms: int) -> None:
-        """Nothing happens before `Start`."""
+    def __init__(
+        self, graph: JobGraph, identity: JobIdentity, rand: Rand, now_ms: int, upgrade: UpgradeRecord | None = None
+    ) -> None:
+        """Nothing happens before `Start`; `upgrade`: the newest one of the job's record."""
         self.graph = graph
         self.identity = identity
         self.status = StatusMachine(now_ms)
@@ -50,14 +54,13 @@ class JobMaster:
         self.checkpointing = Checkpointing(graph.settings.checkpoint_root)
         self.deployment: Deployment | None = None
         self.metrics: dict[str, dict[str, float]] = {}
-        self.worker_metrics: dict[str, dict[str, float]] = {}
         self.restarts = 0
         self.error = ""
         self._rand = rand
-        self._alignment = WatermarkAlignment(graph)
+        self.alignment = WatermarkAlignment(graph)
         self._restart = restart_decider(graph.settings.restart)
         self._held = HeldSlots()
-        self._rescaling = Rescaling()
+        self.in_place = InPlace(upgrade)
         self._deployments = 0
         self._deadline_ms: int | None = None
         self._end_state = JobStatus.FINISHED
@@ -71,7 +74,8 @@ class JobMaster:
             return []
         if isinstance(event, ev.Tick):
             self._wake_ms = None
-        commands = self._rescale(self._dispatch(event, now_ms), now_ms)
+        commands = self._answers(self._dispatch(event, now_ms), now_ms)
+        commands += self._answers(self._apply(self.in_place.decide(self._situation(now_ms)), now_ms), now_ms)
         commands += self._settle(now_ms)
         wake = self._next_wake()
         if wake is not None and wake != self._wake_ms:
@@ -92,11 +96,11 @@ class JobMaster:
             case ev.SlotsGranted(slots):
                 return self._on_slots(slots)
             case ev.SlotsRefused(reason):
-                if self._rescaling.phase is Phase.SLOTS:
-                    return self._rescaling.abandon(f"no slots: {reason}")
+                if self.in_place.waits_for_slots:
+                    return self.in_place.rescaling.abandon(f"no slots: {reason}")
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
             case ev.WorkerReported(worker_id, report):
-                return self._on_report(worker_id, report, now_ms)
+                return self._apply(steps_of(self, worker_id, report, now_ms), now_ms)
             case ev.WorkerLost(worker_id, reason, detail):
                 return self._on_worker_lost(worker_id, reason, detail, now_ms)
             case ev.TaskManagerLost(taskmanager_id, reason):
@@ -109,12 +113,10 @@ class JobMaster:
                 return self._cancel(now_ms)
             case ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested():
                 return self._request(event, now_ms)
-            case ev.RescaleRequested():
-                return self._on_rescale(event, now_ms)
-            case ev.RescaleRecorded() | ev.RescaleNotRecorded():
-                return self._on_recorded(event, now_ms)
             case ev.Tick():
                 return self._on_tick(now_ms)
+            case _:
+                return self._on_change(event, now_ms)
 
     def _on_log(self, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
@@ -131,64 +133,20 @@ class JobMaster:
             self.checkpointing.sweeper.listed(event.files, named, now_ms)
         self.story.add(now_ms, "recovery", recovered.text)
         self._deadline_ms = now_ms + recovered.start_timeout_ms
-        commands = self.checkpointing.begin(deployment, recovered.plan, now_ms)
+        decided = self._apply(self.in_place.log_read(recovered.plan, self._situation(now_ms)), now_ms)
+        if recovered.plan.finishing and recovered.plan.trial is not None and recovered.plan.trial.open:
+            return decided  # the log is read again behind the release: only then may the last output go out
+        commands = decided + self.checkpointing.begin(deployment, recovered.plan, now_ms)
         return commands + deployment.log_read(recovered, now_ms)
 
     def _on_slots(self, slots: tuple[Slot, ...]) -> list[cmd.Command]:
-        if self._rescaling.slots_granted(slots):
+        if self.in_place.slots_granted(slots):
             return []
         starting = self.deployment if self.step is Step.STARTING else None
         if starting is None or len(slots) > starting.needed - len(self._held.slots):
             return [cmd.ReleaseSlots(slots)]  # asked for by a deployment or a rescale that is no more
         self._held.slots += slots
         return starting.slots_granted(slots)
-
-    def _on_report(self, worker_id: str, report: msg.WorkerReport, now_ms: int) -> list[cmd.Command]:
-        deployment = self.deployment
-        if deployment is None or worker_id not in deployment.workers:
-            return []
-        match report:
-            case msg.WorkerReady():
-                return deployment.worker_ready(worker_id, report.endpoint, report.pid)
-            case msg.WorkerMetrics():
-                self.metrics.update(report.tasks)
-                self.worker_metrics[worker_id] = report.worker
-                return self._alignment.limits(self.metrics, deployment, now_ms)
-            case msg.TaskState():
-                return self._on_task_state(deployment, worker_id, report, now_ms)
-            case msg.PendingResolved():
-                return self._on_resolved(deployment, report, now_ms)
-            case msg.InputEnded():
-                where = (report.vertex_id, report.subtask)
-                deployment.executions[where].input_ended = True
-                execution = ExecutionId(*where, report.attempt)
-                return self._apply(self.checkpointing.input_ended(execution, now_ms), now_ms)
-            case msg.CheckpointAck():
-                return self._apply(self.checkpointing.acked(report, now_ms), now_ms)
-            case msg.CheckpointDeclined():
-                return self._apply(self.checkpointing.declined(report, now_ms), now_ms)
-            case msg.OutputPublished():
-                return self._apply(self.checkpointing.published(report.committable_ids), now_ms)
-            case msg.SavepointWritten():
-                return self._apply(self.checkpointing.savepoint_written(report), now_ms)
-
-    def _on_task_state(
-        self, deployment: Deployment, worker_id: str, report: msg.TaskState, now_ms: int
-    ) -> list[cmd.Command]:
-        if report.attempt != deployment.ids.attempt:
-            return []
-        commands = deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
-        if report.state != "FAILED" or self.step not in (Step.RUNNING, Step.STARTING):
-            return commands
-        task = f"{self.graph.vertex(report.vertex_id).name} ({report.subtask + 1})"
-        failure = Failure(now_ms, report.error, report.detail, task, worker_id)
-        return self._fail(failure, now_ms, final=is_final(report.error))
-
-    def _on_resolved(self, deployment: Deployment, report: msg.PendingResolved, now_ms: int) -> list[cmd.Command]:
-        commands, problem = deployment.pending_resolved(report)
-        self.checkpointing.resolved(deployment.pending)
-        self.story.add(now_ms, "resolved", f"{len(report.published)} committables published before the start")
-        return self._fail(Failure(now_ms, problem), now_ms, final=is_final(report.error)) if problem else commands
 
     def _on_worker_lost(self, worker_id: str, reason: str, detail: str, now_ms: int) -> list[cmd.Command]:
         self._held.worker_left(worker_id)
@@ -203,7 +161,7 @@ class JobMaster:
         return self._fail(Failure(now_ms, text, detail, "", worker_id), now_ms, final=is_final(reason))
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
-        commands = self._rescaling.taskmanager_lost(taskmanager_id)
+        commands = self.in_place.rescaling.taskmanager_lost(taskmanager_id)
         held = self.deployment.workers if self.deployment is not None else {}
         for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
@@ -215,9 +173,12 @@ class JobMaster:
         if event.tag == _END_TAG:
             self._end_written = True
             return []
+        if event.tag == RELEASE_TAG:
+            return self._apply(self.in_place.release_answered(event, self._situation(now_ms)), now_ms)
         if isinstance(event, ev.ManifestAppended):
             manifest = event.entry.manifest
             self.story.add(now_ms, "checkpoint", f"{event.tag} is entry {manifest.sequence} of the log")
+            self.in_place.upgrading.checkpointed(manifest)
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
         self.story.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")
         checkpoint_id = int(event.tag.rpartition(":")[2])
@@ -231,9 +192,8 @@ class JobMaster:
             return deployment.discovered(event.uid, event.splits)
         text = f"source {event.uid!r} cannot list its splits: {event.error}"
         self.story.add(now_ms, "discovery", text)
-        if deployment.assigners[event.uid].complete:
-            return []
-        return self._fail(Failure(now_ms, text), now_ms, final=not self._ever_ran)
+        known = deployment.assigners[event.uid].complete
+        return [] if known else self._fail(Failure(now_ms, text), now_ms, final=not self._ever_ran)
 
     def _on_tick(self, now_ms: int) -> list[cmd.Command]:
         if self._deadline_ms is not None and now_ms >= self._deadline_ms and self.step is Step.STARTING:
@@ -244,22 +204,11 @@ class JobMaster:
         commands = running.tick(now_ms) if running is not None else []
         return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
 
-    def _on_rescale(self, event: ev.RescaleRequested, now_ms: int) -> list[cmd.Command]:
-        running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running
-        obstacle = self.checkpointing.busy if running else f"the job is {self.status.state}"
-        self.story.add(now_ms, "rescale", f"asked for: {described(event.graph)}{obstacle and f' ({obstacle})'}")
-        return self._rescaling.asked(event, self.graph, len(self._held.slots), obstacle)
-
-    def _on_recorded(self, event: ev.RescaleRecorded | ev.RescaleNotRecorded, now_ms: int) -> list[cmd.Command]:
-        if self.step is Step.RESCALING:
+    def _on_change(self, event: ev.Change, now_ms: int) -> list[cmd.Command]:
+        commands = self._apply(self.in_place.handle(event, self._situation(now_ms)), now_ms)
+        if self.step is Step.CHANGING and not self.in_place.unrecorded:
             self.step, self._deadline_ms = Step.WAITING, now_ms
-        if isinstance(event, ev.RescaleNotRecorded):
-            self.story.add(now_ms, "rescale", f"given up, it could not be recorded: {event.reason}")
-            return self._rescaling.abandon(f"it could not be recorded: {event.reason}")
-        self.graph, self.identity, extra = self._rescaling.recorded(self.identity)
-        self._alignment = WatermarkAlignment(self.graph)
-        self._held.slots += extra
-        return []
+        return commands
 
     # --- steps -----------------------------------------------------------------------------------------------------
 
@@ -269,7 +218,6 @@ class JobMaster:
         self.deployment = Deployment(self.graph, self.identity.plan_ids(number), root)
         self.step, self._deadline_ms = Step.STARTING, now_ms + START_TIMEOUT_MS
         self.metrics.clear()
-        self.worker_metrics.clear()
         self.story.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
         surplus = self._held.trim(self.deployment.needed)
         return [cmd.ReadLog(list_files=first), *surplus, *self.deployment.begin(self._held.slots)]
@@ -279,24 +227,22 @@ class JobMaster:
         deployment, commands = self.deployment, list[cmd.Command]()
         if self.step is Step.WAITING and self._held.gone(now_ms) and now_ms >= (self._deadline_ms or 0):
             return self._deploy(now_ms)
-        if request_id := self._rescaling.needs_checkpoint(len(self._held.slots)):
-            commands += self._rescale(self._apply(self.checkpointing.join(request_id, now_ms), now_ms), now_ms)
         if self.step is Step.STARTING and deployment is not None:
             if deployment.running and deployment.assigned:
                 self.step, self._ever_ran = Step.RUNNING, True
                 self.status.to(JobStatus.RUNNING, now_ms)
                 self.story.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
-                commands += self._rescaling.running()
+                commands += self.in_place.rescaling.running()
                 commands += self._apply(self.checkpointing.start(now_ms), now_ms)
             elif (last := deployment.last_cut) is not None:
                 self.step = Step.RUNNING
                 commands += self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
-        if self.step in (Step.FINISHING, Step.CANCELLING) and self._rescaling.phase is not Phase.RECORD:
+        if self.step in (Step.FINISHING, Step.CANCELLING) and not self.in_place.recording:
             open_tasks = deployment is not None and deployment.deployed and deployment.open > 0
             if not open_tasks or now_ms >= (self._deadline_ms or 0):
                 end = JobStatus.FINISHED if self.step is Step.FINISHING else JobStatus.CANCELED
                 commands += self._close(end, now_ms)
-        if self.step is Step.CLOSING and self._end_written and self._held.gone(now_ms):
+        if self.step is Step.CLOSING and self._end_written and not self.in_place.recording and self._held.gone(now_ms):
             self.status.to(self._end_state, now_ms)
             self.step = Step.DONE
             self.story.add(now_ms, "end", self._end_state.value)
@@ -311,6 +257,8 @@ class JobMaster:
         self.story.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
         commands = self._halt(failure.error, now_ms)
         delay = None if final else self._restart.on_failure(now_ms, self._rand.fraction())
+        if self.in_place.upgrading.failed(failure.error, hopeless=delay is None):
+            delay = delay or 0  # a version on trial does not end the job: it is taken back
         if delay is None:
             self.status.to(JobStatus.FAILING, now_ms)
             return commands + self._close(JobStatus.FAILED, now_ms)
@@ -325,7 +273,7 @@ class JobMaster:
         commands = self.checkpointing.halt(reason, now_ms)
         workers = self.deployment.workers.values() if self.deployment is not None else ()
         self.deployment = None
-        commands += self._rescaling.halted(reason) + self._held.halt(workers, now_ms)
+        commands += self.in_place.halted(reason) + self._held.halt(workers, now_ms)
         return [*commands, cmd.CloseEnumerators()]
 
     def _cancel(self, now_ms: int) -> list[cmd.Command]:
@@ -333,7 +281,7 @@ class JobMaster:
             return []
         self.story.add(now_ms, "cancel", "asked for by a user")
         commands = self.checkpointing.halt("the job was cancelled", now_ms)
-        commands += self._rescaling.halted("the job was cancelled")
+        commands += self.in_place.halted("the job was cancelled") + self.in_place.closed("the job was cancelled")
         self.step, self._deadline_ms = Step.CANCELLING, now_ms + _LEAVE_TIMEOUT_MS
         return commands + self._tell_all(orders.CancelTasks(job_id=self.identity.job_id))
 
@@ -346,21 +294,35 @@ class JobMaster:
             return []
         return [cmd.SendToWorker(worker_id, order) for worker_id in self.deployment.workers]
 
-    def _rescale(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
-        """Look among the answers for that to a rescale's checkpoint: with it the job leaves its old parallelism."""
-        commands, decided = self._rescaling.answered(commands, self.checkpointing, running=self.step is Step.RUNNING)
-        if decided:
-            self.story.add(now_ms, "rescale", decided)
-        if self._rescaling.phase is not Phase.DECIDED:
+    def _situation(self, now_ms: int) -> Situation:
+        running = self.step is Step.RUNNING and self.deployment is not None and self.deployment.running
+        held = len(self._held.slots)
+        state = self.status.state.value
+        return Situation(self.graph, self.identity, self.step, state, running, held, self.checkpointing, now_ms)
+
+    def _answers(self, commands: list[cmd.Command], now_ms: int) -> list[cmd.Command]:
+        """Look for answers to what a rescale or an upgrade has asked for."""
+        if not any(isinstance(command, cmd.OperationEnded) for command in commands):
             return commands
-        commands += self._halt("the job is being rescaled", now_ms)
+        return self._apply(self.in_place.answers(commands, self._situation(now_ms)), now_ms)
+
+    def _leave(self, step: Leave, now_ms: int) -> list[cmd.Command]:
+        """Leave the deployment for what is being recorded."""
+        commands = self._halt(step.reason, now_ms)
         self.status.to(JobStatus.RESTARTING, now_ms)
-        self.step = Step.RESCALING
-        return [*commands, self._rescaling.record()]
+        self.step = Step.CHANGING
+        return [*commands, step.record]
+
+    def _become(self, step: Become) -> None:
+        self.graph, self.identity = step.graph, step.identity
+        self.alignment = WatermarkAlignment(self.graph)
+        self._restart = restart_decider(self.graph.settings.restart)
+        self._held.slots += step.extra
 
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
         owed = (tuple(self.checkpointing.pending.values()), self.checkpointing.pending_as_of)
-        commands = self.checkpointing.close(f"the job is {state}") + self._halt(f"the job is {state}", now_ms)
+        commands = self.checkpointing.close(f"the job is {state}") + self.in_place.closed(f"the job is {state}")
+        commands += self._halt(f"the job is {state}", now_ms)
         self.step, self._end_state, self._end_written = Step.CLOSING, state, False
         entry = end_entry(self.graph, self.identity, state.value, owed, now_ms)
         return [*commands, cmd.AppendManifest(_END_TAG, entry)]
@@ -374,23 +336,36 @@ class JobMaster:
 
     def _request(self, event: ev.CutRequested, now_ms: int) -> list[cmd.Command]:
         kind, uri = ev.cut_of(event)
+        if obstacle := self.in_place.obstacle(event):
+            return [cmd.OperationEnded(event.request_id, error=obstacle)]
         self.story.add(now_ms, "request", f"{kind} {uri}".strip())
         return self._apply(self.checkpointing.request(kind, event.request_id, uri, now_ms), now_ms)
 
-    def _apply(self, decided: list[CheckpointCommand], now_ms: int) -> list[cmd.Command]:
+    def _apply(self, decided: Sequence[CheckpointCommand | ChangeStep], now_ms: int) -> list[cmd.Command]:
         commands: list[cmd.Command] = []
         for command in decided:
             match command:
                 case JobShouldFail(reason):
                     commands += self._fail(Failure(now_ms, reason), now_ms)
-                case JobCanFinish(_cut):
+                case Failed(failure, final):
+                    commands += self._fail(failure, now_ms, final=final)
+                case JobCanFinish(cut) if self.in_place.upgrading.wants(cut):
+                    taken = self.in_place.upgrading.cut_taken(cut, self._situation(now_ms))
+                    commands += self._apply(taken, now_ms)
+                case JobCanFinish():
                     commands += self._finish(now_ms)
+                case Note(kind, text):
+                    self.story.add(now_ms, kind, text)
+                case Leave():
+                    commands += self._leave(command, now_ms)
+                case Become():
+                    self._become(command)
                 case _:
                     commands.append(command)
         return commands
 
     def _next_wake(self) -> int | None:
-        times = [self.checkpointing.wake_ms()]
+        times = [self.checkpointing.wake_ms(), self.in_place.upgrading.wake_ms()]
         if self._held.wake_ms() is not None and self.step in (Step.WAITING, Step.CLOSING):
             times.append(self._held.wake_ms())
         elif self.step in (Step.WAITING, Step.STARTING, Step.FINISHING, Step.CANCELLING):

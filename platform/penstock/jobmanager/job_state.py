@@ -1,9 +1,15 @@
-"""What a job is busy with, and what went wrong with it: small values of `jobmanager.job_master`."""
+"""What a job is busy with, what went wrong with it, steps it may be told to take: values of `jobmanager.job_master`."""
 
 from __future__ import annotations
 
 import enum
 from dataclasses import dataclass
+
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.checkpointing import CheckpointCommand
+from penstock.jobmanager.commands import Command
+from penstock.jobmanager.recover import JobIdentity
+from penstock.jobmanager.scheduler import Slot
 
 
 class Step(enum.Enum):
@@ -14,8 +20,8 @@ class Step(enum.Enum):
     WAITING = "waiting"
     STARTING = "starting"
     RUNNING = "running"
-    #: Old workers leave, the new parallelism is being recorded.
-    RESCALING = "rescaling"
+    #: Old workers leave, what the job is to be from here on is being recorded.
+    CHANGING = "changing"
     #: Everything is published: tasks close.
     FINISHING = "finishing"
     CANCELLING = "cancelling"
@@ -33,3 +39,40 @@ class Failure:
     detail: str = ""
     task: str = ""
     worker_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Restart the job, or end it if `final`."""
+
+    failure: Failure
+    final: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Tell it in the story."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Kill the workers and have recorded what the job is from here on."""
+
+    reason: str
+    record: Command
+
+
+@dataclass(frozen=True, slots=True)
+class Become:
+    """It is recorded: the job is this now."""
+
+    graph: JobGraph
+    identity: JobIdentity
+    #: Slots that are its own besides those it has.
+    extra: tuple[Slot, ...] = ()
+
+
+ChangeStep = CheckpointCommand | Failed | Note | Leave | Become

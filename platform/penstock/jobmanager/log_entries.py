@@ -61,3 +61,20 @@ def end_entry(
         runs=(identity.run_id,),
         note=state,
     )
+
+
+def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int) -> Manifest:
+    """Return the entry that ends the trial of a run that is an upgrade of the checkpoint `base`: it stays."""
+    return Manifest(
+        kind="seal",
+        sequence=0,
+        job_id=identity.job_id,
+        job_name=graph.name,
+        run_id=identity.run_id,
+        generation=identity.generation,
+        nonce="",
+        created_ms=now_ms,
+        graph_fingerprint=graph.fingerprint,
+        upgrade_of=base,
+        note="released",
+    )

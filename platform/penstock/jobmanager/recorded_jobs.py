@@ -11,7 +11,7 @@ from penstock.checkpoint.job_records import JobRecord, delete_record, read_recor
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
-from penstock.jobmanager.commands import RecordRescale
+from penstock.jobmanager.commands import RecordRescale, RecordUpgrade
 from penstock.jobmanager.job_store import StartFrom
 
 #: Ended jobs that are remembered. The token of a forgotten one starts a new job.
@@ -67,6 +67,20 @@ def rescaled_record(record: JobRecord, command: RecordRescale, generation: int) 
         options={},
         generation=generation,
         rescale_token=command.request_id,
+    )
+
+
+def upgraded_record(record: JobRecord, command: RecordUpgrade, generation: int) -> JobRecord:
+    """Return the record of a job with an upgrade's state, as another run and version if the command says so."""
+    changed = msgspec.structs.replace(record, upgrade=command.upgrade, generation=generation)
+    if command.graph is None:
+        return changed
+    allowed = command.upgrade.policy.allow_non_restored_state if command.trial is not None else ()
+    return msgspec.structs.replace(
+        changed,
+        run_id=command.run_id,
+        graph=encode_graph(command.graph),
+        options={"allow_non_restored_state": allowed} if allowed else {},
     )
 
 

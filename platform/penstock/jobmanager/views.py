@@ -173,6 +173,30 @@ class OperationStatus(_View, frozen=True, kw_only=True):
     error: str = ""
 
 
+class UpgradeView(_View, frozen=True, kw_only=True):
+    """The newest upgrade of a job."""
+
+    request_id: str
+    #: `cut`, `trial`, or how it ended: `completed`, `rolled-back`, `refused`, `kept`.
+    phase: str
+    #: The new version's, and the old one's if it came back.
+    run_id: str
+    back_run_id: str
+    savepoint: str = ""
+    #: Completed on trial so far, and wanted.
+    checkpoints: int = 0
+    checkpoints_wanted: int = 0
+    restarts: int = 0
+    restarts_allowed: int = 0
+    #: Whether a user's word is waited for.
+    confirm: bool = False
+    deadline_ms: int = 0
+    #: Output that is held back, of sinks that can hold it.
+    held_rows: int = 0
+    held_sinks: tuple[str, ...] = ()
+    reason: str = ""
+
+
 class ExceptionView(_View, frozen=True, kw_only=True):
     """One failure of the job."""
 

@@ -10,6 +10,8 @@ import pytest
 from penstock.checkpoint.log import ManifestLog
 from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.memory_store import MemoryStore
+from penstock.checkpoint.recovery import live_manifests
+from penstock.checkpoint.trials import trial_of
 from penstock.config.settings import JobSettings, RestartStrategy
 from penstock.connector.sink import SinkSpec
 from penstock.connector.source import SourceSpec
@@ -22,6 +24,7 @@ from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex, KeyGroup, Ope
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.job_master import JobIdentity, JobMaster
+from penstock.jobmanager.job_store import _tried
 from penstock.jobmanager.scheduler import Slot
 from penstock.rpc import messages as msg
 from penstock.rpc import worker_commands as orders
@@ -79,6 +82,7 @@ class FakeWorker:
         match command:
             case orders.DeployTasks():
                 self.tasks = [decode_deployment(data) for data in command.tasks]
+                world.owed += [c for task in self.tasks for r in task.restore for c in r.held]
                 return [self._state(task, "RUNNING") for task in self.tasks]
             case orders.AssignSplits():
                 world.assigned.append((command.subtask, tuple(s["id"] for s in command.splits), command.no_more))
@@ -89,7 +93,7 @@ class FakeWorker:
             case orders.CheckpointCompleted():
                 world.permits.append(command.permit)
                 newest = command.permit.checkpoint_id
-                own = [c for c in world.owed if c.subtask in self._sinks()]
+                own = [c for c in world.owed if c.subtask in self._sinks() and c.uid not in command.held]
                 return self._publish([c for c in own if c.checkpoint_id <= newest])
             case orders.ResolvePending():
                 world.resolved.append(command)
@@ -176,15 +180,24 @@ class World:
     """Executes the commands of one JobMaster at once, in order."""
 
     def __init__(
-        self, graph: JobGraph, store: MemoryStore, *, generation: int = 1, run_id: str = "r", source=None, note=""
+        self,
+        graph: JobGraph,
+        store: MemoryStore,
+        *,
+        generation: int = 1,
+        run_id: str = "r",
+        source=None,
+        note="",
+        upgrade=None,
     ):
         self.graph, self.store, self.source = graph, store, source
         self.clock = ManualClock(0)
         self.log = ManifestLog(store, generation, self.clock, SeededRand(generation))
         identity = JobIdentity(job_id=JOB, run_id=run_id, generation=generation)
         self.generation = generation
-        self.log.seal(self._seal(run_id, note))
-        self.master = JobMaster(graph, identity, SeededRand(0), 0)
+        live = live_manifests([entry.manifest for entry in self.log.read()])
+        self.log.seal(_tried(self._seal(run_id, note), trial_of(live, run_id)))
+        self.master = JobMaster(graph, identity, SeededRand(0), 0, upgrade)
         self.workers: dict[str, FakeWorker] = {}
         self.queue: deque = deque()
         self.lost = False
@@ -206,6 +219,9 @@ class World:
         #: What a rescale has put into the job's record; why it cannot.
         self.recorded: cmd.RecordRescale | None = None
         self.record_error = ""
+        #: What an upgrade has put there, step by step, and what the job is by the record.
+        self.upgrades: list = []
+        self.run_id = run_id
         #: Number of an event -> what happens right behind it.
         self.behind: dict[int, object] = {}
         self.handled = 0
@@ -264,6 +280,8 @@ class World:
                 self.free += slots or ()
             case cmd.RecordRescale():
                 self._record(command)
+            case cmd.RecordUpgrade():
+                self._record_upgrade(command)
             case cmd.LaunchWorker(worker_id, _):
                 self.workers[worker_id] = FakeWorker(self, worker_id)
                 ready = msg.WorkerReady(worker_id=worker_id, endpoint=f"unix:{worker_id}", pid=1)
@@ -300,6 +318,16 @@ class World:
         self.log.append(self._seal(command.run_id))
         self.source, self.recorded = None, command
         self.queue.append(ev.RescaleRecorded())
+
+    def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
+        if self.record_error:
+            self.queue.append(ev.UpgradeNotRecorded(self.record_error))
+            return
+        if command.graph is not None:
+            self.log.append(_tried(self._seal(command.run_id), command.trial))
+            self.source, self.graph, self.run_id = None, command.graph, command.run_id
+        self.upgrades.append(command.upgrade)
+        self.queue.append(ev.UpgradeRecorded())
 
     def _seal(self, run_id: str, note: str = "") -> Manifest:
         return Manifest(

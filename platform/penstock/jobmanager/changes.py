@@ -1,0 +1,203 @@
+"""Requests that change a running job in its place, rescale and upgrade: taken, recorded step by step, and told of.
+
+A part of `jobmanager.dispatcher`, on the JobManager's event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+
+from penstock.checkpoint.job_records import JobRecord, write_record
+from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.stores import join_uri
+from penstock.checkpoint.upgrade_record import UpgradePolicy, UpgradeRecord
+from penstock.core import failpoints
+from penstock.core.errors import UsageError
+from penstock.core.rand import Rand
+from penstock.graph.job_graph import JobGraph, decode_graph
+from penstock.graph.regions import required_slots
+from penstock.graph.rescale import RescaleTo
+from penstock.jobmanager import enumerators
+from penstock.jobmanager.commands import RecordRescale, RecordUpgrade
+from penstock.jobmanager.events import Event, RescaleRequested, UpgradeJudged, UpgradeRequested
+from penstock.jobmanager.job_driver import JobDriver
+from penstock.jobmanager.job_store import savepoint_uri
+from penstock.jobmanager.known_jobs import KnownJob
+from penstock.jobmanager.operations import Operations
+from penstock.jobmanager.recorded_jobs import rescaled_record, upgraded_record
+from penstock.jobmanager.upgrade_check import require_upgradable
+from penstock.jobmanager.upgrading import Phase, Upgrading
+from penstock.jobmanager.views import OperationStatus, UpgradeView
+
+_STATUS = {"cut": "IN_PROGRESS", "trial": "IN_PROGRESS", "completed": "COMPLETED"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeParts:
+    """What of the dispatcher is used."""
+
+    jobs: dict[str, KnownJob]
+    find: Callable[[str], KnownJob]
+    #: Begin a request and post its event to the job.
+    operate: Callable[[KnownJob, str, Event], None]
+    operations: Operations
+    free_slots: Callable[[], int]
+    ha_store: ObjectStore
+    rand: Rand
+    generation: int
+
+
+class Changes:
+    """`job` is an id or a name."""
+
+    def __init__(self, parts: ChangeParts) -> None:
+        """Nothing is under way, but what `resume` says."""
+        self._parts = parts
+
+    def resume(self, record: JobRecord) -> None:
+        """A leader before has begun an upgrade of this job: those who asked for it may ask us."""
+        if record.upgrade is not None and not record.upgrade.ended and not record.ended:
+            self._parts.operations.begin(record.upgrade.token, record.job_id)
+
+    async def rescale(self, job: str, to: RescaleTo) -> str:
+        """See `Dispatcher.rescale`."""
+        parts = self._parts
+        found, request_id = parts.find(job), to.token or parts.rand.token()
+        if found.record.rescale_token == request_id or parts.operations.known(request_id):
+            return request_id
+        graph = to.applied(found.graph, self._slots(found))
+        parts.operate(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
+        return request_id
+
+    async def upgrade(self, job: str, graph: bytes, policy: UpgradePolicy, token: str = "") -> str:
+        """Replace a running job by another version of it; return a request id: the token, if one is given.
+
+        Raises:
+            UsageError: the job does not run, the graph is no version of it, or it could not be taken back as wanted;
+                what else stands against it is told as the request's failure. ConnectorError: a connector cannot work.
+        """
+        parts = self._parts
+        found, request_id = parts.find(job), token or parts.rand.token()
+        if self._is_known(found, request_id):
+            return request_id
+        try:
+            new = decode_graph(graph)
+        except msgspec.MsgspecError as error:
+            msg = f"the job graph cannot be read: {error}"
+            raise UsageError(msg, hint="client and JobManager must be of the same version") from error
+        if not new.settings.checkpoint_root:
+            settings = msgspec.structs.replace(new.settings, checkpoint_root=found.graph.settings.checkpoint_root)
+            new = msgspec.structs.replace(new, settings=settings)
+        require_upgradable(found.graph, new, policy)
+        needed, there = required_slots(new), self._slots(found)
+        if needed > there:
+            msg = f"the new version needs {needed} slots, there are {there} for it"
+            raise UsageError(msg, hint="start another TaskManager, or lower its parallelism")
+        await enumerators.validate(new)
+        if self._is_known(found, request_id):  # asked again meanwhile
+            return request_id
+        name = f"savepoint-{found.record.job_id[:6]}-{request_id[:12]}"
+        uri = "" if policy.from_checkpoint else savepoint_uri(found.graph, policy.target, name)
+        event = UpgradeRequested(request_id, parts.rand.token(16), parts.rand.token(16), new, policy, uri)
+        parts.operate(found, request_id, event)
+        return request_id
+
+    def judge(self, job: str, *, healthy: bool) -> None:
+        """Say whether the new version on trial is healthy.
+
+        Raises:
+            UsageError: none is on trial.
+        """
+        found = self._parts.find(job)
+        upgrading = _upgrading(found)
+        if found.driver is None or upgrading is None or upgrading.phase is not Phase.TRIAL:
+            msg = f"job {found.record.name!r} has no new version on trial"
+            raise UsageError(msg, hint="see `penstock upgrade JOB --status`")
+        found.driver.post(UpgradeJudged(healthy))
+
+    def view(self, job: str) -> UpgradeView | None:
+        """Return the newest upgrade of a job, if there was one."""
+        found = self._parts.find(job)
+        upgrading = _upgrading(found)
+        record = found.record.upgrade if upgrading is None else upgrading.record
+        return None if record is None else _view(record, upgrading, found)
+
+    def told(self, request_id: str) -> OperationStatus | None:
+        """Return what a leader before us has recorded of a request."""
+        for record in (job.record for job in self._parts.jobs.values()):
+            if record.rescale_token and record.rescale_token == request_id:
+                return OperationStatus(request_id=request_id, job_id=record.job_id, status="COMPLETED")
+            upgrade = record.upgrade
+            if upgrade is not None and upgrade.token == request_id:
+                status = "FAILED" if record.ended and not upgrade.ended else _STATUS.get(upgrade.phase, "FAILED")
+                error = "" if status != "FAILED" else upgrade.reason or f"the job is {record.ended}"
+                return OperationStatus(
+                    request_id=request_id, job_id=record.job_id, status=status, uri=upgrade.savepoint, error=error
+                )
+        return None
+
+    async def record_rescale(self, driver: JobDriver, command: RecordRescale) -> None:
+        """From the write on, the job is its next run, for whoever leads."""
+        job = self._parts.jobs[driver.record.job_id]
+        record = rescaled_record(job.record, command, self._parts.generation)
+        failpoints.hit("jobmanager.before_rescale_record", run=command.run_id)
+        await asyncio.to_thread(write_record, self._parts.ha_store, record)
+        failpoints.hit("jobmanager.after_rescale_record", run=command.run_id)
+        job.record, job.graph, driver.record = record, command.graph, record
+
+    async def record_upgrade(self, driver: JobDriver, command: RecordUpgrade) -> None:
+        """The same of a step of an upgrade, which may leave the job what it is."""
+        job = self._parts.jobs[driver.record.job_id]
+        record = upgraded_record(job.record, command, self._parts.generation)
+        failpoints.hit("jobmanager.before_upgrade_record", phase=command.upgrade.phase)
+        await asyncio.to_thread(write_record, self._parts.ha_store, record)
+        failpoints.hit("jobmanager.after_upgrade_record", phase=command.upgrade.phase)
+        job.record = driver.record = record
+        job.graph = command.graph or job.graph
+
+    def _slots(self, job: KnownJob) -> int:
+        held = 0 if job.record.ended else required_slots(job.graph)
+        return held + self._parts.free_slots()
+
+    def _is_known(self, job: KnownJob, request_id: str) -> bool:
+        before = job.record.upgrade is not None and job.record.upgrade.token == request_id
+        return before or self._parts.operations.known(request_id)
+
+
+def _upgrading(job: KnownJob) -> Upgrading | None:
+    master = job.driver.master if job.driver is not None else None
+    return master.in_place.upgrading if master is not None else None
+
+
+def _view(record: UpgradeRecord, upgrading: Upgrading | None, job: KnownJob) -> UpgradeView:
+    master = job.driver.master if job.driver is not None else None
+    trial = record.phase == "trial" and master is not None
+    held = [c for c in master.checkpointing.pending.values() if c.run_id == record.run_id] if trial and master else []
+    return UpgradeView(
+        request_id=record.token,
+        phase=record.phase,
+        run_id=record.run_id,
+        back_run_id=record.back_run_id,
+        savepoint=record.savepoint,
+        checkpoints=upgrading.checkpoints if upgrading is not None else 0,
+        checkpoints_wanted=record.policy.checkpoints,
+        restarts=upgrading.restarts if upgrading is not None else 0,
+        restarts_allowed=record.policy.max_restarts,
+        confirm=record.policy.confirm,
+        deadline_ms=record.deadline_ms,
+        held_rows=sum(c.rows for c in held),
+        held_sinks=tuple(sorted({c.uid for c in held})),
+        reason=record.reason,
+    )
+
+
+def default_root(graph: JobGraph, ha_uri: str) -> JobGraph:
+    """Return a graph with a checkpoint root: one below the HA root, where its submitter gave none."""
+    if graph.settings.checkpoint_root:
+        return graph
+    settings = msgspec.structs.replace(graph.settings, checkpoint_root=join_uri(ha_uri, "checkpoints"))
+    return msgspec.structs.replace(graph, settings=settings)
