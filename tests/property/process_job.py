@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
+from tests.property.small_pieces import Fetching, part, small_pieces
 
 from penstock.api.process import compile_process
 from penstock.config.settings import JobSettings
@@ -49,6 +50,10 @@ class PlainStore:
         for key in keys:
             self.held.pop(key, None)
 
+    def delete_range(self, low, high):
+        for key in [key for key in self.held if low <= key < high]:
+            del self.held[key]
+
     def scan(self, low, high, piece=3):
         found = sorted(key for key in self.held if low <= key < high)
         for first in range(0, len(found), piece):
@@ -67,6 +72,19 @@ def keys_leave(monkeypatch, keys):
     keys_leave_for_rocksdb(monkeypatch, keys)
     yield
     assert PlainStore.written > before
+
+
+@contextmanager
+def keys_are_remote(monkeypatch, keys, local_bytes):
+    """Have no more than so many keys in memory, and fetch the others from segments of a few rows a row group."""
+    with keys_leave(monkeypatch, keys), small_pieces():
+        monkeypatch.setattr("tests.property.process_job.SETTINGS", JobSettings(state_backend="remote"))
+        monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._local_bytes", local_bytes)
+        yield
+
+
+#: Keys in memory (a few, all), and fetched bytes beyond which some are dropped (at once, after some records, never).
+REMOTE = ((3, 1), (100, 1), (100, 500), (3, 1 << 50))
 
 
 def keys_leave_for_rocksdb(monkeypatch, keys):
@@ -89,7 +107,7 @@ class Sink:
         pass
 
 
-class ProcessJob:
+class ProcessJob(Fetching):
     """The function by key `k` (text) of rows of `schema`; every key has a model, which can `copy` itself."""
 
     def __init__(self, folder, function, schema, models, clock=None):
@@ -108,6 +126,7 @@ class ProcessJob:
         self.complete = ([], self.copied())
         self.attempt = self.checkpoint_id = 0
         self.subtasks = []
+        self.fetching = []
         self.start(1)
 
     def copied(self):
@@ -118,7 +137,7 @@ class ProcessJob:
             operator.close()
             store.close()
         self.attempt += 1
-        self.frozen = []
+        self.frozen, self.fetching = [], []
         snapshots, models = self.complete
         self.models = {key: model.copy() for key, model in models.items()}
         self.marks = [MIN_TIMESTAMP] * parallelism
@@ -155,7 +174,7 @@ class ProcessJob:
         return operator, store
 
     def read(self, file):
-        return self.files[file.path]
+        return part(self.files[file.path], file)
 
     def write(self, encoded):
         name = str(len(self.files))

@@ -3,7 +3,7 @@
 import contextlib
 from unittest import mock
 
-from penstock.state import remote, segment_file, segments
+from penstock.state import remote, remote_keys, remote_timers, segment_file, segments
 
 #: Fetched state beyond which it is dropped: at once, after some regions, never.
 LOCAL_BYTES = (1, 1 << 31, 1 << 50)
@@ -15,6 +15,10 @@ def small_pieces():
         mock.patch.object(segments, "ROW_GROUP", 3),
         mock.patch.object(remote, "ROW_GROUP", 3),
         mock.patch.object(remote, "_TOGETHER", 2),
+        mock.patch.object(remote_keys, "ROW_GROUP", 3),
+        mock.patch.object(remote_keys, "_ROWS", 6),
+        mock.patch.object(remote_keys, "_ROWS_BEHIND", 3),
+        mock.patch.object(remote_timers, "_ROWS", 6),
         mock.patch.object(remote, "_FEW_ROWS", 2),
         mock.patch.object(remote, "_MANY_PIECES", 1),
         mock.patch.object(segment_file, "WHOLE_BYTES", 0),

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.process_job import ProcessJob, keys_leave, keys_leave_for_rocksdb
+from tests.property.process_job import REMOTE, ProcessJob, keys_are_remote, keys_leave, keys_leave_for_rocksdb
 
 import penstock as ps
 from penstock.state.entry_order import last_entries
@@ -201,6 +201,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("freeze")),
         st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
         st.tuples(st.just("compact"), st.booleans()),
+        st.tuples(st.just("begin_fetch")),
+        st.tuples(st.just("end_fetch")),
         st.tuples(st.just("start"), st.integers(1, 4)),
     ),
     min_size=8,
@@ -247,6 +249,23 @@ def test_any_history_gives_pythons_lists_and_dicts(operations):
 @given(operations=OPERATIONS)
 def test_any_history_gives_pythons_lists_and_dicts_where_keys_leave_memory(leaving, operations):
     run(operations)
+
+
+@pytest.fixture(params=REMOTE)
+def remote(request, monkeypatch):
+    """Keys are fetched when they are touched."""
+    with keys_are_remote(monkeypatch, *request.param):
+        yield
+
+
+#: Some state is restored before anything else.
+RESTORED = [("batch", 1, 60), ("checkpoint",), ("batch", 2, 60), ("checkpoint",), ("start", 2)]
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_pythons_lists_and_dicts_where_state_is_remote(remote, operations):
+    run([*RESTORED, *operations])
 
 
 def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path):

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.process_job import ProcessJob, Sink, keys_leave, keys_leave_for_rocksdb
+from tests.property.process_job import REMOTE, ProcessJob, Sink, keys_are_remote, keys_leave, keys_leave_for_rocksdb
 
 import penstock as ps
 from penstock.core.elements import TS_COLUMN, Watermark
@@ -158,6 +158,9 @@ class Job(ProcessJob):
         for _ in range(count):
             key, what = KEYS[random.integers(len(KEYS))], WORDS[random.integers(len(WORDS))]
             rows.append((key, what, int(max(0, around + random.integers(-20, 20))), int(random.integers(1000))))
+        self.rows(rows)
+
+    def rows(self, rows):
         for subtask, (operator, _) in enumerate(self.subtasks):
             keys = self.keys_of(subtask)
             mine = [row for row in rows if row[0] in keys]
@@ -201,6 +204,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("freeze")),
         st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
         st.tuples(st.just("compact"), st.booleans()),
+        st.tuples(st.just("begin_fetch")),
+        st.tuples(st.just("end_fetch")),
         st.tuples(st.just("restart"), st.integers(1, 4)),
     ),
     min_size=10,
@@ -226,6 +231,13 @@ def leaving(monkeypatch):
         yield
 
 
+@pytest.fixture(params=REMOTE)
+def remote(request, monkeypatch):
+    """Keys are fetched when they are touched, timers when they are near."""
+    with keys_are_remote(monkeypatch, *request.param):
+        yield
+
+
 def run(operations):
     with tempfile.TemporaryDirectory() as folder:
         job = Job(folder)
@@ -247,6 +259,71 @@ def test_any_history_gives_the_models_rows(operations):
 @given(operations=OPERATIONS)
 def test_any_history_gives_the_models_rows_where_keys_leave_memory(leaving, operations):
     run(operations)
+
+
+#: Some state is restored before anything else.
+RESTORED = [("batch", 1, 60, 80), ("checkpoint",), ("batch", 2, 60, 40), ("checkpoint",), ("restart", 2)]
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_the_models_rows_where_state_is_remote(remote, operations):
+    run([*RESTORED, *operations])
+
+
+def test_what_was_changed_before_it_was_fetched_is_changed(remote, tmp_path):
+    """Timers and values of keys that come, go, and are fetched again, with segments that wait for their upload."""
+    job = Job(tmp_path)
+    job.rows([(key, "event", 10 * n, 0) for n, key in enumerate(KEYS, 2)])
+    job.rows([(key, "add", n, 0) for n, key in enumerate(KEYS)])
+    job.checkpoint()
+    job.start(2)
+    job.rows([(key, "forget", 10 * n, 0) for n, key in enumerate(KEYS, 2) if n % 3 == 0])
+    job.rows([(key, "clear", n, 0) for n, key in enumerate(KEYS) if n % 4 == 0])
+    for subtask in range(2):
+        job.watermark(subtask, 35)
+    job.freeze()
+    job.rows([(key, "forget", 10 * n, 0) for n, key in enumerate(KEYS, 2) if n % 3 == 1])
+    job.rows([(key, "event", 10 * n, 0) for n, key in enumerate(KEYS, 2) if n % 6 == 0])
+    for key in [*KEYS, *reversed(KEYS)]:
+        job.rows([(key, "add", 4, 0)])
+    job.finish("failed")
+    for time in (70, 71, 120, 1000):
+        for subtask in range(2):
+            job.watermark(subtask, time)
+    job.checkpoint()
+    job.start(3)
+    for subtask in range(3):
+        job.watermark(subtask, 2000)
+
+
+def test_what_a_key_had_does_not_come_back_when_its_piece_is_fetched_again(remote, tmp_path):
+    """Keys are cleared one by one by their timers, while pieces beside them are dropped and fetched."""
+    job = Job(tmp_path)
+    job.rows([(key, "add", 4 + n, 0) for n, key in enumerate(KEYS)])
+    job.rows([(key, "event", 11 * (n + 1), 0) for n, key in enumerate(KEYS)])
+    job.checkpoint()
+    job.start(1)
+    for n in range(len(KEYS)):
+        job.watermark(0, 11 * (n + 1))
+    job.checkpoint()
+    for key in KEYS:
+        job.rows([(key, "add", 4, 0)])
+
+
+def test_a_timer_that_has_fired_does_not_come_from_the_log(remote, tmp_path):
+    job = Job(tmp_path)
+    job.rows([(key, "event", 50 + n, 0) for n, key in enumerate(KEYS)])
+    job.checkpoint()
+    job.start(1)
+    job.watermark(0, 1)
+    job.rows([(KEYS[2], "event", 10, 0)])
+    job.watermark(0, 20)
+    job.rows([(KEYS[3], "event", 8, 0)])
+    for key in KEYS[4:]:
+        job.rows([(key, "add", 4, 0)])
+    for time in (25, 53, 60, 200):
+        job.watermark(0, time)
 
 
 def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path):

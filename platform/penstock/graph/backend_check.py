@@ -15,7 +15,18 @@ if TYPE_CHECKING:
     from penstock.graph.stream_graph import StreamGraph, StreamNode
 
 #: Kinds of operators whose keyed state can stay in the object store.
-_REMOTE = frozenset({"running_aggregate", "deduplicate", "window_aggregate", "zoned_window", "processing_window"})
+_REMOTE = frozenset(
+    {
+        "running_aggregate",
+        "deduplicate",
+        "window_aggregate",
+        "zoned_window",
+        "processing_window",
+        "process",
+        "co_process",
+        "broadcast_process",
+    }
+)
 #: Aggregates that keep one of the values, of whatever length it is.
 _PICKS = frozenset({"min", "max", "first", "last"})
 #: Digits of a decimal that fits the eight bytes of a cell.
@@ -34,9 +45,10 @@ def check_backend(graph: StreamGraph, node: StreamNode) -> None:
         return
     cannot = f"{node.label} cannot keep its state with state_backend='remote'"
     if operator.kind not in _REMOTE:
-        only = "remote is for running aggregates, deduplicate and windows with aggregates (not sessions)"
+        only = "remote is for process functions, running aggregates, deduplicate and windows with aggregates"
         raise GraphError(cannot, hint=f"{only}; {_WAY_OUT}")
-    if operator.config.get("ttl") is not None:
+    expires = any(kind.get("ttl") is not None for kind in operator.config.get("kinds", {}).values())
+    if expires or operator.config.get("ttl") is not None:
         raise GraphError(f"{cannot}: it has a time-to-live", hint=f"leave ttl= out, or {_WAY_OUT}")
     text = next((edge.schema for edge in graph.in_edges(node.id)), "")
     picked = [(a["fn"], a["column"]) for a in operator.config.get("aggregates", ()) if a["fn"] in _PICKS]

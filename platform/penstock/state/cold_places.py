@@ -15,6 +15,8 @@ from penstock.state.cold_records import ColdHome
 from penstock.state.key_index import plain_key_schema
 from penstock.state.regions import FileRegions, StoreRegions
 from penstock.state.remote import RemoteRows
+from penstock.state.remote_keys import RemoteKeys
+from penstock.state.remote_log import Reader
 from penstock.state.remote_segments import RemoteSegments
 
 if TYPE_CHECKING:
@@ -34,8 +36,8 @@ class ColdPlaces:
         self._request = request
         self._share = request.settings.managed_memory_bytes // _COLD_SHARE
         self._opened: list[ColdRows | ColdHome] = []
-        #: Tables whose rows stay in the object store, by their name.
-        self.remote: dict[str, RemoteRows] = {}
+        #: What stays in the object store and may be fetched before anybody asks.
+        self.remote: list[RemoteRows | RemoteKeys] = []
 
     def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
         """Return the cold side of a table of panes; None: it stays in memory, as cells do that refer to strings.
@@ -51,7 +53,8 @@ class ColdPlaces:
             return None
         rows: ColdRows
         if backend == "remote":
-            rows = self.remote[source.state] = self._remote_rows(source, spec)
+            rows = self._remote_rows(source, spec)
+            self.remote.append(rows)
         elif _fits_file(spec):
             rows = FileRows(spec, self._request.hash_range, self._request.directory, self._share)
             rows.expect(source.log.rows)
@@ -61,18 +64,22 @@ class ColdPlaces:
         return rows
 
     def home(self) -> ColdHome | None:
-        """Return where keys go with all their values; None: they stay in memory.
+        """Return where keys go with all their values, or come to from the object store; None: they stay in memory.
 
         Raises:
             UsageError: the backend's library is not installed.
         """
-        if self._request.settings.state_backend != "rocksdb":
+        backend = self._request.settings.state_backend
+        if backend == "hashmap":
             return None
         from penstock.state import rocksdb
 
         rocksdb.require()
         home = ColdHome(lambda: self._open_store("rows"), self._request.directory)
         self._opened.append(home)
+        if backend == "remote":
+            home.remote = RemoteKeys(home, self._request.hash_range, self._reader, self._local_bytes)
+            self.remote.append(home.remote)
         return home
 
     def close(self) -> None:
@@ -80,18 +87,27 @@ class ColdPlaces:
         for place in self._opened:
             place.close()
         self._opened = []
-        self.remote = {}
+        self.remote = []
+
+    @property
+    def _reader(self) -> Reader:
+        return Reader(self._request.read, self._request.gather)
+
+    @property
+    def _local_bytes(self) -> int:
+        """What fetched state of this subtask may take on the local disk."""
+        settings = self._request.settings
+        return settings.remote_local_bytes * self._request.budget.limit_bytes // settings.managed_memory_bytes
 
     def _remote_rows(self, source: FrozenSource, spec: PaneTableSpec) -> RemoteRows:
-        request, settings = self._request, self._request.settings
+        request = self._request
         source.remote = True
-        segments = RemoteSegments(source, spec, request.read, request.gather)
+        segments = RemoteSegments(source, spec, self._reader)
         if _fits_file(spec):
             local: FileRegions | StoreRegions = FileRegions(spec, request.hash_range, request.directory, self._share)
         else:
             local = StoreRegions(spec, request.hash_range, StoreRows(spec, self._open_store(source.state)))
-        limit = settings.remote_local_bytes * request.budget.limit_bytes // settings.managed_memory_bytes
-        return RemoteRows(spec, segments, local, limit)
+        return RemoteRows(spec, segments, local, self._local_bytes)
 
     def _open_store(self, name: str) -> ColdStore:
         from penstock.state.rocksdb import RocksStore

@@ -8,10 +8,12 @@ them back and forgets them. The store is a spill area; what is here was saved fo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from penstock.core.keygroup import HASH_MAX
 from penstock.state.cold_keys import bound, encode_keys
 from penstock.state.packed_rows import RowPacker
 
@@ -21,10 +23,12 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from penstock.core.keygroup import HashRange
     from penstock.kernels.compile import I32, I64
     from penstock.state.cold import ColdStore
     from penstock.state.frozen import FrozenSegment
     from penstock.state.key_index import KeyView
+    from penstock.state.remote_keys import LocalBytes, RemoteKeys
 
 #: Keys that leave memory at a time: as bytes they take several times what they take in a table.
 _PIECE = 16_384
@@ -45,6 +49,10 @@ class ColdHome:
         self._directory = directory
         self._store: ColdStore | None = None
         self._states = 0
+        #: What is here, where it may have to be dropped.
+        self.local: LocalBytes | None = None
+        #: What fetches keys from the object store; None: all are here or in memory.
+        self.remote: RemoteKeys | None = None
 
     @property
     def store(self) -> ColdStore:
@@ -80,6 +88,19 @@ class Taken:
     columns: list[pa.Array]
 
 
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Records on their way to the store, one a key."""
+
+    hashes: I64
+    names: list[bytes]
+    values: list[bytes]
+
+    def chosen(self, which: np.ndarray) -> PackedRows:
+        """Return some of them."""
+        return PackedRows(self.hashes[which], list(compress(self.names, which)), list(compress(self.values, which)))
+
+
 class ColdRecords:
     """Rows of one state by key."""
 
@@ -95,38 +116,57 @@ class ColdRecords:
     def put(self, keys: KeyView, slots: I32, counts: I64, columns: Sequence[pa.Array]) -> None:
         """Take in rows: `counts[i]` (at least one) of the key `slots[i]`, which has none here."""
         if len(slots):
-            names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
-            self._home.store.put(names, self._packer.pack(columns, counts))
-            self.count += len(slots)
+            self.put_packed(self.packed(keys, slots, counts, columns))
+
+    def packed(self, keys: KeyView, slots: I32, counts: I64, columns: Sequence[pa.Array]) -> PackedRows:
+        """Return rows as `put` takes them in as records; any thread."""
+        names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
+        return PackedRows(keys.hashes[slots], names, self._packer.pack(columns, counts))
+
+    def put_packed(self, rows: PackedRows) -> None:
+        """Take in records."""
+        if not rows.names:
+            return
+        self._home.store.put(rows.names, rows.values)
+        self.count += len(rows.names)
+        if self._home.local is not None:
+            self._home.local.came(rows.hashes, rows.values)
+
+    def drop_range(self, part: HashRange) -> None:
+        """Forget the keys in a range of hashes; `count` goes on counting them."""
+        behind = bound(self._number + 1) if part.high == HASH_MAX else bound(self._number, part.high + 1)
+        self._home.store.delete_range(bound(self._number, part.low), behind)
 
     def take(self, keys: KeyView, slots: I32) -> Taken | None:
         """Return the rows of these keys, each of which occurs once, read in one sorted call; they are here no more."""
         if self.count == 0 or len(slots) == 0:
             return None
-        taken, there = self._read(keys, slots)
+        taken, there, values = self._read(keys, slots)
         if taken is not None:
             self._home.store.delete(there)
             self.count -= len(there)
+            if self._home.local is not None:
+                self._home.local.went(keys.hashes[taken.slots], values)
         return taken
 
     def look_up(self, keys: KeyView, slots: I32) -> Taken | None:
         """Return the rows of these keys as `take` does, and leave them here."""
         return self._read(keys, slots)[0] if self.count else None
 
-    def _read(self, keys: KeyView, slots: I32) -> tuple[Taken | None, list[bytes]]:
-        """Return the rows of keys that are here, and their names in the store."""
+    def _read(self, keys: KeyView, slots: I32) -> tuple[Taken | None, list[bytes], list[bytes]]:
+        """Return the rows of keys that are here, and their names and records in the store."""
         slots = slots[np.argsort(keys.hashes[slots])]
         names = encode_keys(keys, slots, np.full(len(slots), self._number, np.int64))
-        found, there, values = [], list[bytes](), []
+        found, there, values = [], list[bytes](), list[bytes]()
         for place, value in enumerate(self._home.store.get(names)):
             if value is not None:
                 found.append(place)
                 there.append(names[place])
                 values.append(value)
         if not found:
-            return None, there
+            return None, there, values
         counts, columns = self._packer.unpack(values)
-        return Taken(slots[found], counts, columns), there
+        return Taken(slots[found], counts, columns), there, values
 
     def sweep(self, limit: int, deadline: int) -> list[bytes]:
         """Look through the next `limit` keys, in turn, and forget those whose rows were all last accessed by then.

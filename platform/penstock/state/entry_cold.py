@@ -55,7 +55,7 @@ class ColdEntries:
         self._codec = codec
         self._entries, self._values, self._stamped = len(spec.entries), len(spec.values), spec.ttl
         self._lists = lists
-        self._records = ColdRecords(home, [field.type for field in (*spec.entries, *spec.stored)])
+        self.records = ColdRecords(home, [field.type for field in (*spec.entries, *spec.stored)])
         #: Keys whose lists have expired since the last freeze.
         self._expired: KeyIndex | None = None
 
@@ -85,16 +85,16 @@ class ColdEntries:
         columns = [*self._codec.encode_keys(names), *self._codec.encode_values(values)]
         if stamps is not None:
             columns.append(pa.array(times, pa.int64()))
-        self._records.put(keys, slots, counts, columns)
+        self.records.put(keys, slots, counts, columns)
 
     def take(self, keys: KeyView, slots: I32) -> tuple[list[Warmed], int]:
         """Return what slots get back, and the bytes of its strings; it is here no more."""
-        taken = self._records.take(keys, slots)
+        taken = self.records.take(keys, slots)
         return ([], 0) if taken is None else self._warmed(taken)
 
     def look_up(self, keys: KeyView, slots: I32, stamps: EntryStamps | None, most: int) -> list[tuple[Any, Any]]:
         """Return the first `most` elements or entries of one key that are alive, and leave them here."""
-        taken = self._records.look_up(keys, slots)
+        taken = self.records.look_up(keys, slots)
         if taken is None:
             return []
         ((found,), _) = self._warmed(taken)
@@ -113,7 +113,7 @@ class ColdEntries:
 
     def sweep(self, limit: int, deadline: int) -> None:
         """As `ColdRecords.sweep`."""
-        gone = self._records.sweep(limit, deadline)
+        gone = self.records.sweep(limit, deadline)
         if gone and self._lists:
             keys, hashes, _ = decode_keys(self._spec.key_schema, gone)
             self._expired = self._expired or KeyIndex(self._spec.key_schema)

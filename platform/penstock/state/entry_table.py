@@ -45,8 +45,6 @@ _CONTAINER_BYTES = 200
 _LIST_PLACE, _DICT_PLACE = 10, 80
 #: Strings are measured again when they may have doubled since, and grown by this.
 _MEASURE_BYTES = 16 << 20
-
-
 #: Of the slots that are looked through for expired values, one in so many is for lists or maps.
 _SWEEP_PART = 8
 
@@ -86,6 +84,8 @@ class EntryTable:
         self._containers = self._entries = self._text = 0
         self._measure_at = _MEASURE_BYTES
         self._waiting = WaitingSegments(source)
+        if self._cold is not None:
+            state.follow(source, spec, self._waiting, self._cold.records)
 
     # --- entries ----------------------------------------------------------------------------------------------------
 

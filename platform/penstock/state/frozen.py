@@ -166,11 +166,23 @@ class FrozenSegment:
         self._rows: FrozenContent | None = rows
         self._spilled: Path | None = None
         self._about: EncodedSegment | None = None
+        #: The spilled file, once something of it was read.
+        self._opened: SegmentFile | None = None
 
     @property
     def memory_bytes(self) -> int:
         """Bytes held in memory."""
         return 0 if self._rows is None else self._rows.memory_bytes
+
+    @property
+    def about(self) -> EncodedSegment | None:
+        """What is known of the file, without its bytes; None: it was not encoded yet."""
+        return self._about
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether the rows are not encoded on the local disk."""
+        return self._rows is not None
 
     @property
     def durable(self) -> bool:
@@ -221,10 +233,10 @@ class FrozenSegment:
         """Yield the rows in some ranges of hashes, while they are not durable; the owner's thread."""
         rows, spilled, about = self._rows, self._spilled, self._about
         if spilled is not None and about is not None:
-            data = spilled.read_bytes()
-            file = SegmentFile(segment_of(about, FileRef(inline=data, length=len(data)), ""), lambda _: data)
+            if self._opened is None:
+                self._opened = _opened(about, mapped(spilled))
             for wanted in ranges:
-                yield from file.tables(wanted)
+                yield from self._opened.tables(wanted)
         elif isinstance(rows, InPieces):
             yield from rows.within(ranges)
 
@@ -233,11 +245,15 @@ class FrozenSegment:
         about = self._about
         if about is None:
             raise RuntimeError(f"segment {self.position} was declared durable before it was encoded")
-        self._rows = None
+        self._rows = self._opened = None
         if self._spilled is not None:
             self._spilled.unlink(missing_ok=True)
             self._spilled = None
         return segment_of(about, file, writer)
+
+
+def _opened(about: EncodedSegment, data: bytes) -> SegmentFile:
+    return SegmentFile(segment_of(about, FileRef(inline=b"", length=len(data)), ""), lambda _: data)
 
 
 def _merged(parts: list[Rows], width: int) -> Rows:

@@ -20,6 +20,7 @@ from penstock.kernels.columns import key_column
 from penstock.kernels.rows import number_slots
 from penstock.state.entry_table import EntryTable
 from penstock.state.key_index import KeyIndex
+from penstock.state.remote_timers import Far
 from penstock.state.row_eviction import Recency
 from penstock.state.row_spec import TIMERS, RowSpec
 from penstock.state.row_table import RowTable
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.budget import MemoryBudget
-    from penstock.state.cold_records import ColdHome
+    from penstock.state.cold_records import ColdHome, ColdRecords
     from penstock.state.entry_codec import EntryCodec
     from penstock.state.frozen import FrozenSource, StateSpec
     from penstock.state.key_index import KeyView
     from penstock.state.migration import Migration
     from penstock.state.spilled_rows import SpillArea
     from penstock.state.ttl import Ttl
+    from penstock.state.waiting import WaitingSegments
 
 #: Fewer keys than this are never looked through for dead ones.
 _DEAD_KEYS = 65_536
@@ -92,9 +94,11 @@ class RowState:
     ) -> None:
         """No state is declared yet; `holder` names it to the budget.
 
-        Without `cold` all keys stay in memory, without `area` all rows of joins.
+        Without `cold` all keys stay in memory, without `area` all rows of joins; where `cold` has
+        something remote keys are fetched from the object store.
         """
         self.cold = cold
+        self.remote = None if cold is None else cold.remote
         self._recency = Recency(budget, holder)
         self.index = KeyIndex(key_schema)
         self._holder = holder
@@ -191,6 +195,16 @@ class RowState:
                 raise TypeError(f"keys may leave memory, but {type(table).__name__} cannot let them go")
             self._cold_tables.append(table)
 
+    def follow(self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, records: ColdRecords) -> None:
+        """Fetch the records of one more state when their keys are touched, if anything is remote."""
+        if self.remote is not None:
+            self.remote.follow(source, spec, waiting, records)
+
+    @property
+    def far(self) -> Far | None:
+        """Where timers are that are not here; None: all are."""
+        return None if self.remote is None else Far(self.remote.home, self.remote.reader)
+
     # --- keys -------------------------------------------------------------------------------------------------------
 
     def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
@@ -202,6 +216,8 @@ class RowState:
         self._recency.touch(slots, self.index.count)
         if self.index.count > known:
             view, new = self.index.view(), np.arange(known, self.index.count, dtype=np.int32)
+            if self.remote is not None:
+                self.remote.ensure(view.hashes[new], self.index, known)
             for table in self._cold_tables:
                 table.bring_in(view, new)
         return slots
@@ -215,6 +231,8 @@ class RowState:
         found = self.index.find(keys, hashes)
         if len(found):
             return self.index.view(), found, True
+        if self.remote is not None:
+            self.remote.ensure(hashes, self.index, self.index.count)
         asked = KeyIndex(self.index.schema)
         slots = asked.upsert(keys, hashes).copy()
         return asked.view(), slots, False

@@ -128,6 +128,8 @@ class RowTable:
         self._where: I32 = np.full(_FIRST_ROWS, -1, np.int32)
         self._waiting = WaitingSegments(source)
         self._swept = 0
+        if self._cold is not None:
+            state.follow(source, spec, self._waiting, self._cold)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.core.errors import SnapshotDamagedError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.snapshot import FileRef
-from penstock.state.accumulators import KEY_HASH
+from penstock.state.accumulators import KEY_HASH, NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-    import pyarrow as pa
 
     from penstock.core.snapshot import Segment
 
@@ -66,7 +65,7 @@ class SegmentFile:
         file = segment.file
         if file.inline is not None or file.length < WHOLE_BYTES or not segment.footer_length:
             self._data = read(file)
-            self._metadata = pq.read_metadata(io.BytesIO(self._data))
+            self._metadata = pq.read_metadata(_whole(self._data))
         else:
             start = file.offset + file.length - segment.footer_length
             footer = FileRef(
@@ -82,8 +81,18 @@ class SegmentFile:
         return None if text is None else set(json.loads(text))
 
     def within(self, wanted: HashRange) -> list[RowGroup]:
-        """Return the row groups that may have rows in a range; they are neighbours."""
+        """Return the row groups that may have rows in a range, in the order of the file."""
         return [g for g in self.groups if g.low <= wanted.high and wanted.low <= g.high]
+
+    def namespaces_of(self, group: RowGroup) -> tuple[int, int]:
+        """Return the lowest and the highest namespace of a row group, or of the file where the footer does not say."""
+        about = self._metadata.row_group(group.number)
+        for number in range(about.num_columns):
+            column = about.column(number)
+            stats = column.statistics if column.path_in_schema == NAMESPACE else None
+            if stats is not None and stats.has_min_max:
+                return stats.min, stats.max
+        return self.segment.namespace_min, self.segment.namespace_max
 
     def tables(self, wanted: HashRange) -> Iterator[pa.Table]:
         """Yield the rows whose hash lies in the range, a row group at a time; groups outside are not read.
@@ -117,7 +126,7 @@ class SegmentFile:
     def decode(self, run: Sequence[RowGroup], data: bytes) -> Iterator[pa.Table]:
         """Yield the rows of row groups from what `fetch` returned for them."""
         if self._data is not None:
-            file = pq.ParquetFile(io.BytesIO(self._data))
+            file = pq.ParquetFile(_whole(self._data))
         else:
             source = _Window(data, run[0].offset, self.segment.file.length)
             file = pq.ParquetFile(source, metadata=self._metadata)
@@ -140,6 +149,11 @@ class SegmentFile:
             low, high = (stats.min, stats.max) if known else (HASH_MIN, HASH_MAX)
             groups.append(RowGroup(number, 0, 0, 0, low, high, about.num_rows))
         return groups
+
+
+def _whole(data: bytes) -> pa.BufferReader:
+    """Return a file in memory, or mapped, to be read without a copy of it."""
+    return pa.BufferReader(pa.py_buffer(data))
 
 
 def rows_within(table: pa.Table, wanted: HashRange) -> pa.Table:

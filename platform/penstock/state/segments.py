@@ -48,6 +48,8 @@ _MERGE_ROWS = 250_000
 _MERGE_BYTES = 1 << 30
 #: A file names the namespaces of its rows if they are no more than these.
 _NAMED = 1024
+#: Hash, namespace, deleted, seq: a state without any others has timers.
+_FIXED_COLUMNS = 4
 _ENTRY_IDS = range(FIRST_ENTRY, 1001)
 
 
@@ -67,6 +69,8 @@ class SegmentWriter:
         self._sink = _Sink(self._out)
         self._writer = pq.ParquetWriter(self._sink, schema, use_dictionary=False, **_layout(schema))
         self._groups: list[tuple[int, ...]] = []
+        #: Of timers a row group has those of a span of time, so that those that are due are few groups.
+        self._times = len(schema) == len(key_names(schema)) + _FIXED_COLUMNS
         self._named: set[int] | None = set()
         self._rows = 0
         self._hashes = [HASH_MAX, HASH_MIN]
@@ -87,6 +91,8 @@ class SegmentWriter:
         if self._named is not None:
             self._named.update(np.unique(table.column(NAMESPACE).to_numpy()).tolist())
             self._named = self._named if len(self._named) <= _NAMED else None
+        if self._times and rows > self._group_rows:
+            table = _by_time(table, self._group_rows)
         for first in range(0, rows, self._group_rows):
             start, group = self._sink.begin(), table.slice(first, self._group_rows)
             self._writer.write_table(group, row_group_size=self._group_rows)
@@ -143,6 +149,13 @@ def mapped(path: Path) -> bytes:
 
 def _mapped(file: BinaryIO) -> bytes:
     return cast("bytes", mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))  # written and sliced as bytes are
+
+
+def _by_time(table: pa.Table, group_rows: int) -> pa.Table:
+    """Return rows, sorted by hash, group by group of the times; the rows of a group are sorted by hash."""
+    group = np.empty(table.num_rows, np.int64)
+    group[np.argsort(table.column(NAMESPACE).to_numpy(), kind="stable")] = np.arange(table.num_rows) // group_rows
+    return table.take(pa.array(np.argsort(group, kind="stable")))
 
 
 class _Sink:
@@ -272,7 +285,9 @@ def merge_segments(
         tables = [table for file in ordered for table in read_visible(file, tombstones, piece)]
         for part in _cut(tables):
             every = pa.concat_tables([conform(table, schema) for table in part])
-            merged = _newest(every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted)
+            merged = newest_rows(
+                every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted
+            )
             if merged.num_rows:
                 yield merged
         low = piece.high + 1
@@ -312,7 +327,7 @@ def _expired(table: pa.Table, until: int) -> pa.Table:
     return table.set_column(place, table.schema.field(place), pc.or_(table.column(DELETED), old))
 
 
-def _newest(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Table:
+def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa.Table:
     """Keep the last row of every (key, namespace), or (key, namespace, `__row`) or entry; rows come in order."""
     names = (*key_names(schema), *(name for name in (NAMESPACE, ROW) if name in schema.names))
     batch = table.combine_chunks().to_batches(max_chunksize=table.num_rows)[0]

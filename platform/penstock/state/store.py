@@ -16,7 +16,7 @@ from penstock.state.fitting import fitted, migration_of
 from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
 from penstock.state.merging import CompactionJob
 from penstock.state.pane_table import PaneTable, PaneTableSpec
-from penstock.state.remote_segments import Gather, one_by_one
+from penstock.state.remote_log import Gather, one_by_one
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
 from penstock.state.row_table import RowTable
@@ -144,7 +144,7 @@ class KeyedState:
     def row_state(self, key_schema: pa.Schema, *, leaves: bool = False) -> RowState:
         """Declare the row path's state: values and timers by one set of keys, which are restored when declared.
 
-        With `leaves` and the rocksdb backend, keys leave memory when it is full.
+        With `leaves` keys leave memory when it is full (rocksdb), or are fetched when they are touched (remote).
 
         Raises:
             GraphError: declared twice.
@@ -230,7 +230,7 @@ class KeyedState:
 
     def prefetch(self) -> PrefetchJob | None:
         """Return rows for the background to fetch from the object store."""
-        return next((job for rows in self._cold.remote.values() if (job := rows.next_fetch()) is not None), None)
+        return next((job for rows in self._cold.remote if (job := rows.next_fetch()) is not None), None)
 
     @property
     def memory_bytes(self) -> int:
@@ -261,7 +261,10 @@ class KeyedState:
         log = saved if migration is None else SegmentLog(request.hash_range)
         table = make(FrozenSource(request.uid, name, spec, log, request.writer))
         self._tables[name] = table
-        if name not in self._cold.remote:  # else its rows come when they are asked for
+        if migration is not None and table.source.remote:
+            msg = f"state {name!r} of {request.uid} has a function that migrates its values, which reads all of them"
+            raise StateMismatchError(msg, hint="restore once with state_backend='rocksdb', then go back to 'remote'")
+        if not table.source.remote:  # else its rows come when they are asked for
             segments = [e.segment for e in saved.entries if e.segment is not None]
             self._restore(table, segments, saved.tombstones, migration)
         return table

@@ -18,7 +18,9 @@ from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.cold_timers import ColdTimers
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
+from penstock.state.remote_timers import RemoteTimers
 from penstock.state.row_table import segment_table
+from penstock.state.timer_log import Changes, FrozenTimers, reduced
 from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
@@ -78,75 +80,6 @@ class _Bucket:
         return len(self.ready) + sum(len(words) for words in self.added)
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
-    """Registrations and deletions in order."""
-
-    slots: I32
-    times: I64
-    deleted: np.ndarray
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the arrays."""
-        return int(self.slots.nbytes + self.times.nbytes + self.deleted.nbytes)
-
-
-def joined(parts: list[Changes]) -> Changes:
-    """Return changes one behind the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return Changes(
-        np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)]),
-        np.concatenate([np.empty(0, np.int64), *(p.times for p in parts)]),
-        np.concatenate([np.empty(0, np.bool_), *(p.deleted for p in parts)]),
-    )
-
-
-def reduced(parts: list[Changes], fired_rows: int, fired: int) -> Changes:
-    """Return the last change of every timer, without what was there before `fired_rows` and fired up to `fired`."""
-    every = joined(parts)
-    open_still = every.times > fired
-    open_still[fired_rows:] = True
-    places = np.flatnonzero(open_still)
-    slots, times = every.slots[places], every.times[places]
-    order = np.lexsort((times, slots))
-    slots, times = slots[order], times[order]
-    last = np.ones(len(order), np.bool_)
-    last[:-1] = (slots[1:] != slots[:-1]) | (times[1:] != times[:-1])
-    kept = np.sort(places[order[last]])
-    return Changes(every.slots[kept], every.times[kept], every.deleted[kept])
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenTimers:
-    """The changes between two freezes."""
-
-    spec: RowSpec
-    keys: KeyView
-    parts: tuple[Changes, ...]
-    fired_rows: int
-    fired: int
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the changes."""
-        return sum(part.memory_bytes for part in self.parts)
-
-    def table(self) -> pa.Table:
-        """Return the changes that still count as columns of a segment, sorted by hash."""
-        changes = reduced(list(self.parts), self.fired_rows, self.fired)
-        order = np.argsort(self.keys.hashes[changes.slots], kind="stable")
-        return segment_table(
-            self.spec,
-            self.keys,
-            changes.slots[order],
-            namespaces=changes.times[order],
-            values=(),
-            deleted=changes.deleted[order],
-        )
-
-
 class TimerTable:
     """Timers by slot of the keys that all states of an operator share."""
 
@@ -164,6 +97,9 @@ class TimerTable:
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
         self._waiting = WaitingSegments(source)
         self._cold = None if state.cold is None else ColdTimers(state.cold)
+        self._remote: RemoteTimers | None = None
+        if self._cold is not None and state.far is not None:
+            self._remote = RemoteTimers(source, spec, self._waiting, self._cold, state.far)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
@@ -178,7 +114,8 @@ class TimerTable:
     @property
     def size(self) -> int:
         """How many timers there are at most."""
-        return sum(bucket.words for bucket in self._buckets.values()) + (0 if self._cold is None else self._cold.count)
+        near = sum(bucket.words for bucket in self._buckets.values()) + (0 if self._cold is None else self._cold.count)
+        return near if self._remote is None else near + self._remote.rows
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the next `most` timers of one key; see `state.store.StateTable`.
@@ -188,6 +125,8 @@ class TimerTable:
         """
         view, slots, here = self._state.find(keys, hashes)
         times = set[int]() if self._cold is None else set(self._cold.look_up(view, slots, most))
+        if self._remote is not None and len(times) < most:
+            times |= self._far_times(keys, hashes)
         for number in sorted(self._buckets) if here else ():
             if len(times) >= most and number << _BUCKET_BITS > sorted(times)[most - 1]:
                 break
@@ -198,6 +137,17 @@ class TimerTable:
         owners, none = np.repeat(slots, len(found)), np.zeros(len(found), np.int64)
         return segment_table(self.spec, view, owners, namespaces=found, values=(), deleted=none)
 
+    def _far_times(self, keys: KeyColumns, hashes: I64) -> set[int]:
+        """Return the times of one key's timers that are not here, as of now."""
+        assert self._remote is not None  # noqa: S101 - asked for
+        index, slots, times = self._remote.look_up(int(hashes[0]))
+        own = index.find(keys, hashes)
+        found = set(times[slots == own[0]].tolist()) if len(own) else set[int]()
+        mine = self._state.index.find(keys, hashes)
+        for changes in self._changes if len(mine) else ():
+            found.difference_update(changes.times[(changes.slots == mine[0]) & changes.deleted].tolist())
+        return found
+
     def counts(self) -> KeyCounts:
         """Return how many timers every key has in memory."""
         hashes = self._state.index.hashes
@@ -206,7 +156,8 @@ class TimerTable:
 
     def next_time(self) -> int | None:
         """Return a time before which no timer is due; None when there is no timer."""
-        times = (self._next_in_memory(), None if self._cold is None else self._cold.least)
+        far = None if self._remote is None else self._remote.least
+        times = (self._next_in_memory(), None if self._cold is None else self._cold.least, far)
         return min((time for time in times if time is not None), default=None)
 
     def _next_in_memory(self) -> int | None:
@@ -223,6 +174,17 @@ class TimerTable:
         About `limit` of them; those of one time are taken apart only when they alone are more. Keys that are not in
         memory get slots.
         """
+        if self._remote is None:
+            return self._take_here(until, limit)
+        while True:
+            here = self._remote.here_until(until)
+            found = self._take_here(here, limit)
+            if found is not None or here >= until:
+                return found
+            self._remote.bring_next()
+            self._forget_deleted()
+
+    def _take_here(self, until: int, limit: int) -> tuple[I32, I64] | None:
         cold = None if self._cold is None else self._cold.take(self._state.index.schema, until, limit)
         if cold is None:
             return self._take_in_memory(until, limit)
@@ -230,6 +192,13 @@ class TimerTable:
         self._enter(slots, cold.times, np.zeros(len(slots), np.bool_))
         before = self._take_in_memory(cold.reached - 1, limit) if cold.more else None
         return before or self._take_in_memory(cold.reached, limit)
+
+    def _forget_deleted(self) -> None:
+        """Timers came that were deleted in memory since the last freeze: the log does not know yet."""
+        view = self._state.index.view()
+        for changes in self._changes:
+            if self._cold is not None and changes.deleted.any():
+                self._cold.forget(view, changes.slots[changes.deleted], changes.times[changes.deleted])
 
     def _take_in_memory(self, until: int, limit: int) -> tuple[I32, I64] | None:
         if not self._buckets or min(self._buckets) > until >> _BUCKET_BITS:
@@ -324,10 +293,15 @@ class TimerTable:
             gone = leaving[owners]
             if gone.any():
                 times = (number << _BUCKET_BITS) + (words[gone] >> (_SLOT_BITS + 1))
-                self._cold.put(keys, owners[gone].astype(np.int32), times)
+                self._leave(keys, owners[gone].astype(np.int32), times)
                 bucket.keep(words[~gone])
                 if gone.all():
                     del self._buckets[number]
+
+    def _leave(self, keys: KeyView, slots: I32, times: I64) -> None:
+        assert self._cold is not None  # noqa: S101 - asked for
+        near = np.ones(len(times), np.bool_) if self._remote is None else self._remote.near(times)
+        self._cold.put(keys, slots[near], times[near])
 
     def bring_in(self, keys: KeyView, slots: I32) -> None:
         """Timers come back when they are due."""

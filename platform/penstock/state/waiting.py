@@ -10,6 +10,11 @@ from typing import TYPE_CHECKING
 from penstock.state.frozen import FrozenSegment, FrozenTable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from penstock.core.keygroup import HashRange
     from penstock.state.cold_records import ColdHome
     from penstock.state.frozen import FrozenContent, FrozenSource
 
@@ -29,7 +34,7 @@ class WaitingSegments:
         log = self._source.log
         position = log.next_position()
         log.append(position)
-        segment = FrozenSegment(self._source.spec, position, rows)
+        segment = FrozenSegment(self._source.spec, position, rows, wide=not self._source.remote)
         if home is not None:
             home.spill(self._source.state, segment)
         self._segments.append(segment)
@@ -42,6 +47,26 @@ class WaitingSegments:
     def memory_bytes(self) -> int:
         """Bytes held in memory."""
         return sum(segment.memory_bytes for segment in self._undurable())
+
+    def within(self, position: int, ranges: Sequence[HashRange], home: ColdHome) -> Iterator[pa.Table]:
+        """Yield the rows frozen at a position in some ranges of hashes, while they are not durable.
+
+        What is in memory is encoded first, and waits on the disk of `home` from then on.
+        """
+        for segment in self._undurable():
+            if segment.position == position:
+                if segment.in_memory:
+                    home.spill(self._source.state, segment)
+                yield from segment.within(ranges)
+
+    def spans(self, home: ColdHome) -> Iterator[tuple[int, int, int, int]]:
+        """Yield position, lowest and highest namespace and rows of what is not durable; encoded first, as `within`."""
+        for segment in self._undurable():
+            if segment.in_memory:
+                home.spill(self._source.state, segment)
+            about = segment.about
+            if about is not None:
+                yield segment.position, about.namespace_min, about.namespace_max, about.rows
 
     def clear(self) -> None:
         """Forget all."""

@@ -15,7 +15,7 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock
 from penstock.operators.registry import create_operator
 from penstock.rpc.messages import WorkerMessage
-from penstock.state.remote_segments import Gather, one_by_one
+from penstock.state.remote_log import Gather, one_by_one
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef

@@ -148,8 +148,8 @@ def test_large_merges_go_hash_range_by_hash_range(monkeypatch):
 @pytest.mark.parametrize("limit", [1, 1500, 6000])
 def test_wide_rows_are_merged_few_at_a_time(monkeypatch, limit):
     monkeypatch.setattr(module, "_MERGE_BYTES", limit)
-    merged, newest = [], module._newest
-    monkeypatch.setattr(module, "_newest", lambda t, *a, **k: merged.append(t) or newest(t, *a, **k))
+    merged, newest = [], module.newest_rows
+    monkeypatch.setattr(module, "newest_rows", lambda t, *a, **k: merged.append(t) or newest(t, *a, **k))
     files = Files()
     hashes = [*([-4] * 20), *range(50), *([99] * 30)]
     first = files.add(1, [(h, f"{i}", 0, i, False) for i, h in enumerate(hashes)])
