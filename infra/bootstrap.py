@@ -1,7 +1,8 @@
 """The two commands of the README, on a machine that has nothing but Python: `demo` and `test`.
 
-Installs what is missing (virtual environment, locked packages, programs of the real servers), skips what is done, then
-becomes the command itself. Standard library only: nothing of ours is installed when it starts.
+Installs what is missing (virtual environments, locked packages, programs of the real servers), skips what is done, then
+becomes the command itself. Standard library only: nothing of ours is installed when it starts. Airflow has an
+environment of its own, `.venv-airflow`, for its tests and for `infra/airflow.py`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ VENV = ROOT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOCK = ROOT / "requirements.lock"
 STAMP = VENV / "penstock-installed.sha256"
+AIRFLOW_VENV = ROOT / ".venv-airflow"
+AIRFLOW_LOCK = ROOT / "infra" / "airflow.lock"
 VERSIONS = ((3, 13), (3, 12), (3, 11))
 REPORT_EVERY_S = 10.0
 # once here, so that the processes of the first cluster do not all do it at once
@@ -36,10 +39,10 @@ import penstock_connectors.datagen, penstock_connectors.files, penstock.api.envi
 penstock.taskmanager.template.warm_up()
 penstock.kernels.warm.keep()
 """
-# levels of the tests that need no server, and the one that looks at the web interface
-WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui"}
+# levels of the tests that need no server, and those that look at a web interface
+WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui", "airflow"}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] [--json] ... | test [pytest arguments] | setup | servers"
+USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] ... | test [pytest arguments] | setup | servers | airflow"
 
 
 class BootstrapError(Exception):
@@ -49,12 +52,14 @@ class BootstrapError(Exception):
 def main(arguments: list[str]) -> int:
     """Prepare, then replace this process by the command."""
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
-    if command not in {"demo", "test", "setup", "servers"}:
+    if command not in {"demo", "test", "setup", "servers", "airflow"}:
         print(USAGE, file=sys.stderr)
         return 2
     try:
         with _exclusive():
             install()
+            if command == "airflow" or (command == "test" and _wants_airflow(rest)):
+                install_airflow()
         if (
             command == "servers"
             or (command == "demo" and "--kafka" in rest)
@@ -66,7 +71,7 @@ def main(arguments: list[str]) -> int:
     except BootstrapError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if command in {"setup", "servers"}:
+    if command in {"setup", "servers", "airflow"}:
         return 0
     os.environ["VIRTUAL_ENV"] = str(VENV)
     os.environ["PATH"] = os.pathsep.join([str(VENV / "bin"), os.environ.get("PATH", os.defpath)])
@@ -85,31 +90,43 @@ def main(arguments: list[str]) -> int:
 
 def install() -> None:
     """Create the virtual environment and install the locked packages, unless exactly these are there."""
-    wanted = hashlib.sha256(LOCK.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
-    if PYTHON.exists() and STAMP.exists() and STAMP.read_text() == wanted:
+    _environment(VENV, LOCK, STAMP, [("compiling the kernels", KERNELS)])
+
+
+def install_airflow() -> None:
+    """Do the same for Airflow's environment: its interpreter is `.venv`'s, so that the compiled kernels serve both."""
+    _environment(AIRFLOW_VENV, AIRFLOW_LOCK, AIRFLOW_VENV / STAMP.name, [])
+
+
+def _environment(venv: Path, lock: Path, stamp: Path, steps: Sequence[tuple[str, str]]) -> None:
+    """Make one; `steps` are programs that run in it at the end."""
+    wanted = hashlib.sha256(lock.read_bytes() + (ROOT / "pyproject.toml").read_bytes()).hexdigest()
+    inside = venv / "bin" / "python"
+    if inside.exists() and stamp.exists() and stamp.read_text() == wanted:
         return
-    python = _python()
+    python = _python() if venv == VENV else str(PYTHON)
     uv = _uv(python)
-    if not _usable(PYTHON):
-        shutil.rmtree(VENV, ignore_errors=True)
+    if not _usable(inside):
+        shutil.rmtree(venv, ignore_errors=True)
         make = [uv, "venv", "--quiet", "--python", python] if uv else [python, "-m", "venv"]
-        run("creating the virtual environment .venv", [*make, str(VENV)])
+        run(f"creating the virtual environment {venv.name}", [*make, str(venv)])
     if uv:
         try:
-            _install_with([uv, "pip", "install", "--quiet", "--python", str(PYTHON)])
+            _install_with([uv, "pip", "install", "--quiet", "--python", str(inside)], lock)
         except BootstrapError as error:
             say(f"{error}; trying again with pip")
             uv = None
     if not uv:
-        if not (VENV / "bin" / "pip").exists():
-            run("adding pip to .venv", [str(PYTHON), "-m", "ensurepip"])
-        _install_with([str(PYTHON), "-m", "pip", "install", "--quiet"])
-    run("compiling the kernels", [str(PYTHON), "-c", KERNELS])
-    STAMP.write_text(wanted)
+        if not (venv / "bin" / "pip").exists():
+            run(f"adding pip to {venv.name}", [str(inside), "-m", "ensurepip"])
+        _install_with([str(inside), "-m", "pip", "install", "--quiet"], lock)
+    for title, program in steps:
+        run(title, [str(inside), "-c", program])
+    stamp.write_text(wanted)
 
 
-def _install_with(installer: Sequence[str]) -> None:
-    run("installing the locked packages", [*installer, "--require-hashes", "-r", str(LOCK)])
+def _install_with(installer: Sequence[str], lock: Path) -> None:
+    run(f"installing the packages of {lock.name}", [*installer, "--require-hashes", "-r", str(lock)])
     run("installing penstock itself", [*installer, "--no-deps", "-e", str(ROOT)])
 
 
@@ -171,7 +188,13 @@ def _wants_servers(arguments: Sequence[str]) -> bool:
 def _wants_browser(arguments: Sequence[str]) -> bool:
     """Whether these pytest arguments may select a test with a browser."""
     levels = _levels(arguments)
-    return not levels or bool(levels & {"ui", ""})
+    return not levels or bool(levels & {"ui", "airflow", ""})
+
+
+def _wants_airflow(arguments: Sequence[str]) -> bool:
+    """Whether these pytest arguments may select a test with Airflow."""
+    levels = _levels(arguments)
+    return not levels or bool(levels & {"airflow", ""})
 
 
 def _levels(arguments: Sequence[str]) -> set[str]:

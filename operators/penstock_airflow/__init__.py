@@ -1,1 +1,1 @@
-"""The Airflow provider of penstock: so far its metadata only; no hook or operator exists yet."""
+"""The Airflow provider of penstock: connection type, hook, operators, sensors, triggers; for Airflow 3.3 and later."""

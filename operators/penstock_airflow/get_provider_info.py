@@ -1,10 +1,75 @@
-"""Provider metadata, read by Airflow's provider discovery through the entry point in pyproject.toml."""
+"""Provider metadata, read by Airflow's provider discovery through the entry point in pyproject.toml.
+
+Imports nothing: Airflow's command line and API server read it at every start.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+FIELD_BEHAVIOUR: dict[str, Any] = {
+    "hidden-fields": ["login"],
+    "relabeling": {"schema": "Scheme", "password": "API token"},
+    "placeholders": {"host": "127.0.0.1", "port": "8081", "schema": "http"},
+}
+
+_FIELDS: dict[str, Any] = {
+    "timeout": {
+        "label": "Time-out",
+        "description": "Seconds a request may take.",
+        "schema": {"type": ["number", "null"], "minimum": 1, "default": 30},
+    },
+    "job_page": {
+        "label": "Job page",
+        "description": "Where links of tasks lead: {url} is the cluster's address, {job_id} the job's id.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "ca": {
+        "label": "CA file",
+        "description": "Certificates to trust, on the workers of Airflow; default: those of the system.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "python": {
+        "label": "Python of the jobs",
+        "description": "Interpreter on the workers of Airflow that has what job files import; default: Airflow's own.",
+        "schema": {"type": ["string", "null"]},
+    },
+}
 
 
-def get_provider_info() -> dict[str, object]:
+def get_provider_info() -> dict[str, Any]:
     """Describe this provider to Airflow; the package name must equal the distribution's name."""
+    name = "penstock"
     return {
-        "package-name": "penstock",
-        "name": "penstock",
-        "description": "Provider of penstock jobs; operators are not there yet.",
+        "package-name": name,
+        "name": name,
+        "description": "Jobs of penstock: exactly-once stream processing in Python.",
+        "connection-types": [
+            {
+                "connection-type": name,
+                "hook-class-name": "penstock_airflow.hooks.penstock.PenstockHook",
+                "hook-name": name,
+                "ui-field-behaviour": FIELD_BEHAVIOUR,
+                "conn-fields": _FIELDS,
+            }
+        ],
+        "hooks": [{"integration-name": name, "python-modules": ["penstock_airflow.hooks.penstock"]}],
+        "operators": [
+            {
+                "integration-name": name,
+                "python-modules": [
+                    "penstock_airflow.operators.submit",
+                    "penstock_airflow.operators.savepoint",
+                    "penstock_airflow.operators.job",
+                ],
+            }
+        ],
+        "sensors": [{"integration-name": name, "python-modules": ["penstock_airflow.sensors.job"]}],
+        "triggers": [
+            {
+                "integration-name": name,
+                "python-modules": ["penstock_airflow.triggers.job", "penstock_airflow.triggers.events"],
+            }
+        ],
+        "extra-links": ["penstock_airflow.links.JobLink"],
     }

@@ -36,6 +36,12 @@ def run(
         typer.Option(metavar="UID[/STATE]", help="With --from: leave behind state that the job no longer has."),
     ] = None,
     detached: Annotated[bool, typer.Option(help="With --cluster: return once the job is submitted.")] = False,
+    token: Annotated[
+        str, typer.Option(metavar="ID", help="With --cluster: runs with the same token are one job.")
+    ] = "",
+    attach: Annotated[
+        bool, typer.Option(help="With --cluster: take the job of this identity that runs already for this one.")
+    ] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
     ] = None,
@@ -45,9 +51,8 @@ def run(
     if not job.is_file():
         msg = f"there is no job file {job}"
         raise UsageError(msg, hint="pass the path of a Python file")
-    if detached and cluster is None:
-        msg = "--detached needs --cluster: an embedded cluster ends with this command"
-        raise UsageError(msg, hint="start one with `penstock cluster start`")
+    if cluster is None:
+        _check_embedded(detached=detached, others=bool(token) or attach)
     overrides = parse_overrides(settings or [])
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)
@@ -57,6 +62,8 @@ def run(
         fresh=fresh,
         accept_duplicates=accept_duplicates,
         allow_non_restored_state=tuple(allow_non_restored_state or ()),
+        token=token,
+        attach=attach,
     )
     with JobProgress(enabled=not json) as progress, contextlib.ExitStack() as stack:
         executor: ClusterExecutor | EmbeddedExecutor
@@ -79,6 +86,15 @@ def run(
             print_json({"jobid": result.job_id, "name": result.name, "state": result.state})
         else:
             say(f"{result.name} {result.job_id} {result.state} after {result.duration_ms / 1000:.1f} s")
+
+
+def _check_embedded(*, detached: bool, others: bool) -> None:
+    if detached:
+        msg = "--detached needs --cluster: an embedded cluster ends with this command"
+        raise UsageError(msg, hint="start one with `penstock cluster start`")
+    if others:
+        msg = "--token and --attach need --cluster: an embedded cluster has no other job"
+        raise UsageError(msg, hint="pass --cluster URL, or leave them out")
 
 
 def parse_overrides(settings: list[str]) -> dict[str, str]:

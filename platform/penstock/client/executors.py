@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.client.handle import JobHandle, located
+from penstock.client.handle import TERMINAL, JobHandle, located
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import SystemClock
-from penstock.core.errors import PenstockError
+from penstock.core.errors import JobIdentityError, PenstockError
 from penstock.core.rand import SystemRand
 from penstock.graph.executor import JobResult
 from penstock.graph.job_graph import JobGraph, encode_graph
@@ -38,7 +38,10 @@ class SubmitOptions:
     accept_duplicates: bool = False
     #: State that may be left behind, by name: `uid` or `uid/state`.
     allow_non_restored_state: tuple[str, ...] = ()
+    #: Submits with the same token are one job; empty: a new one.
     token: str = ""
+    #: Take a job of the same identity that runs already for this one, instead of an error.
+    attach: bool = False
 
 
 @dataclass(kw_only=True)
@@ -162,16 +165,27 @@ def _submit(client: RestClient, graph: JobGraph, options: SubmitOptions) -> JobH
         from penstock.snapshots.declared import with_states
 
         graph = with_states(graph)  # what the savepoint's state is compared with
-    job_id = client.submit(
-        encode_graph(graph),
-        token=options.token or SystemRand().token(),
-        from_uri=located(options.from_uri or ""),
-        claim=options.claim,
-        fresh=options.fresh,
-        accept_duplicates=options.accept_duplicates,
-        allow_non_restored_state=options.allow_non_restored_state,
-    )
+    try:
+        job_id = client.submit(
+            encode_graph(graph),
+            token=options.token or SystemRand().token(),
+            from_uri=located(options.from_uri or ""),
+            claim=options.claim,
+            fresh=options.fresh,
+            accept_duplicates=options.accept_duplicates,
+            allow_non_restored_state=options.allow_non_restored_state,
+        )
+    except JobIdentityError:
+        job_id = _running(client, graph.name) if options.attach else ""
+        if not job_id:
+            raise
     return JobHandle(client, job_id, graph.name)
+
+
+def _running(client: RestClient, name: str) -> str:
+    """Return the id of the only job of that name that has not ended; empty when there are none or several."""
+    found = [str(job["jid"]) for job in client.jobs() if job["name"] == name and job["state"] not in TERMINAL]
+    return found[0] if len(found) == 1 else ""
 
 
 def _located(settings: JobSettings) -> JobSettings:

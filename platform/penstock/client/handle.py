@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from penstock.client.rest_client import RestClient
 
-_TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
+#: States a job does not leave.
+TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
 _POLL_MS = 100.0
 
 
@@ -59,7 +60,7 @@ class JobHandle:
             else:
                 if on_poll is not None:
                     on_poll(job)
-                if job["state"] in _TERMINAL:
+                if job["state"] in TERMINAL:
                     return self._end(str(job["state"]))
             if deadline is not None and self.clock.monotonic_ms() > deadline:
                 msg = f"job {self.name} did not end within {timeout_ms:.0f} ms"

@@ -13,7 +13,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 from penstock.client.access import ClientAccess, access_of
 from penstock.config.security import is_loopback
-from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT_SECONDS = 30.0
 _NOT_FOUND = 404
-_OF_THE_USER = (400, 401, 403, 408, 409, 413, 422)
+_OF_THE_USER = (400, 401, 403, 408, 413, 422)
+_TAKEN = 409
 
 
 class SubmitFlags(TypedDict, total=False):
@@ -92,7 +93,7 @@ class RestClient:
         return story
 
     def summary(self, job_id: str) -> dict[str, Any]:
-        """Return the figures of a progress display: records, watermark (ms), checkpoints, restarts."""
+        """Return the figures of a progress display: records, watermark (ms), checkpoints, their interval, restarts."""
         return self._get(f"/v1/penstock/jobs/{job_id}/summary")
 
     def budget(self, job_id: str) -> dict[str, Any]:
@@ -143,17 +144,26 @@ class RestClient:
         """Cancel a job; its checkpoints are retained."""
         self._send("PATCH", f"/v1/jobs/{job_id}", params={"mode": "cancel"})
 
-    def stop(self, job_id: str, *, drain: bool = False, target: str | None = None) -> str:
-        """Start stop-with-savepoint; return the request id for `savepoint_status`."""
-        answer = self._send("POST", f"/v1/jobs/{job_id}/stop", body={"drain": drain, "targetDirectory": target})
-        return str(answer["request-id"])
+    def stop(self, job_id: str, *, drain: bool = False, target: str | None = None, token: str = "") -> str:
+        """Start stop-with-savepoint; return the request id for `savepoint_status`: the token if one is given."""
+        body = {"drain": drain, "targetDirectory": target, **_trigger_id(token)}
+        return str(self._send("POST", f"/v1/jobs/{job_id}/stop", body=body)["request-id"])
 
-    def savepoint(self, job_id: str, target: str | None = None) -> str:
-        """Start a savepoint; return the request id for `savepoint_status`."""
-        answer = self._send(
-            "POST", f"/v1/jobs/{job_id}/savepoints", body={"target-directory": target, "cancel-job": False}
-        )
-        return str(answer["request-id"])
+    def savepoint(self, job_id: str, target: str | None = None, *, token: str = "") -> str:
+        """Start a savepoint; return the request id for `savepoint_status`, which is the token if one is given.
+
+        Requests with the same token (32 hex digits) are one, as long as the same JobManager runs.
+        """
+        body = {"target-directory": target, "cancel-job": False, **_trigger_id(token)}
+        return str(self._send("POST", f"/v1/jobs/{job_id}/savepoints", body=body)["request-id"])
+
+    def dispose_savepoint(self, uri: str) -> str:
+        """Start to remove a savepoint; return the request id for `disposal_status`."""
+        return str(self._send("POST", "/v1/savepoint-disposal", body={"savepoint-path": uri})["request-id"])
+
+    def disposal_status(self, request_id: str) -> dict[str, Any]:
+        """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
+        return self._get(f"/v1/savepoint-disposal/{request_id}")
 
     def savepoint_status(self, job_id: str, request_id: str) -> dict[str, Any]:
         """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
@@ -244,6 +254,10 @@ class RestClient:
             connection.close()
 
 
+def _trigger_id(token: str) -> dict[str, str]:
+    return {"triggerId": token} if token else {}
+
+
 def _error_of(status: int, data: bytes) -> PenstockError:
     try:
         body = json.loads(data)
@@ -253,6 +267,8 @@ def _error_of(status: int, data: bytes) -> PenstockError:
     message = str(texts[0])
     if status == _NOT_FOUND:
         return NotFoundError(message)
+    if status == _TAKEN:
+        return JobIdentityError(message)
     if status in _OF_THE_USER:
         return UsageError(message)
     return PenstockError(message)

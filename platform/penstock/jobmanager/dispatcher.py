@@ -190,23 +190,21 @@ class Dispatcher:
         """Cancel; checkpoints are kept. Returns at once; see `wait`."""
         self._post(self._find(job), CancelRequested())
 
-    async def stop(self, job: str, *, drain: bool = False, uri: str = "") -> str:
+    async def stop(self, job: str, *, drain: bool = False, uri: str = "", token: str = "") -> str:
         """Stop with a savepoint under `uri` (default: `<checkpoint root>/<job>/savepoints`); return a request id."""
-        found, request_id = self._find(job), self._parts.rand.token()
-        self._operate(found, request_id, StopRequested(request_id, self._savepoint(found, uri, request_id), drain))
-        return request_id
+        found, request_id = self._find(job), token or self._parts.rand.token()
+        event = StopRequested(request_id, self._savepoint(found, uri, request_id), drain)
+        return self._operate(found, request_id, event)
 
-    async def savepoint(self, job: str, uri: str = "") -> str:
-        """Take a savepoint; return a request id."""
-        found, request_id = self._find(job), self._parts.rand.token()
-        self._operate(found, request_id, SavepointRequested(request_id, self._savepoint(found, uri, request_id)))
-        return request_id
+    async def savepoint(self, job: str, uri: str = "", *, token: str = "") -> str:
+        """Take a savepoint; return a request id: the token, if one is given, which makes two requests one."""
+        found, request_id = self._find(job), token or self._parts.rand.token()
+        return self._operate(found, request_id, SavepointRequested(request_id, self._savepoint(found, uri, request_id)))
 
     async def trigger_checkpoint(self, job: str) -> str:
         """Take a checkpoint now; return a request id."""
         found, request_id = self._find(job), self._parts.rand.token()
-        self._operate(found, request_id, CheckpointRequested(request_id))
-        return request_id
+        return self._operate(found, request_id, CheckpointRequested(request_id))
 
     async def rescale(self, job: str, to: RescaleTo) -> str:
         """Go on with another parallelism, from a checkpoint; return a request id: the token, if one is given.
@@ -362,12 +360,15 @@ class Dispatcher:
     def _savepoint(self, job: KnownJob, target: str, request_id: str) -> str:
         return savepoint_uri(job.graph, target, f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}")
 
-    def _operate(self, job: KnownJob, request_id: str, event: Event) -> None:
+    def _operate(self, job: KnownJob, request_id: str, event: Event) -> str:
+        if self._operations.known(request_id):
+            return request_id  # asked again
         self._operations.begin(request_id, job.record.job_id)
         try:
             self._post(job, event)
         except PenstockError as error:
             self._operations.end(OperationEnded(request_id, error=str(error)))
+        return request_id
 
     def _post(self, job: KnownJob, event: Event) -> None:
         if job.driver is None or job.driver.master is None or job.record.ended:

@@ -19,6 +19,7 @@ from penstock.metrics.prometheus import render, task_samples
 from penstock.rest import essential, flink_json, live, rescale, savepoints, watch, web
 from penstock.rest.budget import budget
 from penstock.rest.essential import status_of
+from penstock.rest.trigger_id import trigger_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,15 +154,16 @@ def _add_operation_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
     async def stop(job_id: str, request: Request) -> dict[str, Any]:
         body = await _body(request)
         uri = str(body.get("targetDirectory") or "")
-        return {"request-id": await dispatcher.stop(job_id, drain=bool(body.get("drain")), uri=uri)}
+        token = trigger_id(body)
+        return {"request-id": await dispatcher.stop(job_id, drain=bool(body.get("drain")), uri=uri, token=token)}
 
     @router.post("/jobs/{job_id}/savepoints", status_code=202)
     async def savepoint(job_id: str, request: Request) -> dict[str, Any]:
         body = await _body(request)
         uri = str(body.get("target-directory") or "")
         if body.get("cancel-job"):
-            return {"request-id": await dispatcher.stop(job_id, uri=uri)}
-        return {"request-id": await dispatcher.savepoint(job_id, uri)}
+            return {"request-id": await dispatcher.stop(job_id, uri=uri, token=trigger_id(body))}
+        return {"request-id": await dispatcher.savepoint(job_id, uri, token=trigger_id(body))}
 
     @router.post("/jobs/{job_id}/checkpoints", status_code=202)
     async def checkpoint(job_id: str) -> dict[str, Any]:

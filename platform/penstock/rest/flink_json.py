@@ -360,6 +360,7 @@ def progress(detail: JobDetail) -> Json:
         "watermark": min(known) if known and len(known) == len(marks) else None,
         "checkpoints-completed": summary.checkpoints_completed,
         "checkpoints-failed": summary.checkpoints_failed,
+        "checkpoint-interval": detail.settings.checkpoint_interval_ms,
         "restarts": summary.restarts,
         "error": summary.error,
     }

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from penstock.client.rest_client import RestClient
-from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.errors import JobIdentityError, NotFoundError, PenstockError, UsageError
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -66,11 +66,18 @@ def test_other_requests(server, client):
     assert json.loads(server.seen[1][2]) == {"drain": True, "targetDirectory": None}
 
 
+def test_a_token_is_flinks_trigger_id(server, client):
+    server.ready = (202, b'{"request-id": "r"}')
+    client.stop("7", token="ab" * 16)
+    client.savepoint("7", "s3://b/a", token="ab" * 16)
+    assert [json.loads(body)["triggerId"] for _, _, body in server.seen] == ["ab" * 16] * 2
+
+
 @pytest.mark.parametrize(
     ("status", "data", "kind", "text"),
     [
         (404, b'{"errors": ["no job 7"]}', NotFoundError, "no job 7"),
-        (409, b'{"errors": ["taken"]}', UsageError, "taken"),
+        (409, b'{"errors": ["taken"]}', JobIdentityError, "taken"),
         (400, b'{"errors": []}', UsageError, "errors"),
         (500, b"not JSON", PenstockError, "not JSON"),
         (502, b"[1]", PenstockError, "1"),

@@ -176,6 +176,9 @@ async def test_a_job_runs_survives_a_worker_and_stops_with_a_savepoint(cluster_o
     detail = dispatcher.detail("job")
     assert [v.state for v in detail.vertices] == ["RUNNING", "RUNNING"]
     assert [s.taskmanager_id for v in detail.vertices for s in v.subtasks] == ["tm"] * 4
+    assert [await dispatcher.savepoint(job_id, token="ab" * 16) for _ in range(2)] == ["ab" * 16] * 2
+    assert (await dispatcher.wait_operation("ab" * 16, 10_000)).uri == machine.world.savepoints[-1]
+    assert len(machine.world.savepoints) == 1
     status = await dispatcher.wait_operation(await dispatcher.stop(job_id), 10_000)
     assert status.status == "COMPLETED", status
     assert status.uri == machine.world.savepoints[-1]

@@ -1,0 +1,31 @@
+"""### Stop a job
+
+Takes a savepoint, ends the job, and succeeds when it **has ended**. The task's result has the savepoint's `location`:
+give it to `job_submit` as `from_uri`, or submit the job without: it goes on from there as well.
+
+| parameter | |
+|---|---|
+| `job` | id or name |
+| `target` | folder or `s3://` prefix that gets a folder for the savepoint; empty: beside the checkpoints |
+| `drain` | let event time end first, so that all open windows fire: for a job that will not go on |
+"""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from penstock_airflow.operators.job import StopJobOperator
+
+with DAG(
+    dag_id="job_stop",
+    schedule=None,
+    doc_md=__doc__,
+    tags=["penstock"],
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    params={
+        "job": Param(type="string", minLength=1, title="Job", description="Id or name."),
+        "target": Param(None, type=["string", "null"], title="Where the savepoint goes"),
+        "drain": Param(False, type="boolean", title="Fire all windows first"),
+    },
+):
+    StopJobOperator(task_id="stop", job="{{ params.job }}", target="{{ params.target }}", drain="{{ params.drain }}")

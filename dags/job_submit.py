@@ -1,0 +1,46 @@
+"""### Start a job
+
+Runs a job file on a worker of Airflow, as `penstock run FILE --cluster ...` does, and succeeds when the job **runs and
+its first checkpoint is complete** (or has finished, if its input ends). The job then lives on the cluster; this run
+does not wait for its end.
+
+| parameter | |
+|---|---|
+| `job_file` | path of the job file on the workers |
+| `parallelism` | instead of the job's own |
+| `from_uri` | a savepoint to start from; empty: the job's own newest checkpoint, if there is one |
+| `settings` | settings of the job, such as `{"checkpoint_interval_ms": 5000}` |
+| `fresh` | begin a new history, whatever checkpoints there are |
+
+Triggered twice there is one job: a job of the same name and checkpoint root that runs already is taken for this one.
+When the task is ended by a user while it waits, the job is cancelled. The link *Job* of the task leads to the job's
+page.
+"""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from penstock_airflow.operators.submit import SubmitJobOperator
+
+with DAG(
+    dag_id="job_submit",
+    schedule=None,
+    doc_md=__doc__,
+    tags=["penstock"],
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    params={
+        "job_file": Param(type="string", minLength=1, title="Job file", description="Path on the workers of Airflow."),
+        "parallelism": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Parallelism"),
+        "from_uri": Param(None, type=["string", "null"], title="Savepoint", description="Folder or s3:// address."),
+        "settings": Param({}, type="object", title="Settings", description="Names as in docs/settings.md."),
+        "fresh": Param(False, type="boolean", title="Begin a new history"),
+    },
+):
+    SubmitJobOperator(
+        task_id="submit",
+        job_file="{{ params.job_file }}",
+        parallelism="{{ params.parallelism }}",
+        from_uri="{{ params.from_uri }}",
+        options={"settings": "{{ params.settings | tojson }}", "fresh": "{{ params.fresh }}"},
+    )

@@ -1,0 +1,1 @@
+"""The hook: a connection of type `penstock` as a client of the REST API."""

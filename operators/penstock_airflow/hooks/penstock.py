@@ -1,0 +1,145 @@
+"""The hook behind every operator, sensor and trigger: a connection of type `penstock` as a client of its REST API.
+
+A connection has the host and port of a JobManager; `schema` is `http` (default) or `https`; its password is the API
+token.
+Its extra fields: `timeout` (seconds a request may take), `job_page` (where links of tasks lead, with `{url}` and
+`{job_id}`), `python` (the interpreter that has what job files import, on the workers of Airflow), `ca` (file with the
+certificates that are trusted).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from airflow.sdk import BaseHook, Connection
+
+from penstock.client.access import CA_VARIABLE, TOKEN_VARIABLE, access_of
+from penstock.client.rest_client import RestClient
+from penstock.core.errors import PenstockError, UsageError
+
+_T = TypeVar("_T")
+_PORT = 8081
+_JOB_PAGE = "{url}/v1/jobs/{job_id}"
+_TIMEOUT_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A cluster, as a connection names it."""
+
+    url: str
+    token: str = field(repr=False)
+    timeout_seconds: float
+    job_page: str
+    python: str
+    ca: str
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a `penstock` command has to find in its environment to be let in; never part of a command line."""
+        named = {TOKEN_VARIABLE: self.token, CA_VARIABLE: self.ca}
+        return {name: value for name, value in named.items() if value}
+
+    def client(self) -> RestClient:
+        """Return a client; nothing is sent yet."""
+        access = access_of({**os.environ, **self.environment})
+        return RestClient(self.url, timeout_seconds=self.timeout_seconds, access=access)
+
+    def page_of(self, job_id: str) -> str:
+        """Return the address of a job's page."""
+        return self.job_page.format(url=self.url, job_id=job_id)
+
+
+def place_of(connection: Connection) -> Place:
+    """Return what a connection says.
+
+    Raises:
+        UsageError: it has no host, or its scheme or time-out is none.
+    """
+    name = connection.conn_id
+    extra: dict[str, Any] = connection.extra_dejson
+    scheme = connection.schema or "http"
+    if not connection.host:
+        raise UsageError(f"connection {name!r} has no host", hint="give the host of the JobManager's REST API")
+    if scheme not in ("http", "https"):
+        raise UsageError(f"connection {name!r} has the schema {scheme!r}", hint="http or https")
+    try:
+        timeout = float(extra.get("timeout") or _TIMEOUT_SECONDS)
+    except ValueError as error:
+        msg = f"connection {name!r} has the time-out {extra['timeout']!r}"
+        raise UsageError(msg, hint="give seconds, such as 30") from error
+    return Place(
+        url=f"{scheme}://{connection.host}:{connection.port or _PORT}",
+        token=connection.password or "",
+        timeout_seconds=timeout,
+        job_page=extra.get("job_page") or _JOB_PAGE,
+        python=extra.get("python") or sys.executable,
+        ca=extra.get("ca") or "",
+    )
+
+
+class PenstockHook(BaseHook):
+    """One cluster; `get_conn` and `run` for workers, `aget_conn` and `arun` for the event loop of the triggerer."""
+
+    conn_name_attr = "penstock_conn_id"
+    default_conn_name = "penstock_default"
+    conn_type = "penstock"
+    hook_name = "penstock"
+
+    def __init__(self, penstock_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        """Nothing is looked up yet."""
+        super().__init__(**kwargs)
+        self.penstock_conn_id = penstock_conn_id
+        self._place: Place | None = None
+
+    @classmethod
+    def get_ui_field_behaviour(cls) -> dict[str, Any]:
+        """Return what the connection's form shows."""
+        from penstock_airflow.get_provider_info import FIELD_BEHAVIOUR
+
+        return FIELD_BEHAVIOUR
+
+    @property
+    def place(self) -> Place:
+        """The cluster; looks the connection up."""
+        if self._place is None:
+            self._place = place_of(self.get_connection(self.penstock_conn_id))
+        return self._place
+
+    async def aplace(self) -> Place:
+        """Return the cluster without blocking the event loop."""
+        if self._place is None:
+            self._place = place_of(await self.aget_connection(self.penstock_conn_id))
+        return self._place
+
+    def get_conn(self) -> RestClient:
+        """Return a client of the cluster."""
+        return self.place.client()
+
+    async def aget_conn(self) -> RestClient:
+        """Return a client; its methods block: hand them to `arun`."""
+        return (await self.aplace()).client()
+
+    def run(self, ask: Callable[[RestClient], _T]) -> _T:
+        """Return what `ask` makes of the client."""
+        with self.get_conn() as client:
+            return ask(client)
+
+    async def arun(self, ask: Callable[[RestClient], _T]) -> _T:
+        """Return what `ask` makes of the client, in a thread of its own."""
+        client = await self.aget_conn()
+        return await asyncio.to_thread(ask, client)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Ask the cluster for its overview; what the form's test button does."""
+        try:
+            found = self.run(lambda client: client.overview())
+        except PenstockError as error:
+            return False, str(error)
+        slots = f"{found['slots-available']} of {found['slots-total']} slots free"
+        return True, f"penstock {found['flink-version']}: {found['taskmanagers']} TaskManagers, {slots}"

@@ -1,0 +1,99 @@
+"""What is done to a running job: stop, cancel, rescale."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from airflow.sdk import Context
+
+from penstock.core.errors import UsageError
+from penstock_airflow import templated
+from penstock_airflow.operators.operator import PenstockOperator
+from penstock_airflow.questions import InState, Operation
+
+
+class StopJobOperator(PenstockOperator):
+    """Stop a job with a savepoint and wait until it has ended; return its `location` and `job_id`.
+
+    `drain` lets event time end first: all open windows fire. To go on, submit the job from the location, or just
+    submit it (not after a drain).
+    """
+
+    template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target", "drain")
+
+    def __init__(self, *, job: str, target: str | None = None, drain: bool | str = False, **kwargs: Any) -> None:
+        """`job` is an id or a name; `target` as for a savepoint."""
+        super().__init__(**kwargs)
+        self.job = job
+        self.target = target
+        self.drain = drain
+
+    def execute(self, context: Context) -> Any:
+        """Ask the job to stop, and wait."""
+        attempts = self.attempts(context)
+        token = attempts.begin()
+        attempts.note(attempts.job_id or self.job_id_of(self.job))
+        self.about(context, attempts.job_id)
+        drain, target = templated.flag("drain", self.drain), templated.text(self.target) or None
+        self.hook.run(lambda client: client.stop(attempts.job_id, drain=drain, target=target, token=token))
+        return self.wait_for(context, Operation(attempts.job_id, token, "stop"))
+
+
+class CancelJobOperator(PenstockOperator):
+    """Cancel a job, its checkpoints are kept; done when it is CANCELED (at once, when it is already)."""
+
+    template_fields: Collection[str] = (*PenstockOperator.template_fields, "job")
+
+    def __init__(self, *, job: str, **kwargs: Any) -> None:
+        """`job` is an id or a name."""
+        super().__init__(**kwargs)
+        self.job = job
+
+    def execute(self, context: Context) -> Any:
+        """Cancel, and wait."""
+        attempts = self.attempts(context)
+        attempts.begin()
+        attempts.note(attempts.job_id or self.job_id_of(self.job))
+        self.about(context, attempts.job_id)
+        if self.hook.run(lambda client: client.job(attempts.job_id))["state"] != "CANCELED":
+            self.hook.run(lambda client: client.cancel(attempts.job_id))
+        return self.wait_for(context, InState(attempts.job_id, ("CANCELED",)))
+
+
+class RescaleJobOperator(PenstockOperator):
+    """Give a running job another parallelism; done when it runs with that. Where it cannot be, it goes on as before.
+
+    `parallelism` is for all parts that have the job's own, `vertices` (uid of an operator -> parallelism) for single
+    ones.
+    """
+
+    template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "parallelism", "vertices")
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        parallelism: int | str | None = None,
+        vertices: Mapping[str, int] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """At least one of `parallelism` and `vertices`."""
+        super().__init__(**kwargs)
+        self.job = job
+        self.parallelism = parallelism
+        self.vertices = vertices
+
+    def execute(self, context: Context) -> Any:
+        """Ask for it, and wait."""
+        parallelism = templated.count("parallelism", self.parallelism)
+        given = templated.mapping("vertices", self.vertices)
+        vertices = {uid: templated.count(f"vertices[{uid!r}]", number) or 0 for uid, number in given.items()}
+        if parallelism is None and not vertices:
+            raise UsageError("neither parallelism nor vertices is given", hint="say what is to change")
+        attempts = self.attempts(context)
+        token = attempts.begin()
+        attempts.note(attempts.job_id or self.job_id_of(self.job))
+        self.about(context, attempts.job_id)
+        self.hook.run(lambda client: client.rescale(attempts.job_id, parallelism, vertices, token=token))
+        return self.wait_for(context, Operation(attempts.job_id, token, "rescale"))

@@ -1,0 +1,141 @@
+"""What all operators of penstock share: ask a cluster for something once, then wait, in a worker or deferred.
+
+`execute` of an operator asks (`Attempts` sees to it that it is asked once) and calls `wait_for`; the answer ends in
+`finished`, wherever it was waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from datetime import timedelta
+from typing import Any, ClassVar
+
+import msgspec
+from airflow.sdk import Asset, BaseOperator, Context
+from airflow.sdk.exceptions import AirflowException
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import PenstockError
+from penstock_airflow.attempts import Attempts
+from penstock_airflow.hooks.penstock import PenstockHook
+from penstock_airflow.links import LINK_KEY, JobLink
+from penstock_airflow.questions import Answer, Question, encoded
+from penstock_airflow.triggers.job import JobTrigger, unanswered
+
+#: Added to the time-out of a deferral, so that the trigger's own message comes first.
+_GRACE = timedelta(minutes=1)
+
+
+class PenstockOperator(BaseOperator):
+    """One request to a cluster and what becomes of it.
+
+    `deferrable` waits in the triggerer and holds no worker; `poll_seconds` is how often it is looked, `timeout_seconds`
+    how long (what was asked goes on after that, and a retry goes on waiting for it).
+    """
+
+    template_fields: Collection[str] = ("penstock_conn_id",)
+    operator_extra_links: Collection[Any] = (JobLink(),)
+    ui_color = "#d5e8f2"
+    clock: ClassVar[Clock] = SystemClock()
+
+    def __init__(
+        self,
+        *,
+        penstock_conn_id: str = PenstockHook.default_conn_name,
+        deferrable: bool = True,
+        poll_seconds: float = 2.0,
+        timeout_seconds: float = 600.0,
+        **kwargs: Any,
+    ) -> None:
+        """Nothing is looked up: the connection is asked for when the task runs."""
+        super().__init__(**kwargs)
+        self.penstock_conn_id = penstock_conn_id
+        self.deferrable = deferrable
+        self.poll_seconds = poll_seconds
+        self.timeout_seconds = timeout_seconds
+
+    @property
+    def hook(self) -> PenstockHook:
+        """The hook of the task's connection."""
+        return PenstockHook(self.penstock_conn_id)
+
+    def attempts(self, context: Context) -> Attempts:
+        """Return what this task instance has asked before."""
+        ti = context["ti"]
+        task = "/".join(str(part) for part in (ti.dag_id, ti.run_id, ti.task_id, ti.map_index))
+        return Attempts(context["task_state_store"], task)
+
+    def about(self, context: Context, job_id: str) -> None:
+        """Lay the link to the job's page down."""
+        context["ti"].xcom_push(key=LINK_KEY, value=self.hook.place.page_of(job_id))
+
+    def job_id_of(self, job: str) -> str:
+        """Return the id of a job by id or name.
+
+        Raises:
+            NotFoundError: there is none.
+        """
+        return str(self.hook.run(lambda client: client.job(str(job)))["jid"])
+
+    def wait_for(self, context: Context, question: Question, *, cancel_on_kill: str = "") -> Any:
+        """Return what `finished` makes of the answer; deferred, this does not return."""
+        deadline_ms = self.clock.now_ms() + int(self.timeout_seconds * 1000)
+        if self.deferrable:
+            self.defer(
+                trigger=JobTrigger(
+                    penstock_conn_id=self.penstock_conn_id,
+                    question=encoded(question),
+                    poll_seconds=self.poll_seconds,
+                    deadline_ms=deadline_ms,
+                    cancel_on_kill=cancel_on_kill,
+                ),
+                method_name="execute_complete",
+                timeout=timedelta(seconds=self.timeout_seconds) + _GRACE,
+            )
+        return self.answered(context, wait_here(self.hook, question, self.clock, self.poll_seconds, deadline_ms))
+
+    def execute_complete(self, context: Context, event: dict[str, Any]) -> Any:
+        """Go on after a deferral."""
+        return self.answered(context, msgspec.convert(event, Answer))
+
+    def answered(self, context: Context, answer: Answer) -> Any:
+        """End the task, or ask again for what the cluster has lost."""
+        attempts = self.attempts(context)
+        if answer.kind == "lost":
+            self.log.warning("the cluster does not know the request any more and is asked again: %s", answer.text)
+            return self.execute(context)
+        if answer.kind == "timeout":
+            msg = f"{answer.text} (after {self.timeout_seconds:.0f} s; what was asked goes on, a retry waits for it)"
+            raise AirflowException(msg)
+        if answer.kind != "done":
+            attempts.end()
+            raise AirflowException(answer.text)
+        result = self.finished(context, answer.value)
+        attempts.end()
+        tell_assets(context, self.outlets, answer.value)
+        return result
+
+    def finished(self, context: Context, value: dict[str, Any]) -> Any:  # noqa: ARG002 - for operators that use it
+        """Return the task's result (its XCom `return_value`)."""
+        return value
+
+
+def wait_here(hook: PenstockHook, question: Question, clock: Clock, poll_seconds: float, deadline_ms: int) -> Answer:
+    """Ask until there is an answer, in the worker."""
+    while True:
+        try:
+            answer = hook.run(question.ask)
+        except PenstockError as error:
+            answer = unanswered(error)
+        if answer.kind != "wait":
+            return answer
+        if clock.now_ms() >= deadline_ms:
+            return Answer(kind="timeout", text=f"the time is over: {answer.text}")
+        clock.sleep_ms(poll_seconds * 1000)
+
+
+def tell_assets(context: Context, outlets: Sequence[Any], value: dict[str, Any]) -> None:
+    """Give the events of the task's asset outlets what has come of it."""
+    for asset in outlets or ():
+        if isinstance(asset, Asset):
+            context["outlet_events"][asset].extra.update(value)

@@ -1,0 +1,109 @@
+"""Savepoints: taking one, removing old ones, and an alarm when the newest is too old."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowException
+
+from penstock.client.savepoints import Retention, Savepoint, dispose, list_savepoints
+from penstock.core.errors import UsageError
+from penstock_airflow import templated
+from penstock_airflow.operators.operator import PenstockOperator
+from penstock_airflow.questions import Operation
+
+_HOUR_MS = 3_600_000
+
+
+class TriggerSavepointOperator(PenstockOperator):
+    """Take a savepoint of a running job; return its `location`, `job_id`.
+
+    `job` is an id or a name; `target` a folder or `s3://` prefix below which the savepoint gets a folder of its own.
+    Retried or resumed by another process, the task waits for the savepoint it has asked for.
+    """
+
+    template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target")
+
+    def __init__(self, *, job: str, target: str | None = None, **kwargs: Any) -> None:
+        """`target`: default is the folder `savepoints` of the job's checkpoints."""
+        super().__init__(**kwargs)
+        self.job = job
+        self.target = target
+
+    def execute(self, context: Context) -> Any:
+        """Ask for the savepoint, and wait."""
+        attempts = self.attempts(context)
+        token = attempts.begin()
+        attempts.note(attempts.job_id or self.job_id_of(self.job))
+        self.about(context, attempts.job_id)
+        target = templated.text(self.target) or None
+        self.hook.run(lambda client: client.savepoint(attempts.job_id, target, token=token))
+        return self.wait_for(context, Operation(attempts.job_id, token, "savepoint"))
+
+
+class CleanSavepointsOperator(PenstockOperator):
+    """Remove savepoints below `target` that are older than needed; return what was `removed`, `kept` and `in_use`.
+
+    The newest `keep` always stay, and all that are younger than `keep_hours`. One that a job still reads from stays,
+    too. Of several jobs below one folder each has a retention of its own. The worker reads the folder itself: it needs
+    the credentials of the store (PENSTOCK_S3_...); the cluster removes them.
+    """
+
+    template_fields: Collection[str] = (*PenstockOperator.template_fields, "target", "keep", "keep_hours")
+
+    def __init__(self, *, target: str, keep: int | str = 7, keep_hours: float | str = 0, **kwargs: Any) -> None:
+        """`keep` is at least 1."""
+        super().__init__(**kwargs)
+        self.target = target
+        self.keep = keep
+        self.keep_hours = keep_hours
+
+    def execute(self, context: Context) -> dict[str, list[str]]:  # noqa: ARG002 - Airflow's signature
+        """Look, and remove."""
+        keep_ms = int(templated.amount("keep_hours", self.keep_hours) * _HOUR_MS)
+        retention = Retention(templated.count("keep", self.keep) or 0, keep_ms)
+        found = list_savepoints(self.target)
+        expired = {savepoint.uri for savepoint in retention.expired(found, self.clock.now_ms())}
+        result: dict[str, list[str]] = {"removed": [], "kept": [], "in_use": []}
+        for savepoint in found:
+            result[self._settle(savepoint, expired=savepoint.uri in expired)].append(savepoint.uri)
+        self.log.info("%s", ", ".join(f"{len(uris)} {what}" for what, uris in result.items()))
+        return result
+
+    def _settle(self, savepoint: Savepoint, *, expired: bool) -> str:
+        if not expired:
+            return "kept"
+        try:
+            self.hook.run(lambda client: dispose(client, savepoint.uri, self.clock, self.timeout_seconds * 1000))
+        except UsageError as error:
+            self.log.info("%s stays: %s", savepoint.uri, error)
+            return "in_use"
+        return "removed"
+
+
+class CheckSavepointAgeOperator(PenstockOperator):
+    """Fail when a job's newest savepoint below `target` is older than `alarm_hours` (0: never), or there is none."""
+
+    template_fields: Collection[str] = (*PenstockOperator.template_fields, "target", "alarm_hours")
+
+    def __init__(self, *, target: str, alarm_hours: float | str = 24, **kwargs: Any) -> None:
+        """The worker reads the folder itself."""
+        super().__init__(**kwargs)
+        self.target = target
+        self.alarm_hours = alarm_hours
+
+    def execute(self, context: Context) -> dict[str, float]:  # noqa: ARG002 - Airflow's signature
+        """Return the age of each job's newest savepoint in hours."""
+        alarm_hours = templated.amount("alarm_hours", self.alarm_hours)
+        now_ms = self.clock.now_ms()
+        newest = {found.job_name: found for found in reversed(list_savepoints(self.target))}
+        ages = {name: (now_ms - found.created_ms) / _HOUR_MS for name, found in newest.items()}
+        if alarm_hours and not ages:
+            raise AirflowException(f"there is no savepoint below {self.target}")
+        late = [f"{name}: {age:.1f} h" for name, age in ages.items() if age > alarm_hours]
+        if alarm_hours and late:
+            msg = f"the newest savepoint below {self.target} is older than {alarm_hours:g} h ({', '.join(late)})"
+            raise AirflowException(msg)
+        return {name: round(age, 3) for name, age in ages.items()}

@@ -1,0 +1,172 @@
+"""What a task waits for, as values: each question asks the REST API once and says done, failed, or wait.
+
+Used by the operators and sensors while they wait in a worker, and by the trigger when they are deferred: a question
+travels to the triggerer as JSON (`encoded`, `decoded`). Nothing here knows Airflow.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from penstock.client.rest_client import RestClient
+from penstock.core.errors import NotFoundError
+
+TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of it; `lost`: the JobManager knows nothing of the request, which may be made again."""
+
+    kind: Literal["wait", "done", "failed", "lost", "timeout"]
+    value: dict[str, Any] = {}
+    text: str = ""
+
+
+class Started(msgspec.Struct, frozen=True, tag="started"):
+    """Does the job run, with a complete checkpoint? A job without checkpoints has to run for `settle_ms`.
+
+    A bounded job may finish before: that counts.
+    """
+
+    job_id: str
+    settle_ms: int
+
+    def ask(self, client: RestClient) -> Answer:
+        """Look once."""
+        summary = client.summary(self.job_id)
+        job = client.job(self.job_id)
+        if job["state"] != "RUNNING":
+            return _ended(client, job, {"FINISHED"})
+        if summary["checkpoints-completed"]:
+            return _done(job)
+        if summary["checkpoint-interval"] is not None:
+            return Answer(kind="wait", text="running, no checkpoint is complete yet")
+        if int(job["now"]) - int(job["timestamps"]["RUNNING"]) >= self.settle_ms:
+            return _done(job)
+        return Answer(kind="wait", text="running, for a short time yet")
+
+
+class Operation(msgspec.Struct, frozen=True, tag="operation"):
+    """Has a request (savepoint, stop or rescale) been carried out? After a stop the job has to have ended, too."""
+
+    job_id: str
+    request_id: str
+    what: Literal["savepoint", "stop", "rescale"]
+
+    def ask(self, client: RestClient) -> Answer:
+        """Look once."""
+        status = client.rescaling_status if self.what == "rescale" else client.savepoint_status
+        try:
+            answer = status(self.job_id, self.request_id)
+        except NotFoundError as error:
+            return Answer(kind="lost", text=str(error))
+        if answer["status"]["id"] != "COMPLETED":
+            return Answer(kind="wait", text=f"the {self.what} is in progress")
+        operation = answer["operation"]
+        if "failure-cause" in operation:
+            cause = operation["failure-cause"]
+            return Answer(kind="failed", text=f"{self.what} failed: {cause.get('stack-trace') or cause.get('class')}")
+        if self.what == "stop" and client.job(self.job_id)["state"] not in TERMINAL:
+            return Answer(kind="wait", text="the savepoint is complete, the job is ending")
+        found = {"location": operation["location"]} if self.what != "rescale" else {}
+        return Answer(kind="done", value={"job_id": self.job_id, **found})
+
+
+class InState(msgspec.Struct, frozen=True, tag="in_state"):
+    """Is the job in one of these states? It fails once the job has ended in another one."""
+
+    job_id: str
+    states: tuple[str, ...]
+
+    def ask(self, client: RestClient) -> Answer:
+        """Look once."""
+        job = client.job(self.job_id)
+        return _done(job) if job["state"] in self.states else _ended(client, job, set())
+
+
+class CheckpointAfter(msgspec.Struct, frozen=True, tag="checkpoint_after"):
+    """Is a checkpoint (or a savepoint) complete that was triggered at `after_ms` or later?"""
+
+    job_id: str
+    after_ms: int
+    kind: Literal["checkpoint", "savepoint"] = "checkpoint"
+
+    def ask(self, client: RestClient) -> Answer:
+        """Look once."""
+        found = client.checkpoints(self.job_id)["latest"]["savepoint" if self.kind == "savepoint" else "completed"]
+        if found is not None and int(found["trigger_timestamp"]) >= self.after_ms:
+            names = ("id", "external_path", "trigger_timestamp", "end_to_end_duration", "state_size")
+            return Answer(kind="done", value={"job_id": self.job_id, **{name: found[name] for name in names}})
+        return _ended(client, client.job(self.job_id), set())
+
+
+class WatermarkAt(msgspec.Struct, frozen=True, tag="watermark_at"):
+    """Has event time reached `watermark_ms` (since the epoch) in all subtasks? A finished job is past every time."""
+
+    job_id: str
+    watermark_ms: int
+
+    def ask(self, client: RestClient) -> Answer:
+        """Look once."""
+        reached = client.summary(self.job_id)["watermark"]
+        if reached is not None and reached >= self.watermark_ms:
+            return Answer(kind="done", value={"job_id": self.job_id, "watermark": reached})
+        return _ended(client, client.job(self.job_id), {"FINISHED"})
+
+
+class LagAtMost(msgspec.Struct, frozen=True, tag="lag_at_most"):
+    """Are the sources of the job at most `records` behind? A finished job is not behind."""
+
+    job_id: str
+    records: int
+
+    def ask(self, client: RestClient) -> Answer:
+        """Look once."""
+        job = client.job(self.job_id)
+        if job["state"] != "RUNNING":
+            return _ended(client, job, {"FINISHED"})
+        lags = [m["recordsLag"] for m in client.metrics(self.job_id).values() if "recordsLag" in m]
+        if not lags:
+            return Answer(kind="wait", text="no source of the job has reported recordsLag yet")
+        if sum(lags) <= self.records:
+            return Answer(kind="done", value={"job_id": self.job_id, "lag": int(sum(lags))})
+        return Answer(kind="wait", text=f"{sum(lags):,.0f} records behind")
+
+
+Question = Started | Operation | InState | CheckpointAfter | WatermarkAt | LagAtMost
+
+
+def encoded(question: Question) -> dict[str, Any]:
+    """Return the question as JSON values."""
+    found: dict[str, Any] = msgspec.to_builtins(question)
+    return found
+
+
+def decoded(document: dict[str, Any]) -> Question:
+    """Return the question of what `encoded` made."""
+    found: Question = msgspec.convert(document, Question)
+    return found
+
+
+def root_cause(client: RestClient, job_id: str) -> str:
+    """Return the last line of a job's newest failure."""
+    text = str(client.exceptions(job_id).get("root-exception") or "it tells no cause")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else text
+
+
+def _done(job: dict[str, Any]) -> Answer:
+    return Answer(kind="done", value={"job_id": job["jid"], "name": job["name"], "state": job["state"]})
+
+
+def _ended(client: RestClient, job: dict[str, Any], good: set[str]) -> Answer:
+    """Return done or failed for a job that has ended, wait for one that has not."""
+    state = str(job["state"])
+    if state not in TERMINAL:
+        return Answer(kind="wait", text=f"the job is {state}")
+    if state in good:
+        return _done(job)
+    why = f": {root_cause(client, job['jid'])}" if state == "FAILED" else ""
+    return Answer(kind="failed", text=f"job {job['name']!r} ({job['jid']}) is {state}{why}")

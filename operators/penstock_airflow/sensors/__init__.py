@@ -1,0 +1,1 @@
+"""Sensors: each one waits until something is true of a job."""

@@ -1,0 +1,1 @@
+"""Triggers: the waiting of deferred tasks, and events of jobs for asset watchers."""

@@ -1,0 +1,86 @@
+"""Events of jobs for Airflow's assets: DAGs run when a savepoint is complete, a job has failed, a window has closed.
+
+    orders = Asset("orders", watchers=[AssetWatcher(name="penstock", trigger=JobEventTrigger(job="order-totals"))])
+
+What has been told is kept with the asset, so that a triggerer that is restarted tells what it has missed, and nothing
+twice but what it was telling when it died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
+from typing import Any
+
+from airflow.triggers.base import BaseEventTrigger, TriggerEvent
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import PenstockError
+from penstock_airflow.hooks.penstock import PenstockHook
+from penstock_airflow.job_events import KINDS, Seen, look
+
+_KEY = "penstock_events"
+
+
+class JobEventTrigger(BaseEventTrigger):
+    """Fires for what happens to the job of a name, whichever runs under it; an event is a JSON object with its `kind`.
+
+    `events`: `savepoint` (has `location`), `failed` (`cause`), `window` (`window_end` in ms: event time has passed a
+    multiple of `window_seconds`; several that close together are one event).
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        events: Sequence[str] = ("savepoint", "failed"),
+        window_seconds: int = 3600,
+        penstock_conn_id: str = PenstockHook.default_conn_name,
+        poll_seconds: float = 5.0,
+    ) -> None:
+        """Nothing is looked up yet."""
+        super().__init__()
+        unknown = sorted(set(events) - set(KINDS))
+        if unknown or not events or window_seconds < 1:
+            msg = f"events={list(events)!r}, window_seconds={window_seconds}: there are {', '.join(KINDS)}"
+            raise ValueError(msg)
+        self.job = job
+        self.events = list(events)
+        self.window_seconds = window_seconds
+        self.penstock_conn_id = penstock_conn_id
+        self.poll_seconds = poll_seconds
+        self.clock: Clock = SystemClock()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what the triggerer makes it of."""
+        names = ("job", "events", "window_seconds", "penstock_conn_id", "poll_seconds")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look again and again; this never ends."""
+        hook = PenstockHook(self.penstock_conn_id)
+        seen = Seen.of(await self._stored(), self.clock.now_ms())
+        while True:
+            try:
+                found, seen = await hook.arun(
+                    partial(look, name=self.job, seen=seen, window_seconds=self.window_seconds)
+                )
+            except PenstockError as error:
+                self.log.info("%s", error)
+            else:
+                for event in found:
+                    if event["kind"] in self.events:
+                        yield TriggerEvent(event)
+                await self._store(seen)
+            await asyncio.sleep(self.poll_seconds)
+
+    async def _stored(self) -> dict[str, Any] | None:
+        if self.asset_state_store is None:
+            return None
+        found: dict[str, Any] | None = await self.asset_state_store.aget(_KEY)
+        return found
+
+    async def _store(self, seen: Seen) -> None:
+        if self.asset_state_store is not None and seen.changed:
+            await self.asset_state_store.aset(_KEY, seen.stored())

@@ -1,0 +1,88 @@
+"""The trigger of every deferred task: asks a question again and again until it is answered or the time is over.
+
+It holds no state but its arguments, so a triggerer that is restarted goes on with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock_airflow.hooks.penstock import PenstockHook
+from penstock_airflow.questions import Answer, Question, decoded
+
+
+class JobTrigger(BaseTrigger):
+    """Fires once, with an `Answer` as JSON.
+
+    `deadline_ms` is wall-clock time; 0: none. `cancel_on_kill` is the id of a job that is cancelled when a user ends
+    the task while it waits (marked failed or succeeded, cleared); empty: the job is kept.
+    """
+
+    def __init__(
+        self,
+        *,
+        penstock_conn_id: str,
+        question: dict[str, Any],
+        poll_seconds: float,
+        deadline_ms: int = 0,
+        cancel_on_kill: str = "",
+    ) -> None:
+        """Nothing is asked yet."""
+        super().__init__()
+        self.penstock_conn_id = penstock_conn_id
+        self.question = question
+        self.poll_seconds = poll_seconds
+        self.deadline_ms = deadline_ms
+        self.cancel_on_kill = cancel_on_kill
+        self.clock: Clock = SystemClock()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Return what the triggerer makes it of."""
+        names = ("penstock_conn_id", "question", "poll_seconds", "deadline_ms", "cancel_on_kill")
+        return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Ask until there is an answer."""
+        hook = PenstockHook(self.penstock_conn_id)
+        question = decoded(self.question)
+        said = ""
+        while True:
+            answer = await ask(hook, question)
+            if answer.kind != "wait":
+                break
+            if answer.text != said:
+                said = answer.text
+                self.log.info("%s", said)
+            if self.deadline_ms and self.clock.now_ms() >= self.deadline_ms:
+                answer = Answer(kind="timeout", text=f"the time is over: {said}")
+                break
+            await asyncio.sleep(self.poll_seconds)
+        yield TriggerEvent(msgspec.to_builtins(answer))
+
+    async def on_kill(self) -> None:
+        """A user has ended the task."""
+        if self.cancel_on_kill:
+            self.log.info("the task was ended: cancelling job %s", self.cancel_on_kill)
+            await PenstockHook(self.penstock_conn_id).arun(lambda client: client.cancel(self.cancel_on_kill))
+
+
+async def ask(hook: PenstockHook, question: Question) -> Answer:
+    """Return the answer; a JobManager that is being restarted is waited for."""
+    try:
+        return await hook.arun(question.ask)
+    except PenstockError as error:
+        return unanswered(error)
+
+
+def unanswered(error: PenstockError) -> Answer:
+    """Return what an error of a request means to one who waits: only what the cluster refuses is final."""
+    if isinstance(error, (NotFoundError, UsageError)):
+        return Answer(kind="failed", text=str(error))
+    return Answer(kind="wait", text=str(error))

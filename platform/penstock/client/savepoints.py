@@ -1,0 +1,92 @@
+"""Savepoints below a folder: which there are, which of them a retention lets go, and asking a cluster to remove one.
+
+Called by whoever takes savepoints regularly (the Airflow provider).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from penstock.checkpoint.stores import join_uri, open_store
+from penstock.client.rest_client import RestClient
+from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError, UsageError
+from penstock.snapshots.opening import SAVEPOINT_MANIFEST, open_snapshot
+
+_POLL_MS = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Savepoint:
+    """One that is complete."""
+
+    uri: str
+    job_id: str
+    job_name: str
+    #: Wall-clock time of its manifest.
+    created_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Of every job the newest `keep` stay, and all that are at most `keep_ms` old."""
+
+    keep: int
+    keep_ms: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse what would leave nothing."""
+        if self.keep < 1 or self.keep_ms < 0:
+            msg = f"a retention of {self.keep} savepoints and {self.keep_ms} ms"
+            raise UsageError(msg, hint="keep at least one, and no negative time")
+
+    def expired(self, savepoints: Iterable[Savepoint], now_ms: int) -> list[Savepoint]:
+        """Return those that may go, oldest first."""
+        kept: dict[str, int] = {}
+        found = []
+        for savepoint in sorted(savepoints, key=_age, reverse=True):
+            rank = kept[savepoint.job_name] = kept.get(savepoint.job_name, 0) + 1
+            if rank > self.keep and now_ms - savepoint.created_ms > self.keep_ms:
+                found.append(savepoint)
+        return found[::-1]
+
+
+def list_savepoints(uri: str) -> list[Savepoint]:
+    """Return the complete savepoints whose folders lie directly below `uri`, newest first.
+
+    Raises:
+        UsageError: not a URI we know. SnapshotDamagedError: a manifest cannot be read.
+    """
+    store = open_store(uri)
+    keys = [key for key in store.list("") if key.count("/") == 1 and key.endswith(f"/{SAVEPOINT_MANIFEST}")]
+    found = []
+    for key in keys:
+        folder = join_uri(store.uri, key.removesuffix(f"/{SAVEPOINT_MANIFEST}"))
+        manifest = open_snapshot(folder).manifest
+        found.append(Savepoint(folder, manifest.job_id, manifest.job_name, manifest.created_ms))
+    return sorted(found, key=_age, reverse=True)
+
+
+def dispose(client: RestClient, uri: str, clock: Clock, timeout_ms: float) -> None:
+    """Have a cluster remove a savepoint, and wait for that.
+
+    Raises:
+        UsageError: a job still reads from it, or it is none. PenstockError: it was not removed in time.
+    """
+    request_id = client.dispose_savepoint(uri)
+    deadline = clock.monotonic_ms() + timeout_ms
+    while clock.monotonic_ms() < deadline:
+        answer = client.disposal_status(request_id)
+        if answer["status"]["id"] == "COMPLETED":
+            cause = (answer["operation"] or {}).get("failure-cause")
+            if cause is not None:
+                raise UsageError(str(cause.get("stack-trace") or cause.get("class")))
+            return
+        clock.sleep_ms(_POLL_MS)
+    msg = f"savepoint {uri} was not removed within {timeout_ms / 1000:.0f} s"
+    raise PenstockError(msg, hint="it may still be: look at its folder")
+
+
+def _age(savepoint: Savepoint) -> tuple[int, str]:
+    return savepoint.created_ms, savepoint.uri

@@ -1,0 +1,105 @@
+"""Questions: what an answer of the REST API means to a task that waits."""
+
+import pytest
+
+from penstock.core.errors import NotFoundError
+from penstock_airflow.questions import (
+    CheckpointAfter,
+    InState,
+    LagAtMost,
+    Operation,
+    Started,
+    WatermarkAt,
+    decoded,
+    encoded,
+)
+
+
+class Cluster:
+    """A REST client that shows one job."""
+
+    def __init__(self, state="RUNNING", **facts):
+        self.state, self.facts = state, {"completed": 0, "interval": 1000, "ran_ms": 0, **facts}
+
+    def job(self, job_id):
+        times = {"RUNNING": 5_000}
+        return {
+            "jid": job_id,
+            "name": "n",
+            "state": self.state,
+            "now": 5_000 + self.facts["ran_ms"],
+            "timestamps": times,
+        }
+
+    def summary(self, job_id):
+        facts = self.facts
+        shown = {"checkpoints-completed": facts["completed"], "checkpoint-interval": facts["interval"]}
+        return {**shown, "watermark": facts.get("watermark")}
+
+    def checkpoints(self, job_id):
+        return {"latest": {"completed": self.facts.get("checkpoint"), "savepoint": self.facts.get("savepoint")}}
+
+    def metrics(self, job_id):
+        return self.facts["metrics"]
+
+    def exceptions(self, job_id):
+        return {"root-exception": "Traceback\n  File x\nValueError: why\n"}
+
+    def savepoint_status(self, job_id, request_id):
+        if self.facts["operation"] is None:
+            raise NotFoundError("no request")
+        done = self.facts["operation"] != {}
+        return {"status": {"id": "COMPLETED" if done else "IN_PROGRESS"}, "operation": self.facts["operation"] or None}
+
+    rescaling_status = savepoint_status
+
+
+STARTED = Started("j", 10_000)
+TAKEN = {"id": 3, "external_path": "p", "trigger_timestamp": 70, "end_to_end_duration": 1, "state_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("question", "cluster", "kind"),
+    [
+        (STARTED, Cluster(completed=1), "done"),
+        (STARTED, Cluster(), "wait"),
+        (STARTED, Cluster(ran_ms=60_000), "wait"),
+        (STARTED, Cluster(interval=None, ran_ms=9_999), "wait"),
+        (STARTED, Cluster(interval=None, ran_ms=10_000), "done"),
+        (STARTED, Cluster("RESTARTING", completed=4), "wait"),
+        (STARTED, Cluster("FINISHED"), "done"),
+        (STARTED, Cluster("FAILED"), "failed"),
+        (STARTED, Cluster("CANCELED"), "failed"),
+        (Operation("j", "r", "savepoint"), Cluster(operation={}), "wait"),
+        (Operation("j", "r", "savepoint"), Cluster(operation={"location": "s"}), "done"),
+        (Operation("j", "r", "stop"), Cluster(operation={"location": "s"}), "wait"),
+        (Operation("j", "r", "stop"), Cluster("FINISHED", operation={"location": "s"}), "done"),
+        (Operation("j", "r", "stop"), Cluster(operation={"failure-cause": {"stack-trace": "x"}}), "failed"),
+        (Operation("j", "r", "rescale"), Cluster(operation={"location": ""}), "done"),
+        (Operation("j", "r", "rescale"), Cluster(operation=None), "lost"),
+        (InState("j", ("CANCELED",)), Cluster(), "wait"),
+        (InState("j", ("CANCELED",)), Cluster("CANCELED"), "done"),
+        (InState("j", ("CANCELED",)), Cluster("FINISHED"), "failed"),
+        (CheckpointAfter("j", 71), Cluster(), "wait"),
+        (CheckpointAfter("j", 71), Cluster(checkpoint=TAKEN), "wait"),
+        (CheckpointAfter("j", 70), Cluster(checkpoint=TAKEN), "done"),
+        (CheckpointAfter("j", 70, "savepoint"), Cluster(checkpoint=TAKEN), "wait"),
+        (CheckpointAfter("j", 70), Cluster("FINISHED"), "failed"),
+        (WatermarkAt("j", 1_000), Cluster(watermark=999), "wait"),
+        (WatermarkAt("j", 1_000), Cluster(watermark=1_000), "done"),
+        (WatermarkAt("j", 1_000), Cluster("FINISHED"), "done"),
+        (WatermarkAt("j", 1_000), Cluster("CANCELED"), "failed"),
+        (LagAtMost("j", 10), Cluster(metrics={"s/0": {"recordsLag": 6.0}, "s/1": {"recordsLag": 5.0}}), "wait"),
+        (LagAtMost("j", 11), Cluster(metrics={"s/0": {"recordsLag": 6.0}, "s/1": {"recordsLag": 5.0}}), "done"),
+        (LagAtMost("j", 11), Cluster(metrics={"s/0": {}}), "wait"),
+        (LagAtMost("j", 0), Cluster("FINISHED"), "done"),
+    ],
+)
+def test_answers(question, cluster, kind):
+    answer = decoded(encoded(question)).ask(cluster)
+    assert answer.kind == kind, answer
+    assert answer.value if kind == "done" else answer.text
+
+
+def test_a_failed_job_is_told_with_the_last_line_of_its_cause():
+    assert STARTED.ask(Cluster("FAILED")).text == "job 'n' (j) is FAILED: ValueError: why"

@@ -1,0 +1,64 @@
+"""Retention of savepoints, against a naive model; and what a folder holds."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.checkpoint.manifest import FORMAT_VERSION, Manifest, encode_manifest
+from penstock.client.savepoints import Retention, Savepoint, list_savepoints
+from penstock.core.errors import UsageError
+
+NOW_MS = 1_000_000
+SAVEPOINTS = st.lists(
+    st.builds(
+        Savepoint,
+        uri=st.uuids().map(str),
+        job_id=st.just("j"),
+        job_name=st.sampled_from("ab"),
+        created_ms=st.integers(0, NOW_MS),
+    ),
+    unique_by=lambda s: s.uri,
+    max_size=12,
+)
+
+
+@given(SAVEPOINTS, st.integers(1, 5), st.integers(0, NOW_MS))
+def test_exactly_the_newest_and_the_young_stay(savepoints, keep, keep_ms):
+    gone = {s.uri for s in Retention(keep, keep_ms).expired(savepoints, NOW_MS)}
+    for savepoint in savepoints:
+        of_job = [s for s in savepoints if s.job_name == savepoint.job_name]
+        newer = sum((s.created_ms, s.uri) > (savepoint.created_ms, savepoint.uri) for s in of_job)
+        assert (savepoint.uri in gone) == (newer >= keep and NOW_MS - savepoint.created_ms > keep_ms)
+
+
+def test_a_week_of_savepoints():
+    """Every six hours for a week, five kept and all of the last two days: exact after each of them."""
+    hour = 3_600_000
+    kept = []
+    for number in range(28):
+        now_ms = number * 6 * hour
+        kept.append(Savepoint(f"s{number}", "j", "a", now_ms))
+        gone = Retention(5, 48 * hour).expired(kept, now_ms)
+        kept = [s for s in kept if s not in gone]
+        assert [s.uri for s in kept] == [f"s{n}" for n in range(max(0, number - 8), number + 1)]
+
+
+@pytest.mark.parametrize(("keep", "keep_ms"), [(0, 0), (-1, 5), (1, -1)])
+def test_nothing_to_keep_is_a_mistake(keep, keep_ms):
+    with pytest.raises(UsageError, match="keep at least one"):
+        Retention(keep, keep_ms)
+
+
+def test_only_complete_savepoints_are_listed_newest_first(tmp_path):
+    for name, created_ms in (("s1", 5), ("s2", 9)):
+        manifest = Manifest(
+            version=FORMAT_VERSION, kind="savepoint", sequence=1, job_id="j", job_name="a", run_id="r", generation=1,
+            nonce="n", created_ms=created_ms,
+        )  # fmt: skip
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_bytes(encode_manifest(manifest))
+    (tmp_path / "half" / "uid").mkdir(parents=True)
+    (tmp_path / "half" / "uid" / "part.parquet").write_bytes(b"")
+    found = list_savepoints(str(tmp_path))
+    assert [(s.uri.rpartition("/")[2], s.created_ms, s.job_name) for s in found] == [("s2", 9, "a"), ("s1", 5, "a")]
+    assert list_savepoints(str(tmp_path / "none")) == []

@@ -1,0 +1,17 @@
+"""Flink's `triggerId` in a request's body."""
+
+import pytest
+
+from penstock.core.errors import UsageError
+from penstock.rest.trigger_id import trigger_id
+
+
+def test_given_or_not():
+    assert trigger_id({"triggerId": "0a" * 16}) == "0a" * 16
+    assert trigger_id({}) == trigger_id({"triggerId": None}) == trigger_id({"triggerId": ""}) == ""
+
+
+@pytest.mark.parametrize("bad", ["x", "0A" * 16, "0a" * 17, "../" + "0" * 29, 7])
+def test_anything_else_is_refused(bad):
+    with pytest.raises(UsageError, match="32 hex digits"):
+        trigger_id({"triggerId": bad})
