@@ -162,15 +162,17 @@ def test_top_level_is_what_the_architecture_says():
     assert not TOP_LEVEL - found, f"missing at the top level: {sorted(TOP_LEVEL - found)}"
 
 
-def test_the_lock_names_no_registry():
-    text = (ROOT / "requirements.lock").read_text()
+@pytest.mark.parametrize("lock", ["requirements.lock", "infra/airflow.lock"])
+def test_the_lock_names_no_registry(lock):
+    text = (ROOT / lock).read_text()
     assert "://" not in text
     assert "--index" not in text
     assert "--find-links" not in text
 
 
-def test_the_lock_pins_every_package_with_hashes():
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
+@pytest.mark.parametrize("lock", ["requirements.lock", "infra/airflow.lock"])
+def test_the_lock_pins_every_package_with_hashes(lock):
+    lines = (ROOT / lock).read_text().splitlines()
     pinned = [number for number, line in enumerate(lines) if re.match(r"[a-z0-9]", line)]
     assert len(pinned) > 50
     nothing(lines[number] for number in pinned if "==" not in lines[number] or "--hash=" not in lines[number + 1])

@@ -143,3 +143,17 @@ def test_run_shows_the_end_of_a_failed_step(bootstrap, tmp_path, monkeypatch):
     module.ROOT = tmp_path
     with pytest.raises(module.BootstrapError, match=r"a step failed: no route to host \(is the network reachable"):
         module.run("a step", [sys.executable, "-c", "print('no route to host'); raise SystemExit(3)"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wanted"),
+    [
+        ([], True),
+        (["tests"], True),
+        (["tests/airflow"], True),
+        (["tests/unit"], False),
+        (["tests/unit/airflow"], False),
+    ],
+)
+def test_airflow_is_installed_when_a_path_may_need_it(bootstrap, arguments, wanted):
+    assert bootstrap._wants_airflow(arguments) is wanted
