@@ -43,7 +43,7 @@ class ChangeParts:
     jobs: dict[str, KnownJob]
     find: Callable[[str], KnownJob]
     #: Begin a request and post its event to the job.
-    operate: Callable[[KnownJob, str, Event], None]
+    operate: Callable[[KnownJob, str, Event], str]
     operations: Operations
     free_slots: Callable[[], int]
     ha_store: ObjectStore
