@@ -13,7 +13,7 @@ from pathlib import Path
 
 from penstock.config.security import CA_FILE, FOLDER_VARIABLE
 from penstock.core.errors import UsageError
-from penstock.core.secrets import Secret, remember
+from penstock.core.secrets import NO_SECRET, Secret, remember
 
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"  # noqa: S105 - a name
 TOKEN_FILE_VARIABLE = "PENSTOCK_TOKEN_FILE"  # noqa: S105 - a name
@@ -29,7 +29,7 @@ _CLIENT_FILES = ("client.pem", "client.key")
 class ClientAccess:
     """How a client makes itself known."""
 
-    token: Secret = Secret()  # noqa: RUF009 - cannot change
+    token: Secret = NO_SECRET
     ca: Path | None = None
     certificate: Path | None = None
     key: Path | None = None

@@ -18,7 +18,7 @@ from typing import Literal
 
 from penstock.core.errors import UsageError
 from penstock.core.rand import SystemRand
-from penstock.core.secrets import Secret
+from penstock.core.secrets import NO_SECRET, Secret
 
 FOLDER_VARIABLE = "PENSTOCK_SECURITY"
 SECRET_VARIABLE = "PENSTOCK_CLUSTER_SECRET"  # noqa: S105 - a name
@@ -69,7 +69,7 @@ class Security:
     client_ca: Path | None = None
     tokens: tuple[TokenEntry, ...] = ()
     #: What TaskManagers and JobManager prove to know.
-    secret: Secret = Secret()  # noqa: RUF009 - cannot change
+    secret: Secret = NO_SECRET
     #: The user's word that an address others reach needs no protection.
     insecure: bool = False
 

@@ -61,6 +61,9 @@ class Secret:
         raise TypeError(msg)
 
 
+NO_SECRET = Secret()
+
+
 class Redactor:
     """Strikes the secrets it knows, and what looks like one, from texts."""
 

@@ -20,7 +20,6 @@ from penstock.core.errors import PenstockError
 from penstock.network.addresses import Listener, dial
 from penstock.network.channel_table import ChannelTable, Peer
 from penstock.network.frame import (
-    PROTOCOL_VERSION,
     ChannelKey,
     FrameDecoder,
     FrameError,
@@ -29,6 +28,7 @@ from penstock.network.frame import (
     decode_hello,
     encode_message,
 )
+from penstock.network.greeting import Greeter
 from penstock.network.session import Session
 
 if TYPE_CHECKING:
@@ -90,9 +90,10 @@ class WorkerNetwork:
         *,
         on_connection_lost: ConnectionLost | None = None,
         kernels: SplitKernels | None = None,
+        key: bytes = b"",
     ) -> None:
-        """Listen at `unix:<folder>` or `tcp:<host>:<port>` (port 0: any) and start the thread."""
-        self._worker_id = worker_id
+        """Listen at `unix:<folder>` or `tcp:<host>:<port>` (port 0: any) and start the thread; `key`: `greeting`."""
+        self._worker_id, self._greeter = worker_id, Greeter(worker_id, key)
         self._clock = clock
         self._on_lost = on_connection_lost
         self._listener = Listener(worker_id, listen)
@@ -328,7 +329,7 @@ class WorkerNetwork:
         link.wants_write = True
         self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, link)
         if connected:
-            state.session.greet(self._worker_id)
+            state.session.greet(self._greeter.hello(state.session.peer))
 
     def _finish_connect(self, link: _Link) -> None:
         code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
@@ -339,7 +340,7 @@ class WorkerNetwork:
             self._drop_link(link)
             return
         link.connecting = False
-        state.session.greet(self._worker_id)
+        state.session.greet(self._greeter.hello(state.session.peer))
         self._send(link)
 
     def _accept(self) -> None:
@@ -353,10 +354,9 @@ class WorkerNetwork:
         if message.kind is FrameKind.RESET and link.session is not None:
             link.session.dispatch(message)
         hello = decode_hello(message)
-        if hello.version != PROTOCOL_VERSION:
-            reason = f"version {hello.version} of the data protocol, this worker speaks {PROTOCOL_VERSION}"
+        if reason := self._greeter.refusal(hello):
             link.sock.sendmsg([encode_message(FrameKind.RESET, payload=reason.encode())])
-            raise FrameError(f"worker {hello.worker_id} speaks {reason}")
+            raise FrameError(f"worker {hello.worker_id} is refused: {reason}")
         link.greeted = True
         if link.session is not None:  # we dialled
             if hello.worker_id != link.session.peer:
@@ -368,7 +368,7 @@ class WorkerNetwork:
         session = self._session_of(Peer(hello.worker_id, ""))
         self._peers[hello.worker_id].link = link
         link.session = session
-        session.greet(self._worker_id)
+        session.greet(self._greeter.hello(hello.worker_id))
         self._send(link)
 
     # --- losing -------------------------------------------------------------------------------------------------------

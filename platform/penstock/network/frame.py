@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.graph.deployment import ChannelId
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 #: Largest payload of one frame: what one channel may hold up the others for.
 FRAME_LIMIT = 1 << 20
 #: Largest message: Arrow's own limit for many things, and a bound on what a damaged header can make us allocate.
@@ -82,6 +82,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True):
 
     worker_id: str
     version: int = PROTOCOL_VERSION
+    #: That it is a worker of the same job (`greeting`).
+    proof: bytes = b""
 
 
 class Message(NamedTuple):

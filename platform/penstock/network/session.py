@@ -128,9 +128,9 @@ class Session:
 
     # --- out ----------------------------------------------------------------------------------------------------------
 
-    def greet(self, worker_id: str) -> None:
+    def greet(self, hello: Hello) -> None:
         """Queue the message that must be the first one."""
-        self._control.appendleft(encode_message(FrameKind.HELLO, payload=msgspec.msgpack.encode(Hello(worker_id))))
+        self._control.appendleft(encode_message(FrameKind.HELLO, payload=msgspec.msgpack.encode(hello)))
         self._changed()
 
     def next_frames(self, wanted_bytes: int, limit: int = 0) -> list[Buffer]:

@@ -17,11 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
+
 from penstock.core.clock import Clock
 from penstock.rpc.messages import StartWorker
 from penstock.taskmanager import requirements
 from penstock.taskmanager.template_client import THREAD_LIMITS, TemplateClient, TemplateError
-from penstock.taskmanager.template_messages import ForkTemplate, WorkerSpec, encode
+from penstock.taskmanager.template_messages import KEY_VARIABLE, ForkTemplate, WorkerSpec, encode
 
 _MAX_RESTARTS = 5
 _RESTART_WINDOW_MS = 60_000
@@ -119,10 +121,11 @@ class Environments:
         self._starts.append(now)
 
     async def _spawn(self, spec: WorkerSpec, control: socket.socket) -> int:
-        arguments = [str(control.fileno()), str(os.getpid()), encode(spec).hex()]
+        arguments = [str(control.fileno()), str(os.getpid()), encode(msgspec.structs.replace(spec, key=b"")).hex()]
+        environment = {**os.environ, **THREAD_LIMITS, KEY_VARIABLE: spec.key.hex()}
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "penstock.taskmanager.worker", *arguments,
-            stdin=subprocess.DEVNULL, env={**os.environ, **THREAD_LIMITS}, pass_fds=[control.fileno()],
+            stdin=subprocess.DEVNULL, env=environment, pass_fds=[control.fileno()],
         )  # fmt: skip
         task = asyncio.get_running_loop().create_task(self._wait(spec.worker_id, process))
         self._spawned.add(task)

@@ -56,6 +56,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
             slots=config.slots or 0,
             work_dir=work_dir,
             worker_memory_limit_bytes=config.worker_memory_limit_bytes,
+            secret=config.security.secret,
         ),
         SystemClock(),
         log_to_stderr,

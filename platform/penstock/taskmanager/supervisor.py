@@ -21,6 +21,7 @@ import msgspec
 
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
+from penstock.core.secrets import NO_SECRET, Secret, redact
 from penstock.rpc.messages import (
     FetchLog,
     FromWorker,
@@ -39,6 +40,7 @@ from penstock.rpc.messages import (
     WorkerStartFailed,
     encode,
 )
+from penstock.rpc.proof import workers_key
 from penstock.rpc.worker_commands import LeaseRenewed
 from penstock.taskmanager.environments import Environments
 from penstock.taskmanager.lineage import held_bytes
@@ -77,6 +79,8 @@ class SupervisorConfig:
     #: Memory at which a worker is killed, without pages of mapped files; None: twice its managed memory and
     #: UNMANAGED_ALLOWANCE_BYTES.
     worker_memory_limit_bytes: int | None = None
+    #: Of the cluster; its workers get keys made of it.
+    secret: Secret = NO_SECRET
 
 
 class Supervisor:
@@ -261,6 +265,7 @@ class Supervisor:
             log_path=str(self._logs.path_of(command.worker_id)),
             socket_dir=str(self._socket_dir),
             state_dir=str(state_dir),
+            key=workers_key(self._config.secret, command.job_id),
         )
         worker = WorkerProcess(spec, self._relay, self._worker_ended)
         self._workers[command.worker_id] = worker
@@ -349,5 +354,5 @@ class Supervisor:
 
 def log_to_stderr(text: str) -> None:
     """Write one line; the TaskManager's own log."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{redact(text)}\n")
     sys.stderr.flush()

@@ -9,6 +9,8 @@ import msgspec
 
 #: Longest packet; requests hold names and paths only.
 MAX_PACKET_BYTES = 128 << 10
+#: How a spawned worker gets its key, in hex: arguments of a process can be read by everyone.
+KEY_VARIABLE = "PENSTOCK_WORKER_KEY"
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +28,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     socket_dir: str
     #: Folder of this worker alone, for spilled state; removed by the supervisor when the worker is gone.
     state_dir: str
+    #: What workers of this job prove to each other; never an argument of a process.
+    key: bytes = b""
     #: Put in front of `sys.path`: installed requirements, then the job's own folders.
     import_path: tuple[str, ...] = ()
 

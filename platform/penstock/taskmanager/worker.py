@@ -16,6 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+import msgspec
+
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.rpc.messages import WorkerMessage, WorkerReady, decode_worker_command, encode
@@ -29,7 +31,7 @@ from penstock.taskmanager.lineage import (
     keep_freed_memory,
     resident_bytes,
 )
-from penstock.taskmanager.template_messages import ForkWorker, WorkerSpec, decode_spec
+from penstock.taskmanager.template_messages import KEY_VARIABLE, ForkWorker, WorkerSpec, decode_spec
 
 if TYPE_CHECKING:
     from penstock.task.runtime import TaskRuntime
@@ -125,7 +127,7 @@ def _start_runtime(spec: WorkerSpec, clock: Clock, report: Callable[[WorkerMessa
     from penstock.task.threads import ParallelReads, ThreadBackground, ThreadDriver
 
     listen = f"unix:{spec.socket_dir}"
-    network = WorkerNetwork(spec.worker_id, listen, clock, on_connection_lost=_log_lost_connection)
+    network = WorkerNetwork(spec.worker_id, listen, clock, on_connection_lost=_log_lost_connection, key=spec.key)
     environment = TaskEnvironment(
         worker_id=spec.worker_id,
         clock=clock,
@@ -164,7 +166,10 @@ def main(arguments: list[str]) -> None:
     arm_lease(START_LEASE_MS)
     try:
         warm_up()
-        code = become_worker(ForkWorker(decode_spec(bytes.fromhex(arguments[2]))), descriptor)
+        spec = msgspec.structs.replace(
+            decode_spec(bytes.fromhex(arguments[2])), key=bytes.fromhex(os.environ.pop(KEY_VARIABLE))
+        )
+        code = become_worker(ForkWorker(spec), descriptor)
     except PenstockError as error:
         sys.stderr.write(f"penstock worker: {error}\n")
     finally:

@@ -13,7 +13,7 @@ GUIDE = "docs/guide.md"
 #: Set by our own processes for their children, by tests, or of the servers' script.
 INTERNAL = {
     "PENSTOCK_DIE_WITH_PARENT", "PENSTOCK_FAILPOINTS", "PENSTOCK_FAILPOINT_DIR", "PENSTOCK_TEST_SESSION",
-    "PENSTOCK_SERVERS_DATA",
+    "PENSTOCK_SERVERS_DATA", "PENSTOCK_WORKER_KEY",
 }  # fmt: skip
 
 

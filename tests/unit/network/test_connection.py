@@ -21,8 +21,10 @@ from penstock.network.addresses import Listener
 from penstock.network.connection import WorkerNetwork
 from penstock.network.data_plane import ConnectionLostError
 from penstock.network.frame import FrameDecoder, FrameKind, Hello, encode_message
+from penstock.network.greeting import Greeter
 
 DEADLINE = 20
+KEY = b"k" * 32
 
 
 class Reader:
@@ -66,7 +68,7 @@ def planes(listen, net):
         for worker in "ab":
             lost = []
             plane = WorkerNetwork(
-                worker, listen, SystemClock(), on_connection_lost=lambda p, r, lost=lost: lost.append((p, r))
+                worker, listen, SystemClock(), on_connection_lost=lambda p, r, lost=lost: lost.append((p, r)), key=KEY
             )
             plane.lost = lost
             stack.callback(plane.close)
@@ -178,8 +180,9 @@ def test_a_worker_that_does_not_dial_is_a_lost_connection(net, planes, monkeypat
         waits.poll()
 
 
-def test_another_version_of_the_protocol_is_told_why_it_is_refused(planes):
-    kind, _, rest = planes["a"].endpoint.partition(":")
+def greet_falsely(endpoint, hello):
+    """Connect as somebody and return what is answered until the connection ends."""
+    kind, _, rest = endpoint.partition(":")
     if kind == "unix":
         sock = socket.socket(socket.AF_UNIX)
         sock.connect(rest)
@@ -188,12 +191,44 @@ def test_another_version_of_the_protocol_is_told_why_it_is_refused(planes):
         sock = socket.create_connection((host, int(port)))
     with sock:
         sock.settimeout(DEADLINE)
-        sock.sendall(encode_message(FrameKind.HELLO, payload=msgspec.msgpack.encode(Hello("old", version=99))))
+        sock.sendall(encode_message(FrameKind.HELLO, payload=msgspec.msgpack.encode(hello)))
         decoder, messages = FrameDecoder(), []
         while data := sock.recv(1000):
             messages += decoder.feed(data)
+    return messages
+
+
+def test_another_version_of_the_protocol_is_told_why_it_is_refused(planes):
+    messages = greet_falsely(planes["a"].endpoint, Hello("old", version=99))
     assert [m.kind for m in messages] == [FrameKind.RESET]
     assert b"version 99" in bytes(messages[0].payload)
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        Hello("b"),
+        Hello("b", proof=b"x" * 32),
+        Greeter("b", b"of another job").hello("a"),
+        Greeter("b", KEY).hello("c"),  # what "b" has shown to another worker
+        Hello("b", proof=Greeter("c", KEY).hello("a").proof),  # that of another worker
+    ],
+)
+def test_a_forged_worker_is_refused_and_disturbs_nobody(net, planes, hello):
+    job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
+    reader = Reader()
+    output, gate = job.outputs(0, "b", ["a"]), job.gate(0, "a", ["b"], reader.data.set)
+    job.start()
+    output.batch(Batch(net.rows(10)))
+    output.flush()
+    assert reader.data.wait(DEADLINE)
+    (refused,) = greet_falsely(planes["a"].endpoint, hello)
+    assert refused.kind is FrameKind.RESET
+    assert b"without proof" in bytes(refused.payload)
+    output.batch(Batch(net.rows(10, first=10)))
+    output.end()
+    assert net.keys_of(reader.read(gate)) == list(range(20))
+    assert planes["a"].lost == planes["b"].lost == []
 
 
 def test_a_long_folder_falls_back_to_a_short_one(tmp_path):
