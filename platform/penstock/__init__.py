@@ -87,6 +87,7 @@ if TYPE_CHECKING:
     from penstock.operators.state_ttl import StateTtlConfig as StateTtlConfig
     from penstock.operators.triggers import Trigger as Trigger
     from penstock.operators.triggers import TriggerResult as TriggerResult
+    from penstock.operators.window_function import ProcessAllWindowFunction as ProcessAllWindowFunction
     from penstock.operators.window_function import ProcessWindowFunction as ProcessWindowFunction
     from penstock.operators.window_function import WindowContext as WindowContext
 
@@ -151,7 +152,7 @@ _MODULES = {
     ],
     "penstock.operators.evictors": ["Evictor", "WindowElement"],
     "penstock.operators.triggers": ["Trigger", "TriggerResult"],
-    "penstock.operators.window_function": ["ProcessWindowFunction", "WindowContext"],
+    "penstock.operators.window_function": ["ProcessAllWindowFunction", "ProcessWindowFunction", "WindowContext"],
 }
 #: Modules that are used by their name: `ps.snapshots.read(...)`.
 _PACKAGES = ["snapshots"]

@@ -73,6 +73,15 @@ assert_type(moved, ps.DataStream)
 
 keyed = orders.key_by("user_id", "product")
 assert_type(keyed, ps.KeyedStream)
+assert_type(orders.key_by(lambda row: row.user_id % 3, returns=int, name="third"), ps.KeyedStream)
+across = orders.window_all(ps.Session("1m", time="processing")).trigger(ps.trigger.count(3))
+assert_type(across, ps.AllWindowedStream)
+assert_type(across.aggregate(n=ps.count()), ps.DataStream)
+assert_type(orders.count_window_all(10, 5).apply(lambda window, rows: rows, returns=Order), ps.DataStream)
+assert_type(
+    orders.join(orders).where(lambda row: row.user_id, returns=int).equal_to("user_id").window(ps.Session(1)),
+    ps.DataStream,
+)
 windowed = keyed.window(ps.Sliding("1m", "10s", offset="5s")).allowed_lateness("1m")
 assert_type(windowed, ps.WindowedStream)
 

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 from tests.property.small_pieces import Fetching, part, small_pieces
 
+from penstock.api.data_stream import Flow
+from penstock.api.keyed_stream import KeyedStream
 from penstock.api.process import compile_process
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
@@ -113,7 +115,7 @@ class ProcessJob(Fetching):
     def __init__(self, folder, function, schema, models, clock=None):
         self.folder = Path(folder)
         self.schema = schema
-        stream = SimpleNamespace(flow=SimpleNamespace(schema=schema, row_type=None), keys=("k",))
+        stream = KeyedStream(None, Flow(upstreams=(), schema=schema), ("k",))
         made = compile_process(function, None, {}, stream=stream)
         self.spec = SimpleNamespace(
             uid="fn", payload=made.spec.payload, config=made.spec.config, output_schema=schema_to_text(made.schema)

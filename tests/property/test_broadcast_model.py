@@ -10,6 +10,8 @@ from tests.property.two_inputs import KEYS, LEFT, OPERATIONS, RIGHT, UID, Job, r
 
 import penstock as ps
 from penstock.api.connected_streams import _BROADCAST, compile_two_input
+from penstock.api.data_stream import DataStream, Flow
+from penstock.api.keyed_stream import KeyedStream
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN
 from penstock.core.schema import schema_to_text
 
@@ -81,8 +83,8 @@ class Model:
 
 
 def spec():
-    flows = [SimpleNamespace(schema=schema, row_type=None, has_event_time=True) for schema in (LEFT, RIGHT)]
-    streams = SimpleNamespace(flow=flows[0], keys=("k",)), SimpleNamespace(flow=flows[1])
+    flows = [Flow(upstreams=(), schema=schema) for schema in (LEFT, RIGHT)]
+    streams = KeyedStream(None, flows[0], ("k",)), DataStream(None, flows[1])
     made = compile_two_input(_BROADCAST, Rules(), None, {}, streams)
     text = schema_to_text(made.schema)
     return SimpleNamespace(

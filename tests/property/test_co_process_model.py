@@ -15,6 +15,8 @@ from tests.property.two_inputs import KEY_NAMES, KEYS, LEFT, OPERATIONS, RIGHT, 
 
 import penstock as ps
 from penstock.api.connected_streams import _CO, compile_two_input
+from penstock.api.data_stream import Flow
+from penstock.api.keyed_stream import KeyedStream
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 from penstock.core.schema import schema_to_text
 
@@ -92,8 +94,7 @@ class Model:
 
 def spec():
     def stream(schema, key):
-        flow = SimpleNamespace(schema=schema, row_type=None, has_event_time=True)
-        return SimpleNamespace(flow=flow, keys=(key,))
+        return KeyedStream(None, Flow(upstreams=(), schema=schema), (key,))
 
     made = compile_two_input(_CO, Both(), None, {}, (stream(LEFT, "k"), stream(RIGHT, "key")))
     text = schema_to_text(made.schema)

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock.api.data_stream import DataStream, Flow
 from penstock.api.process import compile_plain_process
 from penstock.core.clock import ManualClock
 from penstock.core.elements import Barrier, Batch
@@ -60,7 +61,7 @@ class Job:
     """All subtasks, and what each of them has."""
 
     def __init__(self):
-        stream = SimpleNamespace(flow=SimpleNamespace(schema=SCHEMA, row_type=None))
+        stream = DataStream(None, Flow(upstreams=(), schema=SCHEMA))
         made = compile_plain_process(Keeps(), None, {}, stream=stream)
         self.spec = SimpleNamespace(
             uid="fn", name="fn", payload=made.spec.payload, config=made.spec.config,

@@ -42,7 +42,8 @@ def wanted_aggregates(
         raise GraphError(msg, hint="write for example .aggregate(n=ps.count(), total=ps.sum('amount'))")
     for value in wanted:
         if value.column is not None:
-            require_columns([value.column], stream.columns, f"{where}: {value.fn}")
+            known = [name for name in stream.columns if not name.startswith("__")]
+            require_columns([value.column], known, f"{where}: {value.fn}")
     return wanted
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
@@ -70,6 +70,12 @@ class DataStream(OperatorHandle):
     def columns(self) -> list[str]:
         """Names of the columns."""
         return list(self.schema.names)
+
+    @property
+    def rows(self) -> pa.Schema:
+        """Arrow schema of the rows as functions see them, with `__ts` when they have event time."""
+        schema: pa.Schema = self.flow.schema
+        return schema
 
     # --- column operations
     # ---------------------------------------------------------------------------------------------------
@@ -175,10 +181,35 @@ class DataStream(OperatorHandle):
     # --- how rows travel
     # -----------------------------------------------------------------------------------------------------
 
-    def key_by(self, *columns: str) -> KeyedStream:
-        """Send all rows of a key to the same subtask of the next operator; windows then work per key."""
+    @overload
+    def key_by(self, *columns: str) -> KeyedStream: ...
+
+    @overload
+    def key_by(self, function: Callable[[Any], Any], /, *, returns: Any = None, name: str = "key") -> KeyedStream: ...
+
+    def key_by(self, *columns: Any, returns: Any = None, name: str = "key") -> KeyedStream:
+        """Send all rows of a key to the same subtask of the next operator; windows then work per key.
+
+        The key is some columns, or what a function of one row returns: its return annotation, or `returns`, is the type
+        of the key, which is a column `key` (`name`) of what is aggregated by it; a tuple's members are `key_0`, `key_1`
+        and so on, the fields of a NamedTuple columns of their names. Python functions get rows as they were, with the
+        key beside them; whole rows (reduced, deduplicated, joined, late ones) come out without it. The same row must
+        always have the same key.
+
+        Raises:
+            GraphError: no column, one that does not exist, or a key of a type that is not known or cannot be one.
+        """
         from penstock.api.keyed_stream import KeyedStream
 
+        if any(not isinstance(column, str) and callable(column) for column in columns):
+            from penstock.api.key_selector import keyed_by
+
+            if len(columns) > 1:
+                way = "let one function return a tuple: lambda row: (row.a, f(row))"
+                raise GraphError("key_by: a function stands alone", hint=way)
+            return keyed_by(self.unkeyed(), columns[0], returns, name)
+        if returns is not None or name != "key":
+            raise GraphError("key_by: returns= and name= are for functions", hint="leave them out for columns")
         if not columns:
             msg = "key_by: no column is given"
             raise GraphError(msg, hint=f"there are: {', '.join(self.columns)}")
@@ -189,6 +220,10 @@ class DataStream(OperatorHandle):
         require_key_types(columns, self.flow.schema, "key_by")
         require_unique(columns, "key_by")
         return KeyedStream(self.environment, self._partitioned(KeyGroup(tuple(columns))), tuple(columns))
+
+    def unkeyed(self) -> DataStream:
+        """Return the stream without what a `key_by` has made of it."""
+        return self
 
     def rebalance(self) -> DataStream:
         """Send batches to the next operator's subtasks in turn."""
@@ -247,16 +282,31 @@ class DataStream(OperatorHandle):
     # -----------------------------------------------------------------------------------------------
 
     def window_all(self, window: Window) -> AllWindowedStream:
-        """Group all rows, whatever their keys, into windows of event time."""
-        from penstock.api.all_windowed_stream import AllWindowedStream
-        from penstock.api.windows import require_event_time_window
+        """Group all rows, whatever their keys, into windows, which one subtask computes.
 
-        where = f"window_all({require_event_time_window(window, 'window_all').label})"
-        if not self.flow.has_event_time:
+        Windows of event time, or of processing time where the window says so; all that there are.
+        """
+        from penstock.api.all_windowed_stream import AllWindowedStream
+        from penstock.api.windows import require_window
+
+        where = f"window_all({require_window(window).label})"
+        if window.time == "event" and not self.flow.has_event_time:
             msg = f"{where}: the stream has no event time"
             way = "ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp=...)"
             raise GraphError(msg, hint=f"give env.from_source(..., watermarks={way})")
-        return AllWindowedStream(self, window)
+        return AllWindowedStream(self.unkeyed(), window)
+
+    def count_window_all(self, size: int, slide: int | None = None) -> AllWindowedStream:
+        """Group all rows by number: every `size` of them once; with `slide`, every `slide` the last `size`.
+
+        The order in which rows of several subtasks come is not defined. Rows that do not fill a window up never come
+        out. Needs no event time.
+        """
+        from penstock.api.all_windowed_stream import AllWindowedStream
+        from penstock.api.windowed_stream import counted
+        from penstock.api.windows import Global
+
+        return AllWindowedStream(self.unkeyed(), Global(), counted(size, slide, "count_window_all"))
 
     # --- ends
     # ----------------------------------------------------------------------------------------------------------------

@@ -9,11 +9,14 @@ import msgspec
 from penstock.api.data_stream import DataStream, Flow
 from penstock.api.windows import Global, Window, require_window
 from penstock.core.errors import GraphError
-from penstock.graph.job_graph import Broadcast, OperatorSpec
+from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec
 from penstock.graph.validate import require_columns, require_no_window_columns, require_unique
+from penstock.operators.columns import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    import pyarrow as pa
 
     from penstock.api.aggregates import Aggregate
     from penstock.api.connected_streams import BroadcastConnectedStream, ConnectedStreams
@@ -27,15 +30,47 @@ if TYPE_CHECKING:
 class KeyedStream(DataStream):
     """A stream whose rows of one key meet in one subtask of the next operator."""
 
-    def __init__(self, environment: Environment, flow: Flow, keys: tuple[str, ...]) -> None:
-        """Made by `DataStream.key_by`."""
+    def __init__(
+        self, environment: Environment, flow: Flow, keys: tuple[str, ...], computed_of: DataStream | None = None
+    ) -> None:
+        """Made by `DataStream.key_by`; `computed_of`: the stream whose rows the key was computed of, if it was."""
         super().__init__(environment, flow)
         self._keys = keys
+        self._computed_of = computed_of
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of the key columns."""
         return self._keys
+
+    @property
+    def computed(self) -> tuple[str, ...]:
+        """The key columns, where a function has computed them."""
+        return () if self._computed_of is None else self._keys
+
+    @property
+    def rows(self) -> pa.Schema:
+        """Arrow schema of the rows as functions see them, with `__ts` when they have event time."""
+        return visible(self.flow.schema, self.computed)
+
+    def computed_config(self, name: str = "computed") -> dict[str, Any]:
+        """Return what an operator with a Python function is told of a computed key."""
+        return {name: list(self.computed)} if self.computed else {}
+
+    def unkeyed(self) -> DataStream:
+        """Return the stream without what a `key_by` has made of it."""
+        if self._computed_of is not None:
+            return self._computed_of
+        upstreams = tuple(msgspec.structs.replace(u, partitioner=None) for u in self.flow.upstreams)
+        return DataStream(self.environment, msgspec.structs.replace(self.flow, upstreams=upstreams))
+
+    def without_computed(self, made: DataStream) -> DataStream:
+        """Return whole rows that came of this stream's without a computed key."""
+        if not self.computed:
+            return made
+        from penstock.api.key_selector import without_computed
+
+        return without_computed(made, self.computed)
 
     def window(self, window: Window) -> WindowedStream:
         """Group the rows of each key into windows of event time, or of processing time where the window says so."""
@@ -54,16 +89,10 @@ class KeyedStream(DataStream):
 
         Rows that do not fill a window up never come out. Needs no event time.
         """
-        from penstock.operators.evictors import CountEvictor
-        from penstock.operators.triggers import CountTrigger, PurgingTrigger
+        from penstock.api.windowed_stream import WindowedStream, counted
 
-        if size < 1:
-            msg = f"count_window({size!r}) has no rows"
-            raise GraphError(msg, hint="use 1 or more")
-        windows = self.window(Global())
-        if slide is None:
-            return windows.trigger(PurgingTrigger(CountTrigger(size)))
-        return windows.trigger(CountTrigger(slide)).evictor(CountEvictor(size, after=False))
+        require_no_window_columns(self.columns, "count_window")
+        return WindowedStream(self, Global(), counted(size, slide, "count_window"))
 
     def aggregate(self, *aggregates: Aggregate, ttl: TimeToLive | Aggregate = None, **named: Aggregate) -> DataStream:
         """Keep running aggregates of each key and emit them, as of that row, for every row.
@@ -112,7 +141,7 @@ class KeyedStream(DataStream):
         config = {"key": list(self.keys), "keep": keep, "by": by, **row_ttl_options(ttl, "deduplicate")}
         validate_deduplicate(config, self.flow.schema)
         spec = OperatorSpec(uid="", name=f"Deduplicate(keep {keep})", kind="deduplicate", config=config, stateful=True)
-        return self.append_operator(spec, self.flow.schema, self.flow.row_type)
+        return self.without_computed(self.append_operator(spec, self.flow.schema, self.flow.row_type))
 
     def reduce(self, function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> DataStream:
         """Put the rows of each key together, two at a time, and emit for every row what there is as of it.
@@ -186,7 +215,7 @@ class KeyedStream(DataStream):
         validate_join(config, left, right, "interval_join")
         name = f"IntervalJoin({'' if how == 'inner' else f'{how}, '}{lower}, {upper})"
         spec = OperatorSpec(uid="", name=name, kind="interval_join", config=config, stateful=True)
-        return append_two_input(self, other, spec, join_schema(config, left, right))
+        return self.without_computed(append_two_input(self, other, spec, join_schema(config, left, right)))
 
     def temporal_join(
         self,
@@ -222,7 +251,7 @@ class KeyedStream(DataStream):
         validate_temporal_join(config, left, right, "temporal_join")
         name = f"TemporalJoin({how})"
         spec = OperatorSpec(uid="", name=name, kind="temporal_join", config=config, stateful=True)
-        return append_two_input(self, versions, spec, temporal_join_schema(config, left, right))
+        return self.without_computed(append_two_input(self, versions, spec, temporal_join_schema(config, left, right)))
 
     @overload  # a keyed stream is never a broadcast one
     def connect(self, other: KeyedStream) -> ConnectedStreams: ...  # type: ignore[overload-overlap]
@@ -251,4 +280,5 @@ class KeyedStream(DataStream):
         """Return the stream with columns that are computed before rows are sent to their keys."""
         upstreams = tuple(msgspec.structs.replace(u, partitioner=None) for u in self.flow.upstreams)
         before = DataStream(self.environment, msgspec.structs.replace(self.flow, upstreams=upstreams))
-        return before.with_columns(**columns).key_by(*self._keys)
+        flow = before.with_columns(**columns)._partitioned(KeyGroup(self._keys))  # noqa: SLF001 - of its own class
+        return KeyedStream(self.environment, flow, self._keys, self._computed_of)

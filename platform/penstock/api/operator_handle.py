@@ -21,6 +21,10 @@ class OperatorHandle:
         """`node` is None where the last call made no operator (a union, a re-partitioning)."""
         self.environment = environment
         self._node = node
+        #: Operators behind it that are part of it.
+        self.followers: tuple[int, ...] = ()
+        #: Why it has one subtask and no more; empty: it may have any number.
+        self.single = ""
 
     def uid(self, uid: str) -> Self:
         """Give the operator the name under which its state is found again: stable across changes of the job."""
@@ -39,7 +43,10 @@ class OperatorHandle:
         if parallelism < 1:
             msg = f"parallelism {parallelism} is not a number of subtasks"
             raise GraphError(msg, hint="use 1 or more")
-        self.environment.builder.update(node, parallelism=parallelism)
+        if self.single and parallelism != 1:
+            raise GraphError(f"parallelism {parallelism}: {self.single}", hint="take .set_parallelism(...) away")
+        for each in (node, *self.followers):
+            self.environment.builder.update(each, parallelism=parallelism)
         return self
 
     def slot_sharing_group(self, group: str) -> Self:

@@ -16,7 +16,12 @@ from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import require_name
 from penstock.operators.triggers import EventTimeTrigger, NeverTrigger, ProcessingTimeTrigger
-from penstock.operators.window_function import ProcessWindowFunction
+from penstock.operators.window_function import (
+    AllRowsFunction,
+    AppliedToAll,
+    ProcessAllWindowFunction,
+    ProcessWindowFunction,
+)
 from penstock.operators.window_rows_schema import aggregated_schema, validate_rows
 
 if TYPE_CHECKING:
@@ -67,30 +72,35 @@ def reduced(rows: WindowRows, function: Any) -> DataStream:
     flow = rows.stream.flow
     if not callable(function):
         raise GraphError(f"reduce: {function!r} is not a function", hint="pass a function of two rows")
-    return _operator(rows, {**rows.config, "mode": "reduce"}, function, (flow.schema, flow.row_type))
+    return _operator(rows, {**rows.config, "mode": "reduce"}, function, (rows.stream.rows, flow.row_type))
 
 
-def applied(rows: WindowRows, function: Any, returns: Any) -> DataStream:
-    """Add the operator that calls a function of (key, window, rows)."""
+def applied(rows: WindowRows, function: Any, returns: Any, *, of_all: bool = False) -> DataStream:
+    """Add the operator that calls a function of (key, window, rows), `of_all` of (window, rows)."""
     where = f"apply({getattr(function, '__name__', type(function).__name__)})"
     if not callable(function):
-        raise GraphError(f"{where}: it is not a function", hint="pass a function of (key, window, rows)")
+        raise GraphError(
+            f"{where}: it is not a function", hint=f"pass a function of ({'' if of_all else 'key, '}window, rows)"
+        )
     output = _output_of(function, returns, rows, where)
-    return _operator(rows, {**rows.config, "mode": "apply"}, function, output)
+    called = AppliedToAll(function) if of_all else function
+    return _operator(rows, {**rows.config, "mode": "apply"}, called, output)
 
 
 def processed(rows: WindowRows, function: Any, returns: Any, sides: dict[str, Any]) -> DataStream:
-    """Add the operator that calls a `ProcessWindowFunction`."""
+    """Add the operator that calls a `ProcessWindowFunction`, over all rows a `ProcessAllWindowFunction`."""
     where = f"process({getattr(function, '__name__', type(function).__name__)})"
-    if not isinstance(function, ProcessWindowFunction):
+    base = ProcessAllWindowFunction if rows.config.get("of_all") else ProcessWindowFunction
+    if not isinstance(function, base):
         msg = f"{where}: {function!r} is no window function"
-        raise GraphError(msg, hint="make one of a class derived from ps.ProcessWindowFunction")
+        raise GraphError(msg, hint=f"make one of a class derived from ps.{base.__name__}")
     output = _output_of(type(function).process, returns, rows, where)
     texts = {}
     for tag, side in sides.items():
         require_name(tag, f"{where}: side output")
         texts[tag] = schema_to_text(output_schema(side, rows.stream.flow.schema, f"{where}: side output {tag!r}"))
-    return _operator(rows, {**rows.config, "mode": "process", "sides": texts}, function, output)
+    called = AllRowsFunction(function) if isinstance(function, ProcessAllWindowFunction) else function
+    return _operator(rows, {**rows.config, "mode": "process", "sides": texts}, called, output)
 
 
 def _output_of(function: Any, returns: Any, rows: WindowRows, where: str) -> tuple[pa.Schema, Any]:
@@ -109,6 +119,10 @@ def _operator(rows: WindowRows, config: dict[str, Any], function: Any, output: t
     stream, where = rows.stream, f"window({rows.window.label}).{config['mode']}"
     validate_rows(config, rows.schema, where)
     row_type = stream.flow.row_type if rows.edge is None else None
+    if any(value["column"] in stream.computed for value in config.get("aggregates", ())):
+        row_type = None  # rows with the key, which is asked for
+    else:
+        config = {**config, **stream.computed_config()}
     payload = (_trigger_of(rows, where), _evictor_of(rows, where), function, row_type)
     spec = OperatorSpec(
         uid="",
@@ -122,7 +136,7 @@ def _operator(rows: WindowRows, config: dict[str, Any], function: Any, output: t
     made = stream.append_operator(spec, *output, rows.edge)
     sides = dict(config.get("sides", {}))
     if "late_to" in config:
-        sides[config["late_to"]["tag"]] = schema_to_text(stream.flow.schema)
+        sides[config["late_to"]["tag"]] = schema_to_text(stream.rows)
     if sides:
         made.environment.builder.update(made.flow.upstreams[0].node, side_outputs=sides)
     return made

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.api.aggregation import wanted_aggregates, with_conditions
-from penstock.api.windows import Global, Session
+from penstock.api.windows import ALL, Global, Session
 from penstock.config.settings import parse_duration_ms
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
@@ -41,6 +41,22 @@ class WindowOptions:
     evictor: Evictor | None = None
 
 
+def counted(size: int, slide: int | None, where: str) -> WindowOptions:
+    """Return what makes global windows those of `size` rows, computed every `slide` rows.
+
+    Raises:
+        GraphError: a window without rows.
+    """
+    from penstock.operators.evictors import CountEvictor
+    from penstock.operators.triggers import CountTrigger, PurgingTrigger
+
+    if size < 1:
+        raise GraphError(f"{where}({size!r}) has no rows", hint="use 1 or more")
+    if slide is None:
+        return WindowOptions(trigger=PurgingTrigger(CountTrigger(size)))
+    return WindowOptions(trigger=CountTrigger(slide), evictor=CountEvictor(size, after=False))
+
+
 class WindowedStream:
     """Rows by key and window, waiting for what is to be done with each window."""
 
@@ -49,6 +65,11 @@ class WindowedStream:
         self._stream = stream
         self._window = window
         self._options = options or WindowOptions()
+
+    @property
+    def options(self) -> WindowOptions:
+        """What was said of the window."""
+        return self._options
 
     def allowed_lateness(self, lateness: str | float) -> WindowedStream:
         """Keep closed windows for this long: late rows then give their key's window again, with the new values.
@@ -113,7 +134,7 @@ class WindowedStream:
         """
         from penstock.api.window_rows import applied
 
-        return applied(self._rows(self._stream), function, returns)
+        return applied(self._rows(self._stream), function, returns, of_all=self._stream.keys == (ALL,))
 
     def process(
         self, function: ProcessWindowFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
@@ -139,7 +160,8 @@ class WindowedStream:
         wanted = wanted_aggregates(aggregates, named, self._stream, where)
         stream, wanted = with_conditions(self._stream, wanted, where)
         require_unique([*stream.keys, *WINDOW_COLUMNS, *(value.name for value in wanted)], where)
-        plain = not (self._options.trigger or self._options.evictor or isinstance(self._window, Global))
+        chosen = self._options.trigger or self._options.evictor or isinstance(self._window, Global)
+        plain = not chosen and not (isinstance(self._window, Session) and self._window.time != "event")
         if not plain or any(value.fn in KEPT_FUNCTIONS for value in wanted):
             from penstock.api.window_rows import aggregated
 
@@ -154,7 +176,7 @@ class WindowedStream:
             spec, output_schema(config, rows), edge=self._edge(stream, wanted), combine=combine
         )
         if self._options.late_tag is not None:
-            late = {self._options.late_tag: schema_to_text(self._stream.flow.schema)}
+            late = {self._options.late_tag: schema_to_text(self._stream.rows)}
             output.environment.builder.update(output.flow.upstreams[0].node, side_outputs=late)
         return output
 
@@ -173,8 +195,10 @@ class WindowedStream:
             "window": self._window.to_config(),
             "allowed_lateness_us": self._options.lateness_us,
         }
+        if stream.keys == (ALL,):
+            config["of_all"] = True
         if self._options.late_tag is not None:
-            config["late_to"] = {"tag": self._options.late_tag, "columns": list(self._stream.flow.schema.names)}
+            config["late_to"] = {"tag": self._options.late_tag, "columns": list(self._stream.rows.names)}
         return config
 
     def _rows(self, stream: KeyedStream, edge: pa.Schema | None = None) -> WindowRows:

@@ -15,6 +15,8 @@ from penstock.eventtime.windows import validate_cumulative, validate_window
 #: `"10s"`, `"500ms"`, `"1m"`..., or seconds.
 Duration = str | float
 Time = Literal["event", "processing"]
+#: The column of the key that all rows share, of windows over all of them.
+ALL = "__all"
 
 
 class Window(Protocol):
@@ -125,7 +127,10 @@ class Cumulative:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Windows of event time that last as long as a key's rows come at most `gap` after one another."""
+    """Windows that last as long as a key's rows come at most `gap` after one another.
+
+    Of processing time they keep their rows.
+    """
 
     gap: Duration
     _: KW_ONLY
@@ -133,19 +138,17 @@ class Session:
 
     def __post_init__(self) -> None:
         """Check the gap."""
-        if self.time != "event":
-            msg = f"sessions over {self.time} time are not supported"
-            raise GraphError(msg, hint="leave time= out, or use ps.Tumbling(size, time='processing')")
+        _require_time(self.time, None)
         validate_window(_us(self.gap), None)
 
     @property
     def label(self) -> str:
         """How the window is called in names and in `explain`."""
-        return f"session {self.gap}"
+        return f"session {self.gap}{_time_label(self.time, None)}"
 
     def to_config(self) -> dict[str, Any]:
         """Return the window as it lies in an operator's config, in microseconds."""
-        return {"kind": "session", "gap_us": _us(self.gap)}
+        return {"kind": "session", "gap_us": _us(self.gap)} | _time_config(self.time, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +196,9 @@ def require_event_time_window(window: Any, where: str) -> Window:
     return checked
 
 
-def require_aligned_window(window: Any, where: str) -> Window:
-    """As `require_event_time_window`; cumulative windows will do, too."""
-    checked = require_window(window)
-    if isinstance(checked, Cumulative) and checked.time == "event" and not checked.time_zone:
-        return checked
-    return require_event_time_window(window, where)
+def is_aligned(window: Window) -> bool:
+    """Whether a window's bounds are known beforehand: tumbling, sliding or cumulative in event time of UTC."""
+    return isinstance(window, (Tumbling, Sliding, Cumulative)) and window.time == "event" and not window.time_zone
 
 
 def _require_time(time: str, time_zone: str | None) -> None:

@@ -34,6 +34,11 @@ def with_ts(schema: pa.Schema) -> pa.Schema:
     return without_ts(schema).append(TS_FIELD)
 
 
+def visible(schema: pa.Schema, computed: Sequence[str]) -> pa.Schema:
+    """Return the schema without the columns of a computed key, which rows carry and functions do not see."""
+    return pa.schema([field for field in schema if field.name not in computed]) if computed else schema
+
+
 def ts_of(batch: pa.RecordBatch) -> pa.Array | None:
     """Return the event times of a batch, or None when it has none."""
     index = batch.schema.get_field_index(TS_COLUMN)

@@ -25,7 +25,7 @@ from penstock.core.schema import schema_from_text
 from penstock.operators.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
 from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator
-from penstock.operators.rows import RowDecoder, RowEncoder
+from penstock.operators.rows import RowDecoder, RowEncoder, read_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +87,7 @@ class FunctionOperator(Operator):
 
     def _prepare(self, row_type: type | None, output_type: type | None) -> None:
         del output_type  # its schema is the operator's declared one
-        self._decoder = RowDecoder(self._input_schema, row_type)
+        self._decoder = RowDecoder(read_columns(self._input_schema, row_type), row_type)
         self._encoder = RowEncoder(self._schema, self._where)
 
 

@@ -60,9 +60,14 @@ def validate_join(config: dict[str, Any], left: pa.Schema, right: pa.Schema, whe
     Raises:
         GraphError: a side has no event time, the keys do not fit each other, or a column cannot be kept.
     """
+    validate_join_of(config, left, right, where, timed=True)
+
+
+def validate_join_of(config: dict[str, Any], left: pa.Schema, right: pa.Schema, where: str, *, timed: bool) -> None:
+    """As `validate_join`; where it is not `timed` no side needs event time."""
     sides = parse_sides(config)
     for name, schema in (("left", left), ("right", right)):
-        if TS_COLUMN not in schema.names:
+        if timed and TS_COLUMN not in schema.names:
             raise GraphError(
                 f"{where}: the {name} side has no event time", hint="give env.from_source(..., watermarks=...)"
             )
@@ -204,7 +209,7 @@ def window_join_schema(config: dict[str, Any], left: pa.Schema, right: pa.Schema
     time = pa.timestamp("us", tz="UTC")
     bounds = [pa.field(name, time, nullable=False) for name in WINDOW_COLUMNS]
     return pa.schema(
-        [*outer_fields(parse_sides(config), parse_join_window(config).how, left, right), *bounds, TS_FIELD]
+        [*outer_fields(parse_sides(config), require_kind(config["how"], "join"), left, right), *bounds, TS_FIELD]
     )
 
 

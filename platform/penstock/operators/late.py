@@ -5,7 +5,7 @@ Used by the window operators; what they put aside has the columns of the window'
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     import numpy as np
 
     from penstock.operators.operator import Collector, OperatorMetrics
+
+
+class TakesLate(Protocol):
+    """Where late rows go."""
+
+    def take(self, data: pa.RecordBatch, late: np.ndarray, out: Collector) -> None:
+        """The rows of `data` where `late` is true are late."""
 
 
 class LateRows:

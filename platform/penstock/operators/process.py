@@ -22,7 +22,7 @@ from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast, BroadcastContext, require_declared
-from penstock.operators.columns import ts_of, without_ts
+from penstock.operators.columns import ts_of, visible, without_ts
 from penstock.operators.functions import load_function, user_error
 from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator, OperatorSnapshot
@@ -307,6 +307,8 @@ class KeyedProcessOperator(Operator):
 def _ways(context: OperatorContext, function: Any, row_type: Any, given_context: ProcessContext) -> tuple[_Way, ...]:
     """Return a way for each input that the function tells apart; of two inputs `row_type` is a pair."""
     config, schemas = context.spec.config, context.input_schemas
+    computed = config.get("computed", ()), config.get("second_computed", ())
+    schemas = tuple(visible(schema, hidden) for schema, hidden in zip(schemas, computed, strict=False))
     given: list[tuple[Any, pa.Schema, Any, Any]] = [(config["key"], schemas[0], row_type, "process")]
     if "second_key" in config:
         keys = config["key"], config["second_key"]

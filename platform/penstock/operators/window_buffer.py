@@ -149,15 +149,14 @@ class WindowBuffer:
     def __init__(
         self,
         store: KeyedStateStore,
-        key: tuple[str, ...],
+        key: pa.Schema,
         schema: pa.Schema,
         row_type: type | None,
         assigner: WindowAssigner,
     ) -> None:
-        """Declare (and so restore) the state; `schema` is the input's, with `__ts` where there is event time."""
-        key_schema = pa.schema([schema.field(name) for name in key])
+        """Declare (and so restore) the state; `key`: its columns, `schema`: the rows', with `__ts` if there is any."""
         self._assigner = assigner
-        self.state = store.row_state(key_schema, leaves=True)
+        self.state = store.row_state(key, leaves=True)
         self._schema = schema
         codec = _RowCodec(schema, row_type)
         self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), codec, lists=False)

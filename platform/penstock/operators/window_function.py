@@ -67,6 +67,52 @@ class ProcessWindowFunction:
         """The window is over and its state about to go."""
 
 
+class ProcessAllWindowFunction:
+    """Base of functions that see whole windows over all rows, whatever their keys: `.window_all(...).process(f)`.
+
+    The output type is the return annotation of `process`, such as `Iterator[Out]`.
+    """
+
+    def process(self, ctx: Any, rows: Sequence[Any]) -> Any:
+        """Take a window's rows in the order they came in; yield any number of rows."""
+        raise NotImplementedError
+
+    def clear(self, ctx: Any) -> None:
+        """The window is over and its state about to go."""
+
+
+class AllRowsFunction(ProcessWindowFunction):
+    """A `ProcessAllWindowFunction` as a function of the one key that all rows share."""
+
+    def __init__(self, function: ProcessAllWindowFunction) -> None:
+        """`function` is not told of the key."""
+        self._function = function
+
+    def process(self, key: Any, ctx: Any, rows: Sequence[Any]) -> Any:
+        """Call it."""
+        del key
+        ctx.key = None
+        return self._function.process(ctx, rows)
+
+    def clear(self, ctx: Any) -> None:
+        """Call it."""
+        ctx.key = None
+        self._function.clear(ctx)
+
+
+class AppliedToAll:
+    """A plain function of (window, rows) as one of (key, window, rows)."""
+
+    def __init__(self, function: Callable[[TimeWindow, Sequence[Any]], Any]) -> None:
+        """`function` yields or returns rows."""
+        self._function = function
+
+    def __call__(self, key: Any, window: TimeWindow, rows: Sequence[Any]) -> Any:
+        """Call it."""
+        del key
+        return self._function(window, rows)
+
+
 class AppliedFunction(ProcessWindowFunction):
     """A plain function of (key, window, rows), as `.apply` takes it."""
 

@@ -10,6 +10,7 @@ of as many keys as there is room for.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
-from penstock.operators.columns import ts_of
+from penstock.operators.columns import ts_of, visible
 from penstock.operators.evictors import WindowElement
 from penstock.operators.functions import load_function, user_error
 from penstock.operators.garbage import collector_paused
@@ -42,8 +43,11 @@ if TYPE_CHECKING:
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
     from penstock.kernels.compile import I32
+    from penstock.operators.evictors import Evictor
+    from penstock.operators.late import TakesLate
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.operators.timer_queue import TimerQueue
+    from penstock.operators.triggers import Trigger
     from penstock.operators.window_buffer import KeyWindows
     from penstock.state.keyed import KeyedStateStore
     from penstock.state.timers import TimerTable
@@ -53,6 +57,20 @@ _FIRE_ROWS = 16_384
 _WATERMARK = "watermark"
 
 
+@dataclass(frozen=True, slots=True)
+class WindowParts:
+    """What a window is made of besides its assigner."""
+
+    trigger: Trigger
+    evictor: Evictor | None
+    function: Any
+    #: Class of the rows, None: named tuples.
+    row_type: type | None
+    #: Columns of the key, and of the rows that are kept.
+    key: pa.Schema
+    rows: pa.Schema
+
+
 class WindowRowsOperator(Operator):
     """Windows of one key after another, by rows."""
 
@@ -60,6 +78,7 @@ class WindowRowsOperator(Operator):
     _buffer: WindowBuffer
     _watermarks: RangeWatermarks
     _sink: WindowOutput
+    _late: TakesLate
 
     def open(self, context: OperatorContext) -> None:
         """Load the functions, declare (and so restore) rows, windows and timers."""
@@ -68,17 +87,17 @@ class WindowRowsOperator(Operator):
         self._context = context
         if context.keyed_state is None:
             raise GraphError(f"{self._where} needs keyed state", hint="key the stream before the window")
-        trigger, evictor, function, row_type = load_function(spec.payload, self._where)
-        rows, config = context.input_schemas[0], parse_rows(spec.config)
+        parts = self._parts(context)
+        config = parse_rows(spec.config, parts.key.names)
         self._config = config
         self._store = context.keyed_state
-        self._decoder = RowDecoder(rows, row_type)
+        self._decoder = RowDecoder(parts.rows, parts.row_type)
         assigner = WindowAssigner(config.window, config.allowed_lateness)
-        self._buffer = WindowBuffer(self._store, config.key, rows, row_type, assigner)
+        self._buffer = WindowBuffer(self._store, parts.key, parts.rows, parts.row_type, assigner)
         self._store.check_all_declared()
-        self._late = LateRows(spec.config, context.metrics)
-        self._sink = self._sink_of(function, rows, merges=assigner.merges)
-        self._engine = WindowEngine(assigner, trigger, evictor, self._buffer, self._sink)
+        self._late = self._late_of(context)
+        self._sink = self._sink_of(parts.function, parts.rows, merges=assigner.merges)
+        self._engine = WindowEngine(assigner, parts.trigger, parts.evictor, self._buffer, self._sink)
         if assigner.is_global:
             self._sink.time_of = lambda _: self._engine.time
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
@@ -86,6 +105,17 @@ class WindowRowsOperator(Operator):
         self._now = MIN_TIMESTAMP
         self._next_processing = self._buffer.processing_timers.next_time()
         self._ended = False
+
+    def _parts(self, context: OperatorContext) -> WindowParts:
+        """Return what the job says of the window."""
+        spec, given = context.spec, context.input_schemas[0]
+        trigger, evictor, function, row_type = load_function(spec.payload, self._where)
+        rows = visible(given, spec.config.get("computed", ()))
+        key = pa.schema([given.field(name) for name in spec.config["key"]])
+        return WindowParts(trigger, evictor, function, row_type, key, rows)
+
+    def _late_of(self, context: OperatorContext) -> TakesLate:
+        return LateRows(context.spec.config, context.metrics)
 
     def _sink_of(self, function: Any, rows: pa.Schema, *, merges: bool) -> WindowOutput:
         spec = self._context.spec

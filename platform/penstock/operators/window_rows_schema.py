@@ -6,7 +6,7 @@ Called by the API when the graph is built, and by `operators.window_rows` when i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -23,6 +23,9 @@ from penstock.operators.window_schema import (
     validate_aggregates,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 _TIME = pa.timestamp("us", tz="UTC")
 
 
@@ -32,17 +35,18 @@ class WindowRowsConfig:
 
     key: tuple[str, ...]
     window: dict[str, Any]
-    #: `aggregate`, `reduce`, `apply` or `process`.
+    #: `aggregate`, `reduce`, `apply`, `process` or `join`.
     mode: str
     allowed_lateness: int
     aggregates: tuple[Aggregate, ...]
 
 
-def parse_rows(config: dict[str, Any]) -> WindowRowsConfig:
-    """Return the configuration as a value."""
+def parse_rows(config: dict[str, Any], key: Sequence[str] | None = None) -> WindowRowsConfig:
+    """Return the configuration as a value; `key`: the key's columns, where the configuration has another form."""
     aggregates = aggregates_of({"aggregates": config.get("aggregates", ())})
     lateness = int(config.get("allowed_lateness_us", 0))
-    return WindowRowsConfig(tuple(config["key"]), config["window"], config["mode"], lateness, aggregates)
+    names = config["key"] if key is None else key
+    return WindowRowsConfig(tuple(names), config["window"], config.get("mode", "join"), lateness, aggregates)
 
 
 def validate_rows(config: dict[str, Any], input_schema: pa.Schema, where: str) -> None:

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
 
 
 def combine_outputs(outputs: Iterable[ResultPartition], settings: JobSettings) -> None:
-    """Combine where the receiver allows it and rows are split: a single channel would only do the same work twice."""
+    """Combine where the receiver allows it and rows are split, or come together in the one subtask of all windows.
+
+    Any other single channel would only do the same work twice.
+    """
     for output in outputs:
-        if output.spec.combine and len(output.channels) > 1 and output.schema is not None and settings.combine != "off":
+        worth = len(output.channels) > 1 or output.spec.combine.get("of_all", False)
+        if output.spec.combine and worth and output.schema is not None and settings.combine != "off":
             from penstock.operators.combine import combiner_for
 
             combiner = combiner_for(output.spec.combine, output.schema, settings)

@@ -15,6 +15,11 @@ class Click(ps.Schema):
     ts: datetime
 
 
+class Listed(ps.Schema):
+    user_id: int
+    tags: list[str]
+
+
 @pytest.fixture
 def clicks(env, source, watermarks):
     return env.from_source(source(Click, bounded=True), watermarks=watermarks, uid="clicks")
@@ -125,6 +130,17 @@ def test_what_has_no_versions_is_refused(orders, clicks, env, source, watermarks
     assert tagged.temporal_join(clicks.key_by("user")).columns[:2] == ["user", "tags"]
 
 
+def test_sessions_and_windows_of_processing_time_are_joined_row_by_row(env, orders, clicks, source):
+    joined = orders.join(clicks, how="full").where("user_id").equal_to("user")
+    stream = joined.window(ps.Session("1s"))
+    assert stream.columns == [*orders.columns, "amount_right", "ts_right", "window_start", "window_end"]
+    assert operator_of(env, stream).kind == "window_rows_join"
+    assert operator_of(env, joined.window(ps.Tumbling("1d", time_zone="Asia/Tokyo"))).kind == "window_rows_join"
+    timeless = env.from_source(source(Click, bounded=True), uid="timeless")
+    one = orders.join(timeless).where("user_id").equal_to("user").window(ps.Session("1s", time="processing"))
+    assert one.flow.has_event_time
+
+
 def test_what_cannot_be_joined_by_window_is_refused(env, orders, clicks, source, watermarks):
     def by(where, equal_to, window=None, **options):
         joined = orders.join(clicks, **options).where(*where).equal_to(*equal_to)
@@ -134,8 +150,13 @@ def test_what_cannot_be_joined_by_window_is_refused(env, orders, clicks, source,
     refused(lambda: orders.join(clicks).where("usr_id"), "did you mean 'user_id'?")
     refused(by(["user_id"], ["amount"]), "the keys differ: user_id int64 and amount string")
     refused(by(["user_id"], ["user"], how="outer"), "join(how='outer') is not known", "full")
-    refused(by(["user_id"], ["user"], ps.Session("1s")), "session 1s is not supported here")
-    refused(by(["user_id"], ["user"], ps.Tumbling("1s", time="processing")), "not supported here")
+    refused(by(["user_id"], ["user"], ps.Global()), "it would never end", "interval_join")
+    processing = ps.Tumbling("1s", time="processing")
+    refused(by(["user_id"], ["user"], processing, late_to={"left": "late"}), "no row is late in processing time")
+    listed = orders.map(lambda row: row, returns=Listed)
+    of_lists = listed.join(clicks).where("user_id").equal_to("user")
+    assert of_lists.window(ps.Tumbling("1s")).columns[1] == "tags"
+    refused(lambda: of_lists.window(ps.Session("1s")), "column 'tags' of type list", "cannot be kept")
     timeless = env.from_source(source(Click, bounded=True), uid="timeless")
     joined = orders.join(timeless).where("user_id").equal_to("user")
     refused(lambda: joined.window(ps.Tumbling("1s")), "the right side has no event time")

@@ -1,5 +1,8 @@
 """Windows and aggregates: what they tell the operator, and what is refused."""
 
+from collections.abc import Iterator
+from datetime import datetime
+
 import polars as pl
 import pytest
 
@@ -42,7 +45,7 @@ def test_windows_are_microseconds_inside():
         lambda: ps.Cumulative("7h", "1d"),
         lambda: ps.Cumulative("0s", "1d"),
         lambda: ps.Session("0s"),
-        lambda: ps.Session("10s", time="processing"),
+        lambda: ps.Session("10s", time="arrival"),
     ],
 )
 def test_windows_that_cannot_be_are_refused(make):
@@ -98,15 +101,85 @@ def test_the_best_rows_of_a_window_are_chosen_in_one_subtask_behind_many(env, or
 
 
 def test_windows_over_all_keys_that_cannot_be_are_refused(env, orders, source):
-    refused(lambda: orders.window_all(ps.Session("10s")), "session 10s is not supported here")
-    refused(lambda: orders.window_all(ps.Tumbling("10s", time="processing")), "processing time is not supported here")
-    refused(lambda: orders.window_all(ps.Cumulative("1s", "10s")), "cumulative 10s every 1s is not supported here")
-    refused(lambda: orders.window_all(ps.Tumbling("1d", time_zone="Asia/Tokyo")), "Asia/Tokyo is not supported here")
+    for window in (
+        ps.Session("10s"),
+        ps.Tumbling("10s", time="processing"),
+        ps.Cumulative("1s", "10s"),
+        ps.Tumbling("1d", time_zone="Asia/Tokyo"),
+    ):
+        refused(lambda window=window: orders.window_all(window).max_by("amount"), "not supported here")
+    refused(lambda: orders.window_all("10s"), "'10s' is not a window")
     refused(lambda: env.from_source(source(), uid="in").window_all(ps.Tumbling("1s")), "no event time")
     windowed = orders.window_all(ps.Sliding("10s", "2s"))
     refused(lambda: windowed.top(3, by="amont"), "unknown column 'amont'")
     refused(lambda: windowed.top(3, by="product"), "type string is not supported")
     refused(lambda: windowed.top(0, by="amount"), "keeps no row")
+    refused(lambda: windowed.allowed_lateness("1s").max_by("amount"), "no triggers", ".apply(f)")
+    refused(lambda: windowed.aggregate(n=ps.sum("amont")), "did you mean 'amount'?")
+    refused(lambda: windowed.aggregate(), "no aggregate is given")
+    refused(lambda: windowed.process(Whole), "no window function", "ps.ProcessAllWindowFunction")
+    refused(lambda: windowed.apply(3), "pass a function of (window, rows)")
+    refused(lambda: windowed.aggregate(n=ps.count()).set_parallelism(2), "one subtask", "take .set_parallelism")
+    refused(lambda: windowed.max_by("amount").set_parallelism(2), "one subtask")
+    refused(lambda: orders.count_window_all(0), "count_window_all(0) has no rows")
+    columns = orders.with_columns(window_end=1)
+    refused(lambda: columns.window_all(ps.Tumbling("1s")).aggregate(n=ps.count()), "already has a column 'window_end'")
+
+
+class Order(ps.Schema):
+    user_id: int
+    amount: int
+    product: str | None
+    ts: datetime
+
+
+class Whole(ps.ProcessAllWindowFunction):
+    def process(self, ctx, rows) -> Iterator[Order]:
+        yield from rows
+
+
+def test_windows_over_all_keys_have_one_subtask_and_no_key(env, orders, sink):
+    windowed = orders.window_all(ps.Tumbling("10s"))
+    totals = windowed.aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
+    assert totals.columns == ["window_start", "window_end", "n", "total"]
+    totals.sink_to(sink(), uid="out").set_parallelism(1)
+    graph = env.job_graph("job")
+    assert [[o.kind for o in v.operators] for v in graph.vertices] == [
+        ["source", "constant_key"],
+        ["window_aggregate", "project", "sink"],
+    ]
+    assert [v.parallelism for v in graph.vertices] == [2, 1]
+    assert graph.vertices[1].operators[0].uid == "totals"
+    (edge,) = graph.edges
+    assert edge.combine["of_all"], "subtasks before it combine their rows"
+    assert schema_from_text(edge.schema).names == ["amount", "__all", "__ts"]
+
+
+def test_windows_over_all_keys_are_all_that_there_are(env, orders, source):
+    kinds = {
+        ps.Session("10s"): "session_aggregate",
+        ps.Cumulative("1s", "10s"): "window_aggregate",
+        ps.Tumbling("10s", time="processing"): "processing_window",
+        ps.Session("10s", time="processing"): "window_rows",
+        ps.Tumbling("1d", time_zone="Asia/Tokyo"): "zoned_window",
+    }
+    for window, kind in kinds.items():
+        stream = orders.window_all(window).aggregate(n=ps.count())
+        node = env.builder.node(stream._node)
+        assert (node.operator.kind, node.parallelism) == (kind, 1)
+        assert stream.columns == ["window_start", "window_end", "n"]
+    late = orders.window_all(ps.Tumbling("1s")).allowed_lateness("1s").late_to("late").aggregate(n=ps.count())
+    assert late.side_output("late").columns == orders.columns
+    assert orders.window_all(ps.Tumbling("1s")).reduce(lambda a, b: a).columns == orders.columns
+    assert orders.window_all(ps.Global()).trigger(ps.trigger.count(3)).aggregate(n=ps.count()).columns == ["n"]
+    assert orders.window_all(ps.Session("1s")).process(Whole()).columns == orders.columns
+    timeless = env.from_source(source(), uid="timeless")
+    assert timeless.count_window_all(10, 5).aggregate(n=ps.count()).columns == ["n"]
+    assert timeless.window_all(ps.Tumbling("1s", time="processing")).aggregate(ps.count()).columns[-1] == "count"
+    assert (
+        orders.key_by(lambda row: row.amount, returns=int).window_all(ps.Tumbling("1s")).reduce(lambda a, b: a).columns
+        == orders.columns
+    )
 
 
 def test_window_columns_must_be_free(orders):

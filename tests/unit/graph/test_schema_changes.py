@@ -5,7 +5,6 @@ A row of the guide is a case here, under its own words; what becomes of the rows
 
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import NamedTuple
 
 import msgspec
@@ -13,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.api.data_stream import DataStream, Flow
+from penstock.api.keyed_stream import KeyedStream
 from penstock.api.process import compile_plain_process, compile_process
 from penstock.api.process_states import _state
 from penstock.config.settings import JobSettings
@@ -110,7 +111,7 @@ def made(base, declared, compiled):
 
 def by_key(key="k", **declared):
     """Return the operator of a function by key, with what it declares."""
-    stream = SimpleNamespace(flow=SimpleNamespace(schema=INPUT, row_type=None), keys=(key,))
+    stream = KeyedStream(None, Flow(upstreams=(), schema=INPUT), (key,))
     spec = made(ps.KeyedProcessFunction, declared, lambda function: compile_process(function, None, {}, stream=stream))
     states = declared_states(spec, (INPUT,), JobSettings())
     return msgspec.structs.replace(spec, states={name: schema_to_text(schema) for name, schema in states.items()})
@@ -118,7 +119,7 @@ def by_key(key="k", **declared):
 
 def plain(**declared):
     """Return the operator of a function without keys."""
-    stream = SimpleNamespace(flow=SimpleNamespace(schema=INPUT, row_type=None))
+    stream = DataStream(None, Flow(upstreams=(), schema=INPUT))
     return made(ps.ProcessFunction, declared, lambda function: compile_plain_process(function, None, {}, stream=stream))
 
 

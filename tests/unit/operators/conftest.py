@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from penstock.api.data_stream import Flow
+from penstock.api.keyed_stream import KeyedStream
 from penstock.api.process import compile_process
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
@@ -115,7 +117,7 @@ class ProcessBench:
 
     def __init__(self, world, function, snapshots=(), *, hashes=ALL_HASHES, schema=KEYED_SCHEMA, key=("k",), **options):
         self.world, self.function, self.schema, self.key, self.options = world, function, schema, key, options
-        stream = SimpleNamespace(flow=SimpleNamespace(schema=schema, row_type=None), keys=key)
+        stream = KeyedStream(None, Flow(upstreams=(), schema=schema), key)
         made = compile_process(function, None, options.get("sides", {}), stream=stream)
         world.stores.append(
             open_keyed_state(

@@ -12,6 +12,8 @@ import pytest
 
 import penstock as ps
 from penstock.api.connected_streams import _BROADCAST, compile_two_input
+from penstock.api.data_stream import DataStream, Flow
+from penstock.api.keyed_stream import KeyedStream
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import StateMismatchError
@@ -56,8 +58,8 @@ class Function(ps.KeyedBroadcastProcessFunction):
 @pytest.fixture
 def opened(bench, tmp_path):
     """Return a function that opens the operator with what is restored."""
-    flow = SimpleNamespace(schema=SCHEMA, row_type=None, has_event_time=True)
-    streams = SimpleNamespace(flow=flow, keys=("k",)), SimpleNamespace(flow=flow)
+    flow = Flow(upstreams=(), schema=SCHEMA)
+    streams = KeyedStream(None, flow, ("k",)), DataStream(None, flow)
     made = compile_two_input(_BROADCAST, Function(), None, {}, streams)
     store = open_keyed_state(
         KeyedStateRequest(

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.api.data_stream import DataStream, Flow
+from penstock.api.keyed_stream import KeyedStream
 from penstock.api.process import compile_plain_process, compile_process
 from penstock.core.elements import TS_COLUMN, Barrier, BarrierKind, Batch, Watermark
 from penstock.core.errors import GraphError, StateMismatchError
@@ -55,7 +57,7 @@ class Odd(ps.ProcessFunction):
 
 
 def opened(bench, function, restored=(), *, subtask=0, sides=None):
-    stream = SimpleNamespace(flow=SimpleNamespace(schema=SCHEMA, row_type=None))
+    stream = DataStream(None, Flow(upstreams=(), schema=SCHEMA))
     made = compile_plain_process(function, None, {"zero": Out} if sides is None else sides, stream=stream)
     operator = create_operator(made.spec.kind)
     spec = SimpleNamespace(
@@ -246,7 +248,7 @@ class Plain(ps.ProcessFunction):
 
 
 def test_states_belong_to_functions_of_their_kind():
-    stream = SimpleNamespace(flow=SimpleNamespace(schema=SCHEMA, row_type=None), keys=("v",))
+    stream = KeyedStream(None, Flow(upstreams=(), schema=SCHEMA), ("v",))
     with pytest.raises(GraphError, match="state 'seen' is of a subtask, and the function has keys"):
         compile_process(ByKey(), None, {}, stream=stream)
     with pytest.raises(GraphError, match="state 'seen' is by key, and the stream has no keys"):
@@ -280,7 +282,7 @@ def test_without_state_it_needs_no_uid():
         def process(self, row, ctx) -> Iterator[Out]:
             return iter(())
 
-    stream = SimpleNamespace(flow=SimpleNamespace(schema=SCHEMA, row_type=None))
+    stream = DataStream(None, Flow(upstreams=(), schema=SCHEMA))
     assert not compile_plain_process(Stateless(), None, {}, stream=stream).spec.stateful
     spec = compile_plain_process(Odd(), None, {"zero": Out}, stream=stream).spec
     assert (spec.stateful, spec.keyed, sorted(spec.operator_states)) == (True, False, ["offsets", "seen"])

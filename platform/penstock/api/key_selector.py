@@ -1,0 +1,120 @@
+"""Keys that are computed: `.key_by(function)`, and the one key of all rows behind `.window_all(...)`.
+
+Such a key is a column that the rows carry to the operator behind; Python functions there do not see it in their rows,
+and of results it is in those of aggregates alone. Called by `penstock.api.data_stream` and `all_windowed_stream`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from typing import TYPE_CHECKING, Any, get_args, get_origin
+
+import msgspec
+import pyarrow as pa
+
+from penstock.api.keyed_stream import KeyedStream
+from penstock.api.row_functions import input_type, is_row_type, pickled
+from penstock.api.windows import ALL
+from penstock.core.errors import GraphError
+from penstock.core.schema import arrow_field_of, arrow_schema_of
+from penstock.graph.job_graph import KeyGroup, OperatorSpec
+from penstock.graph.validate import KEY_TYPES, is_key_type
+from penstock.operators.columns import with_ts, without_ts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.api.data_stream import DataStream
+
+_WAY = "annotate what it returns, such as `-> int`, or give returns=int"
+
+
+def keyed_by(stream: DataStream, function: Callable[[Any], Any], returns: Any, name: str) -> KeyedStream:
+    """Return the stream keyed by what a function of each row returns.
+
+    Raises:
+        GraphError: no function, a type that is not known or cannot be a key, or a column of the key's name is there.
+    """
+    where = f"key_by({getattr(function, '__name__', type(function).__name__)})"
+    if not callable(function):
+        msg = f"key_by: {function!r} is neither a column's name nor a function"
+        raise GraphError(msg, hint="compute the key with .with_columns(key=...) and then .key_by('key')")
+    if inspect.iscoroutinefunction(function):
+        raise GraphError(f"{where}: it is a coroutine function", hint="look it up before with .map_async(f)")
+    annotated, result = _annotations(function, where, needed=returns is None)
+    given = input_type(annotated, stream.flow.row_type, stream.flow.schema, where)
+    keys, shape = _key_columns(result if returns is None else returns, name, where)
+    for field in keys:
+        if field.name in stream.columns:
+            msg = f"{where}: the rows have a column {field.name!r} already"
+            way = "rename the field" if is_row_type(shape) else "give the key another name: .key_by(f, name='...')"
+            raise GraphError(msg, hint=way)
+        if field.name.startswith("__"):
+            raise GraphError(f"{where}: names that begin with '__' are reserved", hint="choose another name")
+        if not is_key_type(field.type):
+            msg = f"{where}: {field.name} of type {field.type} cannot be a key"
+            raise GraphError(msg, hint=f"keys can be {KEY_TYPES}, and tuples of these")
+    spec = OperatorSpec(
+        uid="", name=where, kind="key_selector", payload=pickled((function, given, shape), where), python=True
+    )
+    return _keyed(stream, spec, keys)
+
+
+def keyed_as_one(stream: DataStream) -> KeyedStream:
+    """Return the stream with one key for all its rows."""
+    keys = pa.schema([pa.field(ALL, pa.int64(), nullable=False)])
+    return _keyed(stream, OperatorSpec(uid="", name="AllRows", kind="constant_key"), keys)
+
+
+def without_computed(stream: DataStream, names: tuple[str, ...]) -> DataStream:
+    """Return an operator's output without the columns of a computed key; what is said of it is said of the operator."""
+    from penstock.api.data_stream import DataStream
+
+    left = stream.select(*(name for name in stream.columns if name not in names))
+    flow = msgspec.structs.replace(left.flow, row_type=stream.flow.row_type)
+    made = DataStream(stream.environment, flow, stream.flow.upstreams[0].node)
+    made.followers = (left.flow.upstreams[0].node,)
+    return made
+
+
+def _keyed(stream: DataStream, spec: OperatorSpec, keys: pa.Schema) -> KeyedStream:
+    schema = stream.flow.schema
+    columns = pa.schema([*without_ts(schema), *keys])
+    made = stream.append_operator(
+        spec, with_ts(columns) if stream.flow.has_event_time else columns, stream.flow.row_type
+    )
+    names = tuple(keys.names)
+    upstreams = tuple(msgspec.structs.replace(u, partitioner=KeyGroup(names)) for u in made.flow.upstreams)
+    return KeyedStream(
+        stream.environment, msgspec.structs.replace(made.flow, upstreams=upstreams), names, computed_of=stream
+    )
+
+
+def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> tuple[Any, Any]:
+    """Return what is said of the row and of the result."""
+    target = function if inspect.isroutine(function) else type(function).__call__
+    try:
+        hints = typing.get_type_hints(target, include_extras=True)
+        parameters = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]
+    except (NameError, TypeError, ValueError) as error:
+        if not needed:
+            return None, None
+        raise GraphError(
+            f"{where}: its annotations cannot be read: {error}", hint="give returns=int, or as it is"
+        ) from error
+    result = hints.get("return")
+    if needed and (result is None or result is type(None) or result is Any):
+        raise GraphError(f"{where}: the type of the key is not known", hint=_WAY)
+    return hints.get(parameters[0]) if parameters else None, result
+
+
+def _key_columns(hint: Any, name: str, where: str) -> tuple[pa.Schema, Any]:
+    """Return the key's columns, and how they lie in a key: None (a value), `tuple`, or its row type."""
+    if is_row_type(hint):
+        return arrow_schema_of(hint), hint
+    members = get_args(hint) if get_origin(hint) is tuple else ()
+    if members and Ellipsis not in members:
+        fields = [arrow_field_of(f"{name}_{i}", part, f"{where}: its member {i}") for i, part in enumerate(members)]
+        return pa.schema(fields), tuple
+    return pa.schema([arrow_field_of(name, hint, f"{where}: its key")]), None
