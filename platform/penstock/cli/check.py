@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 from rich.table import Table
 
 from penstock.cli.options import JsonOption, print_json, say
-from penstock.cli.run import execute_file, parse_overrides
+from penstock.cli.run import parse_overrides
 from penstock.cli.terminal import terminal
-from penstock.core.errors import UsageError
-from penstock.graph.executor import JobResult
+from penstock.client.job_file import planned
 
 if TYPE_CHECKING:
     from penstock.checkpoint.manifest import Manifest
@@ -21,22 +20,6 @@ if TYPE_CHECKING:
 
 #: What to do about a job that has changed; the verdicts tell beforehand whether it will help.
 _SAVEPOINT = "stop the job with a savepoint (penstock stop) and start with --from: the verdicts are those of that start"
-
-
-class _Planned:
-    """Takes the jobs of a file and runs none."""
-
-    def __init__(self) -> None:
-        self.graphs: list[JobGraph] = []
-
-    def submit(self, graph: JobGraph) -> Any:
-        self.graphs.append(graph)
-        msg = f"job {graph.name!r} goes on behind env.submit(...), which a check does not"
-        raise UsageError(msg, hint="end the file with env.execute(...)")
-
-    def execute(self, graph: JobGraph) -> JobResult:
-        self.graphs.append(graph)
-        return JobResult(job_id="0" * 32, name=graph.name, state="FINISHED", duration_ms=0.0)
 
 
 def check(
@@ -64,7 +47,7 @@ def check(
     overrides = parse_overrides(settings or [])
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)
-    graph = with_states(_planned(job, overrides, snapshot.manifest.job_name))
+    graph = with_states(planned(job, overrides, snapshot.manifest.job_name))
     verdicts = check_states(
         graph,
         snapshot.manifest.subtasks,
@@ -102,23 +85,3 @@ def _needs_savepoint(graph: JobGraph, manifest: Manifest, names: list[str] | Non
     if manifest.graph_fingerprint != graph.fingerprint:
         return f"job {graph.name!r} has changed since checkpoint {manifest.checkpoint_id}: it cannot go on from it"
     return "state is left behind at a start from a savepoint only, and this is a checkpoint" if names else ""
-
-
-def _planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
-    """Return the job that a file builds; of several the one that has the snapshot's name."""
-    from penstock.api.executors import use_executor
-
-    if not job.is_file():
-        msg = f"there is no job file {job}"
-        raise UsageError(msg, hint="pass the path of a Python file")
-    planned = _Planned()
-    with use_executor(planned, overrides):
-        execute_file(job)
-    if not planned.graphs:
-        msg = f"{job} ran to its end without calling env.execute(...)"
-        raise UsageError(msg, hint="end the job file with env.execute('name')")
-    named = [graph for graph in planned.graphs if graph.name == name]
-    if len(planned.graphs) > 1 and len(named) != 1:
-        msg = f"{job} builds {len(planned.graphs)} jobs, none of them alone is {name!r}"
-        raise UsageError(msg, hint="check one job to a file")
-    return (named or planned.graphs)[0]

@@ -25,6 +25,7 @@ _COMMANDS = {
     "stop": "penstock.cli.jobs:stop",
     "savepoint": "penstock.cli.jobs:savepoint",
     "rescale": "penstock.cli.rescale:rescale",
+    "upgrade": "penstock.cli.upgrade:upgrade",
     "explain": "penstock.cli.explain:explain",
     "story": "penstock.cli.jobs:story",
     "logs": "penstock.cli.jobs:logs",

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import runpy
-import sys
-import traceback
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from penstock.cli.options import JsonOption, print_json, say
 from penstock.cli.progress import JobProgress
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
-from penstock.core.errors import JobFailedError, PenstockError, UsageError
+from penstock.client.job_file import execute_file
+from penstock.core.errors import UsageError
 
 
 def run(
@@ -107,34 +104,3 @@ def parse_overrides(settings: list[str]) -> dict[str, str]:
             raise UsageError(msg, hint="write --set key=value")
         overrides[key] = value
     return overrides
-
-
-def execute_file(job: Path) -> None:
-    """Run a job file; an error of its own comes with its line."""
-    sys.path.insert(0, str(job.resolve().parent))
-    try:
-        runpy.run_path(str(job), run_name="__main__")
-    except PenstockError as error:
-        if isinstance(error, JobFailedError):
-            raise
-        raise _located(error, job) from error
-    except Exception as error:
-        if os.environ.get("PENSTOCK_TRACEBACK"):
-            raise
-        msg = f"{_place(error, job)}: {type(error).__name__}: {error}"
-        raise UsageError(msg, hint="PENSTOCK_TRACEBACK=1 prints the whole traceback") from error
-
-
-def _located(error: PenstockError, job: Path) -> PenstockError:
-    """Return the error with the line of the job file it came from."""
-    located = type(error)(f"{_place(error, job)}: {error.message}", hint=error.hint)
-    located.__cause__ = error
-    return located
-
-
-def _place(error: BaseException, job: Path) -> str:
-    if isinstance(error, SyntaxError):
-        return f"{error.filename}:{error.lineno}"
-    frames: list[Any] = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).resolve().parent == job.resolve().parent]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else str(job)

@@ -11,15 +11,18 @@ import os
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
+from penstock.client.job_file import planned
+from penstock.client.upgrading import upgraded
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import JobFailedError, NotFoundError, PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.client.rest_client import RestClient
+    from penstock.client.rest_client import RestClient, UpgradeOptions
+    from penstock.graph.job_graph import JobGraph
 
 #: States a job does not leave.
 TERMINAL = frozenset({"FINISHED", "CANCELED", "FAILED"})
@@ -120,6 +123,27 @@ class JobHandle:
                 self.clock.sleep_ms(_POLL_MS)
         msg = f"job {self.name} does not run with its new parallelism within {timeout_ms / 1000:.0f} s"
         raise PenstockError(msg, hint="see what it does with `penstock story`")
+
+    def upgrade(
+        self,
+        new: str | Path | JobGraph,
+        *,
+        token: str = "",
+        on_poll: Callable[[dict[str, Any]], None] | None = None,
+        **options: Unpack[UpgradeOptions],
+    ) -> str:
+        """Go on as another version of the job, a job file or graph; return when it is healthy, its savepoint's URI.
+
+        Until then its output is held back; when it does not become healthy the old version goes on from the cut.
+        `on_poll` is given `RestClient.newest_upgrade`. Calls with the same token are one, also over a restart of the
+        JobManager.
+
+        Raises:
+            UsageError: it cannot be an upgrade of this job, or could not be taken back.
+            PenstockError: its state does not fit, or it was not healthy and the old version runs.
+        """
+        graph = planned(Path(new), {}, self.name) if isinstance(new, (str, Path)) else new
+        return upgraded(self, graph, token or secrets.token_hex(16), on_poll, options)
 
     def _check_rescaled(self, operation: dict[str, Any]) -> None:
         if "failure-cause" in operation:

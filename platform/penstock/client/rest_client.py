@@ -34,6 +34,27 @@ class SubmitFlags(TypedDict, total=False):
     allow_non_restored_state: tuple[str, ...]
 
 
+class UpgradeOptions(TypedDict, total=False):
+    """How a job is upgraded; what is left out is as the JobManager has it by default."""
+
+    #: From a checkpoint instead of a stop with a savepoint.
+    from_checkpoint: bool
+    #: Where the savepoint goes.
+    target: str
+    #: Checkpoints to complete, and restarts allowed meanwhile, for the new version to be healthy.
+    checkpoints: int
+    max_restarts: int
+    #: How long that may take, like "5m".
+    deadline: str
+    #: Healthy only by a user's word.
+    confirm: bool
+    #: Take it back when it is not healthy.
+    rollback: bool
+    #: Sinks (uids) that cannot hold output: a roll-back leaves in place what they have written.
+    accept: tuple[str, ...]
+    allow_non_restored_state: tuple[str, ...]
+
+
 class RestClient:
     """One JobManager, by URL; use as a context manager or close it."""
 
@@ -183,6 +204,24 @@ class RestClient:
     def rescaling_status(self, job_id: str, request_id: str) -> dict[str, Any]:
         """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
         return self._get(f"/v1/jobs/{job_id}/rescaling/{request_id}")
+
+    def upgrade(self, job_id: str, graph: bytes, *, token: str = "", **options: Unpack[UpgradeOptions]) -> str:
+        """Start an upgrade to a graph (`encode_graph`); return the request id, which is the token if one is given."""
+        texts = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in options.items()}
+        params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in texts.items()}}
+        return str(self._send("POST", f"/v1/penstock/jobs/{job_id}/upgrade", params=params, body=graph)["request-id"])
+
+    def upgrade_status(self, job_id: str, request_id: str) -> dict[str, Any]:
+        """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
+        return self._get(f"/v1/penstock/jobs/{job_id}/upgrade/{request_id}")
+
+    def newest_upgrade(self, job_id: str) -> dict[str, Any]:
+        """Return how far the newest upgrade of a job is, or how it ended."""
+        return self._get(f"/v1/penstock/jobs/{job_id}/upgrade")
+
+    def judge_upgrade(self, job_id: str, *, healthy: bool) -> None:
+        """Say whether the new version on trial is healthy."""
+        self._send("POST", f"/v1/penstock/jobs/{job_id}/upgrade/verdict", params={"healthy": healthy})
 
     def resource_requirements(self, job_id: str) -> dict[str, Any]:
         """Return vertex id -> least and most subtasks, in Flink's form."""

@@ -5,6 +5,8 @@ Called by `jobmanager.in_place` at a request and by `jobmanager.upgrading`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from penstock.checkpoint.manifest import Manifest
@@ -76,11 +78,16 @@ def _require_holding(new: JobGraph, policy: UpgradePolicy) -> None:
 
 
 def _require_same_sinks(old: JobGraph, new: JobGraph) -> None:
-    after = publishing_sinks(new)
+    after = {uid: _goes_to(spec) for uid, spec in publishing_sinks(new).items()}
     for uid, spec in publishing_sinks(old).items():
-        if after.get(uid) != spec:
+        if after.get(uid) != _goes_to(spec):
             msg = f"sink {uid!r} is another one in the new version, and a checkpoint leaves output to it"
             raise UsageError(msg, hint="upgrade with a savepoint (the default): the old version publishes all before")
+
+
+def _goes_to(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return what says where output goes: its columns may be others, staged rows carry their own."""
+    return {name: spec[name] for name in ("factory", "config", "delivery")}
 
 
 def misfit(graph: JobGraph, cut: Manifest | None, policy: UpgradePolicy) -> str:

@@ -230,10 +230,6 @@ class Upgrading:
         policy = record.policy
         if self._hopeless or self.restarts > policy.max_restarts:
             return False, f"it failed {self.restarts} times: {self._last_error}"
-        if job.running and job.checkpointing.inputs_ended:
-            return True, "it has come to its end"
-        if job.running and len(self._done) >= policy.checkpoints and not policy.confirm:
-            return True, f"{len(self._done)} checkpoints, {self.restarts} restarts"
         if job.now_ms >= record.deadline_ms:
             what = (
                 "nobody called it healthy"
@@ -241,6 +237,10 @@ class Upgrading:
                 else f"{len(self._done)} of {policy.checkpoints} checkpoints"
             )
             return False, f"not healthy within {policy.deadline_ms / 1000:.0f} s: {what}, the job is {job.state}"
+        if job.running and job.checkpointing.inputs_ended:
+            return True, "it has come to its end"
+        if job.running and len(self._done) >= policy.checkpoints and not policy.confirm:
+            return True, f"{len(self._done)} checkpoints, {self.restarts} restarts"
         return None, ""
 
     # --- the ends --------------------------------------------------------------------------------------------------

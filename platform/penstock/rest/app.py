@@ -16,7 +16,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse
 import penstock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.metrics.prometheus import render, task_samples
-from penstock.rest import essential, flink_json, live, rescale, savepoints, watch, web
+from penstock.rest import essential, flink_json, live, rescale, savepoints, upgrade, watch, web
 from penstock.rest.budget import budget
 from penstock.rest.essential import status_of
 from penstock.rest.trigger_id import trigger_id
@@ -40,6 +40,7 @@ def create_app(
     _add_own_routes(router, dispatcher, clock)
     live.add_routes(router, dispatcher)
     rescale.add_routes(router, dispatcher)
+    upgrade.add_routes(router, dispatcher)
     savepoints.add_routes(router, dispatcher)
     watch.add_routes(router, jobs or watch.JobWatch(dispatcher, clock))
     web.add_routes(app)

@@ -1,0 +1,124 @@
+"""`penstock upgrade`: another version in the place of a running job, taken back by itself when it is not healthy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.jobs import JobArgument
+from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, print_json, say
+from penstock.cli.run import parse_overrides
+from penstock.client.handle import JobHandle
+from penstock.client.job_file import planned
+from penstock.client.rest_client import UpgradeOptions
+from penstock.core.clock import SystemClock
+from penstock.core.errors import UsageError
+
+
+def upgrade(
+    job: JobArgument,
+    new: Annotated[
+        Path | None, typer.Argument(metavar="[JOB.PY]", help="The new version; none with the next three options.")
+    ] = None,
+    *,
+    status: Annotated[bool, typer.Option("--status", help="Print how far the newest upgrade is.")] = False,
+    healthy: Annotated[bool, typer.Option("--healthy", help="Say that the version on trial is healthy.")] = False,
+    unhealthy: Annotated[bool, typer.Option("--unhealthy", help="Say that it is not: it is taken back.")] = False,
+    from_checkpoint: Annotated[
+        bool, typer.Option("--from-checkpoint", help="Go on from a checkpoint, not from a stop with a savepoint.")
+    ] = False,
+    target: Annotated[str, typer.Option(help="URI of the savepoint.")] = "",
+    checkpoints: Annotated[int, typer.Option(help="Checkpoints it has to complete to be healthy.")] = 3,
+    max_restarts: Annotated[int, typer.Option(help="Restarts it may take meanwhile.")] = 0,
+    deadline: Annotated[str, typer.Option(help="By when it has to be healthy, from its start.")] = "5m",
+    confirm: Annotated[bool, typer.Option("--confirm", help="Healthy only by --healthy.")] = False,
+    no_rollback: Annotated[
+        bool, typer.Option("--no-rollback", help="Do not hold its output back, and do not take it back.")
+    ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(metavar="UID", help="A sink that cannot hold output: a roll-back leaves there what it wrote."),
+    ] = None,
+    allow_non_restored_state: Annotated[
+        list[str] | None, typer.Option(metavar="UID[/STATE]", help="Leave behind state that it no longer has.")
+    ] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Overrides the new version's own.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
+    ] = None,
+    token: Annotated[str, typer.Option(help="Two calls with the same token are one.")] = "",
+    cluster: ClusterOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Replace a running job by another version, and go back to the old one if that is not healthy in time.
+
+    The old version is stopped with a savepoint, the new one goes on from there with its output held back. Healthy, it
+    is released; else it is discarded, and the old version goes on from the same savepoint.
+    """
+    if (new is None) != (status or healthy or unhealthy):
+        msg = "give either the new version's file, or one of --status, --healthy and --unhealthy"
+        raise UsageError(msg, hint="write `penstock upgrade JOB new.py`")
+    options: UpgradeOptions = {
+        "from_checkpoint": from_checkpoint,
+        "target": target,
+        "checkpoints": checkpoints,
+        "max_restarts": max_restarts,
+        "deadline": deadline,
+        "confirm": confirm,
+        "rollback": not no_rollback,
+        "accept": tuple(accept or ()),
+        "allow_non_restored_state": tuple(allow_non_restored_state or ()),
+    }
+    with connect(cluster) as client:
+        found = find_job(client, job)
+        if new is None:
+            if healthy or unhealthy:
+                client.judge_upgrade(found["jid"], healthy=healthy)
+            _print_status(client.newest_upgrade(found["jid"]), as_json=json)
+            return
+        overrides = parse_overrides(settings or [])
+        if parallelism is not None:
+            overrides["parallelism"] = str(parallelism)
+        handle = JobHandle(client, found["jid"], found["name"])
+        progress = _Progress(silent=json)
+        uri = handle.upgrade(planned(new, overrides, found["name"]), token=token, on_poll=progress.show, **options)
+    if json:
+        print_json({"jobid": found["jid"], "name": found["name"], "savepoint": uri})
+        return
+    say(f"{found['name']} runs as {new}" + (f"; savepoint of the version before: {uri}" if uri else ""))
+
+
+class _Progress:
+    """One line for each thing that changes."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self._silent = silent
+        self._last = ""
+
+    def show(self, view: dict[str, Any]) -> None:
+        """Print what is new of `RestClient.newest_upgrade`."""
+        text = _described(view)
+        if not self._silent and text != self._last:
+            say(text)
+        self._last = text
+
+
+def _described(view: dict[str, Any]) -> str:
+    if view["phase"] == "cut":
+        return f"cut: the old version {'stops with a savepoint' if view['savepoint'] else 'takes a checkpoint'}"
+    if view["phase"] == "trial":
+        done, restarts, held = view["checkpoints"], view["restarts"], view["held"]
+        text = f"trial: checkpoint {done['completed']} of {done['wanted']}"
+        text += f", {restarts['seen']} of {restarts['allowed']} restarts, {held['rows']} rows held"
+        return text + (", healthy only by --healthy" if view["confirm"] else "")
+    return f"{view['phase']}{view['reason'] and ': ' + view['reason']}"
+
+
+def _print_status(view: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        print_json(view)
+        return
+    left = (view["deadline"] - SystemClock().now_ms()) / 1000
+    say(_described(view) + (f", {left:.0f} s left" if view["phase"] in ("cut", "trial") else ""))

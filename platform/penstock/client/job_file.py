@@ -1,0 +1,90 @@
+"""Job files: run one with whatever executor is in place, or only plan the job that it builds.
+
+Used by `penstock run`, `check` and `upgrade`, and by `JobHandle.upgrade`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import JobFailedError, PenstockError, UsageError
+from penstock.graph.executor import JobResult
+
+if TYPE_CHECKING:
+    from penstock.graph.job_graph import JobGraph
+
+
+class _Planned:
+    """Takes the jobs of a file and runs none."""
+
+    def __init__(self) -> None:
+        self.graphs: list[JobGraph] = []
+
+    def submit(self, graph: JobGraph) -> Any:
+        self.graphs.append(graph)
+        msg = f"job {graph.name!r} goes on behind env.submit(...), and is only planned here"
+        raise UsageError(msg, hint="end the file with env.execute(...)")
+
+    def execute(self, graph: JobGraph) -> JobResult:
+        self.graphs.append(graph)
+        return JobResult(job_id="0" * 32, name=graph.name, state="FINISHED", duration_ms=0.0)
+
+
+def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
+    """Return the job that a file builds, with settings overridden; of several the one called `name`.
+
+    Raises:
+        UsageError: there is no such file, it builds no job, or several of which not just one has the name.
+    """
+    from penstock.api.executors import use_executor
+
+    if not job.is_file():
+        msg = f"there is no job file {job}"
+        raise UsageError(msg, hint="pass the path of a Python file")
+    plan = _Planned()
+    with use_executor(plan, overrides):
+        execute_file(job)
+    if not plan.graphs:
+        msg = f"{job} ran to its end without calling env.execute(...)"
+        raise UsageError(msg, hint="end the job file with env.execute('name')")
+    named = [graph for graph in plan.graphs if graph.name == name]
+    if len(plan.graphs) > 1 and len(named) != 1:
+        msg = f"{job} builds {len(plan.graphs)} jobs, none of them alone is {name!r}"
+        raise UsageError(msg, hint="keep one job to a file")
+    return (named or plan.graphs)[0]
+
+
+def execute_file(job: Path) -> None:
+    """Run a job file; an error of its own comes with its line."""
+    sys.path.insert(0, str(job.resolve().parent))
+    try:
+        runpy.run_path(str(job), run_name="__main__")
+    except PenstockError as error:
+        if isinstance(error, JobFailedError):
+            raise
+        raise _located(error, job) from error
+    except Exception as error:
+        if os.environ.get("PENSTOCK_TRACEBACK"):
+            raise
+        msg = f"{_place(error, job)}: {type(error).__name__}: {error}"
+        raise UsageError(msg, hint="PENSTOCK_TRACEBACK=1 prints the whole traceback") from error
+
+
+def _located(error: PenstockError, job: Path) -> PenstockError:
+    """Return the error with the line of the job file it came from."""
+    located = type(error)(f"{_place(error, job)}: {error.message}", hint=error.hint)
+    located.__cause__ = error
+    return located
+
+
+def _place(error: BaseException, job: Path) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{error.filename}:{error.lineno}"
+    frames: list[Any] = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve().parent == job.resolve().parent]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else str(job)

@@ -1,0 +1,74 @@
+"""Asking for an upgrade and waiting for its verdict, over restarts of the JobManager; called by `client.handle`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from penstock.config.settings import parse_duration_ms
+from penstock.core.errors import NotFoundError, PenstockError
+from penstock.graph.job_graph import encode_graph
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from penstock.client.handle import JobHandle
+    from penstock.client.rest_client import UpgradeOptions
+    from penstock.graph.job_graph import JobGraph
+
+_POLL_MS = 200.0
+#: Beyond the deadlines of cut and trial: for starting, publishing, taking back.
+_GRACE_MS = 900_000.0
+
+
+def upgraded(
+    handle: JobHandle,
+    graph: JobGraph,
+    token: str,
+    on_poll: Callable[[dict[str, Any]], None] | None,
+    options: UpgradeOptions,
+) -> str:
+    """Return the savepoint's URI (empty when it went from a checkpoint) once the new version is healthy.
+
+    Raises:
+        PenstockError: it is not, and the old version runs (or the new one stays, as asked for); or no answer in time.
+    """
+    sent = dict(options)
+    if sent.get("target"):
+        sent["target"] = _located(str(sent["target"]))
+    wait_ms = 2 * parse_duration_ms(str(sent.get("deadline") or "5m"), "deadline") + _GRACE_MS
+    deadline = handle.clock.monotonic_ms() + wait_ms
+    client, job_id, data, asked = handle.client, handle.job_id, encode_graph(graph), False
+    while handle.clock.monotonic_ms() < deadline:
+        try:
+            if not asked:
+                client.upgrade(job_id, data, token=token, **sent)  # type: ignore[arg-type]
+                asked = True
+            answer = client.upgrade_status(job_id, token)
+            if on_poll is not None and answer["status"]["id"] != "COMPLETED":
+                on_poll(client.newest_upgrade(job_id))
+        except NotFoundError:
+            if not asked:
+                raise
+            asked = False  # a new JobManager, to which nothing was recorded: ask anew
+        except PenstockError as error:
+            if "no JobManager answers" not in error.message:
+                raise
+            handle.clock.sleep_ms(_POLL_MS)
+        else:
+            if answer["status"]["id"] == "COMPLETED":
+                return _verdict(handle.name, answer["operation"])
+            handle.clock.sleep_ms(_POLL_MS)
+    msg = f"nobody knows whether job {handle.name} was upgraded: no verdict within {wait_ms / 1000:.0f} s"
+    raise PenstockError(msg, hint="see what it does with `penstock story`")
+
+
+def _verdict(name: str, operation: dict[str, Any]) -> str:
+    if "failure-cause" in operation:
+        msg = f"job {name} was not upgraded: {operation['failure-cause'].get('stack-trace')}"
+        raise PenstockError(msg, hint="see `penstock story`, and the new version's failures with `penstock show`")
+    return str(operation.get("location", ""))
+
+
+def _located(uri: str) -> str:
+    return uri if "://" in uri else str(Path(uri).expanduser().absolute())

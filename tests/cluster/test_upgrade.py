@@ -1,0 +1,163 @@
+"""A running job on real processes goes on as another version, or is taken back by itself; judged from outside."""
+
+import contextlib
+import threading
+from dataclasses import replace
+
+import pytest
+from tests.cluster.harness import Scene
+from tests.cluster.job_file import Job
+from tests.cluster.orders import Orders
+from tests.cluster.proc_tree import wait_until
+from tests.cluster.stage import graph_of
+
+from penstock.client.handle import JobHandle
+from penstock.client.rest_client import RestClient
+from penstock.core.errors import PenstockError
+
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+
+EVENTS, RATE = 24_000, 3_000
+WRONG = 'with_columns(total=pl.col("total") + 1_000_000)'
+#: Another graph with the same rows: the sink's input passes one more operator.
+SAME = 'with_columns(total=pl.col("total") + 0)'
+
+
+class Version(Job):
+    """The main job with one more step in front of its sink."""
+
+    def text(self):
+        step = SAME if "same" in self.environment else WRONG
+        plain = replace(self, environment="")
+        text = Job.text(plain).replace(".sink_to(", f".{step}\n       .sink_to(")
+        return text.replace("import penstock as ps", "import polars as pl\n\nimport penstock as ps")
+
+
+def version(scene, *, wrong=False):
+    options = {name: getattr(scene.job, name) for name in Job.__dataclass_fields__}
+    return Version(**{**options, "environment": "wrong" if wrong else "same"})
+
+
+class Upgrade:
+    """One upgrade, asked for from a thread: the JobManager may be killed while it goes on."""
+
+    def __init__(self, scene, *, wrong=False, token="mine", **options):
+        self.scene, self.error, self.uri, self.views = scene, None, None, []
+        self.graph = graph_of(version(scene, wrong=wrong), scene.folder)
+        self.options = {"checkpoints": 3, "deadline": "40s", "token": token, **options}
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self):
+        with RestClient(self.scene.cluster.rest_url, timeout_seconds=10) as rest:
+            handle = JobHandle(rest, self.scene.job_id, self.scene.name)
+            try:
+                self.uri = handle.upgrade(self.graph, on_poll=self.views.append, **self.options)
+            except PenstockError as error:
+                self.error = error
+
+    def join(self, seconds=120):
+        self.thread.join(seconds)
+        assert not self.thread.is_alive(), self.scene.diagnosis()
+        return self
+
+    def phase(self):
+        return (self.scene.ask(lambda rest: rest.newest_upgrade(self.scene.job_id)) or {}).get("phase")
+
+    def tried(self):
+        """Checkpoints of the new version, while it is on trial and after."""
+        view = self.scene.ask(lambda rest: rest.newest_upgrade(self.scene.job_id)) or {}
+        return view.get("checkpoints", {}).get("completed", 0)
+
+    def wait_phase(self, *phases, seconds=60):
+        wait_until(lambda: self.phase() in phases, seconds, lambda: f"{phases}\n{self.scene.diagnosis()}", 0.1)
+
+    def judge(self, *, healthy):
+        self.scene.rest.judge_upgrade(self.scene.job_id, healthy=healthy)
+
+
+@contextlib.contextmanager
+def begun(stage, seed, **options):
+    with Scene(stage, Orders(seed, EVENTS), rate=RATE, taskmanagers=3, **options) as scene:
+        scene.begin()
+        scene.wait_checkpoints(2)
+        yield scene
+
+
+def finish_exactly(scene):
+    scene.feed.go_on()
+    scene.feed.join(40)
+    scene.wait_finished()
+    return scene.check_exact()
+
+
+@pytest.mark.parametrize("from_checkpoint", [False, True])
+def test_a_healthy_version_takes_over(stage, from_checkpoint):
+    with begun(stage, 41) as scene:
+        upgrade = Upgrade(scene, from_checkpoint=from_checkpoint).join()
+        assert upgrade.error is None, scene.diagnosis()
+        assert bool(upgrade.uri) is not from_checkpoint
+        assert [v["name"] for v in scene.rest.job(scene.job_id)["vertices"]]
+        assert upgrade.phase() == "completed"
+        assert any(view["held"]["rows"] for view in upgrade.views)
+        story = [entry["text"] for entry in scene.story() if entry["kind"] == "upgrade"]
+        assert any("takes over, output of out held" in text for text in story), story
+        assert any("healthy: 3 checkpoints" in text for text in story), story
+        finish_exactly(scene)
+
+
+def test_wrong_rows_for_five_checkpoints_and_a_killed_worker_are_taken_back_by_itself(stage):
+    """Nobody outside sees a row of it, and the old version leaves none out."""
+    with begun(stage, 42) as scene:
+        upgrade = Upgrade(scene, wrong=True, checkpoints=1000, max_restarts=1, deadline="25s")
+        upgrade.wait_phase("trial")
+        wait_until(lambda: upgrade.tried() >= 3, 40, scene.diagnosis, 0.1)
+        scene.look_at_workers()
+        scene.kill(scene.victim_pid("worker"))
+        upgrade.join()
+        assert "the old version runs again" in str(upgrade.error), scene.diagnosis()
+        seen = max(view["checkpoints"]["completed"] for view in upgrade.views)
+        rows = max(view["held"]["rows"] for view in upgrade.views)
+        assert seen >= 5, upgrade.views[-1]
+        assert rows > 0, upgrade.views[-1]
+        assert upgrade.phase() == "rolled-back"
+        found = finish_exactly(scene)
+        assert found.windows > 100
+
+
+#: What is killed: the JobManager at a failpoint (which hit), or `trial`: by its pid in the middle of the trial.
+KILLS = {
+    "intent recorded": "jobmanager.after_upgrade_record=kill@1",
+    "stopped": "jobmanager.during_stop=kill@1",
+    "new version not recorded": "jobmanager.before_upgrade_record=kill@2",
+    "new version recorded": "jobmanager.after_upgrade_record=kill@2",
+    "trial": "",
+    "verdict not recorded": "jobmanager.before_upgrade_record=kill@3",
+    "verdict recorded": "jobmanager.after_upgrade_record=kill@3",
+}
+
+
+@pytest.mark.parametrize("verdict", ["healthy", "unhealthy"])
+@pytest.mark.parametrize("when", KILLS)
+def test_a_jobmanager_that_dies_in_the_middle(stage, when, verdict):
+    """Its successor goes on from what is recorded; the same request, asked again, is the same upgrade."""
+    if verdict == "unhealthy" and "verdict" not in when and when != "trial":
+        pytest.skip("the same steps as with the other verdict")
+    point, _, action = KILLS[when].partition("=")
+    healthy = verdict == "healthy"
+    with begun(stage, 43, failpoints={point: action} if point else {}) as scene:
+        upgrade = Upgrade(scene, wrong=not healthy, checkpoints=3 if healthy else 1000)
+        if when == "trial" or not healthy:
+            upgrade.wait_phase("trial")
+            wait_until(upgrade.tried, 40, scene.diagnosis, 0.1)
+        if when == "trial":
+            scene.kill(scene.cluster.jobmanager.pid)
+            wait_until(lambda: scene.cluster.restarts, 30, "a dead JobManager", step=0.1)
+            upgrade.wait_phase("trial", "completed")
+        if not healthy:
+            upgrade.judge(healthy=False)
+        wait_until(lambda: scene.cluster.restarts, 60, lambda: f"a dead JobManager\n{scene.diagnosis()}", 0.1)
+        upgrade.join()
+        assert (upgrade.error is None) == healthy, f"{upgrade.error}\n{scene.diagnosis()}"
+        assert upgrade.phase() == ("completed" if healthy else "rolled-back")
+        finish_exactly(scene)
