@@ -1,8 +1,11 @@
-"""Going on from much state: how soon a running aggregate puts its first rows out, and when it is at full speed. Run.
+"""Going on from much state: how soon a keyed operator puts its first rows out, and when it is at full speed. Run.
 
 Python tests/bench/restore_state.py [--keys 10000000] [--root FOLDER or s3://bucket/prefix] [--backend rocksdb remote]
+    [--operator running | process]
 
-The state is written as a savepoint's files would be; keys come at random, which is the worst case for `remote`.
+The state is written as a savepoint's files would be; keys come at random, which is the worst case for `remote`. A
+process function has one value of eight numbers and one timer a key, at any time of a month; event time goes on by a
+second a batch.
 """
 
 import argparse
@@ -10,21 +13,27 @@ import json
 import os
 import queue
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+import penstock as ps
+from penstock.api.process import compile_process
 from penstock.checkpoint.stores import checksum_of, open_store, read_file
 from penstock.config.settings import JobSettings
-from penstock.core.elements import TS_COLUMN, Batch
+from penstock.core.clock import SystemClock
+from penstock.core.elements import TS_COLUMN, Batch, Watermark
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot
 from penstock.kernels.hashing import hash_columns
 from penstock.operators.operator import OperatorMetrics
+from penstock.operators.process import KeyedProcessOperator
 from penstock.operators.running import RunningAggregateOperator
 from penstock.state.budget import MemoryBudget
 from penstock.state.frozen import segment_of
@@ -37,6 +46,11 @@ VALUES = 8
 NAMES = [f"v{i}" for i in range(VALUES)]
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("key", *NAMES, TS_COLUMN)])
 CONFIG = {"key": ["key"], "aggregates": [{"fn": "sum", "column": name, "alias": f"sum_{name}"} for name in NAMES]}
+SECOND = 1_000_000
+#: Timers lie within it.
+MONTH = 30 * 86_400 * SECOND
+#: Rows a process function is given at first, and how long it may take for what it is given.
+LEAST_ROWS, PIECE_S = 64, 0.01
 #: Rows of one file of the state.
 PART = 1_000_000
 #: Seconds over which a rate is taken, and the part of the best one that is full speed.
@@ -44,34 +58,74 @@ SPAN, FULL = 1.0, 0.8
 
 
 class Out:
-    """When the first row came out."""
+    """When the first row came out, and the first watermark."""
 
-    first = None
+    first = first_mark = None
 
     def batch(self, _):
         if self.first is None:
             self.first = time.monotonic()
 
+    def watermark(self, _):
+        if self.first_mark is None:
+            self.first_mark = time.monotonic()
 
-def operator_over(store):
-    operator = RunningAggregateOperator()
-    operator.open(
-        SimpleNamespace(
-            spec=SimpleNamespace(uid="op", config=CONFIG),
-            metrics=OperatorMetrics(),
-            input_schemas=(SCHEMA,),
-            keyed_state=store,
-        )
-    )
+
+class Sums(NamedTuple):
+    v0: int
+    v1: int
+    v2: int
+    v3: int
+    v4: int
+    v5: int
+    v6: int
+    v7: int
+
+
+class Total(NamedTuple):
+    key: int
+    v0: int
+
+
+class Function(ps.KeyedProcessFunction):
+    """Adds up, and registers a timer a month ahead."""
+
+    sums: ps.ValueState[Sums] = ps.value_state()
+
+    def process(self, row, ctx) -> Iterator[Total]:
+        old = self.sums.value() or (0,) * VALUES
+        new = Sums(*[total + 1 for total in old])
+        self.sums.update(new)
+        ctx.timers.event(ctx.timestamp + MONTH)
+        yield Total(row.key, new.v0)
+
+    def on_timer(self, timestamp, ctx):
+        del timestamp
+        self.sums.clear()
+        return ()
+
+
+def operator_over(kind, store):
+    given = {"metrics": OperatorMetrics(), "input_schemas": (SCHEMA,), "keyed_state": store}
+    if kind == "running":
+        operator = RunningAggregateOperator()
+        operator.open(SimpleNamespace(spec=SimpleNamespace(uid="op", config=CONFIG), **given))
+        return operator
+    stream = SimpleNamespace(flow=SimpleNamespace(schema=SCHEMA, row_type=None), keys=("key",))
+    made = compile_process(Function(), None, {}, stream=stream)
+    spec = {"payload": made.spec.payload, "config": made.spec.config, "output_schema": schema_to_text(made.schema)}
+    about = {"job_name": "bench", "subtask": 0, "parallelism": 1, "hash_range": ALL_HASHES, "restored": ()}
+    operator = KeyedProcessOperator()
+    operator.open(SimpleNamespace(spec=SimpleNamespace(uid="op", **spec), clock=SystemClock(), **about, **given))
     return operator
 
 
-def opened(arguments, backend, directory, snapshot, store):
+def opened(arguments, backend, directory, snapshots, store):
     limit = int(arguments.memory * (1 << 20))
     return open_keyed_state(
         KeyedStateRequest(
             uid="op",
-            snapshots=() if snapshot is None else (snapshot,),
+            snapshots=snapshots,
             hash_range=ALL_HASHES,
             settings=JobSettings(state_backend=backend, managed_memory_bytes=limit, remote_local_bytes=arguments.local),
             read=lambda file: read_file(store, file),
@@ -84,12 +138,11 @@ def opened(arguments, backend, directory, snapshot, store):
 
 
 def written(arguments, store):
-    """Write the state of all keys, range of hashes by range; returns its snapshot and bytes."""
+    """Write the state of all keys, range of hashes by range; returns its snapshots and bytes."""
     with TemporaryDirectory() as directory:
-        empty = opened(arguments, "hashmap", directory, None, store)
-        operator_over(empty)
-        (schema,) = empty.declared().values()
-        (name,) = empty.declared()
+        empty = opened(arguments, "hashmap", directory, (), store)
+        operator_over(arguments.operator, empty)
+        declared = {name: schema for name, schema in empty.declared().items() if name != "__timers_processing"}
         empty.close()
     keys = np.arange(arguments.keys)
     hashes = np.concatenate(
@@ -99,50 +152,66 @@ def written(arguments, store):
         ]
     )
     order = np.argsort(hashes)
+    written = [one_state(name, schema, (hashes, order), store) for name, schema in declared.items()]
+    return tuple(written), sum(s.file.length for state in written for s in state.segments)
+
+
+def one_state(name, schema, keys, store):
+    hashes, order = keys
     random, segments = np.random.default_rng(1), []
     for first in range(0, len(order), PART):
         chosen = order[first : first + PART]
         columns = {"__key_hash": hashes[chosen], "key": chosen, "__namespace": np.zeros(len(chosen), np.int64)}
+        if name.startswith("__timers"):
+            columns["__namespace"] = random.integers(0, MONTH, len(chosen))
         columns |= {"__deleted": np.zeros(len(chosen), bool), "__seq": np.arange(len(chosen))}
         for field in schema:
             columns.setdefault(field.name, random.integers(1, 1 << 50, len(chosen)))
         writer = SegmentWriter(schema, 1)
         writer.add(pa.table([pa.array(columns[f.name]) for f in schema], schema=schema))
         encoded = writer.finish()
-        store.put(f"part-{first}", encoded.data)
-        file = FileRef(path=f"part-{first}", length=len(encoded.data), checksum=checksum_of(encoded.data))
+        store.put(f"{name}-{first}", encoded.data)
+        file = FileRef(path=f"{name}-{first}", length=len(encoded.data), checksum=checksum_of(encoded.data))
         segments.append(segment_of(encoded, file, "savepoint"))
     text = schema_to_text(schema)
     state = {"hash_low": HASH_MIN, "hash_high": HASH_MAX, "segments": tuple(segments)}
-    return KeyedStateSnapshot(uid="op", state=name, schema=text, **state), sum(s.file.length for s in segments)
+    return KeyedStateSnapshot(uid="op", state=name, schema=text, **state)
 
 
-def run(arguments, backend, snapshot, store):
+def run(arguments, backend, snapshots, store):
     """Restore, and take in random keys until nothing more is fetched and the time is over."""
     mails, out, marks = queue.SimpleQueue(), Out(), []
     random = np.random.default_rng(2)
     with TemporaryDirectory(dir=arguments.disk) as directory:
         begun = time.monotonic()
-        keyed = opened(arguments, backend, directory, snapshot, store)
-        operator = operator_over(keyed)
+        keyed = opened(arguments, backend, directory, snapshots, store)
+        operator = operator_over(arguments.operator, keyed)
         opened_at = time.monotonic()
         Prefetcher(ThreadBackground("background", 2), mails.put).start_due((keyed,))
-        rows, complete, tail = 0, None, None
+        rows, complete, tail, now = 0, None, None, 0
+        size = arguments.batch if arguments.operator == "running" else LEAST_ROWS
         while tail is None or time.monotonic() < tail:
             while not mails.empty():
                 mails.get()()
-            keys = random.integers(0, arguments.keys, arguments.batch)
-            columns = [keys, *(np.ones(len(keys), np.int64) for _ in NAMES), np.zeros(len(keys), np.int64)]
+            keys = random.integers(0, arguments.keys, size)
+            columns = [keys, *(np.ones(len(keys), np.int64) for _ in NAMES), np.full(len(keys), now)]
+            started = time.monotonic()
             operator.process_batch(
                 Batch(pa.RecordBatch.from_arrays([pa.array(c) for c in columns], schema=SCHEMA)), 0, out
             )
             rows += len(keys)
+            if arguments.operator == "process":  # as `task.row_pieces` does
+                fits = time.monotonic() - started < PIECE_S
+                size = min(arguments.batch, 2 * size) if fits else max(LEAST_ROWS, size // 2)
+                now += SECOND
+                operator.process_watermark(Watermark(now), out)
             marks.append((time.monotonic(), rows))
-            if tail is None and all(r._been.all() for r in keyed._cold.remote.values()):
+            if tail is None and all(r.pieces.been.all() for r in keyed._cold.remote):
                 complete = time.monotonic() - begun
                 tail = time.monotonic() + arguments.tail
         keyed.close()
     return {"backend": backend, "opened_s": opened_at - begun, "first_output_s": out.first - begun} | {
+        "first_watermark_s": None if out.first_mark is None else out.first_mark - begun,
         "all_fetched_s": complete,
         **speeds(marks, begun),
         "load": os.getloadavg()[0],
@@ -162,6 +231,7 @@ def speeds(marks, begun):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--keys", type=int, default=10_000_000)
+    parser.add_argument("--operator", choices=["running", "process"], default="running")
     parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--memory", type=float, default=256, help="managed memory in MB")
     parser.add_argument("--local", type=int, default=64 << 30, help="bytes of fetched state on the local disk")
@@ -173,13 +243,13 @@ def main():
     with TemporaryDirectory() as folder:
         store = open_store(arguments.root or folder)
         begun = time.monotonic()
-        snapshot, size = written(arguments, store)
+        snapshots, size = written(arguments, store)
         print(
             json.dumps({"keys": arguments.keys, "bytes": size, "written_s": round(time.monotonic() - begun, 1)}),
             flush=True,
         )
         for backend in arguments.backend:
-            figures = run(arguments, backend, snapshot, store)
+            figures = run(arguments, backend, snapshots, store)
             print(json.dumps({k: round(v, 2) if isinstance(v, float) else v for k, v in figures.items()}), flush=True)
 
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.process_job import ProcessJob, keys_leave
+from tests.property.process_job import REMOTE, ProcessJob, keys_are_remote, keys_leave
 
 import penstock as ps
 from penstock.kernels.columns import key_columns
@@ -265,6 +265,8 @@ OPERATIONS = st.lists(
         st.tuples(st.just("freeze")),
         st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
         st.tuples(st.just("compact"), st.booleans()),
+        st.tuples(st.just("begin_fetch")),
+        st.tuples(st.just("end_fetch")),
         st.tuples(st.just("start"), st.integers(1, 4)),
     ),
     min_size=20,
@@ -317,6 +319,19 @@ def test_any_history_gives_what_has_not_expired(operations):
 @given(operations=OPERATIONS)
 def test_any_history_gives_what_has_not_expired_where_keys_leave_memory(leaving, operations):
     run(operations)
+
+
+@pytest.fixture(params=REMOTE)
+def remote(request, monkeypatch):
+    """Keys are fetched when they are touched."""
+    with keys_are_remote(monkeypatch, *request.param):
+        yield
+
+
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS)
+def test_any_history_gives_what_has_not_expired_where_state_is_remote(remote, operations):
+    run([("batch", 1, 40), ("step", 3000), ("batch", 2, 40), ("checkpoint",), ("start", 2), *operations])
 
 
 def test_a_list_that_expired_outside_memory_begins_anew(leaving, tmp_path):

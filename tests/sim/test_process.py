@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,6 +16,8 @@ from tests.sim.world import World
 
 import penstock as ps
 from penstock.state.entry_table import EntryTable
+from penstock.state.remote_keys import RemoteKeys
+from penstock.state.remote_timers import RemoteTimers
 from penstock.state.row_table import RowTable
 from penstock.state.timers import TimerTable
 
@@ -135,11 +138,11 @@ class ProcessPlan(Plan):
         return orders.key_by("user_id").process(made, returns=Total).uid("totals")
 
 
-def run(seed: int, phases: list[Phase], swarm: Swarm, function=ByHand):
+def run(seed: int, phases: list[Phase], swarm: Swarm, function=ByHand, backend="hashmap"):
     plan = ProcessPlan.drawn(random.Random(f"plan {seed}"))
     plan.function = function
     plan.phases, plan.input_ms, plan.inline_bytes, plan.slide_ms = phases, 1500.0, 0, plan.size_ms
-    plan.settings["checkpoint_tolerated_failures"] = 100
+    plan.settings |= {"checkpoint_tolerated_failures": 100, "state_backend": backend}
     return World(seed, plan, swarm).execute()
 
 
@@ -157,6 +160,44 @@ def test_a_rescale_takes_state_and_timers_along(function):
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
     result = run(3, phases, Swarm.quiet(random.Random(3)), function)
     assert result.counts["rescaled"] == 3
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many pieces, and how often timers, were fetched when they were asked for; keys leave memory now and then."""
+    monkeypatch.setattr(RemoteKeys, "next_fetch", lambda self: None)
+    monkeypatch.setattr("penstock.state.row_eviction.Recency.full", lambda recency, held: held > 1 << 14)
+    counts = Counter()
+    ensure, bring_next = RemoteKeys.ensure, RemoteTimers.bring_next
+
+    def pieces(self, *arguments):
+        before = self.fetched_pieces
+        ensure(self, *arguments)
+        counts["pieces"] += self.fetched_pieces - before
+
+    def timers(self):
+        counts["timers"] += 1
+        bring_next(self)
+
+    monkeypatch.setattr(RemoteKeys, "ensure", pieces)
+    monkeypatch.setattr(RemoteTimers, "bring_next", timers)
+    return counts
+
+
+@pytest.mark.parametrize("function", [ByHand, ByEntries, Brief, ByFolds])
+def test_state_in_the_object_store_comes_back_behind_killed_workers(function, counted):
+    points = {"upload-delayed": 0.05, "read-fails": 0.02}
+    swarm = Swarm(random.Random(1), points, strikes_={"worker-killed": 1.0}, every_ms=300.0)
+    result = run(1, [Phase(2, "stop"), Phase(3, from_savepoint=True)], swarm, function, "remote")
+    assert result.counts["worker-killed"] > 0
+    assert counted["pieces"] > 5
+    assert counted["timers"] > 0
+
+
+def test_timers_that_are_not_fetched_are_missed(monkeypatch):
+    monkeypatch.setattr(RemoteTimers, "least", None)
+    with pytest.raises(SimulationError):
+        run(3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)), ByHand, "remote")
 
 
 @pytest.mark.parametrize(("table", "function"), [(RowTable, ByHand), (TimerTable, ByHand), (EntryTable, ByEntries)])

@@ -47,8 +47,7 @@ def check_backend(graph: StreamGraph, node: StreamNode) -> None:
     if operator.kind not in _REMOTE:
         only = "remote is for process functions, running aggregates, deduplicate and windows with aggregates"
         raise GraphError(cannot, hint=f"{only}; {_WAY_OUT}")
-    expires = any(kind.get("ttl") is not None for kind in operator.config.get("kinds", {}).values())
-    if expires or operator.config.get("ttl") is not None:
+    if operator.config.get("ttl") is not None:
         raise GraphError(f"{cannot}: it has a time-to-live", hint=f"leave ttl= out, or {_WAY_OUT}")
     text = next((edge.schema for edge in graph.in_edges(node.id)), "")
     picked = [(a["fn"], a["column"]) for a in operator.config.get("aggregates", ()) if a["fn"] in _PICKS]

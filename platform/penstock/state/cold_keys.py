@@ -67,6 +67,11 @@ def encode_keys(keys: KeyView, slots: I32, panes: I64) -> list[bytes]:
     return heads
 
 
+def hashes_of(keys: list[bytes]) -> I64:
+    """Return the hashes of keys of the store."""
+    return _from_big_endian(np.frombuffer(b"".join(key[8:_PREFIX] for key in keys), np.uint8).reshape(-1, 8))
+
+
 def _as_bytes(array: pa.Array) -> list[bytes | None]:
     if pt.is_decimal128(array.type):
         raw = pa.Array.from_buffers(pa.binary(16), len(array), array.buffers(), offset=array.offset)

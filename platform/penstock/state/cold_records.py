@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.core.keygroup import HASH_MAX
-from penstock.state.cold_keys import bound, encode_keys
+from penstock.state.cold_keys import bound, encode_keys, hashes_of
 from penstock.state.packed_rows import RowPacker
 
 if TYPE_CHECKING:
@@ -183,8 +183,11 @@ class ColdRecords:
         self._swept = names[-1] + b"\0"
         counts, columns = self._packer.unpack(values)
         newest = np.maximum.reduceat(columns[-1].to_numpy(), np.cumsum(counts) - counts)
-        gone = [names[place] for place in np.flatnonzero(newest <= deadline).tolist()]
+        old = newest <= deadline
+        gone = list(compress(names, old))
         if gone:
             store.delete(gone)
             self.count -= len(gone)
+            if self._home.local is not None:
+                self._home.local.went(hashes_of(gone), list(compress(values, old)))
         return gone

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from penstock.core.evolution import conform
 from penstock.kernels.columns import key_column, key_columns
-from penstock.state.accumulators import KEY_HASH
+from penstock.state.accumulators import KEY_HASH, LAST_ACCESS
 from penstock.state.hash_ranges import even_parts, inside
 from penstock.state.key_index import KeyIndex
 from penstock.state.pieces import FREED, Pieces
@@ -112,6 +112,10 @@ class _State:
         if len(order) == 0:
             return None
         columns = [batch.column(name).take(pa.array(order)) for name in (*entries, *self.spec.stored_names)]
+        if (
+            self.source.ttl is not None
+        ):  # what has expired stays until its key is touched: its removal belongs in the log
+            columns[-1] = pa.array(self.source.ttl.clock.bounded(columns[-1].to_numpy()))
         counts = np.bincount(slots[order], minlength=index.count)
         kept = np.flatnonzero(counts).astype(np.int32)
         return self.records.packed(index.view(), kept, counts[kept], columns)
@@ -171,9 +175,18 @@ class RemoteKeys:
         self.dropped_regions = 0
 
     def follow(self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, records: ColdRecords) -> None:
-        """One more state; all are known before the first key comes."""
+        """One more state; all are known before the first key comes.
+
+        With a time-to-live, time goes on from the newest access that the footers know of.
+        """
         source.remote = True
-        self._states.append(_State(spec, RemoteLog(source, self.reader), source, waiting, records))
+        log = RemoteLog(source, self.reader)
+        self._states.append(_State(spec, log, source, waiting, records))
+        if source.ttl is not None:
+            newest = [
+                span[1] for file in log.files() for group in file.groups if (span := file.span(group, LAST_ACCESS))
+            ]
+            source.ttl.clock.restored(np.array(newest, np.int64))
 
     @property
     def pieces(self) -> Pieces:

@@ -86,13 +86,17 @@ class SegmentFile:
 
     def namespaces_of(self, group: RowGroup) -> tuple[int, int]:
         """Return the lowest and the highest namespace of a row group, or of the file where the footer does not say."""
+        return self.span(group, NAMESPACE) or (self.segment.namespace_min, self.segment.namespace_max)
+
+    def span(self, group: RowGroup, name: str) -> tuple[int, int] | None:
+        """Return the lowest and the highest value of a row group's column; None where the footer does not say."""
         about = self._metadata.row_group(group.number)
         for number in range(about.num_columns):
             column = about.column(number)
-            stats = column.statistics if column.path_in_schema == NAMESPACE else None
+            stats = column.statistics if column.path_in_schema == name else None
             if stats is not None and stats.has_min_max:
                 return stats.min, stats.max
-        return self.segment.namespace_min, self.segment.namespace_max
+        return None
 
     def tables(self, wanted: HashRange) -> Iterator[pa.Table]:
         """Yield the rows whose hash lies in the range, a row group at a time; groups outside are not read.

@@ -36,9 +36,13 @@ class TtlClock:
         """A batch begins."""
         self.now = max(self.now, self._clock.now_ms() * 1000)
 
+    def bounded(self, times: I64) -> I64:
+        """Return restored times of last access, those far ahead of the clock as far as they may count; any thread."""
+        return np.minimum(times, self._clock.now_ms() * 1000 + _MOST_AHEAD_US)
+
     def restored(self, times: I64) -> I64:
         """Return restored times of last access; time goes on from the newest of them."""
-        times = np.minimum(times, self._clock.now_ms() * 1000 + _MOST_AHEAD_US)
+        times = self.bounded(times)
         if len(times):
             self.now = max(self.now, int(times.max()))
         return times
