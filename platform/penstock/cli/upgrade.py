@@ -12,7 +12,7 @@ from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, p
 from penstock.cli.run import parse_overrides
 from penstock.client.handle import JobHandle
 from penstock.client.job_file import planned
-from penstock.client.rest_client import UpgradeOptions
+from penstock.client.rest_client import RestClient, UpgradeOptions
 from penstock.core.clock import SystemClock
 from penstock.core.errors import UsageError
 
@@ -74,9 +74,7 @@ def upgrade(
     with connect(cluster) as client:
         found = find_job(client, job)
         if new is None:
-            if healthy or unhealthy:
-                client.judge_upgrade(found["jid"], healthy=healthy)
-            _print_status(client.newest_upgrade(found["jid"]), as_json=json)
+            _judge_or_tell(client, found["jid"], (healthy, unhealthy), as_json=json)
             return
         overrides = parse_overrides(settings or [])
         if parallelism is not None:
@@ -116,7 +114,11 @@ def _described(view: dict[str, Any]) -> str:
     return f"{view['phase']}{view['reason'] and ': ' + view['reason']}"
 
 
-def _print_status(view: dict[str, Any], *, as_json: bool) -> None:
+def _judge_or_tell(client: RestClient, job_id: str, word: tuple[bool, bool], *, as_json: bool) -> None:
+    healthy, unhealthy = word
+    if healthy or unhealthy:
+        client.judge_upgrade(job_id, healthy=healthy)
+    view = client.newest_upgrade(job_id)
     if as_json:
         print_json(view)
         return
