@@ -1,4 +1,4 @@
-"""A browser for this folder, and a cluster with a slow job for a module of tests that only look."""
+"""A browser for this folder, and a cluster with a slow job for tests that only look."""
 
 import pytest
 from tests.cluster.proc_tree import wait_until
@@ -15,7 +15,7 @@ def browser():
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def slow_job(tmp_path_factory):
     """The slow job on a cluster of its own, seen for some checkpoints."""
     folder = tmp_path_factory.mktemp("slow")

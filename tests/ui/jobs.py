@@ -1,10 +1,7 @@
 """Jobs to be looked at: one that is slow on purpose, in one operator, and the cluster it runs on."""
 
-from tests.cluster.stage import _Capture
-
-from penstock.api.environment import use_executor
-from penstock.cli.run import execute_file
 from penstock.client.executors import ClusterExecutor, SubmitOptions
+from penstock.client.job_file import planned
 from penstock.graph.job_graph import encode_graph
 
 # A generator that gives more than it takes, an operator that thinks about every row, a window that has little to do.
@@ -62,10 +59,7 @@ def graph_of(folder, *, name="order-risks", rows=10**9, rate=200_000, work=500):
         ),
         encoding="utf-8",
     )
-    found = _Capture()
-    with use_executor(found):
-        execute_file(path)
-    return found.graphs[-1]
+    return planned(path, {}, name)
 
 
 def submit(url, folder, **options):

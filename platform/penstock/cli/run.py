@@ -11,8 +11,10 @@ import typer
 from penstock.cli.options import JsonOption, print_json, say
 from penstock.cli.progress import JobProgress
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
-from penstock.client.job_file import execute_file
+from penstock.client.job_file import execute_file, planned
 from penstock.core.errors import UsageError
+from penstock.graph.executor import JobResult
+from penstock.graph.job_graph import encode_graph
 
 
 def run(
@@ -42,6 +44,9 @@ def run(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
     ] = None,
+    write: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Start nothing: write the job for the web interface to start.")
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Run a job file; it resumes its own newest checkpoint (identity: checkpoint root and job name)."""
@@ -53,6 +58,9 @@ def run(
     overrides = parse_overrides(settings or [])
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)
+    if write is not None:
+        _write(job, overrides, write)
+        return
     options = SubmitOptions(
         from_uri=from_uri,
         claim=not no_claim,
@@ -78,8 +86,12 @@ def run(
     if not results:
         msg = f"{job} ran to its end without calling env.execute(...)"
         raise UsageError(msg, hint="end the job file with env.execute('name')")
+    _tell(results, as_json=json)
+
+
+def _tell(results: list[JobResult], *, as_json: bool) -> None:
     for result in results:
-        if json:
+        if as_json:
             print_json({"jobid": result.job_id, "name": result.name, "state": result.state})
         else:
             say(f"{result.name} {result.job_id} {result.state} after {result.duration_ms / 1000:.1f} s")
@@ -92,6 +104,17 @@ def _check_embedded(*, detached: bool, others: bool) -> None:
     if others:
         msg = "--token and --attach need --cluster: an embedded cluster has no other job"
         raise UsageError(msg, hint="pass --cluster URL, or leave them out")
+
+
+def _write(job: Path, overrides: dict[str, str], to: Path) -> None:
+    """Write what a job file builds, as the file that the web interface and REST start a job from."""
+    encoded = encode_graph(planned(job, overrides, ""))
+    try:
+        to.write_bytes(encoded)
+    except OSError as error:
+        msg = f"{to} cannot be written: {error.strerror}"
+        raise UsageError(msg, hint="pass another path to --write") from error
+    say(f"{to}: {len(encoded):,} bytes; start it in the web interface, or send it to POST /v1/penstock/submit")
 
 
 def parse_overrides(settings: list[str]) -> dict[str, str]:

@@ -22,8 +22,9 @@ HELD_BACK = 0.25
 AT_ITS_LIMIT = 0.9
 #: Below it, one that holds others back is waiting rather than working.
 _WORKING = 0.5
-#: A subtask that is this busy while the others together are half of that at most has more than its share of the keys.
-_SKEWED = 0.6
+#: A subtask that is this busy while each of the others is half as busy at most, and has had so many times the rows that
+#: they had, has more than its share of the keys.
+_SKEWED, _SKEWED_ROWS = 0.6, 1.5
 #: Event time that stands still for so long while rows come is worth a word.
 STANDS_STILL_MS = 30_000
 #: So long may a checkpoint take before somebody is told.
@@ -49,7 +50,9 @@ class Finding:
 
     @property
     def identity(self) -> tuple[str, str, str, int]:
-        """Return what makes it the same finding at a later look."""
+        """Return what makes it the same finding at a later look: slow stays slow, in one subtask or in all."""
+        if self.kind == "skew":
+            return "slow", self.vertex, self.operator, -1
         return self.kind, self.vertex, self.operator, self.subtask
 
     def document(self) -> dict[str, Any]:
@@ -237,9 +240,12 @@ def _skewed(vertex: VertexLoad) -> int:
     if len(vertex.subtasks) < 2:
         return -1
     busiest = max(range(len(vertex.subtasks)), key=lambda i: vertex.subtasks[i].busy)
-    others = [s.busy for i, s in enumerate(vertex.subtasks) if i != busiest]
-    alone = vertex.subtasks[busiest].busy >= _SKEWED and max(others) <= vertex.subtasks[busiest].busy / 2
-    return busiest if alone else -1
+    others = [s for i, s in enumerate(vertex.subtasks) if i != busiest]
+    most = vertex.subtasks[busiest]
+    alone = most.busy >= _SKEWED and max(s.busy for s in others) <= most.busy / 2
+    # One that waits at a barrier is idle for a while too: then all have had as many rows.
+    fed = most.rows_seen >= _SKEWED_ROWS * max(sum(s.rows_seen for s in others) / len(others), 1)
+    return busiest if alone and fed else -1
 
 
 def _percent(share: float) -> str:

@@ -30,6 +30,8 @@ class SubtaskLoad:
     back_pressured: float = 0.0
     rows_in: float = 0.0
     rows_out: float = 0.0
+    #: Rows that have come since it was started.
+    rows_seen: float = 0.0
     #: Event time of what it has emitted; None: none yet, or the end of its input.
     watermark_ms: int | None = None
     ended: bool = False
@@ -158,6 +160,7 @@ def _subtask(view: SubtaskView) -> SubtaskLoad:
         back_pressured=metrics.get("backPressuredTimeMsPerSecond", 0.0) / 1000,
         rows_in=metrics.get("numRecordsInPerSecond", 0.0),
         rows_out=metrics.get("numRecordsOutPerSecond", 0.0),
+        rows_seen=metrics.get("numRecordsIn", 0.0),
         watermark_ms=int(watermark) if _NO_WATERMARK_MS < watermark < _END_MS else None,
         ended=view.state == "FINISHED" or view.input_ended or watermark >= _END_MS,
     )
@@ -175,6 +178,7 @@ def _mean_vertex(looks: Sequence[VertexLoad]) -> VertexLoad:
             back_pressured=sum(v.subtasks[i].back_pressured for v in looks) / count,
             rows_in=sum(v.subtasks[i].rows_in for v in looks) / count,
             rows_out=sum(v.subtasks[i].rows_out for v in looks) / count,
+            rows_seen=last.rows_seen,
             watermark_ms=last.watermark_ms,
             ended=last.ended,
         )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 EVERY_MS = 2_000
 #: Looks that are averaged.
-_TOGETHER = 5
+_TOGETHER = 8
 
 
 class _Job:

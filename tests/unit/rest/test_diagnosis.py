@@ -23,7 +23,7 @@ from penstock.rest.job_load import JobLoad, SubtaskLoad, VertexLoad, load_of, me
 
 def vertex(name, inputs, *subtasks, operators=None):
     """A vertex of subtasks (busy, back-pressured)."""
-    loads = tuple(SubtaskLoad(busy, held, rows_in=1.0, rows_out=1.0) for busy, held in subtasks)
+    loads = tuple(SubtaskLoad(busy, held, 1.0, 1.0, rows_seen=1000 * busy) for busy, held in subtasks)
     operators = operators or {name: subtasks[0][0]}
     return VertexLoad(name, f"chain of {name}", inputs, loads, {uid: f"the {uid}" for uid in operators}, operators)
 
@@ -68,6 +68,12 @@ def test_one_subtask_that_does_all_the_work_is_named():
     assert (found.kind, found.subtask) == ("skew", 1)
     assert "few keys have most of the rows" in found.text
     assert "the others 20 % at most" in found.text
+
+
+def test_a_subtask_that_rests_while_all_have_had_as_many_rows_is_no_sign_of_hot_keys():
+    loads = tuple(SubtaskLoad(busy, rows_in=1.0, rows_seen=1000.0) for busy in (1.0, 0.3))
+    rate = VertexLoad("rate", "rate", ("read",), loads, {"rate": "rate"}, {"rate": 1.0})
+    assert first(vertex("read", (), (0.1, 0.8)), rate).kind == "slow"
 
 
 def test_one_that_waits_for_something_outside_is_not_called_busy():
@@ -218,8 +224,11 @@ def test_checkpoints_that_fail_and_those_that_take_long_are_told():
 
 
 def test_identities_differ_by_what_a_reader_would_call_another_thing():
-    found = [
+    slow, skewed, other, waiting = (
         first(vertex("a", (), (0, 0.9)), vertex("b", ("a",), *loads))
         for loads in ([(0.9, 0)], [(0.9, 0), (0.1, 0)], [(0.1, 0), (0.9, 0)], [(0.1, 0)])
-    ]
-    assert all(a.identity != b.identity for a, b in itertools.combinations(found, 2))
+    )
+    assert (slow.kind, skewed.kind, other.kind, waiting.kind) == ("slow", "skew", "skew", "waiting")
+    assert slow.identity == skewed.identity == other.identity
+    assert waiting.identity != slow.identity
+    assert first(vertex("b", (), (0.95, 0))).identity != slow.identity

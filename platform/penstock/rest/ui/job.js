@@ -1,15 +1,22 @@
 // One job: what is to be said of it, its actions, and a tab for each thing to look at.
 
+import { actions } from "./actions.js";
 import { get } from "./api.js";
 import * as checkpoints from "./checkpoints.js";
 import { h } from "./dom.js";
+import * as exceptions from "./exceptions.js";
 import { duration } from "./format.js";
 import * as graph from "./graph.js";
 import { chip, finding, time } from "./parts.js";
+import * as state from "./state.js";
+import * as story from "./story.js";
 
 const TABS = {
   graph: ["Graph", graph],
   checkpoints: ["Checkpoints", checkpoints],
+  state: ["State", state],
+  exceptions: ["Exceptions", exceptions],
+  story: ["Story", story],
 };
 
 export const title = ({ data }) => data?.base.job.name ?? "Job";
@@ -37,7 +44,8 @@ export function view({ args, data, ui, update, reload }) {
         h("span", {}, "Started ", time(job["start-time"])),
         h("span", {}, ended ? `ran ${duration(job.duration)}` : `up ${duration(job.duration)}`),
         h("span", {}, `${summary.restarts} restart${summary.restarts === 1 ? "" : "s"}`),
-        h("code", { title: "The job's id" }, job.jid))),
+        h("code", { title: "The job's id" }, job.jid)),
+      ended ? null : actions(job, reload)),
     h("ul", { class: "findings", "aria-label": "What is to be said" }, health.findings.map((found) => finding(found, health.now, ended))),
     h("nav", { class: "tabs", "aria-label": "Parts of the job" },
       Object.entries(TABS).map(([tab, [name]]) =>

@@ -4,13 +4,17 @@ import { ApiError } from "./api.js";
 import { h, render } from "./dom.js";
 import * as job from "./job.js";
 import * as overview from "./overview.js";
+import * as submit from "./submit.js";
+import * as taskmanagers from "./taskmanagers.js";
 
 const EVERY_MS = 2000;
 const ROUTES = [
   [/^#\/jobs\/([^/]+)(?:\/([a-z]+))?$/, job],
+  [/^#\/taskmanagers(?:\/([^/]+))?$/, taskmanagers],
+  [/^#\/submit$/, submit],
   [/^(?:#\/?)?$/, overview],
 ];
-const SECTIONS = [["#/", "Overview"]];
+const SECTIONS = [["#/", "Overview"], ["#/taskmanagers", "Task managers"], ["#/submit", "Submit"]];
 
 const content = document.getElementById("content");
 const pulse = document.getElementById("pulse");

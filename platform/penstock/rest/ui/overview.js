@@ -3,9 +3,7 @@
 import { get } from "./api.js";
 import { h } from "./dom.js";
 import { duration } from "./format.js";
-import { chip, figure, figures, finding, note, table, time } from "./parts.js";
-
-const MOST_SQUARES = 64;
+import { chip, figure, figures, finding, note, squares, table, time } from "./parts.js";
 
 export const title = () => "Overview";
 
@@ -48,10 +46,4 @@ export function view({ data }) {
         h("td", { class: "end" }, duration(job.duration))))) : null,
     cluster["slots-total"] ? null : note("No task manager is registered: jobs wait for slots."),
   ];
-}
-
-function squares(used, total) {
-  if (!total || total > MOST_SQUARES) return `${used} of ${total}`;
-  return h("span", { class: "squares", role: "img", "aria-label": `${used} of ${total} slots in use` },
-    Array.from({ length: total }, (_, i) => h("i", { class: i < used ? "used" : "" })));
 }

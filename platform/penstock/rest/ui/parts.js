@@ -67,6 +67,9 @@ export function finding(found, now, ended = false) {
     found.text ? h("p", {}, found.text) : null);
 }
 
+// An id of an element from names that may hold anything.
+export const idOf = (...names) => names.join("-").replace(/[^\w-]/g, "_");
+
 export const note = (...text) => h("p", { class: "note" }, text);
 
 // Shares of a subtask from its metrics.
@@ -81,3 +84,12 @@ export function meanLoad(loads) {
 }
 
 export const sumOf = (metrics, name) => metrics.reduce((sum, m) => sum + (m?.[name] ?? 0), 0);
+
+const MOST_SQUARES = 64;
+
+// One square a slot.
+export function squares(used, total) {
+  if (!total || total > MOST_SQUARES) return `${used} of ${total}`;
+  return h("span", { class: "squares", role: "img", "aria-label": `${used} of ${total} slots in use` },
+    Array.from({ length: total }, (_, i) => h("i", { class: i < used ? "used" : "" })));
+}

@@ -1,0 +1,79 @@
+// Questions before something is done, and short words on what became of it.
+
+import { h, render } from "./dom.js";
+
+const STAYS_MS = 12_000;
+let toasts = [];
+let numbers = 0;
+
+// Ask, then call `run` with what was filled in ({name: value}); its error is shown in the dialog, which stays open.
+export function confirm({ title, text, fields = [], action, danger, run }) {
+  const holder = document.getElementById("dialogs");
+  const opener = document.activeElement;
+  let problem = "";
+  let busy = false;
+  const close = () => {
+    holder.querySelector("dialog")?.close();
+    render(holder, []);
+    opener?.focus();
+  };
+  const submit = async (event) => {
+    event.preventDefault();
+    if (busy) return;
+    const elements = [...event.target.elements].filter((element) => element.name);
+    const values = Object.fromEntries(elements.map((e) => [e.name, e.type === "checkbox" ? e.checked : e.value.trim()]));
+    [busy, problem] = [true, ""];
+    draw();
+    try {
+      await run(values);
+      close();
+    } catch (error) {
+      [busy, problem] = [false, error.message];
+      draw();
+    }
+  };
+  const draw = () => render(holder, [
+    h("dialog", { "aria-labelledby": "question", oncancel: (event) => { event.preventDefault(); close(); } },
+      h("form", { onsubmit: submit },
+        h("h2", { id: "question" }, title),
+        h("p", {}, text),
+        fields.map((field) => h("label", { key: field.name, class: "field" }, field.label,
+          h("input", { name: field.name, autocomplete: "off", ...field.input }), field.note ? h("small", {}, field.note) : null)),
+        problem ? h("p", { key: "problem", class: "problem", role: "alert" }, problem) : null,
+        h("div", { key: "buttons", class: "buttons" },
+          h("button", { type: "button", onclick: close }, "Leave it"),
+          h("button", { type: "submit", class: `main${danger ? " danger" : ""}`, disabled: busy }, busy ? "Asking ..." : action)))),
+  ]);
+  draw();
+  holder.querySelector("dialog").showModal();
+}
+
+// Say something for a while; returns a function that says something else in its place.
+export function say(text, level = "plain") {
+  numbers += 1;
+  const toast = { id: numbers, text, level };
+  toasts.push(toast);
+  let timer = 0;
+  const show = () => {
+    drawToasts();
+    clearTimeout(timer);
+    timer = setTimeout(() => dismiss(toast), STAYS_MS);
+  };
+  show();
+  return (later, level = "plain") => {
+    Object.assign(toast, { text: later, level });
+    if (!toasts.includes(toast)) toasts.push(toast);
+    show();
+  };
+}
+
+function dismiss(toast) {
+  toasts = toasts.filter((other) => other !== toast);
+  drawToasts();
+}
+
+function drawToasts() {
+  render(document.getElementById("toasts"), toasts.map((toast) =>
+    h("p", { key: toast.id, class: `toast ${toast.level}` }, h("span", {}, toast.text),
+      h("button", { type: "button", class: "quiet", "aria-label": "Dismiss", onclick: () => dismiss(toast) }, "×"))));
+}

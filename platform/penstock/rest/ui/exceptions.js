@@ -1,0 +1,33 @@
+// Failures of a job, newest first: of each the reader's own lines, and all other frames behind a fold.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+import { note, time } from "./parts.js";
+
+const OWN = "In your code:\n";
+const ALL = "\n\nAll frames:\n";
+
+export async function load({ id }, signal) {
+  return get(`/jobs/${id}/exceptions`, signal);
+}
+
+export function view({ data }) {
+  const entries = data.exceptionHistory.entries;
+  if (!entries.length) return note("Nothing has failed.");
+  return entries.map((entry, i) => {
+    const { own, all } = parts(entry.stacktrace ?? "");
+    return h("article", { class: "failure", key: `${entry.timestamp} ${i}` },
+      h("h2", {}, entry.exceptionName),
+      h("p", { class: "facts" }, h("span", {}, time(entry.timestamp)), entry.taskName ? h("span", {}, entry.taskName) : null,
+        entry.endpoint ? h("span", {}, `worker ${entry.endpoint}`) : null),
+      own ? [h("h3", {}, "In your code"), h("pre", { class: "own" }, own)] : null,
+      all && all !== entry.exceptionName ? h("details", { open: own ? null : true }, h("summary", {}, own ? "All frames" : "Details"), h("pre", {}, all)) : null);
+  });
+}
+
+// Split a failure's text into the reader's own frames (with the error) and all of them.
+export function parts(text) {
+  if (!text.startsWith(OWN) || !text.includes(ALL)) return { own: "", all: text.trimEnd() };
+  const at = text.indexOf(ALL);
+  return { own: text.slice(OWN.length, at).trimEnd(), all: text.slice(at + ALL.length).trimEnd() };
+}

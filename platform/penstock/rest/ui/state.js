@@ -1,0 +1,105 @@
+// State of a running job: what there is and how much of it by key groups, the hottest keys, and the rows of one key.
+
+import { ApiError, get } from "./api.js";
+import { h } from "./dom.js";
+import { bytes, number, percent, short } from "./format.js";
+import { idOf, note, table } from "./parts.js";
+
+// Subtasks are asked for it: less often than the figures they send by themselves.
+const EVERY_MS = 6000;
+
+export async function load({ id, ui }, signal) {
+  if (ui.state && Date.now() - ui.state.at < EVERY_MS) return ui.state;
+  try {
+    const [found, hot] = await Promise.all([get(`/penstock/jobs/${id}/state`, signal), get(`/penstock/jobs/${id}/hot-keys`, signal)]);
+    const states = found.states.sort((a, b) => b.rows - a.rows);
+    ui.state = { at: Date.now(), states, hot: hot.operators };
+  } catch (error) {
+    if (!(error instanceof ApiError)) throw error;
+    return { ...ui.state, problem: error.message };
+  }
+  return ui.state;
+}
+
+export function view({ id, data, ui, update }) {
+  if (!data.states) return note(data.problem);
+  const ask = (uid, name, key) => lookUp({ id, uid, name, key, ui, update });
+  return [
+    data.problem ? note(data.problem) : null,
+    data.states.length ? null : note("No operator of this job keeps state by key."),
+    data.states.length ? form(data.states, ui, ask) : null,
+    ui.found ? answer(ui.found) : null,
+    data.states.map((state) => {
+      // Keys are hot for an operator; they are shown with its largest state.
+      const first = data.states.find((other) => other.uid === state.uid) === state;
+      return section(state, first ? data.hot.find((operator) => operator.uid === state.uid) : null, ask);
+    }),
+  ];
+}
+
+function form(states, ui, ask) {
+  const submit = (event) => {
+    event.preventDefault();
+    const [uid, name] = JSON.parse(event.target.elements.state.value);
+    ask(uid, name, event.target.elements.key.value);
+  };
+  return h("form", { class: "ask", key: "ask", onsubmit: submit },
+    h("label", {}, "State", h("select", { name: "state" }, states.map((s) =>
+      h("option", { key: `${s.uid} ${s.name}`, value: JSON.stringify([s.uid, s.name]) }, `${s.uid} / ${s.name} (by ${s.key.join(", ")})`)))),
+    h("label", {}, "Key", h("input", { name: "key", required: true, autocomplete: "off", placeholder: "7, or [7, \"abc\"] of several columns" })),
+    h("button", { type: "submit", class: "main" }, "Look up"),
+    h("span", { class: "note", role: "status" }, ui.asking ? "asking ..." : ""));
+}
+
+async function lookUp({ id, uid, name, key, ui, update }) {
+  ui.asking = true;
+  update();
+  const path = `/penstock/jobs/${id}/state/${encodeURIComponent(uid)}/${encodeURIComponent(name)}?key=${encodeURIComponent(key)}`;
+  try {
+    ui.found = { uid, name, key, ...(await get(path)) };
+  } catch (error) {
+    ui.found = { uid, name, key, problem: error.message };
+  }
+  ui.asking = false;
+  update();
+}
+
+function answer(found) {
+  const heading = h("h2", { id: "answer" }, `${found.uid} / ${found.name} of ${typeof found.key === "string" ? found.key : JSON.stringify(found.key)}`);
+  if (found.problem) return h("section", { key: "answer", class: "panel", "aria-labelledby": "answer" }, heading, h("p", { class: "problem", role: "alert" }, found.problem));
+  return h("section", { key: "answer", class: "panel", "aria-labelledby": "answer" }, heading,
+    note(`Key group ${found["key-group"]}, subtask ${found.subtask}; what the operator has now, in no checkpoint yet.`),
+    table("Rows of the key", found.schema.map((column) => column.name), found.rows.map((row, i) =>
+      h("tr", { key: i }, found.schema.map((column) => h("td", {}, text(row[column.name])))))),
+    found.more ? note("There are more rows.") : null);
+}
+
+const text = (value) => (value === null ? "null" : typeof value === "object" ? JSON.stringify(value) : String(value));
+
+function section(state, hot, ask) {
+  const most = Math.max(...state.subtasks.map((part) => part.rows), 1);
+  const name = idOf("state", state.uid, state.name);
+  return h("section", { class: "panel", key: name, "aria-labelledby": name },
+    h("h2", { id: name }, `${state.uid} / ${state.name}`),
+    h("p", { class: "facts" }, h("span", {}, `${number(state.rows)} rows`), h("span", {}, `${bytes(state.bytes)} in memory`),
+      h("span", {}, `key ${state.key.join(", ")}`), h("code", {}, state.schema.map((column) => `${column.name} ${column.type}`).join(", "))),
+    table(`Sizes of ${state.uid} / ${state.name}`, [["Subtask", "end"], "Key groups", "Rows", ["", "end"], ["Bytes", "end"], "Largest key groups"],
+      state.subtasks.map((part) => h("tr", { key: part.subtask },
+        h("th", { scope: "row", class: "end" }, part.subtask),
+        h("td", {}, part["key-groups"].join(" to ")),
+        h("td", { class: "wide" }, h("span", { class: "meter size" }, h("i", { style: { width: `${(part.rows / most) * 100}%` } }))),
+        h("td", { class: "end" }, short(part.rows)),
+        h("td", { class: "end" }, bytes(part.bytes)),
+        h("td", {}, part["largest-groups"].map((group) => `${group["key-group"]} (${short(group.rows)})`).join(", "))))),
+    hot?.keys.length ? hotKeys(state, hot, ask) : null);
+}
+
+function hotKeys(state, hot, ask) {
+  return [h("h3", {}, "Hottest keys"), h("ul", { class: "hot", "aria-label": `Hottest keys of ${state.uid}` }, hot.keys.slice(0, 10).map((key) => {
+    const values = Object.values(key.key);
+    const asked = values.length === 1 && typeof values[0] !== "object" ? String(values[0]) : JSON.stringify(values);
+    return h("li", { key: asked },
+      h("button", { type: "button", onclick: () => ask(state.uid, state.name, asked), title: "Look its rows up" }, asked),
+      h("span", { class: "meter" }, h("i", { style: { width: `${key.share * 100}%` } })), percent(key.share));
+  }))];
+}

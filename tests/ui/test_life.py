@@ -1,0 +1,114 @@
+"""A job's life by the browser alone: uploaded, saved, rescaled, looked into, seen failing, cancelled."""
+
+import re
+
+import pytest
+from playwright.sync_api import expect
+from tests.cluster.proc_tree import wait_until
+from tests.ui import jobs
+from tests.ui.browser import Visit
+
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.snapshots.opening import open_snapshot
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+LONG_MS = 90_000
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=tmp_path / "cluster")
+    with LocalCluster(config) as found:
+        yield found
+
+
+def confirmed(page, action, button, **fields):
+    """Choose an action, fill in its question, confirm."""
+    page.get_by_role("group", name="Actions").get_by_role("button", name=action).click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_be_visible()
+    for label, value in fields.items():
+        dialog.get_by_label(label.replace("_", " ")).fill(value)
+    dialog.get_by_role("button", name=button).click()
+
+
+def test_a_life(browser, cluster, tmp_path):
+    written = tmp_path / "job.penstock"
+    written.write_bytes(jobs.encoded(tmp_path, rate=500, work=10))
+    client = cluster.client()
+    with Visit(browser, cluster.rest_url) as visit:
+        page = visit.go("submit")
+        page.get_by_label("Job").set_input_files(written)
+        page.get_by_role("button", name="Submit", exact=True).click()
+        expect(page.get_by_role("heading", level=1)).to_have_text("order-risks")
+        expect(page.get_by_role("heading", level=1)).to_be_focused()
+        job_id = client.jobs()[0]["jid"]
+        expect(page.get_by_role("list", name="What is to be said")).to_contain_text("Keeping up", timeout=LONG_MS)
+
+        saved(page, tmp_path)
+        rescaled(page, client, job_id)
+        visit.wanted = "status of 400"  # the answer to a key of another type
+        looked_up(page)
+        failed(page, tmp_path)
+
+        confirmed(page, "Cancel", "Cancel the job")
+        expect(page.locator("header.job .chip")).to_have_text("canceled", timeout=LONG_MS)
+        expect(page.get_by_role("group", name="Actions")).to_have_count(0)
+        wait_until(lambda: client.job(job_id)["state"] == "CANCELED", 30, "the job's end")
+
+
+def saved(page, folder):
+    confirmed(page, "Savepoint", "Take a savepoint", Folder=str(folder / "saved"))
+    toast = page.locator("#toasts")
+    expect(toast).to_contain_text("Savepoint written", timeout=LONG_MS)
+    found = re.search(r"Savepoint written: (\S+)", toast.locator("span").last.inner_text())[1]
+    assert open_snapshot(found).manifest.job_name == "order-risks"
+
+
+def rescaled(page, client, job_id):
+    # one that is left does nothing, and gives the focus back
+    button = page.get_by_role("group", name="Actions").get_by_role("button", name="Rescale")
+    button.click()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    expect(button).to_be_focused()
+    confirmed(page, "Rescale", "Rescale", Subtasks="99")
+    expect(page.locator("#toasts")).to_contain_text("Rescale failed", timeout=LONG_MS)
+    confirmed(page, "Rescale", "Rescale", Subtasks="3")
+    expect(page.locator("#toasts")).to_contain_text("runs with 3 subtasks", timeout=LONG_MS)
+    expect(page.get_by_role("button", name=re.compile("rate orders"))).to_contain_text("3 subtasks")
+    assert {v["name"]: v["parallelism"] for v in client.job(job_id)["vertices"]}["rate orders"] == 3
+
+
+def looked_up(page):
+    page.get_by_role("link", name="State", exact=True).click()
+    form = page.locator("form.ask")
+    form.get_by_label("State").select_option(label="rate / seen (by user_id int64)")
+    form.get_by_label("Key").fill("7")
+    form.get_by_role("button", name="Look up").click()
+    rows = page.get_by_role("table", name="Rows of the key")
+    expect(rows.get_by_role("row")).to_have_count(2)
+    assert int(rows.get_by_role("cell").last.inner_text()) > 0
+    form.get_by_label("Key").fill("seven")
+    form.get_by_role("button", name="Look up").click()
+    expect(page.get_by_role("alert")).to_contain_text("int64")
+    page.get_by_role("list", name="Hottest keys of rate").get_by_role("button").first.click()
+    expect(page.locator("#answer")).to_contain_text('rate / seen of {"user_id":')
+    expect(page.get_by_role("table", name="Sizes of rate / seen").get_by_role("row")).to_have_count(4)
+
+
+def failed(page, folder):
+    (folder / "broken").touch()
+    page.get_by_role("link", name="Exceptions").click()
+    failure = page.get_by_role("article").first
+    expect(failure).to_contain_text("cannot be rated", timeout=LONG_MS)
+    own = failure.locator("pre.own")
+    expect(own).to_contain_text(re.compile(r'rate_orders\.py", line \d+, in check\s+raise ValueError'))
+    expect(own).not_to_contain_text("penstock/")
+    frames = failure.locator("details pre")
+    expect(frames).to_be_hidden()
+    failure.get_by_text("All frames").click()
+    expect(frames).to_contain_text("penstock/")
+    (folder / "broken").unlink()
+    page.get_by_role("link", name="Graph").click()
+    expect(page.locator("header.job .chip")).to_have_text("running", timeout=LONG_MS)
