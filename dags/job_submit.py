@@ -11,10 +11,10 @@ does not wait for its end.
 | `from_uri` | a savepoint to start from; empty: the job's own newest checkpoint, if there is one |
 | `settings` | settings of the job, such as `{"checkpoint_interval_ms": 5000}` |
 | `fresh` | begin a new history, whatever checkpoints there are |
+| `on_kill` | what happens to the job when a user ends the task while it waits |
 
 Triggered twice there is one job: a job of the same name and checkpoint root that runs already is taken for this one.
-When the task is ended by a user while it waits, the job is cancelled. The link *Job* of the task leads to the job's
-page.
+The link *Job* of the task leads to the job's page.
 """
 
 from datetime import timedelta
@@ -35,6 +35,7 @@ with DAG(
         "from_uri": Param(None, type=["string", "null"], title="Savepoint", description="Folder or s3:// address."),
         "settings": Param({}, type="object", title="Settings", description="Names as in docs/settings.md."),
         "fresh": Param(False, type="boolean", title="Begin a new history"),
+        "on_kill": Param("cancel", enum=["cancel", "keep"], title="When a user ends the task while it waits"),
     },
 ):
     SubmitJobOperator(
@@ -43,4 +44,5 @@ with DAG(
         parallelism="{{ params.parallelism }}",
         from_uri="{{ params.from_uri }}",
         options={"settings": "{{ params.settings | tojson }}", "fresh": "{{ params.fresh }}"},
+        on_kill="{{ params.on_kill }}",
     )

@@ -1,8 +1,9 @@
 """### Savepoints on a schedule
 
-Every six hours: takes a savepoint of a job, removes those that are older than needed, and raises the alarm when the
-newest is too old. The last two also run when the savepoint has failed: that is what the alarm is for. It is paused
-when it is new: set the defaults of the parameters to your job, then let it go.
+Takes a savepoint of a job, removes those that are older than needed, and raises the alarm when the newest is too old.
+The last two also run when the savepoint has failed: that is what the alarm is for. It runs every six hours for the job
+that `PENSTOCK_SAVEPOINT_JOB` names in the environment of Airflow, with savepoints below `PENSTOCK_SAVEPOINT_TARGET`;
+where these are not set it runs when it is triggered. For more jobs, copy this file.
 
 | parameter | |
 |---|---|
@@ -16,6 +17,7 @@ A savepoint that a job still reads from is not removed. The newest one can be gi
 DAGs can be scheduled on the asset `penstock_savepoint`; its event has `job_id` and `location`.
 """
 
+import os
 from datetime import UTC, datetime, timedelta
 
 from airflow.sdk import DAG, Asset, Param, TriggerRule
@@ -26,19 +28,21 @@ from penstock_airflow.operators.savepoint import (
     TriggerSavepointOperator,
 )
 
+JOB = os.environ.get("PENSTOCK_SAVEPOINT_JOB", "")
+TARGET = os.environ.get("PENSTOCK_SAVEPOINT_TARGET", "")
+
 with DAG(
     dag_id="savepoint_schedule",
-    schedule="0 */6 * * *",
+    schedule="0 */6 * * *" if JOB and TARGET else None,
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,
-    is_paused_upon_creation=True,
     doc_md=__doc__,
     tags=["penstock"],
     default_args={"retries": 2, "retry_delay": timedelta(minutes=1)},
     params={
-        "job": Param("order-totals", type="string", minLength=1, title="Job", description="Id or name."),
-        "target": Param("s3://savepoints/order-totals", type="string", minLength=1, title="Where savepoints go"),
+        "job": Param(JOB, type="string", minLength=1, title="Job", description="Id or name."),
+        "target": Param(TARGET, type="string", minLength=1, title="Where savepoints go"),
         "keep": Param(7, type="integer", minimum=1, title="Newest to keep"),
         "keep_hours": Param(48, type="number", minimum=0, title="Hours to keep all"),
         "alarm_hours": Param(12, type="number", minimum=0, title="Alarm after hours"),

@@ -152,6 +152,8 @@ class LocalAirflow:
             "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
             # how soon a worker sees that its task has deferred; the default of 5 s races with triggers that fire early
             "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+            # the first request to an API server takes long where processors are scarce
+            "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
             f"AIRFLOW_CONN_{CONNECTION.upper()}": json.dumps(connection),
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
             **os.environ,

@@ -24,7 +24,7 @@ from penstock.core.errors import PenstockError, UsageError
 
 _T = TypeVar("_T")
 _PORT = 8081
-_JOB_PAGE = "{url}/v1/jobs/{job_id}"
+_JOB_PAGE = "{url}/ui/#/jobs/{job_id}"
 _TIMEOUT_SECONDS = 30.0
 
 

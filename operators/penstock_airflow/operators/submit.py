@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
+from penstock.core import failpoints
 from penstock.core.errors import NotFoundError, PenstockError
 from penstock_airflow.job_command import JobCommand, JobFile
 from penstock_airflow.operators.operator import PenstockOperator
@@ -33,6 +34,7 @@ class SubmitJobOperator(PenstockOperator):
         "parallelism",
         "from_uri",
         "options",
+        "job_on_kill",
     )
 
     def __init__(
@@ -42,15 +44,12 @@ class SubmitJobOperator(PenstockOperator):
         parallelism: int | str | None = None,
         from_uri: str | None = None,
         options: Mapping[str, Any] | None = None,
-        on_kill: Literal["cancel", "keep"] = "cancel",
+        on_kill: str = "cancel",
         settle_seconds: float = 10.0,
         **kwargs: Any,
     ) -> None:
         """`settle_seconds` is for jobs without checkpoints: how long one has to run."""
         super().__init__(**kwargs)
-        if on_kill not in ("cancel", "keep"):
-            msg = f"on_kill={on_kill!r}: cancel or keep"
-            raise ValueError(msg)
         self.job_file = job_file
         self.parallelism = parallelism
         self.from_uri = from_uri
@@ -62,6 +61,8 @@ class SubmitJobOperator(PenstockOperator):
 
     def execute(self, context: Context) -> Any:
         """Submit, and wait."""
+        if self.job_on_kill not in ("cancel", "keep"):
+            raise AirflowFailException(f"on_kill={self.job_on_kill!r}: cancel or keep")
         attempts = self.attempts(context)
         if attempts.job_id:
             state = self._state_of(attempts.job_id)
@@ -73,6 +74,7 @@ class SubmitJobOperator(PenstockOperator):
                 attempts.end()
         token = attempts.begin()
         self._job_id = attempts.job_id or self._submit(token)
+        failpoints.hit("airflow.after_submit", job=self._job_id)
         attempts.note(self._job_id)
         self.about(context, self._job_id)
         self.log.info("job %s, waiting until it runs", self._job_id)

@@ -34,6 +34,7 @@ NAMES = frozenset(
         "jobmanager.during_rescale",
         "jobmanager.during_stop",
         "segment.upload",
+        "airflow.after_submit",
     }
 )
 _HOLD_STEPS = 1200

@@ -31,7 +31,7 @@ def test_submitted_is_running_with_a_checkpoint(client, tmp_path, name):
     assert done == {"job_id": jobs(client, name)[0]["jid"], "name": name, "state": "RUNNING"}
     assert client.checkpoints(done["job_id"])["counts"]["completed"] > 0
     assert {v["parallelism"] for v in client.job(done["job_id"])["vertices"]} == {2}
-    assert instance.pushed[LINK_KEY].endswith(f"/v1/jobs/{done['job_id']}")
+    assert instance.pushed[LINK_KEY].endswith(f"/ui/#/jobs/{done['job_id']}")
 
 
 def test_a_bounded_job_that_has_finished_counts(client, tmp_path, name):

@@ -1,0 +1,128 @@
+"""A local Airflow as its user has it: started by `infra/airflow.py`, driven through its REST API."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+
+from tests.airflow.conftest import ROOT
+from tests.cluster.proc_tree import alive, wait_until
+
+LIMIT_S = 150
+
+
+class Airflow:
+    """Context manager; `cluster` is the URL of a penstock cluster."""
+
+    def __init__(self, home, port, cluster, environment):
+        self.home, self.url = home, f"http://127.0.0.1:{port}"
+        self._command = [sys.executable, str(ROOT / "infra" / "airflow.py")]
+        self._options = ["--home", str(home), "--port", str(port), "--cluster", cluster]
+        self._environment = {**os.environ, **environment}
+        self._token = ""
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, kind, error, trace):
+        if error is not None:
+            print(self.diagnosis())
+        pids = self.pids()
+        self._infra("stop")
+        assert not [pid for pid in pids.values() if alive(pid)]
+
+    def start(self):
+        """Start what does not run."""
+        return self._infra("start")
+
+    def _infra(self, command):
+        done = subprocess.run(
+            [*self._command, command, *self._options], env=self._environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{self.diagnosis()}"
+        return done.stdout
+
+    def diagnosis(self):
+        lines = []
+        for log in sorted(self.home.glob("*.log")):
+            lines += [f"--- {log.name}", *log.read_text(errors="replace").splitlines()[-15:]]
+        newest = sorted(self.home.glob("logs/**/attempt=*.log"), key=lambda path: path.stat().st_mtime)[-2:]
+        for log in newest:
+            lines += [f"--- {log.relative_to(self.home)}", *log.read_text(errors="replace").splitlines()[-12:]]
+        return "\n".join(lines)
+
+    def pids(self):
+        """Component -> process id."""
+        record = self.home / "airflow.json"
+        return json.loads(record.read_text())["pids"] if record.exists() else {}
+
+    def kill(self, component):
+        """SIGKILL to a component and all it has started."""
+        os.killpg(self.pids()[component], signal.SIGKILL)
+
+    @property
+    def password(self):
+        return json.loads((self.home / "passwords.json").read_text())["admin"]
+
+    def api(self, method, path, body=None, *, wanted=True):
+        """The answer of the REST API; `wanted=False`: (status, answer) whatever it is."""
+        if not self._token and path != "/auth/token":
+            user = {"username": "admin", "password": self.password}
+            self._token = self.api("POST", "/auth/token", user)["access_token"]
+        request = urllib.request.Request(
+            f"{self.url}{path}", method=method, data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
+        )  # fmt: skip
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                status, said = answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            status, said = error.code, error.read()
+        assert not wanted or status < 300, f"{method} {path}: {status} {said[:500]}"
+        found = json.loads(said) if said else {}
+        return found if wanted else (status, found)
+
+    def wait_dags(self, dags):
+        def there():
+            return all(self.api("GET", f"/api/v2/dags/{dag}", wanted=False)[0] == 200 for dag in dags)
+
+        wait_until(there, LIMIT_S, lambda: f"{dags}\n{self.diagnosis()}", 0.5)
+        errors = self.api("GET", "/api/v2/importErrors")["import_errors"]
+        assert not errors, errors
+
+    def trigger(self, dag, **conf):
+        """Start a run and return its id."""
+        return self.api("POST", f"/api/v2/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"]
+
+    def task(self, dag, run, task):
+        return self.api("GET", f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}")
+
+    def wait_task(self, dag, run, task, *states):
+        def reached():
+            found = self.task(dag, run, task)["state"]
+            return found if found in states else None
+
+        return wait_until(reached, LIMIT_S, lambda: f"{dag}.{task} {states}\n{self.diagnosis()}", 0.2)
+
+    def wait_run(self, dag, run, state="success"):
+        def ended():
+            found = self.api("GET", f"/api/v2/dags/{dag}/dagRuns/{run}")["state"]
+            return found if found in ("success", "failed") else None
+
+        found = wait_until(ended, LIMIT_S, lambda: f"the end of {dag} {run}\n{self.diagnosis()}", 0.3)
+        assert found == state, self.diagnosis()
+
+    def result(self, dag, run, task):
+        path = f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}/xcomEntries/return_value?deserialize=true"
+        return self.api("GET", path)["value"]
+
+    def clear(self, dag, run, task):
+        body = {"dry_run": False, "dag_run_id": run, "task_ids": [task], "only_failed": False, "reset_dag_runs": True}
+        self.api("POST", f"/api/v2/dags/{dag}/clearTaskInstances", body)
+
+    def mark_failed(self, dag, run, task):
+        self.api("PATCH", f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}", {"new_state": "failed"})

@@ -1,0 +1,163 @@
+"""Sensors, the hook and job events against a real cluster."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import pytest
+from airflow.providers_manager import ProvidersManager
+from airflow.sdk import Connection
+from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
+from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
+from tests.airflow.provider.stand_in import Instance, fired
+from tests.cluster.proc_tree import wait_until
+
+from penstock.client.handle import JobHandle
+from penstock.core.errors import PenstockError, UsageError
+from penstock_airflow.hooks.penstock import PenstockHook, place_of
+from penstock_airflow.sensors.job import CheckpointSensor, JobStatusSensor, WatermarkSensor
+from penstock_airflow.triggers.events import JobEventTrigger
+
+pytestmark = pytest.mark.timeout(120)
+FAST = {"task_id": "sensor", "poke_interval": 0.1, "timeout": 60}
+
+
+def sensed(sensor, instance):
+    """Run a sensor to its end, deferred where it defers."""
+    try:
+        return sensor.execute(instance.context())
+    except TaskDeferred as deferred:
+        return sensor.execute_complete(instance.context(), fired(deferred))
+
+
+def test_a_state(name, client, running):
+    assert sensed(JobStatusSensor(job=name, **FAST), Instance())["state"] == "RUNNING"
+    waiting = JobStatusSensor(job=name, states=["FINISHED"], **FAST)
+    instance = Instance()
+    with pytest.raises(TaskDeferred) as deferred:
+        waiting.execute(instance.context())
+    client.cancel(running)
+    with pytest.raises(AirflowException, match="is CANCELED"):
+        waiting.execute_complete(instance.context(), fired(deferred.value))
+    waiting.soft_fail = True
+    with pytest.raises(AirflowSkipException):
+        waiting.execute(Instance().context())
+
+
+def test_a_checkpoint_after_the_task_began(name, client, running):
+    before = client.checkpoints(running)["latest"]["completed"]["trigger_timestamp"]
+    assert sensed(CheckpointSensor(job=name, **FAST), Instance())["trigger_timestamp"] > before
+    found = CheckpointSensor(job=name, max_age_seconds="3600", **FAST).execute(Instance().context())
+    assert found["job_id"] == running
+
+
+def test_event_time(name, client, running):
+    reached = wait_until(lambda: client.summary(running)["watermark"], 30, "a watermark", step=0.1)
+    wanted = datetime.fromtimestamp(reached / 1000 + 3, UTC)
+    assert sensed(WatermarkSensor(job=name, watermark=wanted.isoformat(), **FAST), Instance())["watermark"] > reached
+    late = WatermarkSensor(job=name, watermark="9999-01-01", task_id="sensor", poke_interval=0.1, timeout=0.5)
+    with pytest.raises(AirflowSensorTimeout):
+        sensed(late, Instance())
+
+
+def test_in_a_worker(name, running):
+    sensor = JobStatusSensor(job=name, deferrable=False, **FAST)
+    assert sensor.poke(Instance().context()).is_done
+
+
+def test_the_connection(cluster):
+    found, text = PenstockHook().test_connection()
+    assert found, text
+    assert "1 TaskManagers" in text
+    assert asyncio.run(PenstockHook().arun(lambda client: client.overview()))["taskmanagers"] == 1
+
+
+def test_a_connection_that_leads_nowhere(monkeypatch, unused_port):
+    monkeypatch.setenv("AIRFLOW_CONN_NOWHERE", f"penstock://127.0.0.1:{unused_port}")
+    found, text = PenstockHook("nowhere").test_connection()
+    assert not found
+    assert "no JobManager answers" in text
+
+
+def test_what_a_connection_says():
+    given = Connection(
+        conn_id="c", conn_type="penstock", host="h", port=9, schema="https", password="secret",
+        extra='{"timeout": 5, "job_page": "{url}/x/{job_id}", "python": "/p", "ca": "/ca.pem"}',
+    )  # fmt: skip
+    place = place_of(given)
+    assert (place.url, place.timeout_seconds, place.python) == ("https://h:9", 5.0, "/p")
+    assert place.page_of("j") == "https://h:9/x/j"
+    assert place.environment == {"PENSTOCK_TOKEN": "secret", "PENSTOCK_CA": "/ca.pem"}
+    assert "secret" not in repr(place)
+
+
+@pytest.mark.parametrize("wrong", [{"host": ""}, {"schema": "ftp"}, {"extra": '{"timeout": "soon"}'}])
+def test_a_wrong_connection(wrong):
+    with pytest.raises(UsageError, match="connection 'c'"):
+        place_of(Connection(**{"conn_id": "c", "conn_type": "penstock", "host": "h", **wrong}))
+
+
+def test_airflow_knows_the_provider():
+    manager = ProvidersManager()
+    assert manager.providers["penstock"].data["name"] == "penstock"
+    hooks = ProvidersManagerTaskRuntime().hooks
+    assert hooks["penstock"].hook_class_name == "penstock_airflow.hooks.penstock.PenstockHook"
+    assert "penstock_airflow.links.JobLink" in manager.extra_links_class_names
+
+
+class Kept:
+    """What Airflow keeps with an asset."""
+
+    def __init__(self):
+        self.values = {}
+
+    async def aget(self, key):
+        return self.values.get(key)
+
+    async def aset(self, key, value):
+        self.values[key] = value
+
+
+def test_events_of_a_job(name, client, running, tmp_path):
+    kept = Kept()
+
+    def watcher():
+        path, arguments = JobEventTrigger(
+            job=name, events=["savepoint", "window"], window_seconds=1, poll_seconds=0.1
+        ).serialize()
+        assert path == "penstock_airflow.triggers.events.JobEventTrigger"
+        trigger = JobEventTrigger(**arguments)
+        trigger.asset_state_store = kept
+        return trigger
+
+    async def first(kind, meanwhile=None):
+        events = watcher().run()
+        async for event in events:
+            if event.payload["kind"] == kind:
+                await events.aclose()
+                return event.payload
+            if meanwhile is not None:
+                await asyncio.to_thread(meanwhile)
+                meanwhile = None
+        return None
+
+    window = asyncio.run(asyncio.wait_for(first("window"), 60))
+    assert window["window_end"] % 1000 == 0
+    assert window["window_end"] > window["after"]
+    handle = JobHandle(client, running, name)
+    told = []
+    told.append(asyncio.run(asyncio.wait_for(first("savepoint", lambda: told.append(handle.savepoint())), 60)))
+    assert told[1]["location"] == told[0]
+    while_nobody_looked = handle.savepoint()
+    assert asyncio.run(asyncio.wait_for(first("savepoint"), 60))["location"] in (told[0], while_nobody_looked)
+
+
+@pytest.mark.parametrize("wrong", [{"events": ["nothing"]}, {"events": []}, {"window_seconds": 0}])
+def test_events_there_are_not(wrong):
+    with pytest.raises(ValueError, match="there are savepoint, failed, window"):
+        JobEventTrigger(job="j", **wrong)
+
+
+def test_nobody_there(monkeypatch, unused_port):
+    monkeypatch.setenv("AIRFLOW_CONN_NOWHERE", f"penstock://127.0.0.1:{unused_port}")
+    with pytest.raises(PenstockError):
+        JobStatusSensor(job="j", penstock_conn_id="nowhere", **FAST).execute(Instance().context())
