@@ -94,14 +94,16 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
     if isinstance(state, ListState):
         schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=True)
         _require_constant(row_type, where)
-        return DeclaredState(schema, {"kind": "list", **ttl}, {name: row_type})
+        old, function = _migrating(name, state, where)
+        return DeclaredState(schema, {"kind": "list", **ttl, **old}, {name: row_type, **function})
     if isinstance(state, (MapState, BroadcastState)):
         keys, key_type = _key_columns(args[0], where)
         schema, row_type = _columns(args[1], f"{where}: its value", where, nullable=True)
         _require_constant(row_type, where)
         name_of_kind = BROADCAST if isinstance(state, BroadcastState) else "map"
-        kind = {"kind": name_of_kind, "keys": schema_to_text(keys), **ttl}
-        return DeclaredState(schema, kind, {name: row_type, (name, "key"): key_type})
+        old, function = ({}, {}) if isinstance(state, BroadcastState) else _migrating(name, state, where)
+        kind = {"kind": name_of_kind, "keys": schema_to_text(keys), **ttl, **old}
+        return DeclaredState(schema, kind, {name: row_type, (name, "key"): key_type, **function})
     if isinstance(state, OperatorListState):
         schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=False)
         kind_name = "union" if isinstance(state, UnionState) else "operator_list"
@@ -115,18 +117,21 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
             raise GraphError(f"{where}: {state.function!r} is no function", hint=f"{_WRITTEN[ReducingState]}")
         return DeclaredState(schema, {"kind": "reducing", **ttl}, {name: row_type})
     evolved, types = evolving(schema, row_type, state.renamed, where), {name: row_type}
-    if state.migrate is None:
-        return DeclaredState(evolved, ttl, types)
-    kind = {"kind": "value", "migrates": schema_to_text(_migrated(state.migrate, where)), **ttl}
-    return DeclaredState(evolved, kind, {**types, (name, "migrate"): state.migrate})
+    old, function = _migrating(name, state, where)
+    kind = {"kind": "value", **old, **ttl} if old else ttl
+    return DeclaredState(evolved, kind, {**types, **function})
 
 
-def _migrated(migration: Any, where: str) -> pa.Schema:
-    """Return the columns that a state's values had."""
+def _migrating(name: str, state: Any, where: str) -> tuple[dict[str, Any], dict[Any, Any]]:
+    """Return what the config says of a state's migration, and what the payload carries of it; nothing without one."""
+    migration = state.migrate
+    if migration is None:
+        return {}, {}
     if not isinstance(migration, MigrateValues) or not callable(migration.function):
         msg = f"{where}: {migration!r} is no migration"
         raise GraphError(msg, hint="make one: migrate=ps.migrate(function, was=Old)")
-    return _columns(migration.was, f"{where}: what it was", where, nullable=False)[0]
+    was = _columns(migration.was, f"{where}: what it was", where, nullable=False)[0]
+    return {"migrates": schema_to_text(was)}, {(name, "migrate"): migration}
 
 
 def _accumulator(state: AggregatingState[Any, Any], where: str) -> Any:

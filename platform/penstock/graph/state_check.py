@@ -155,6 +155,9 @@ def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateV
 
     saved, wanted = schema_from_text(saved_text), schema_from_text(wanted_text)
     ours, theirs = _keys(wanted), _keys(saved)
+    by = None if ours != theirs else _migrated_by(saved, wanted)
+    if by is not None:
+        return StateVerdict(uid=uid, state=state, verdict="migrates", reason=f"by {by}")
     if ours == theirs and EVOLVES in (wanted.metadata or {}):
         return _evolved(uid, state, saved, wanted)
     if saved.names == wanted.names and saved.types == wanted.types:
@@ -178,12 +181,6 @@ def _same_join(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> Sta
 
 
 def _evolved(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> StateVerdict:
-    from penstock.core.schema import schema_from_text
-
-    migration = (wanted.metadata or {}).get(MIGRATES)
-    if migration is not None and is_migrated(saved, wanted, schema_from_text(migration.decode())):
-        reason = f"by {wanted.metadata[MIGRATES_BY].decode()}"
-        return StateVerdict(uid=uid, state=state, verdict="migrates", reason=reason)
     try:
         changes = evolve_state(saved, wanted).changes
     except StateMismatchError as error:
@@ -191,6 +188,17 @@ def _evolved(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> State
         way = error.hint or "give the operator a new uid"
         return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
     return StateVerdict(uid=uid, state=state, verdict="migrates" if changes else "same", reason="; ".join(changes))
+
+
+def _migrated_by(saved: pa.Schema, wanted: pa.Schema) -> str | None:
+    """Return the function that is registered for what was saved, if one is."""
+    from penstock.core.schema import schema_from_text
+
+    migration = (wanted.metadata or {}).get(MIGRATES)
+    if migration is None or not is_migrated(saved, wanted, schema_from_text(migration.decode())):
+        return None
+    by: str = wanted.metadata[MIGRATES_BY].decode()
+    return by
 
 
 def _keys(schema: pa.Schema) -> list[str]:

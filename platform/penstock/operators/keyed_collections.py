@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 from penstock.operators.process_function import Current, unbound
 
 if TYPE_CHECKING:
+    from penstock.operators.migrate import MigrateValues
     from penstock.operators.state_ttl import TimeToLive
 
 T = TypeVar("T")
@@ -62,7 +63,7 @@ class Elements(Sequence[T]):
 class ListState(Generic[T]):
     """A list for every key; declared as a class attribute: `last: ps.ListState[int] = ps.list_state()`."""
 
-    __slots__ = ("cleared", "current", "load", "name", "places", "read", "starts", "ttl")
+    __slots__ = ("cleared", "current", "load", "migrate", "name", "places", "read", "starts", "ttl")
 
     def __init__(self) -> None:
         """A declaration; what the operator binds to a batch is a copy of its own."""
@@ -74,6 +75,7 @@ class ListState(Generic[T]):
         #: With a time-to-live: places that were read.
         self.read: set[int] = set()
         self.ttl: Any = None
+        self.migrate: MigrateValues | None = None
         #: Place -> how many elements are saved already: those behind are new.
         self.starts: dict[int, int] = {}
         #: Places whose saved elements are all gone.
@@ -156,7 +158,7 @@ class MapState(Generic[K, V]):
     Iteration has the rules of a dict. Its order is that of insertion, and after a restart another one.
     """
 
-    __slots__ = ("changed", "cleared", "current", "load", "name", "normal", "places", "read", "ttl")
+    __slots__ = ("changed", "cleared", "current", "load", "migrate", "name", "normal", "places", "read", "ttl")
 
     def __init__(self) -> None:
         """A declaration; what the operator binds to a batch is a copy of its own."""
@@ -168,6 +170,7 @@ class MapState(Generic[K, V]):
         #: With a time-to-live: place -> map keys that were read.
         self.read: dict[int, dict[Any, None]] = {}
         self.ttl: Any = None
+        self.migrate: MigrateValues | None = None
         #: Place -> map keys that were put or removed.
         self.changed: dict[int, dict[Any, None]] = {}
         #: Places whose saved entries are all gone.
@@ -293,23 +296,27 @@ class MapState(Generic[K, V]):
         return found
 
 
-def list_state(*, ttl: TimeToLive = None) -> ListState[Any]:
+def list_state(*, ttl: TimeToLive = None, migrate: MigrateValues | None = None) -> ListState[Any]:
     """Declare a list by key: `last: ps.ListState[int] = ps.list_state()`.
 
     Elements are of any type a value can have, but must not change: of dataclasses, only frozen ones. With
-    `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every element is gone so long after it was added.
+    `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every element is gone so long after it was added. Elements of an older
+    version become those of today by a function: `migrate=ps.migrate(function, was=Old)`.
     """
     made: ListState[Any] = ListState()
+    made.migrate = migrate
     made.ttl = ttl
     return made
 
 
-def map_state(*, ttl: TimeToLive = None) -> MapState[Any, Any]:
+def map_state(*, ttl: TimeToLive = None, migrate: MigrateValues | None = None) -> MapState[Any, Any]:
     """Declare a map by key: `seen: ps.MapState[str, int] = ps.map_state()`.
 
     Map keys are of any type a key can have, or a tuple or NamedTuple of these, and never None; values are as the
     elements of a list. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every entry is gone so long after it was put.
+    `migrate` is for the values, as of a list.
     """
     made: MapState[Any, Any] = MapState()
+    made.migrate = migrate
     made.ttl = ttl
     return made

@@ -1,15 +1,18 @@
 """`ps.migrate`: a function of one's own that makes values of an older version of the job those of today.
 
-Declared with `ps.value_state(migrate=...)`; bound by `penstock.operators.process_states`, run when state is restored.
+Declared with `migrate=` of `ps.value_state`, `list_state` and `map_state`; bound by
+`penstock.operators.process_states`, run when state is restored.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from penstock.core.errors import StateMismatchError
 from penstock.core.schema import schema_from_text
 from penstock.operators.functions import user_error
 from penstock.state.migration import Migration
@@ -42,9 +45,24 @@ def migrate(function: Callable[[dict[str, Any]], Any], *, was: Any) -> MigrateVa
     `was` is the type that the values had in the version before (as it stood in the annotation of the state); `function`
     is given each of these values as a dictionary by field (`{"value": 7}` of a plain type, `f0`, `f1`... of a tuple)
     and returns the value of today, or None, which removes it. It runs when a snapshot with exactly these fields is
-    restored, and only then.
+    restored, and only then. Lists and maps have them too, for each element and each value of an entry (map keys stay as
+    they are): `ps.list_state(migrate=...)`, `ps.map_state(migrate=...)`.
     """
     return MigrateValues(function, was)
+
+
+def keeps_all(migration: Migration, where: str) -> Migration:
+    """Return the migration of a list with a time-to-live, whose elements expire in their order: none may go."""
+    convert = migration.convert
+
+    def all_of(old: list[dict[str, Any]]) -> tuple[np.ndarray, list[pa.Array]]:
+        stay, columns = convert(old)
+        if not stay.all():
+            msg = f"{where}: migration {migration.by} leaves out an element of a list with a time-to-live"
+            raise StateMismatchError(msg, hint="return something in its place, and leave that out where it is read")
+        return stay, columns
+
+    return dataclasses.replace(migration, convert=all_of)
 
 
 def migration_of(was: str | None, function: Any, codec: ValueCodec, where: str) -> Migration | None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.operators.keyed_collections import ListState, MapState
+from penstock.operators.migrate import keeps_all, migration_of
 from penstock.operators.process_values import ValueCodec
 from penstock.operators.state_ttl import ReadListState, ReadMapState
 from penstock.state.row_columns import plain_values
@@ -24,9 +25,8 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compile import I32
     from penstock.operators.process_function import Current
-    from penstock.operators.process_states import StateConfig, StateTypes
+    from penstock.operators.process_states import Home, StateConfig, StateTypes
     from penstock.state.entry_table import EntryTable
-    from penstock.state.row_state import RowState
 
 #: Arrow types whose values in memory are of one Python type, and equal to what comes back from columns.
 _PLAIN: dict[pa.DataType, type] = {
@@ -123,13 +123,22 @@ class MapCodec:
         return self.keys.measured(container) + self.values.measured(container.values())
 
 
-def bind_entries(name: str, declared: StateConfig, types: StateTypes, *, state: RowState, current: Current) -> Any:
-    """Declare (and so restore) a list or a map and return it bound."""
+def bind_entries(
+    name: str, declared: StateConfig, types: StateTypes, home: Home, migrates: tuple[str | None, Any]
+) -> Any:
+    """Declare (and so restore) a list or a map and return it bound; `migrates`: old columns and the migration."""
     values = ObjectCodec(declared.values, types.values, declared.where)
     keys = None if declared.keys is None else ObjectCodec(declared.keys, types.keys, f"{declared.where}: map key")
     fields = (pa.field(ENTRY, pa.int64()),) if declared.keys is None else _entry_fields(declared.keys, types.keys)
     codec = MapCodec(keys, values, len(fields))
-    table = state.entries(name, (fields, tuple(declared.values)), codec, declared.ttl, lists=keys is None)
+    whole = keys is None and declared.ttl is not None
+    migration = migration_of(*migrates, ValueCodec(declared.values, types.values, declared.where), declared.where)
+    if migration is not None and whole:
+        migration = keeps_all(migration, declared.where)
+    table = home.state.entries(
+        name, (fields, tuple(declared.values)), codec, declared.ttl, migration, lists=keys is None
+    )
+    current = home.current
     return BoundList(name, current, table, codec) if keys is None else BoundMap(name, current, table, codec)
 
 

@@ -89,7 +89,8 @@ def bind_states(function: Any, config: dict[str, Any], types: dict[Any, Any], ho
         if declared.kind == BROADCAST:
             made = BoundBroadcast(name, declared, found)
         elif declared.kind in ("list", "map"):
-            made = bind_entries(name, declared, found, state=home.state, current=home.current)
+            function_of = types.get((name, "migrate"))
+            made = bind_entries(name, declared, found, home, (kind.get("migrates"), function_of))
         else:
             codec = ValueCodec(declared.values, found.values, declared.where)
             migration = migration_of(kind.get("migrates"), types.get((name, "migrate")), codec, declared.where)

@@ -78,16 +78,20 @@ class EntryLog:
     def clear(self, slots: I32) -> None:
         """All entries of the slots are gone."""
         nulls = [pa.nulls(len(slots), field.type) for field in self._schema][1:-1]
-        self._append(slots, nulls, deleted=True)
+        self._append(slots, nulls, pa.repeat(pa.scalar(True), len(slots)))
 
     def remove(self, slots: I32, entries: Sequence[pa.Array]) -> None:
         """One entry of each of the slots is gone."""
         nulls = [pa.nulls(len(slots), field.type) for field in self._spec.stored]
-        self._append(slots, [*entries, *nulls], deleted=True)
+        self._append(slots, [*entries, *nulls], pa.repeat(pa.scalar(True), len(slots)))
 
     def put(self, slots: I32, entries: Sequence[pa.Array], values: Sequence[pa.Array]) -> None:
         """One entry of each of the slots has this value."""
-        self._append(slots, [*entries, *values], deleted=False)
+        self._append(slots, [*entries, *values], pa.repeat(pa.scalar(False), len(slots)))
+
+    def add(self, slots: I32, columns: list[pa.Array], deleted: np.ndarray) -> None:
+        """Rows as of a segment, in order: entry and value columns, and whether they are deletions."""
+        self._append(slots, columns, pa.array(deleted))
 
     def freeze(self, keys: KeyView) -> FrozenEntries | None:
         """Take the changes out; None when there are none."""
@@ -106,10 +110,9 @@ class EntryLog:
         """Slot s is now `numbers[s]`."""
         self._keep([part.set_column(0, _SLOT, pa.array(numbers[_slots(part)])) for part in self._parts])
 
-    def _append(self, slots: I32, columns: list[pa.Array], *, deleted: bool) -> None:
+    def _append(self, slots: I32, columns: list[pa.Array], flags: pa.Array) -> None:
         if len(slots) == 0:
             return
-        flags = pa.repeat(pa.scalar(deleted), len(slots))
         part = pa.RecordBatch.from_arrays([pa.array(slots, pa.int32()), *columns, flags], schema=self._schema)
         self._parts.append(part)
         self._rows += len(slots)

@@ -14,15 +14,15 @@ import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, KEY_HASH, LAST_ACCESS
+from penstock.state.accumulators import KEY_HASH, LAST_ACCESS
 from penstock.state.cold_records import pieces
 from penstock.state.entry_cold import ColdEntries
 from penstock.state.entry_log import EntryLog
+from penstock.state.entry_restore import restored_entries
 from penstock.state.entry_stamps import EntryStamps
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.look_up import alive_entries, entry_rows
-from penstock.state.row_columns import plain_values
 from penstock.state.row_table import COLD_SWEEP_PART, SWEEP_AT_FREEZE
 from penstock.state.waiting import WaitingSegments
 
@@ -210,32 +210,25 @@ class EntryTable:
         del limit, up_to
         return True
 
-    def load(self, table: pa.Table) -> None:
-        """Put restored rows in, newest last; until `loaded` a list is a dict by index."""
+    def load(self, table: pa.Table, *, anew: bool = False) -> None:
+        """Put restored rows in, newest last; until `loaded` a list is a dict by index.
+
+        `anew`: they are in no segment of today's columns, and all of them are to be saved.
+        """
         batch = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))[0]
         keys = key_columns(batch, tuple(self.spec.key_schema.names))
         slots = self._state.upsert(keys, batch.column(KEY_HASH).to_numpy())
         self._fit_slots()
-        deleted = batch.column(DELETED).to_numpy(zero_copy_only=False)
-        entries = [batch.column(field.name) for field in self.spec.entries]
-        live = np.flatnonzero(~deleted)
-        found = [batch.column(name) for name in self.spec.value_names]
-        if len(live) < len(slots):
-            found = [array.take(pa.array(live)) for array in found]
-        values: list[Any] = [None] * len(slots)
-        for place, value in zip(
-            live.tolist(), self._codec.decode_values([plain_values(a) for a in found]), strict=True
-        ):
-            values[place] = value
+        rows = restored_entries(batch, self.spec, self._codec)
         if self.lists:
-            np.maximum.at(self._ends, slots, entries[0].fill_null(-1).to_numpy() + 1)
-        names = self._codec.decode_keys([plain_values(a) for a in entries])
-        if entries[0].null_count:
-            for place in np.flatnonzero(entries[0].is_null().to_numpy(zero_copy_only=False)).tolist():
-                names[place] = None  # clears
+            np.maximum.at(self._ends, slots, rows.entries[0].fill_null(-1).to_numpy() + 1)
         times = None if self.stamps is None else self._times(batch)
-        self._apply(slots, names, values, deleted, times)
-        self._text += self._codec.text_bytes([*entries, *found])
+        if anew:
+            access = [] if times is None else [pa.array(times, pa.int64())]
+            stored = [*(batch.column(name) for name in self.spec.value_names), *access]
+            self._log.add(slots.copy(), [*rows.entries, *stored], rows.deleted)  # they are overwritten
+        self._apply(slots, rows.names, rows.values, rows.deleted, times)
+        self._text += rows.text_bytes
         self._state.settle_load()
 
     def _times(self, batch: pa.RecordBatch) -> list[int]:

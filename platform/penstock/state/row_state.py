@@ -119,11 +119,7 @@ class RowState:
         self, name: str, values: tuple[pa.Field, ...], ttl: Ttl | None = None, migration: Migration | None = None
     ) -> RowTable:
         """Declare a value by key; it is restored when this returns."""
-        if migration is not None:  # in a segment a key column's name gets an underscore
-            was = RowSpec(self.index.schema, tuple(migration.was))
-            renamed = pa.schema(list(zip(was.value_names, migration.was.types, strict=True)))
-            migration = dataclasses.replace(migration, was=renamed)
-        spec = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=migration)
+        spec = RowSpec(self.index.schema, values, ttl=ttl is not None, evolves=True, migration=self._named(migration))
 
         def make(source: FrozenSource) -> RowTable:
             # with the field ids of the snapshot it is restored from
@@ -142,6 +138,7 @@ class RowState:
         fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]],
         codec: EntryCodec,
         ttl: Ttl | None = None,
+        migration: Migration | None = None,
         *,
         lists: bool,
     ) -> EntryTable:
@@ -149,7 +146,7 @@ class RowState:
 
         `fields` are the entry columns and the value's.
         """
-        spec = RowSpec(self.index.schema, fields[1], fields[0], ttl is not None)
+        spec = RowSpec(self.index.schema, fields[1], fields[0], ttl is not None, migration=self._named(migration))
 
         def make(source: FrozenSource) -> EntryTable:
             table = EntryTable(source, spec, self, codec, ttl, lists=lists)
@@ -160,6 +157,14 @@ class RowState:
         made.loaded()
         self._expiring += [made] if ttl is not None else []
         return made
+
+    def _named(self, migration: Migration | None) -> Migration | None:
+        """Return a migration with the names its columns have in a segment: one of a key column gets an underscore."""
+        if migration is None:
+            return None
+        was = RowSpec(self.index.schema, tuple(migration.was))
+        renamed = pa.schema(list(zip(was.value_names, migration.was.types, strict=True)))
+        return dataclasses.replace(migration, was=renamed)
 
     def timers(self, name: str) -> TimerTable:
         """Declare timers by key; they are restored when this returns."""

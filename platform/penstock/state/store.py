@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import conform
 from penstock.state.cold_places import ColdPlaces
+from penstock.state.entry_table import EntryTable
 from penstock.state.fitting import fitted, migration_of
 from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
 from penstock.state.merging import CompactionJob
@@ -290,6 +291,8 @@ class KeyedState:
             for rows in read_visible(file, tombstones, self._request.hash_range):
                 if migration is not None and isinstance(table, RowTable):
                     table.load_anew(migration.rows(rows, schema))
+                elif migration is not None and isinstance(table, EntryTable):
+                    table.load(migration.rows(rows, schema), anew=True)
                 else:
                     table.load(conform(rows, schema))
 

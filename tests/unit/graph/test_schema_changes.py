@@ -134,12 +134,12 @@ def value(kind, key="k", **more):
     return by_key(key, s=(ps.ValueState[kind], ps.value_state(**more)))
 
 
-def a_list(kind):
-    return by_key(s=(ps.ListState[kind], ps.list_state()))
+def a_list(kind, **more):
+    return by_key(s=(ps.ListState[kind], ps.list_state(**more)))
 
 
-def a_map(key, kind):
-    return by_key(s=(ps.MapState[key, kind], ps.map_state()))
+def a_map(key, kind, **more):
+    return by_key(s=(ps.MapState[key, kind], ps.map_state(**more)))
 
 
 def listed(kind, **more):
@@ -230,6 +230,12 @@ CHANGES = {
     ),
     ("list", "its elements have other fields"): (a_list(Rule), a_list(Longer), "blocked", "was saved with"),
     ("map", "its values have other fields"): (a_map(int, Rule), a_map(int, Longer), "blocked", "was saved with"),
+    ("list", "its elements are others, and there is a function for them"): (
+        a_list(Rule), a_list(Text, migrate=ps.migrate(text_of, was=Rule)), "migrates", "by text_of",
+    ),
+    ("map", "its values are others, and there is a function for them"): (
+        a_map(int, Rule), a_map(int, Text, migrate=ps.migrate(text_of, was=Rule)), "migrates", "by text_of",
+    ),
     ("map", "its keys are of another type"): (a_map(int, Rule), a_map(str, Rule), "blocked", "was saved with"),
     ("value, list, map", "one becomes another"): (a_list(int), value(int), "blocked", "it was a list or map and is a"),
     ("value, list, map", "it is new"): (by_key(), value(Rule), "new", "it begins empty"),
@@ -333,4 +339,8 @@ def test_a_restore_hands_no_operator_what_it_would_not_look_at():
 def test_a_migration_is_for_exactly_the_fields_it_names():
     migrated = value(Text, migrate=ps.migrate(text_of, was=Rule))
     assert verdicts(value(Longer), migrated)["fn/s"].verdict == "blocked"
+    with_list = a_list(Text, migrate=ps.migrate(text_of, was=Rule))
+    assert verdicts(a_list(Longer), with_list)["fn/s"].verdict == "blocked"
+    other_keys = a_map(str, Text, migrate=ps.migrate(text_of, was=Rule))
+    assert verdicts(a_map(int, Rule), other_keys)["fn/s"].verdict == "blocked"
     assert verdicts(migrated, value(Text))["fn/s"].verdict == "same", "what was migrated before is as it is"
