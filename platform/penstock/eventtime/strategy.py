@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.eventtime.generator import WatermarkGenerator
 
 Unit = Literal["s", "ms", "us", "ns"]
-Kind = Literal["bounded", "punctuated", "generator", "ingestion", "none"]
+Kind = Literal["bounded", "punctuated", "generator", "ingestion", "unmarked", "none"]
 
 #: Timestamps outside the years 1 to 9999 are bad records: mostly a wrong unit, and one of them would end event time
 #: for good.
@@ -98,6 +98,15 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
         return cls(kind="ingestion")
 
     @classmethod
+    def no_watermarks(cls, *, timestamp: str, unit: Unit = "ms") -> WatermarkStrategy:
+        """Rows have event time, and no watermark comes before the end of the input: no row is late.
+
+        For functions and count windows that go by the times of rows. A window or join of event time keeps everything
+        until the end; so does one that takes other streams beside this one, unless it has an idle time-out.
+        """
+        return cls(kind="unmarked", timestamp=timestamp, unit=unit)
+
+    @classmethod
     def none(cls) -> WatermarkStrategy:
         """No event time: rows carry no `__ts` and no watermark is emitted before the end of the input."""
         return cls(kind="none")
@@ -150,6 +159,11 @@ class WatermarkStrategy(msgspec.Struct, frozen=True, kw_only=True):
             raise GraphError(msg, hint="write for example monotonic(...).with_watermark_alignment('orders', '1m')")
         if self.kind in ("none", "ingestion"):
             return
+        given: object = self.timestamp
+        if not isinstance(given, str):
+            msg = f"watermark strategy: timestamp={given!r} is not a column's name"
+            way = "compute it behind the source: .with_columns(at=...).assign_timestamps_and_watermarks(...)"
+            raise GraphError(msg, hint=f'{way}, with timestamp="at"')
         if self.timestamp not in columns:
             msg = f"watermark strategy: the source has no column {self.timestamp!r}"
             raise GraphError(msg, hint=f"columns: {', '.join(columns)}")

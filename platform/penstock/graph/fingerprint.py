@@ -27,6 +27,7 @@ _STATE_CONFIG = {
     "interval_join": ("left_key", "right_key", "suffix"),
     "temporal_join": ("left_key", "right_key", "suffix", "how"),
     "window_join": ("left_key", "right_key", "suffix", "window", "how"),
+    "window_rows_join": ("left_key", "right_key", "suffix", "window", "how"),
 }
 #: What came to a configuration later: a part of its shape where it is given.
 _ADDED = {"interval_join": ("how",)}

@@ -19,7 +19,7 @@ from penstock.graph.validate import near
 from penstock.graph.verdicts import ALLOW, StateVerdict
 
 _WINDOWS = ("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate")
-_JOINS = ("interval_join", "window_join", "temporal_join")
+_JOINS = ("interval_join", "window_join", "window_rows_join", "temporal_join")
 _BROADCAST = "broadcast"
 #: kind -> names of the state it takes up that is not keyed; a function without keys has its own names.
 _TAKEN_UP: dict[str, tuple[str, ...]] = {

@@ -172,6 +172,18 @@ class Generated:
         return int(watermark)
 
 
+class Unmarked:
+    """No split is ever anywhere."""
+
+    def after(self, rows: pa.RecordBatch, times: Int64s, origin: Origin) -> list[int]:
+        del rows, times
+        return [MIN_TIMESTAMP] * len(origin[0])
+
+    def between(self, split_ids: Iterable[str]) -> list[tuple[str, int]]:
+        del split_ids
+        return []
+
+
 class IngestionTime:
     """Every split is as far as the clock, and never behind where it was."""
 
@@ -202,6 +214,8 @@ def source_watermarks(
     """Return what follows from batches under a strategy with event time; `floor`: what was emitted before a restore."""
     if strategy.kind == "ingestion":
         return IngestionTime(context.clock, floor)
+    if strategy.kind == "unmarked":
+        return Unmarked()
     limit = FutureLimit(strategy.future_limit_ms, context.clock, context.metrics.extra)
     if strategy.kind == "punctuated":
         return Punctuated(strategy, limit, payload, where)

@@ -38,6 +38,8 @@ _ROW_KINDS = frozenset(
         "co_process",
         "broadcast_process",
         "window_rows",
+        "window_rows_join",
+        "key_selector",
     }
 )
 _BEFORE = frozenset({"source", "project"})

@@ -2,6 +2,7 @@
 
 import json
 
+import polars as pl
 import pytest
 
 from penstock.core.elements import MIN_TIMESTAMP
@@ -33,3 +34,18 @@ def test_a_wrong_column_or_bound_is_named():
     with pytest.raises(UsageError, match="not a duration"):
         WatermarkStrategy.bounded_out_of_orderness("soon", timestamp="ts")
     WatermarkStrategy.none().validate(())
+
+
+@pytest.mark.parametrize("timestamp", [pl.col("ts") + 1, lambda row: row.ts, None])
+def test_what_is_no_column_is_told_where_it_can_be_computed(timestamp):
+    with pytest.raises(GraphError, match="is not a column's name") as caught:
+        WatermarkStrategy.monotonic(timestamp=timestamp).validate(("ts",))
+    assert "assign_timestamps_and_watermarks" in caught.value.hint
+
+
+def test_event_time_without_watermarks_travels_as_json():
+    strategy = WatermarkStrategy.no_watermarks(timestamp="t", unit="us").with_idleness("1s")
+    assert strategy.has_event_time
+    assert strategy_from_builtins(json.loads(json.dumps(strategy_to_builtins(strategy)))) == strategy
+    with pytest.raises(GraphError, match="no column 't'"):
+        strategy.validate(("ts",))

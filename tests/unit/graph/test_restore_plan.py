@@ -13,7 +13,9 @@ from penstock.core.snapshot import (
     SubtaskSnapshot,
     Tombstone,
 )
+from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.restore_plan import assign_state
+from penstock.graph.unkeyed_check import kept_for
 
 LOW = hash_range_of(0, 2, 1024)
 HIGH = hash_range_of(1, 2, 1024)
@@ -226,3 +228,16 @@ def test_a_fresh_start_restores_nothing(job):
     plan = assign_state(job(), ())
     assert plan.restores == {}
     assert plan.splits == {}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate"),
+        *("interval_join", "window_join", "window_rows_join", "temporal_join", "process", "co_process"),
+    ],
+)
+def test_operators_with_event_time_go_on_at_the_watermark_of_before(kind):
+    """Or rows that were late would not be any more."""
+    mark = OperatorStateSnapshot(uid="w", name="watermark", mode="union", items=(7,))
+    assert kept_for(OperatorSpec(uid="w", name="w", kind=kind), [(0, mark)], ()) == [(0, mark)]

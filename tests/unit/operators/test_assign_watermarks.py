@@ -50,6 +50,22 @@ def test_rows_get_new_times_and_a_watermark_follows_them(bench, out):
     assert isinstance(out.elements[-1], Batch)
 
 
+def test_without_watermarks_rows_have_times_until_the_input_ends(bench, out):
+    strategy = WatermarkStrategy.no_watermarks(timestamp="at", unit="us").with_idleness("1s")
+    operator = opened(bench, strategy)
+    operator.process_batch(batch(5, 3), 0, out)
+    assert [(row[TS_COLUMN] - START) // SECOND for row in out.rows] == [5, 3]
+    for _ in range(12):
+        bench.clock.advance(200)
+        operator.process_time(bench.clock.now_ms(), out)
+    assert (out.watermarks, out.statuses) == ([], [True]), "quiet, it holds nobody back"
+    restored = opened(bench, strategy, operator.snapshot(Barrier(1), out).operator)
+    restored.process_batch(batch(9), 0, out)
+    assert out.watermarks == []
+    restored.process_watermark(Watermark(MAX_TIMESTAMP), out)
+    assert out.watermarks == [MAX_TIMESTAMP]
+
+
 def test_what_comes_from_before_counts_no_longer_but_its_end_does(bench, out):
     operator = opened(bench)
     operator.process_watermark(Watermark(START + 100 * SECOND), out)

@@ -83,6 +83,14 @@ def test_rows_carry_their_watermarks_in_a_column(bench, reader, out):
     assert out.watermarks == [6000], "one that goes back is ignored"
 
 
+def test_without_watermarks_rows_have_times_alone(bench, reader, out):
+    operator = running(bench, WatermarkStrategy.no_watermarks(timestamp="ts"))
+    poll(operator, reader, out, PollResult((batch([START_US, START_US + 5]),)))
+    poll(operator, reader, out, PollResult((batch([START_US + DAY_US]),)))
+    assert [row[TS_COLUMN] for row in out.rows] == [START_US, START_US + 5, START_US + DAY_US]
+    assert out.watermarks == []
+
+
 def test_an_expression_marks_rows_and_exact_cuts_behind_them(bench, reader, out):
     expression = pl.when(pl.col("last")).then(pl.col("ts"))
     strategy = WatermarkStrategy.punctuated(timestamp="ts", watermark=expression, exact=True)
