@@ -92,7 +92,7 @@ REMOTE = ((3, 1), (100, 1), (100, 500), (3, 1 << 50))
 def keys_leave_for_rocksdb(monkeypatch, keys):
     """Have no more than so many keys in memory."""
     monkeypatch.setattr("tests.property.process_job.SETTINGS", JobSettings(state_backend="rocksdb"))
-    monkeypatch.setattr("penstock.state.row_state.RowState.hot_bytes", property(lambda state: state.index.count))
+    monkeypatch.setattr("penstock.state.row_state.RowState.key_bytes", property(lambda state: state.index.count))
     monkeypatch.setattr("penstock.state.row_eviction.Recency.full", lambda recency, held: held > keys)
     monkeypatch.setattr("penstock.state.cold_records._PIECE", 2)
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from tests.property.process_job import keys_leave
 from tests.property.two_inputs import (
     BACKENDS,
     CONFIG,
@@ -87,10 +88,29 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 
 
+@pytest.fixture
+def leaving(monkeypatch):
+    """Hardly any key without rows stays in memory."""
+    with keys_leave(monkeypatch, 1):
+        yield
+
+
 @pytest.mark.parametrize("how", ["inner", "left"])
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_output_is_the_models(how, operations, backend):
+    compare(how, operations, backend)
+
+
+@pytest.mark.usefixtures("leaving")
+@pytest.mark.parametrize("how", ["inner", "left"])
+@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=OPERATIONS)
+def test_output_is_the_models_when_versions_leave_memory(how, operations):
+    compare(how, operations, "rocksdb")
+
+
+def compare(how, operations, backend):
     spec = SimpleNamespace(
         uid=UID, kind="temporal_join", config=CONFIG | {"how": how} | (LATE_TO if how == "left" else {})
     )
@@ -105,3 +125,24 @@ def test_output_is_the_models(how, operations, backend):
         job.checkpoint()
         assert len(job.rows_of("current")) == sum(map(bool, job.model.versions.values()))
         job.close()
+
+
+@pytest.mark.usefixtures("leaving")
+def test_versions_that_left_memory_behind_a_drain_are_yet_to_come(tmp_path):
+    spec = SimpleNamespace(uid=UID, kind="temporal_join", config=CONFIG | {"how": "left"})
+    job = Job(tmp_path, spec, Model("left"), (LEFT, VERSIONS), backend="rocksdb")
+    for seed in range(4):
+        job.batch(1, seed, 30, 0)
+    job.watermark(0, MAX_TIMESTAMP)
+    job.checkpoint()
+    _, model = job.complete
+    model.marks = dict.fromkeys(KEYS, MIN_TIMESTAMP)
+    for key, found in model.versions.items():  # one of them is kept
+        model.versions[key] = [max(enumerate(found), key=lambda v: (v[1][TS_COLUMN], v[0]))[1]] if found else []
+    job.restart(2)
+    job.batch(0, 9, 40, 100)
+    for timestamp in (50, 1000, MAX_TIMESTAMP):
+        for subtask in range(2):
+            job.watermark(subtask, timestamp)
+    assert job.emitted == 40
+    job.close()

@@ -52,10 +52,12 @@ class Arrived:
 class JoinState:
     """Both sides' rows, their keys, and the watermark: what a join operator keeps."""
 
-    def __init__(self, context: OperatorContext, sides: JoinSides, join: str, alone: bytes = b"") -> None:
+    def __init__(
+        self, context: OperatorContext, sides: JoinSides, join: str, alone: bytes = b"", *, leaves: bool = False
+    ) -> None:
         """Declare (and so restore) both sides' rows, and take up the watermark where it was.
 
-        `join` and `alone` say for which join; see `core.join_evolution`.
+        `join` and `alone` say for which join; see `core.join_evolution`. `leaves`: keys without rows may leave memory.
 
         Raises:
             GraphError: the operator was deployed without keyed state.
@@ -68,7 +70,7 @@ class JoinState:
         late = context.spec.config.get("late_to", {})
         self._late = tuple(LateRows({"late_to": late.get(side)}, context.metrics) for side in SIDES)
         left, right = context.input_schemas
-        self.rows = self._store.row_state(key_schema_of(sides, left))
+        self.rows = self._store.row_state(key_schema_of(sides, left), leaves=leaves)
         fields = value_fields(left, sides.left), value_fields(right, sides.right)
         #: Rows of the left and of the right side, and the names and types of the columns they keep.
         made_for = ((JOIN, join.encode()), (ALONE, alone))

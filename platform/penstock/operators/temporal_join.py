@@ -2,8 +2,8 @@
 
 Rows of the right side are versions: each holds from its time until the next one's. A left row waits until the watermark
 has reached it, so that every version up to its time is there. Versions the watermark has passed are kept as one value
-by key, the newest; those beyond it wait too. A left row at or below the watermark is late; a version that comes late
-holds for the left rows that are still to come out.
+by key, the newest, which may leave memory while no row of its key waits; those beyond it wait too. A left row at or
+below the watermark is late; a version that comes late holds for the left rows that are still to come out.
 """
 
 from __future__ import annotations
@@ -40,11 +40,15 @@ class TemporalJoinOperator(JoinOperator):
         validate_temporal_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
         self._outer = config["how"] == "left"
-        self._state = JoinState(context, sides, "with versions")
-        fields = value_fields(right, sides.right)
+        self._state = JoinState(context, sides, "with versions", leaves=True)
+        fields, marks = value_fields(right, sides.right), self._state.watermarks
+        # behind a drain, whose end of time is not carried over, all versions are looked at once more
+        anew = self._state.rows.keeps_all = marks.low == MIN_TIMESTAMP and not marks.differ
         self._current = self._state.rows.value(_CURRENT, (_VERSION, *fields))
         self._state.check_all_declared()
-        self._await_again()
+        if anew:
+            self._await_again()
+            self._state.rows.keeps_all = False
         self._output = JoinOutput(temporal_join_schema(config, left, right), sides, left)
         self._pieces = OutputPieces()
 
@@ -86,10 +90,8 @@ class TemporalJoinOperator(JoinOperator):
         self._state.rows.settle()
 
     def _await_again(self) -> None:
-        """Behind a drain, whose end of time is not carried over, versions it has passed are yet to come."""
-        marks, rows = self._state.watermarks, self._state.rows
-        if marks.low != MIN_TIMESTAMP or marks.differ or not rows.index.count:
-            return
+        """Let the versions that a drain has passed be yet to come."""
+        rows = self._state.rows
         slots = np.arange(rows.index.count, dtype=np.int32)
         kept = self._current.rows_of(slots)
         slots, kept = slots[kept >= 0], kept[kept >= 0]

@@ -3,14 +3,15 @@
 The operator finds the slots of a batch's keys once (`upsert`, `distinct`), then reads and writes every state by slot.
 When memory is counted (`settle`), keys that have nothing left are dropped. Where there is a cold store, keys that were
 not touched for long leave for it, with all that they have, when memory is full, and come back before anybody sees their
-slots: the keys of a batch that are new to the index are looked up there at once. Owned by one thread.
+slots: the keys of a batch that are new to the index are looked up there at once. A key that rows of a join belong to
+stays. Owned by one thread.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -47,6 +48,8 @@ _CHUNK = 65_536
 _SPILL_PART = 0.6
 #: They do not where they are less than one part in so many of that.
 _LEAST_PART = 8
+#: Keys leave where at least one in so many may.
+_FEWEST_LEAVING = 8
 #: Slots that are looked through for expired state behind every batch.
 _SWEEP = 1024
 
@@ -65,9 +68,8 @@ class _SlotTable(Protocol):
     def renumber(self, numbers: I32) -> None: ...
 
 
-@runtime_checkable
-class ColdTable(Protocol):
-    """What it asks besides, if keys may leave memory: of every table of the operator."""
+class ColdTable(_SlotTable, Protocol):
+    """What it asks besides, if keys may leave memory: of every table but the rows of a join."""
 
     def save_changes(self, home: ColdHome) -> None:
         """Put what has changed since the last freeze into a segment: no slot may be named outside the table's rows."""
@@ -105,8 +107,10 @@ class RowState:
         self._budget = budget
         self._declare = declare
         self._area = area
+        #: Whether no key leaves for the moment.
+        self.keeps_all = False
         self._tables: list[_SlotTable] = []
-        #: The same tables where keys may leave, none where they may not.
+        #: Those of them whose keys may leave.
         self._cold_tables: list[ColdTable] = []
         self._timed: list[TimedRows] = []
         self._expiring: list[RowTable | EntryTable] = []
@@ -186,19 +190,16 @@ class RowState:
 
         def make(source: FrozenSource) -> TimedRows:
             table = TimedRows(source, spec, self, self._area)
-            self._enter(table)
+            self._tables.append(table)
             self._timed.append(table)
             return table
 
         made: TimedRows = self._declare(name, spec, make)
         return made
 
-    def _enter(self, table: _SlotTable) -> None:
+    def _enter(self, table: ColdTable) -> None:
         self._tables.append(table)
-        if self.cold is not None:
-            if not isinstance(table, ColdTable):
-                raise TypeError(f"keys may leave memory, but {type(table).__name__} cannot let them go")
-            self._cold_tables.append(table)
+        self._cold_tables.append(table)
 
     def follow(self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, records: ColdRecords) -> None:
         """Fetch the records of one more state when their keys are touched, if anything is remote."""
@@ -261,8 +262,13 @@ class RowState:
     @property
     def hot_bytes(self) -> int:
         """Bytes of keys, state and timers in memory."""
+        return self.key_bytes + sum(table.hot_bytes for table in self._timed)
+
+    @property
+    def key_bytes(self) -> int:
+        """The same without the rows of joins."""
         known = self.index.memory_bytes + int(self._numbers.nbytes) + self._recency.memory_bytes
-        return known + sum(table.hot_bytes for table in self._tables)
+        return known + sum(table.hot_bytes for table in self._cold_tables)
 
     def settle(self) -> None:
         """Count memory after a batch; slots may have new numbers when this returns.
@@ -275,7 +281,7 @@ class RowState:
         if self.index.count >= self._check_dead_at:
             self._drop_dead_keys()
         self._make_room()
-        if self._budget.exceeded and self.cold is None:
+        if self._budget.exceeded and (self.cold is None or self._timed):
             budget = self._budget
             raise PenstockError(
                 f"the state of {self._holder.rpartition('/')[2]} needs {budget.used_bytes:,} bytes,"
@@ -295,17 +301,21 @@ class RowState:
 
     def _make_room(self) -> None:
         """Let keys leave until what is left may stay, say what that is, and let rows of joins go to files."""
-        held = self.hot_bytes
-        if self.cold is not None and self.index.count and self._recency.full(held):
+        if (
+            self.cold is not None
+            and not self.keeps_all
+            and self._recency.full(self.key_bytes)
+            and self._some_may_leave()
+        ):
             for table in self._cold_tables:
                 table.save_changes(self.cold)
-            held = self.hot_bytes
-            while self.index.count and self._recency.full(held):
+            held, keys = self.key_bytes, -1
+            while self.index.count not in (0, keys) and self._recency.full(held):
                 before, keys = held, self.index.count
                 self._evict()
-                held = self.hot_bytes
+                held = self.key_bytes
                 self._recency.left(keys - self.index.count, before - held)
-        self._budget.report(self._holder, held)
+        self._budget.report(self._holder, self.hot_bytes)
         if self._area is not None and self._timed:
             self._spill()
 
@@ -321,14 +331,23 @@ class RowState:
         for table in self._timed:
             table.release()
 
+    def _some_may_leave(self) -> bool:
+        """Whether enough keys have no rows of a join to be worth saving all changes."""
+        rows = np.zeros(self.index.count, np.bool_)
+        for table in self._timed:
+            table.mark_used(rows)
+        return self.index.count > 0 and _FEWEST_LEAVING * int(np.count_nonzero(~rows)) >= len(rows)
+
     def _evict(self) -> None:
         """Let the keys leave that were not touched for longest."""
         count, view = self.index.count, self.index.view()
         stays = self._recency.staying(count)
+        for table in self._timed:
+            table.mark_used(stays)
         leaving = np.flatnonzero(~stays).astype(np.int32)
         leaving = leaving[np.argsort(view.hashes[leaving])]
-        for table in self._cold_tables:
-            table.take_out(view, leaving)
+        for cold in self._cold_tables:
+            cold.take_out(view, leaving)
         self._keep(np.flatnonzero(stays).astype(np.int32))
 
     def _drop_dead_keys(self) -> None:

@@ -1,4 +1,4 @@
-"""Windows that keep their rows, and sessions, of far more than managed memory: results are right and memory is kept."""
+"""Windows that keep rows, sessions and versions of more than managed memory: results are right, memory is kept."""
 
 import tracemalloc
 from types import SimpleNamespace
@@ -38,6 +38,8 @@ SESSIONS = {
     "window": {"kind": "session", "gap_us": 10**9},
     "aggregates": [{"fn": "sum", "column": "v", "alias": "total"}],
 }
+VERSIONS = {"left_key": ["k"], "right_key": ["k"], "suffix": "_right", "how": "inner"}
+RESULTS = ("all", "total", "v_right")
 
 
 class Out:
@@ -47,7 +49,7 @@ class Out:
 
     def batch(self, batch):
         self.rows += batch.num_rows
-        found = batch.data.column(batch.data.schema.names.index("k") + 3)
+        found = next(batch.data.column(name) for name in batch.data.schema.names if name in RESULTS)
         values = found.flatten() if pa.types.is_list(found.type) else found
         self.total += int(values.to_numpy().sum())
 
@@ -56,7 +58,7 @@ class Out:
 
 
 def opened(folder, kind, limit, snapshots=(), backend="rocksdb"):
-    config = {"window_rows": ROWS, "session_aggregate": SESSIONS}[kind]
+    config = {"window_rows": ROWS, "session_aggregate": SESSIONS, "temporal_join": VERSIONS}[kind]
     budget = MemoryBudget(limit)
     store = open_keyed_state(
         KeyedStateRequest(
@@ -71,7 +73,8 @@ def opened(folder, kind, limit, snapshots=(), backend="rocksdb"):
         )
     )
     payload = cloudpickle.dumps((ps.trigger.event_time(), None, None, None)) if kind == "window_rows" else b""
-    schema = (aggregated_schema if kind == "window_rows" else output_schema)(config, SCHEMA)
+    schemas = {"window_rows": aggregated_schema, "session_aggregate": output_schema}
+    schema = schemas[kind](config, SCHEMA) if kind in schemas else SCHEMA
     operator = create_operator(kind)
     operator.open(
         SimpleNamespace(
@@ -81,7 +84,7 @@ def opened(folder, kind, limit, snapshots=(), backend="rocksdb"):
             restored=(),
             metrics=OperatorMetrics(),
             clock=ManualClock(),
-            input_schemas=(SCHEMA,),
+            input_schemas=(SCHEMA, SCHEMA),
         )
     )
     return operator, store, budget
@@ -152,3 +155,26 @@ def test_rows_take_the_memory_that_is_counted(tmp_path):
         store.close()
     assert budget.peak_bytes > budget.limit_bytes // 3, "it was not full"
     assert most < 1.25 * budget.limit_bytes
+
+
+def test_versions_of_a_temporal_join_are_more_than_their_memory(tmp_path):
+    limit, size, keys = 1 << 20, 2500, 30_000
+    operator, store, budget = opened(tmp_path, "temporal_join", limit)
+    out, used = Out(), []
+
+    def give(side, first, time):
+        mine = pa.array(np.arange(first, first + size))
+        columns = [mine, mine, pa.array(np.full(size, time))]
+        operator.process_batch(Batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA)), side, out)
+        used.append(budget.used_bytes)
+
+    for side in (1, 0):
+        for first in range(0, keys, size):
+            time = (keys if side == 0 else 0) + first
+            give(side, first, time)
+            operator.process_watermark(Watermark(time), out)
+            while operator.held:
+                operator.go_on(out)
+    store.close()
+    assert limit // 4 < max(used) <= limit
+    assert (out.rows, out.total) == (keys, sum(range(keys)))

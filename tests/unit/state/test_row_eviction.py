@@ -31,6 +31,7 @@ KEYS = pa.schema([pa.field("k", pa.int64())])
 COLUMNS = {
     pa.int64(): st.integers(-(1 << 63), (1 << 63) - 1),
     pa.float64(): st.floats(allow_nan=False),
+    pa.float32(): st.floats(allow_nan=False, width=32),
     pa.int16(): st.integers(-(1 << 15), (1 << 15) - 1),
     pa.bool_(): st.booleans(),
     pa.string(): st.text(max_size=5),
@@ -73,6 +74,15 @@ def test_more_columns_than_bits_of_a_word_come_back():
     counts, found = packer.unpack(packer.pack(columns, np.array([1, 2], np.int64)))
     assert counts.tolist() == [1, 2]
     assert found == columns
+
+
+def test_zeros_keep_their_sign_and_dictionaries_come_back_plain():
+    packer = RowPacker([pa.float32(), pa.dictionary(pa.int8(), pa.string()), pa.dictionary(pa.int8(), pa.int64())])
+    words = [pa.array(column).dictionary_encode() for column in (["a", None, "a"], [7, 8, None])]
+    columns = [pa.array([-0.0, 0.0, 1.5], pa.float32()), *words]
+    _, found = packer.unpack(packer.pack(columns, np.array([1, 2], np.int64)))
+    assert np.signbit(found[0].to_numpy()).tolist() == [True, False, False]
+    assert [array.to_pylist() for array in found[1:]] == [["a", None, "a"], [7, 8, None]]
 
 
 def numbered(keys):
@@ -259,10 +269,25 @@ def test_decimals_of_any_width_are_columns_of_a_record():
     assert packer.unpack(packer.pack([wide], np.array([3], np.int64)))[1] == [wide]
 
 
-def test_a_table_that_cannot_let_keys_go_is_refused(tmp_path):
-    store, rows, _ = World(tmp_path, 1 << 20).open()
-    with pytest.raises(TypeError, match="TimedRows cannot let them go"):
-        rows.timed_rows("left", (pa.field("n", pa.int64()),))
+def test_keys_that_rows_of_a_join_belong_to_stay(tmp_path):
+    store, rows, table = World(tmp_path, 100_000).open()
+    waiting = rows.timed_rows("left", (pa.field("n", pa.int64()),))
+    few = pa.record_batch({"k": pa.array(range(0, 100, 10), pa.int64())})
+    slots = rows.upsert(key_columns(few, ("k",)), hash_columns(few, ("k",))).copy()
+    waiting.add(slots, np.arange(10, dtype=np.int64), [pa.array(range(10))])
+    add(rows, table, pa.array(range(3000), pa.int64()), 5)
+    assert rows.index.count == 10
+    run = waiting.within(0, 9)
+    assert dict(zip(run.times.tolist(), rows.keys(run.slots)[0].to_pylist(), strict=True)) == {
+        i: 10 * i for i in range(10)
+    }
+    assert values(table, run.slots) == [5] * 10
+    store.freeze()  # what was added is saved: nothing but the waiting rows names the slots
+    waiting.clean(4)
+    rows.upsert(key_columns(few, ("k",)), hash_columns(few, ("k",)))
+    add(rows, table, pa.array(range(3000), pa.int64()), 5)
+    assert sorted(rows.index.view().gather(np.arange(5, dtype=np.int32))[0].to_pylist()) == [50, 60, 70, 80, 90]
+    assert rows.index.count == 5
     store.close()
 
 
