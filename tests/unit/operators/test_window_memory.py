@@ -16,6 +16,8 @@ from penstock.core.errors import PenstockError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_columns
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.operators.window_rows_schema import aggregated_schema
@@ -116,6 +118,11 @@ def fill(operator, shape, look):
             look()
 
 
+def asked(key):
+    batch = pa.record_batch({"k": pa.array([key], pa.int64())})
+    return key_columns(batch, ("k",)), hash_columns(batch, ("k",))
+
+
 CASES = [("window_rows", 3 << 19, (2000, 500)), ("session_aggregate", 1 << 20, (30_000, 2500))]
 
 
@@ -126,6 +133,15 @@ def test_windows_of_more_than_their_memory_stay_within_it(tmp_path, kind, limit,
     fill(operator, shape, lambda: used.append(budget.used_bytes))
     assert limit // 4 < max(used) <= limit
     snapshots = checkpoint(operator)
+    for state, rows in {"window_rows": {"rows": ROUNDS, "windows": 1}, "session_aggregate": {"sessions": 1}}[
+        kind
+    ].items():
+        before = store.memory_bytes
+        for key in (0, shape[0] - 1):  # one that left long ago, one that has just come
+            found = store.tables[state].look_up(*asked(key), 10)
+            assert found.column("k").to_pylist() == [key] * rows
+        assert store.tables[state].look_up(*asked(-1), 10).num_rows == 0
+        assert store.memory_bytes == before
     store.close()
     operator, store, budget = opened(tmp_path / "2", kind, limit, snapshots)
     assert limit // 4 < budget.peak_bytes <= limit
