@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.property import two_inputs
+from tests.property.process_job import keys_leave
 from tests.property.two_inputs import BACKENDS, CONFIG, KEY_NAMES, KEYS, LATE_TO, LEFT, OPERATIONS, RIGHT, UID, run
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Watermark
@@ -145,6 +146,25 @@ def tight(monkeypatch):
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_sessions_of_both_sides_are_the_models(gap, how, operations, backend):
+    compare(gap, how, operations, backend)
+
+
+@pytest.fixture
+def leaving(monkeypatch):
+    """No more than two keys come in together, and hardly any stays behind a batch."""
+    monkeypatch.setattr("penstock.state.row_eviction.Recency.at_once", lambda _, most: min(most, 2))
+    with keys_leave(monkeypatch, 1):
+        yield
+
+
+@pytest.mark.usefixtures("leaving")
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=OPERATIONS)
+def test_sessions_of_both_sides_are_the_models_when_keys_leave_memory(operations):
+    compare(25, "full", operations, "rocksdb")
+
+
+def compare(gap, how, operations, backend):
     with tempfile.TemporaryDirectory() as folder:
         job = Job(folder, spec((gap,), how), Model((gap,), how), SCHEMAS, backend=backend)
         run(job, operations)
