@@ -37,9 +37,11 @@ def taskmanager(
     work_dir: Annotated[Path, typer.Option(help="Folder for logs, spill files, requirements.")] = Path(".penstock/tm"),
     identity: Annotated[str, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")] = "",
     security: SecurityOption = "",
+    metrics_port: Annotated[int, typer.Option(help="Port of /metrics on loopback; 0 picks a free one.")] = 0,
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a TaskManager until it is told to stop."""
     options = {"jobmanager": jobmanager_address, "slots": str(slots), "work-dir": str(work_dir), "id": identity}
     options["security"] = security
+    options["metrics-port"] = str(metrics_port)
     sys.exit(serve.taskmanager({**options, "ready-file": str(ready_file or "")}))

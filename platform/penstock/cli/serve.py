@@ -29,7 +29,14 @@ JOBMANAGER_DEFAULTS = {
     "security": "",
     "insecure": "false",
 }
-TASKMANAGER_DEFAULTS = {"jobmanager": "", "slots": "1", "work-dir": ".penstock/tm", "id": "", "security": ""}
+TASKMANAGER_DEFAULTS = {
+    "jobmanager": "",
+    "slots": "1",
+    "work-dir": ".penstock/tm",
+    "id": "",
+    "security": "",
+    "metrics-port": "0",
+}
 
 
 def jobmanager(options: dict[str, str]) -> int:
@@ -63,6 +70,7 @@ def taskmanager(options: dict[str, str]) -> int:
         slots=int(given["slots"]) or None,
         work_dir=Path(given["work-dir"]),
         security=_security(given["security"]),
+        metrics_port=int(given["metrics-port"]),
     )
     return run_taskmanager(config, lambda text: _announce(given.get("ready-file", ""), text))
 

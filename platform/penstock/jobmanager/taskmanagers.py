@@ -56,6 +56,7 @@ class _Manager:
     heard_ms: float
     heartbeat_ms: int
     workers: dict[str, _Worker] = field(default_factory=dict)
+    process: dict[str, float] = field(default_factory=dict)
 
 
 class TaskManagers:
@@ -158,6 +159,7 @@ class TaskManagers:
         match report:
             case msg.Heartbeat():
                 session.send(msg.HeartbeatAck(sequence=report.sequence))
+                manager.process = report.process
                 for worker_id, held in report.worker_memory.items():
                     if worker_id in manager.workers:
                         manager.workers[worker_id].memory_bytes = held
@@ -219,6 +221,8 @@ class TaskManagers:
                     )
                     for worker_id, worker in manager.workers.items()
                 ),
+                metrics_address=manager.session.registration.metrics_address,
+                process=manager.process,
             )
             for name, manager in sorted(self._managers.items())
         )

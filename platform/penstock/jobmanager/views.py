@@ -238,6 +238,10 @@ class TaskManagerView(_View, frozen=True, kw_only=True):
     registered_ms: int
     last_heartbeat_ms: int
     workers: tuple[WorkerView, ...]
+    #: host:port of its own `/metrics`; empty when it serves none.
+    metrics_address: str = ""
+    #: What the process uses, by Flink's names (`metrics.process`).
+    process: dict[str, float] = {}
 
 
 class ClusterView(_View, frozen=True, kw_only=True):

@@ -18,6 +18,12 @@ TASKMANAGER_SCOPE = "flink_taskmanager"
 JOBMANAGER_SCOPE = "flink_jobmanager"
 JOB_SCOPE = "flink_jobmanager_job"
 
+CONTENT_TYPE = "text/plain; version=0.0.4"
+_PROCESS = (
+    ("process_cpu_seconds_total", "Status.JVM.CPU.Time", 1e-9),
+    ("process_resident_memory_bytes", "Status.JVM.Memory.Heap.Committed", 1.0),
+    ("process_threads", "Status.JVM.Threads.Count", 1.0),
+)
 #: `operator/<uid>/<metric>`: of one operator of a subtask's chain.
 _OPERATOR = "operator/"
 _UNSAFE = re.compile(r"[^a-zA-Z0-9_:]")
@@ -56,6 +62,12 @@ def task_samples(
 def scope_samples(scope: str, values: Mapping[str, float], labels: Mapping[str, str]) -> list[Sample]:
     """Return samples of one process's or job's values under `scope`."""
     return list(_samples(scope, values, labels))
+
+
+def process_samples(values: Mapping[str, float], labels: Mapping[str, str]) -> list[Sample]:
+    """Return a process's figures (`metrics.process`) under the names every Prometheus client library gives them."""
+    pairs = tuple(sorted(labels.items()))
+    return [Sample(name, values[key] * scale, pairs) for name, key, scale in _PROCESS if key in values]
 
 
 def render(samples: Iterable[Sample]) -> str:

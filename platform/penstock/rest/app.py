@@ -11,12 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import JSONResponse
 
 import penstock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
-from penstock.metrics.prometheus import render, task_samples
-from penstock.rest import essential, flink_json, live, rescale, savepoints, upgrade, watch, web
+from penstock.rest import (
+    essential,
+    flink_json,
+    job_routes,
+    live,
+    metric_routes,
+    process_routes,
+    rescale,
+    savepoints,
+    upgrade,
+    watch,
+    web,
+)
 from penstock.rest.budget import budget
 from penstock.rest.essential import status_of
 from penstock.rest.trigger_id import trigger_id
@@ -34,7 +45,12 @@ def create_app(
     """Return the application; `shutdown` is called by `DELETE /cluster`, `jobs` says what is slow since when."""
     app = FastAPI(title="penstock", version=penstock.__version__, description="Flink's REST API over penstock jobs.")
     router = APIRouter()
+    figures = metric_routes.Figures(dispatcher, clock)
     _add_cluster_routes(router, dispatcher, shutdown)
+    # what is named is looked for before what is any id
+    metric_routes.add_routes(router, figures)
+    process_routes.add_routes(router, dispatcher, clock)
+    job_routes.add_routes(router, dispatcher, clock)
     _add_job_routes(router, dispatcher, clock)
     _add_operation_routes(router, dispatcher)
     _add_own_routes(router, dispatcher, clock)
@@ -47,14 +63,7 @@ def create_app(
     app.include_router(router, prefix="/v1")
     app.include_router(router, include_in_schema=False)
 
-    @app.get("/metrics", include_in_schema=False)
-    async def prometheus() -> PlainTextResponse:
-        samples = []
-        for job in dispatcher.jobs():
-            names = {vertex.id: vertex.name for vertex in dispatcher.detail(job.job_id).vertices}
-            labels = {"job_id": job.job_id, "job_name": job.name}
-            samples += task_samples(dispatcher.metrics(job.job_id), labels, names)
-        return PlainTextResponse(render(samples), media_type="text/plain; version=0.0.4")
+    metric_routes.add_prometheus(app, figures)
 
     @app.exception_handler(PenstockError)
     async def on_error(_request: Request, error: PenstockError) -> JSONResponse:
@@ -75,7 +84,7 @@ def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Cal
 
     @router.get("/config")
     async def config() -> dict[str, Any]:
-        features = {"web-submit": False, "web-cancel": True, "web-rescale": False, "web-history": False}
+        features = {"web-submit": False, "web-cancel": True, "web-rescale": True, "web-history": False}
         return {
             "refresh-interval": 3000,
             "timezone-name": "UTC",
@@ -111,22 +120,6 @@ def _add_job_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
     @router.get("/jobs/{job_id}/plan")
     async def plan(job_id: str) -> dict[str, Any]:
         return {"plan": flink_json.plan(dispatcher.detail(job_id))}
-
-    @router.get("/jobs/{job_id}/vertices/{vertex_id}")
-    async def vertex(job_id: str, vertex_id: str) -> dict[str, Any]:
-        for view in dispatcher.detail(job_id).vertices:
-            if view.id == vertex_id:
-                now_ms = clock.now_ms()
-                return {
-                    "id": view.id,
-                    "name": view.name,
-                    "parallelism": view.parallelism,
-                    "maxParallelism": view.max_parallelism,
-                    "now": now_ms,
-                    "subtasks": [flink_json.subtask(s, now_ms) for s in view.subtasks],
-                }
-        msg = f"job {job_id} has no vertex {vertex_id}"
-        raise NotFoundError(msg)
 
     @router.get("/jobs/{job_id}/checkpoints")
     async def checkpoints(job_id: str) -> dict[str, Any]:

@@ -149,6 +149,8 @@ class RegisterTaskManager(Message, frozen=True, kw_only=True):
     pid: int
     slots: int
     workers: tuple[str, ...] = ()
+    #: host:port of its `/metrics`; empty: there is none.
+    metrics_address: str = ""
 
 
 class Heartbeat(Message, frozen=True, kw_only=True):
@@ -158,6 +160,8 @@ class Heartbeat(Message, frozen=True, kw_only=True):
     sequence: int
     #: Worker id -> bytes it holds (`lineage.held_bytes`).
     worker_memory: dict[str, int] = msgspec.field(default_factory=dict)
+    #: What the process itself uses, by Flink's names.
+    process: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class FromWorker(Message, frozen=True, kw_only=True):

@@ -15,7 +15,10 @@ from penstock.config.security import UNPROTECTED, Security
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
 from penstock.rpc.client import TaskManagerLink
+from penstock.taskmanager.metrics_server import MetricsServer
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig, log_to_stderr
+
+_LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,8 @@ class TaskManagerConfig:
     worker_memory_limit_bytes: int | None = None
     #: The cluster's certificates and secret.
     security: Security = UNPROTECTED
+    #: Port of `/metrics` on loopback; 0: any that is free, told to the JobManager.
+    metrics_port: int = 0
 
 
 def run_taskmanager(config: TaskManagerConfig, announce: Callable[[str], None]) -> int:
@@ -64,6 +69,8 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, supervisor.stop)
+    metrics = MetricsServer(supervisor.metrics_text, config.security)
+    supervisor.metrics_address = await metrics.start(_LOOPBACK, config.metrics_port)
     link = TaskManagerLink(
         config.jobmanager_address,
         supervisor.registration,
@@ -84,6 +91,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
         if serving.done():
             serving.result()
     finally:
+        await metrics.close()
         await supervisor.close()
         for task in (preparing, serving, beating):
             task.cancel()

@@ -43,6 +43,7 @@ from penstock.rpc.messages import (
 from penstock.rpc.proof import workers_key
 from penstock.rpc.worker_commands import LeaseRenewed
 from penstock.taskmanager.environments import Environments
+from penstock.taskmanager.figures import Figures, HeldWorker
 from penstock.taskmanager.lineage import held_bytes
 from penstock.taskmanager.logs import WorkerLogs, tail_of
 from penstock.taskmanager.slots import SlotTable
@@ -98,6 +99,9 @@ class Supervisor:
         self._waiting: dict[int, StartWorker] = {}
         self._environments = Environments(config.work_dir, clock, self._worker_exited)
         self._socket_dir = make_socket_dir()
+        self._figures = Figures(config.taskmanager_id, socket.gethostname(), clock)
+        #: host:port of this process's `/metrics`, told at the registration; empty: there is none.
+        self.metrics_address = ""
         self._link: Link | None = None
         self._registered: Registered | None = None
         self._sequence = 0
@@ -130,6 +134,7 @@ class Supervisor:
             pid=os.getpid(),
             slots=self._slots.count,
             workers=tuple(self._workers),
+            metrics_address=self.metrics_address,
         )
 
     def handle(self, command: TaskManagerCommand) -> None:
@@ -184,6 +189,15 @@ class Supervisor:
             shutil.rmtree(worker.spec.state_dir, ignore_errors=True)
         shutil.rmtree(self._socket_dir, ignore_errors=True)
 
+    def metrics_text(self) -> str:
+        """Return the answer of `/metrics`."""
+        workers = {
+            worker.worker_id: HeldWorker(worker.pid, worker.spec.job_id, worker.spec.slot)
+            for worker in self._workers.values()
+            if worker.pid
+        }
+        return self._figures.text((self._slots.count, len(self._slots.free_slots)), workers)
+
     @property
     def worker_pids(self) -> dict[str, int]:
         """Process ids of the workers by worker id."""
@@ -226,7 +240,12 @@ class Supervisor:
         self._sent_at[self._sequence] = self._clock.monotonic_ms()
         while len(self._sent_at) > _MAX_OPEN_HEARTBEATS:
             self._sent_at.pop(min(self._sent_at))
-        heartbeat = Heartbeat(taskmanager_id=self._config.taskmanager_id, sequence=self._sequence, worker_memory=memory)
+        heartbeat = Heartbeat(
+            taskmanager_id=self._config.taskmanager_id,
+            sequence=self._sequence,
+            worker_memory=memory,
+            process=self._figures.own(),
+        )
         self._send(heartbeat)
         for worker_id, held in memory.items():
             self._check_memory(self._workers[worker_id], held)

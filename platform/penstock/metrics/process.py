@@ -1,0 +1,83 @@
+"""What a process uses of its machine, under the names Flink gives a JVM's figures; read from `/proc`.
+
+Read by the JobManager and the TaskManager for `/metrics` and for Flink's dashboard. Heap stands for the process's own
+memory, NonHeap for what it has mapped of files and shares with others.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+from penstock.core.clock import Clock
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class ProcessMeter:
+    """One process, by default this one; `read` may be called at any time."""
+
+    def __init__(self, clock: Clock, pid: int | None = None) -> None:
+        """The processor's load is counted from here, and from then on from one reading to the next."""
+        self._clock = clock
+        self._folder = Path("/proc") / ("self" if pid is None else str(pid))
+        self._own = pid is None
+        self._before = (clock.monotonic_ms(), self._cpu_seconds())
+        self._load = 0.0
+
+    def read(self) -> dict[str, float]:
+        """Return the figures by Flink's names: bytes, nanoseconds, parts of one core; empty when the process is gone.
+
+        What only a process knows of itself (its garbage collections) is there for this process alone.
+        """
+        try:
+            status = self._status()
+        except (FileNotFoundError, ProcessLookupError):
+            return {}
+        cpu = self._cpu_seconds()
+        now = self._clock.monotonic_ms()
+        since, spent = self._before
+        if now - since >= 1000:
+            self._load = max(0.0, (cpu - spent) * 1000 / (now - since))
+            self._before = (now, cpu)
+        own = status.get("RssAnon", status.get("VmRSS", 0))
+        shared = status.get("RssFile", 0) + status.get("RssShmem", 0)
+        found = {
+            "Status.JVM.CPU.Load": round(self._load, 4),
+            "Status.JVM.CPU.Time": cpu * 1e9,
+            "Status.JVM.Memory.Heap.Used": float(own),
+            "Status.JVM.Memory.Heap.Committed": float(status.get("VmRSS", 0)),
+            "Status.JVM.Memory.Heap.Max": float(physical_memory()),
+            "Status.JVM.Memory.NonHeap.Used": float(shared),
+            "Status.JVM.Memory.NonHeap.Committed": float(shared),
+            "Status.JVM.Memory.NonHeap.Max": float(physical_memory()),
+            "Status.JVM.Threads.Count": float(status.get("Threads", 0)),
+        }
+        if self._own:
+            found["Status.JVM.GarbageCollector.All.Count"] = float(sum(g["collections"] for g in gc.get_stats()))
+        return found
+
+    def _status(self) -> dict[str, int]:
+        """Return the numbers of `/proc/<pid>/status`, sizes in bytes."""
+        found = {}
+        for line in (self._folder / "status").read_text(encoding="ascii", errors="replace").splitlines():
+            name, _, rest = line.partition(":")
+            words = rest.split()
+            if words and words[0].isdigit():
+                found[name] = int(words[0]) << (10 if words[-1] == "kB" else 0)
+        return found
+
+    def _cpu_seconds(self) -> float:
+        try:
+            text = (self._folder / "stat").read_text(encoding="ascii", errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
+            return 0.0
+        fields = text.rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+
+def physical_memory() -> int:
+    """Return the machine's memory in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * _PAGE

@@ -1,0 +1,66 @@
+"""What a TaskManager measures of processes: its own for heartbeats, and with its workers' for its `/metrics`.
+
+Owned by `taskmanager.supervisor`; read from `/proc`, so that nothing has to be asked of a worker that hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from penstock.core.clock import Clock
+from penstock.metrics.process import ProcessMeter
+from penstock.metrics.prometheus import TASKMANAGER_SCOPE, Sample, process_samples, render, scope_samples
+
+#: Figures change in the dashboards no faster than this, and each costs a look into `/proc`.
+_EVERY_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class HeldWorker:
+    """A worker process that runs."""
+
+    pid: int
+    job_id: str
+    slot: int
+
+
+class Figures:
+    """The meters of one TaskManager."""
+
+    def __init__(self, taskmanager_id: str, host: str, clock: Clock) -> None:
+        """The load of this process is counted from here."""
+        self._labels = {"tm_id": taskmanager_id, "host": host}
+        self._clock = clock
+        self._own = ProcessMeter(clock)
+        self._workers: dict[int, ProcessMeter] = {}
+        self._last: dict[str, float] = {}
+        self._due_ms = 0.0
+
+    def own(self) -> dict[str, float]:
+        """Return this process's figures, no older than two seconds."""
+        now_ms = self._clock.monotonic_ms()
+        if now_ms >= self._due_ms:
+            self._due_ms = now_ms + _EVERY_MS
+            self._last = self._own.read()
+        return self._last
+
+    def text(self, slots: tuple[int, int], workers: Mapping[str, HeldWorker]) -> str:
+        """Return the answer of `/metrics`; `slots` are all and the free ones, `workers` those that run, by id."""
+        own = self.own()
+        held = {"taskSlotsTotal": float(slots[0]), "taskSlotsAvailable": float(slots[1])}
+        samples = scope_samples(TASKMANAGER_SCOPE, {**own, **held}, self._labels)
+        samples += process_samples(own, {**self._labels, "component": "taskmanager"})
+        pids = {worker.pid for worker in workers.values()}
+        self._workers = {pid: meter for pid, meter in self._workers.items() if pid in pids}
+        for worker_id, worker in sorted(workers.items()):
+            samples += self._of(worker_id, worker)
+        return render(samples)
+
+    def _of(self, worker_id: str, worker: HeldWorker) -> list[Sample]:
+        if worker.pid not in self._workers:
+            self._workers[worker.pid] = ProcessMeter(self._clock, worker.pid)
+        named = {"worker_id": worker_id, "job_id": worker.job_id, "slot": str(worker.slot)}
+        figures = self._workers[worker.pid].read()
+        labels = {**self._labels, **named, "component": "worker"}
+        return scope_samples(f"{TASKMANAGER_SCOPE}_worker", figures, labels) + process_samples(figures, labels)

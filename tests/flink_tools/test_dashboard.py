@@ -1,0 +1,63 @@
+"""Flink's dashboard, from its own distribution, in a browser: every page on a penstock job loads without an error."""
+
+import pytest
+from tests.flink_tools.dashboard import dashboard
+from tests.ui.browser import Visit, chromium
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+
+VERTEX_TABS = (
+    "detail", "subtasks", "taskmanagers", "watermarks", "accumulators", "backpressure", "metrics", "flamegraph",
+)  # fmt: skip
+CHECKPOINT_TABS = ("Overview", "History", "Summary", "Configuration")
+
+
+@pytest.fixture
+def looking(flink_home, place):
+    """The dashboard of a cluster with a running job: the visit, the job, and what was asked of our API."""
+    job = place.submit("seen")
+    with dashboard(place.cluster.rest_url) as (url, passed), chromium() as browser, Visit(browser, url) as visit:
+        yield visit, job, passed
+        # its editor makes workers out of what it has loaded
+        visit.requests[:] = [asked for asked in visit.requests if not asked.startswith("blob:")]
+
+
+def opened(visit, where, *texts):
+    """Open a page anew by what stands behind its #, and wait for texts on it."""
+    visit.page.goto("about:blank")
+    visit.page.goto(f"{visit.url}/#/{where}")
+    for text in texts:
+        visit.page.get_by_text(text).first.wait_for()
+    visit.page.wait_for_load_state("networkidle")
+    assert not visit.problems, (where, visit.problems)
+
+
+def test_every_page_of_a_job(looking, place):
+    visit, job, passed = looking
+    with place.cluster.client() as client:
+        vertices = client.job(job)["vertices"]
+    opened(visit, "overview", "Running", "seen")
+    opened(visit, f"job/running/{job}/overview", "seen", "RUNNING", vertices[-1]["name"][:8])
+    for tab in VERTEX_TABS:
+        opened(visit, f"job/running/{job}/overview/{vertices[-1]['id']}/{tab}")
+    opened(visit, f"job/running/{job}/overview/{vertices[0]['id']}/backpressure", "OK")
+    opened(visit, f"job/running/{job}/timeline")
+    opened(visit, f"job/running/{job}/exceptions")
+    opened(visit, f"job/running/{job}/configuration", "Execution configuration")
+    opened(visit, f"job/running/{job}/checkpoints", "Checkpoint Counts")
+    for tab in CHECKPOINT_TABS:
+        visit.page.locator("flink-job-checkpoints").get_by_role("tab", name=tab).click()
+        visit.page.wait_for_load_state("networkidle")
+    assert [entry for entry in passed if entry[2] >= 400] == []
+
+
+def test_every_page_of_the_cluster(looking, place):
+    visit, _job, passed = looking
+    with place.cluster.client() as client:
+        (manager,) = client.taskmanagers()
+    opened(visit, "task-manager", manager["id"])
+    for tab in ("metrics", "logs", "stdout", "log-list", "thread-dump", "profiler"):
+        opened(visit, f"task-manager/{manager['id']}/{tab}")
+    for tab in ("metrics", "config", "logs", "stdout", "log", "thread-dump", "profiler"):
+        opened(visit, f"job-manager/{tab}")
+    assert [entry for entry in passed if entry[2] >= 400] == []

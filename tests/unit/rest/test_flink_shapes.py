@@ -1,0 +1,188 @@
+"""What Flink's tools are answered about checkpoints, vertices, metrics and processes: its fields, never null."""
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from penstock.config.settings import JobSettings
+from penstock.core.clock import ManualClock
+from penstock.core.errors import NotFoundError, UsageError
+from penstock.jobmanager.views import (
+    CheckpointsView,
+    CheckpointView,
+    ClusterView,
+    JobDetail,
+    JobSummary,
+    OperatorView,
+    SubtaskCheckpointView,
+    SubtaskView,
+    TaskManagerView,
+    VertexView,
+    WorkerView,
+)
+from penstock.metrics.process import ProcessMeter
+from penstock.rest import flink_checkpoints, flink_cluster, flink_metrics, flink_vertices
+
+NOW = 5_000
+
+
+def subtask(index, state="RUNNING", manager="tm", **metrics):
+    return SubtaskView(
+        subtask=index, state=state, attempt=1, taskmanager_id=manager, host="h", start_ms=1_000, metrics=metrics
+    )
+
+
+VERTEX = VertexView(
+    id="v", name="orders", parallelism=3, max_parallelism=8, state="RUNNING", start_ms=1_000,
+    operators=(OperatorView(uid="u", name="orders", kind="source"),),
+    subtasks=(
+        subtask(0, backPressuredTimeMsPerSecond=50.0, busyTimeMsPerSecond=400.0, numRecordsOut=10.0),
+        subtask(1, backPressuredTimeMsPerSecond=300.0, numRecordsOut=20.0, **{"operator/u/busyTimeMsPerSecond": 7.0}),
+        subtask(2, "FAILED", "other", backPressuredTimeMsPerSecond=900.0, currentInputWatermark=12.0),
+    ),
+)  # fmt: skip
+SUMMARY = JobSummary(
+    job_id="1" * 32, name="job", state="RUNNING", run_id="r", start_ms=500, end_ms=-1, last_modified_ms=6, tasks={},
+    restarts=2,
+)  # fmt: skip
+DETAIL = JobDetail(summary=SUMMARY, vertices=(VERTEX,), edges=(), settings=JobSettings(), timestamps={"RUNNING": 4_000})
+PARTS = tuple(
+    SubtaskCheckpointView(
+        vertex_id="v", subtask=i, ack_ms=120 + i, state_bytes=10, new_bytes=i, alignment_ms=1.5, sync_ms=2.0,
+        async_ms=3.0,
+    )
+    for i in (0, 2)
+)  # fmt: skip
+CHECKPOINT = CheckpointView(
+    id=7, kind="checkpoint", status="COMPLETED", trigger_ms=100, end_ms=130, duration_ms=30, acknowledged=2, total=3,
+    state_bytes=20, new_bytes=2, subtasks=PARTS,
+)  # fmt: skip
+CHECKPOINTS = CheckpointsView(
+    completed=1, failed=0, in_progress=0, restored=0, history=(CHECKPOINT,), latest_completed=CHECKPOINT
+)
+NO_CHECKPOINTS = CheckpointsView(completed=0, failed=0, in_progress=0, restored=0, history=())
+MANAGER = TaskManagerView(
+    taskmanager_id="tm", host="h", pid=1, slots=2, free_slots=1, registered_ms=1, last_heartbeat_ms=2,
+    workers=(WorkerView(worker_id="w", job_id="1" * 32, slot=0, pid=9, memory_bytes=100),),
+    metrics_address="127.0.0.1:9", process={"Status.JVM.Memory.Heap.Used": 5.0},
+)  # fmt: skip
+
+
+def nulls(value, where=""):
+    """The places of a document that hold null."""
+    if isinstance(value, dict):
+        return [found for key, item in value.items() for found in nulls(item, f"{where}/{key}")]
+    if isinstance(value, list):
+        return [found for i, item in enumerate(value) for found in nulls(item, f"{where}/{i}")]
+    return [where] if value is None else []
+
+
+@pytest.mark.parametrize("settings", [JobSettings(), JobSettings(checkpoint_interval_ms=5)])
+def test_nothing_is_null(settings):
+    detail = msgspec.structs.replace(DETAIL, settings=settings)
+    empty = msgspec.structs.replace(VERTEX, subtasks=(SubtaskView(subtask=0, state="CREATED", attempt=0),))
+    documents = [
+        flink_checkpoints.checkpoint_config(settings),
+        flink_checkpoints.checkpoint_task(CHECKPOINT, detail, "v"),
+        *(shape(vertex, NOW) for vertex in (VERTEX, empty) for shape in (
+            flink_vertices.vertex_detail, flink_vertices.back_pressure, flink_vertices.subtask_times,
+            flink_vertices.vertex_taskmanagers,
+        )),
+        flink_vertices.no_accumulators(VERTEX),
+        flink_vertices.no_subtask_accumulators(VERTEX),
+        flink_cluster.application_detail(detail, NOW),
+        flink_cluster.job_config(detail),
+        flink_cluster.taskmanager_detail(MANAGER),
+        flink_metrics.job_values(detail, NO_CHECKPOINTS, 1),
+    ]  # fmt: skip
+    assert [nulls(document) for document in documents] == [[] for _ in documents]
+
+
+def test_a_checkpoint_by_vertex_and_subtask():
+    task = flink_checkpoints.checkpoint_detail(CHECKPOINT, DETAIL)["tasks"]["v"]
+    assert (task["num_subtasks"], task["num_acknowledged_subtasks"], task["end_to_end_duration"]) == (3, 2, 22)
+    shown = flink_checkpoints.checkpoint_task(CHECKPOINT, DETAIL, "v")
+    assert [(s["index"], s["status"]) for s in shown["subtasks"]] == [
+        (0, "completed"), (1, "pending_or_failed"), (2, "completed"),
+    ]  # fmt: skip
+    assert shown["summary"]["end_to_end_duration"]["max"] == 22
+    assert flink_checkpoints.find_checkpoint(CHECKPOINTS, 7) is CHECKPOINT
+    with pytest.raises(NotFoundError, match="no checkpoint 8"):
+        flink_checkpoints.find_checkpoint(CHECKPOINTS, 8)
+    with pytest.raises(NotFoundError, match="no vertex x"):
+        flink_checkpoints.checkpoint_task(CHECKPOINT, DETAIL, "x")
+
+
+def test_back_pressure_has_flinks_levels():
+    shown = flink_vertices.back_pressure(VERTEX, NOW)
+    assert [s["backpressure-level"] for s in shown["subtasks"]] == ["ok", "low", "high"]
+    assert (shown["backpressureLevel"], shown["subtasks"][0]["busyRatio"]) == ("high", 0.4)
+
+
+def test_watermarks_are_text_and_flinks_lowest_before_the_first():
+    assert [entry["value"] for entry in flink_vertices.watermarks(VERTEX)] == [str(-(1 << 63))] * 2 + ["12"]
+
+
+def test_subtasks_by_taskmanager():
+    first, second = flink_vertices.vertex_taskmanagers(VERTEX, NOW)["taskmanagers"]
+    assert (first["taskmanager-id"], first["status-counts"]["FAILED"], first["status"]) == ("other", 1, "FAILED")
+    assert (second["status-counts"]["RUNNING"], second["duration"]) == (2, 4_000)
+
+
+def test_metrics_are_listed_asked_for_and_aggregated():
+    values = flink_metrics.vertex_values(VERTEX)
+    assert {"id": "1.orders.busyTimeMsPerSecond"} in flink_metrics.asked(values, "")
+    assert flink_metrics.asked(values, "0.numRecordsOut,none") == [{"id": "0.numRecordsOut", "value": "10"}]
+    each = [flink_metrics.subtask_values(VERTEX, view) for view in flink_metrics.chosen_subtasks(VERTEX, "0-1")]
+    assert flink_metrics.aggregated(each, "numRecordsOut", "min,sum") == [
+        {"id": "numRecordsOut", "min": 10.0, "sum": 30.0}
+    ]
+    (whole,) = flink_metrics.aggregated(each, "numRecordsOut")
+    assert (whole["avg"], round(whole["skew"], 1)) == (15.0, 33.3)
+    for call in (
+        lambda: flink_metrics.aggregated(each, "", "median"),
+        lambda: flink_metrics.chosen_subtasks(VERTEX, "1-x"),
+        lambda: flink_metrics.chosen_subtasks(VERTEX, "0-999999999"),
+    ):
+        with pytest.raises(UsageError):
+            call()
+
+
+def test_a_jobs_own_metrics():
+    values = flink_metrics.job_values(DETAIL, CHECKPOINTS, NOW)
+    assert (values["uptime"], values["numRestarts"], values["lastCheckpointDuration"]) == (1_000, 2, 30)
+    ended = msgspec.structs.replace
+    over = ended(DETAIL, summary=ended(SUMMARY, state="FINISHED"))
+    assert flink_metrics.job_values(over, CHECKPOINTS, NOW)["uptime"] == -1
+
+
+def test_prometheus_finds_every_process():
+    cluster = ClusterView(
+        jobmanager_id="jm", generation=1, rpc_address="", taskmanagers=1, slots=2, free_slots=1, jobs=(SUMMARY,)
+    )
+    silent = msgspec.structs.replace(MANAGER, metrics_address="")
+    found = flink_cluster.scrape_targets(cluster, "127.0.0.1:1", [MANAGER, silent])
+    assert [(entry["targets"], entry["labels"]["component"]) for entry in found] == [
+        (["127.0.0.1:1"], "jobmanager"), (["127.0.0.1:9"], "taskmanager"),
+    ]  # fmt: skip
+    assert flink_metrics.cluster_values(cluster)["numRunningJobs"] == 1
+
+
+def test_a_process_knows_what_it_uses():
+    clock = ManualClock()
+    meter = ProcessMeter(clock)
+    values = meter.read()
+    assert values["Status.JVM.Memory.Heap.Committed"] > 10 << 20
+    assert values["Status.JVM.Threads.Count"] >= 1
+    assert values["Status.JVM.CPU.Load"] == 0
+    meter._before = (clock.monotonic_ms() - 2_000, meter._cpu_seconds() - 1.0)
+    assert meter.read()["Status.JVM.CPU.Load"] == pytest.approx(0.5, abs=0.1)
+    assert ProcessMeter(clock, pid=1 << 30).read() == {}
+
+
+def test_unknown_processes_are_named():
+    with pytest.raises(NotFoundError, match="no TaskManager 'x'"):
+        flink_cluster.find_taskmanager([MANAGER], "x")
+    with pytest.raises(NotFoundError, match="no vertex x"):
+        flink_vertices.find_vertex(SimpleNamespace(vertices=(), summary=SUMMARY), "x")
