@@ -41,6 +41,7 @@ penstock.kernels.warm.keep()
 """
 # levels of the tests that need no server, and those that look at a web interface
 WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui", "airflow"}
+WITH_BROWSER = {"ui", "airflow", "flink_tools", ""}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] ... | test [pytest arguments] | setup | servers | airflow"
 
@@ -188,7 +189,7 @@ def _wants_servers(arguments: Sequence[str]) -> bool:
 def _wants_browser(arguments: Sequence[str]) -> bool:
     """Whether these pytest arguments may select a test with a browser."""
     levels = _levels(arguments)
-    return not levels or bool(levels & {"ui", "airflow", ""})
+    return not levels or bool(levels & WITH_BROWSER)
 
 
 def _wants_airflow(arguments: Sequence[str]) -> bool:

@@ -1,38 +1,20 @@
 """A cluster with a running job for Flink's own tools, which are installed before the first test."""
 
-import runpy
 import sys
 from pathlib import Path
 
 import pytest
 
-from penstock.api.environment import use_executor
-from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import PenstockError
-from penstock.graph.executor import JobResult
-from penstock.graph.job_graph import encode_graph
 
 ROOT = str(Path(__file__).resolve().parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
 
-from tests.cluster.proc_tree import wait_until  # noqa: E402
 from tests.flink_tools import installation  # noqa: E402
+from tests.flink_tools.cluster import Place  # noqa: E402
 
 HERE = Path(__file__).parent
-JOB = """
-import penstock as ps
-from penstock_connectors.datagen import DatagenSource
-from penstock_connectors.files import FileSink
-
-env = ps.Environment(parallelism=1, checkpoint_interval="300ms", checkpoint_root={root!r})
-orders = env.from_source(
-    DatagenSource(rows_per_second=2000, splits=2, disorder_ms=100, event_rate=2000),
-    watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp="ts"), uid="orders")
-(orders.key_by("user_id").window(ps.Tumbling("1s")).aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
-       .sink_to(FileSink({output!r}), uid="out"))
-env.execute({name!r})
-"""
 
 
 def pytest_collection_finish(session):
@@ -51,57 +33,6 @@ def flink_home():
     """The installed distribution."""
     installation.ensure()
     return installation.home()
-
-
-class Place:
-    """A cluster of one TaskManager, and jobs that never end."""
-
-    def __init__(self, folder, slots=2):
-        self.folder = folder
-        self.cluster = LocalCluster(
-            LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=slots, directory=folder / "cluster")
-        )
-
-    @property
-    def address(self):
-        return self.cluster.rest_url.removeprefix("http://")
-
-    def submit(self, name, **options):
-        """Start a job and return its id once it has a checkpoint."""
-        path = self.folder / f"{name}.py"
-        text = JOB.format(root=str(self.folder / "checkpoints"), output=str(self.folder / f"{name}-out"), name=name)
-        path.write_text(text, encoding="utf-8")
-        with self.cluster.client() as client:
-            job_id = client.submit(encode_graph(_graph(path)), **options)
-        self.wait(job_id, "RUNNING")
-        wait_until(lambda: self.checkpoints(job_id) >= 2, 60, lambda: f"two checkpoints of {name}", 0.1)
-        return job_id
-
-    def checkpoints(self, job_id):
-        with self.cluster.client() as client:
-            return client.checkpoints(job_id)["counts"]["completed"]
-
-    def state(self, job_id):
-        with self.cluster.client() as client:
-            return client.job(job_id)["state"]
-
-    def wait(self, job_id, state):
-        wait_until(lambda: self.state(job_id) == state, 60, lambda: f"{state}, not {self.state(job_id)}", 0.1)
-
-
-class _Capture:
-    """An executor that keeps the graph instead of running it."""
-
-    def execute(self, graph):
-        self.graph = graph
-        return JobResult(job_id="", name=graph.name, state="", duration_ms=0.0)
-
-
-def _graph(path):
-    capture = _Capture()
-    with use_executor(capture, {}):
-        runpy.run_path(str(path), run_name="__main__")
-    return capture.graph
 
 
 @pytest.fixture

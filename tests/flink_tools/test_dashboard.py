@@ -1,6 +1,7 @@
 """Flink's dashboard, from its own distribution, in a browser: every page on a penstock job loads without an error."""
 
 import pytest
+from tests.flink_tools.cluster import Place
 from tests.flink_tools.dashboard import dashboard
 from tests.ui.browser import Visit, chromium
 
@@ -12,12 +13,20 @@ VERTEX_TABS = (
 CHECKPOINT_TABS = ("Overview", "History", "Summary", "Configuration")
 
 
+@pytest.fixture(scope="module")
+def seen(flink_home, tmp_path_factory):
+    """A cluster with a running job, its id, and a browser."""
+    place = Place(tmp_path_factory.mktemp("seen"))
+    with place.cluster, chromium() as browser:
+        yield place, place.submit("seen"), browser
+
+
 @pytest.fixture
-def looking(flink_home, place):
-    """The dashboard of a cluster with a running job: the visit, the job, and what was asked of our API."""
-    job = place.submit("seen")
-    with dashboard(place.cluster.rest_url) as (url, passed), chromium() as browser, Visit(browser, url) as visit:
-        yield visit, job, passed
+def looking(seen):
+    """The dashboard before the cluster: the visit, and what was asked of our API."""
+    place, _job, browser = seen
+    with dashboard(place.cluster.rest_url) as (url, passed), Visit(browser, url) as visit:
+        yield visit, passed
         # its editor makes workers out of what it has loaded
         visit.requests[:] = [asked for asked in visit.requests if not asked.startswith("blob:")]
 
@@ -32,8 +41,8 @@ def opened(visit, where, *texts):
     assert not visit.problems, (where, visit.problems)
 
 
-def test_every_page_of_a_job(looking, place):
-    visit, job, passed = looking
+def test_every_page_of_a_job(looking, seen):
+    (visit, passed), (place, job, _browser) = looking, seen
     with place.cluster.client() as client:
         vertices = client.job(job)["vertices"]
     opened(visit, "overview", "Running", "seen")
@@ -51,8 +60,8 @@ def test_every_page_of_a_job(looking, place):
     assert [entry for entry in passed if entry[2] >= 400] == []
 
 
-def test_every_page_of_the_cluster(looking, place):
-    visit, _job, passed = looking
+def test_every_page_of_the_cluster(looking, seen):
+    (visit, passed), (place, *_others) = looking, seen
     with place.cluster.client() as client:
         (manager,) = client.taskmanagers()
     opened(visit, "task-manager", manager["id"])

@@ -121,6 +121,10 @@ class RestClient:
         """Return the time each operator has taken, by vertex."""
         return self._get(f"/v1/penstock/jobs/{job_id}/budget")
 
+    def watermark(self, job_id: str) -> dict[str, Any]:
+        """Return what holds a running job's watermark back, and since when."""
+        return self._get(f"/v1/penstock/jobs/{job_id}/watermark")
+
     def metrics(self, job_id: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics of each subtask, by `<vertex>/<subtask>`."""
         tasks: dict[str, dict[str, float]] = self._get(f"/v1/penstock/jobs/{job_id}/metrics")["tasks"]

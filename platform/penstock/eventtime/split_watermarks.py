@@ -23,6 +23,22 @@ class _Split:
     idle: bool = False
     #: Milliseconds for which the split has been quiet and caught up, those of back-pressure left out; None = it is not.
     quiet_ms: float | None = None
+    #: When the watermark last advanced, and when rows last came; None = never.
+    moved_ms: float | None = None
+    rows_ms: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SplitProgress:
+    """How far one split is, as of the last look at the time."""
+
+    split_id: str
+    watermark: int
+    idle: bool
+    finished: bool
+    #: For how long its watermark has stood, and no rows have come; both at most since the subtask began.
+    standing_ms: float
+    quiet_ms: float
 
 
 class SplitWatermarks:
@@ -37,6 +53,8 @@ class SplitWatermarks:
         self._splits: dict[str, _Split] = {}
         self._combined = floor
         self._seen_ms: float | None = None
+        self._begun_ms: float | None = None
+        self._now_ms = 0.0
         #: Since when the output has been back-pressured; None = it is not.
         self._held_since: float | None = None
 
@@ -55,6 +73,19 @@ class SplitWatermarks:
         """The own watermark of each split that is not read to its end; `MIN_TIMESTAMP` before its first."""
         return {split_id: split.watermark for split_id, split in self._splits.items() if not split.finished}
 
+    @property
+    def progress(self) -> list[SplitProgress]:
+        """How far each split is, and since when."""
+
+        def ago(when: float | None) -> float:
+            since = max(when or 0.0, self._begun_ms or 0.0)
+            return max(0.0, self._now_ms - since)
+
+        return [
+            SplitProgress(split_id, s.watermark, s.idle, s.finished, ago(s.moved_ms), ago(s.rows_ms))
+            for split_id, s in self._splits.items()
+        ]
+
     def add(self, split_id: str, watermark: int | None, *, finished: bool = False) -> None:
         """Add a split, with its watermark of the restored checkpoint when it has one; a known id is left as it is."""
         self._splits.setdefault(split_id, _Split(MIN_TIMESTAMP if watermark is None else watermark, finished))
@@ -62,13 +93,15 @@ class SplitWatermarks:
     def advance(self, split_id: str, watermark: int) -> None:
         """The split's own watermark is now at least this."""
         split = self._splits[split_id]
-        split.watermark = max(split.watermark, watermark)
+        if watermark > split.watermark:
+            split.watermark, split.moved_ms = watermark, self._now_ms
 
     def active(self, split_id: str) -> None:
         """Rows of the split came, whatever they say of its watermark."""
         split = self._splits[split_id]
         split.idle = False
         split.quiet_ms = None
+        split.rows_ms = self._now_ms
 
     def finish(self, split_id: str) -> None:
         """The split is read to its bounded end and no longer holds anything back."""
@@ -76,6 +109,8 @@ class SplitWatermarks:
 
     def pass_time(self, now_ms: float, caught_up: Iterable[str], *, backpressured: bool) -> None:
         """Time is `now_ms`; `caught_up` are the splits known to have nothing. Declares idleness where it is due."""
+        self._begun_ms = now_ms if self._begun_ms is None else self._begun_ms
+        self._now_ms = now_ms
         if self._idle_timeout_ms is None:
             return
         if backpressured:

@@ -80,7 +80,7 @@ async def states_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
         UsageError: the job does not run. PenstockError: no answer came in time.
     """
     merged: dict[tuple[str, str], dict[str, Any]] = {}
-    for answer in await _ask_all(job, "states", questions):
+    for answer in await ask_all(job, "states", questions):
         for part in answer["states"]:
             known = merged.setdefault(
                 (part["uid"], part["name"]),
@@ -100,7 +100,7 @@ async def hot_keys_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
         UsageError: the job does not run. PenstockError: no answer came in time.
     """
     merged: dict[str, list[dict[str, Any]]] = {}
-    for answer in await _ask_all(job, "hot-keys", questions):
+    for answer in await ask_all(job, "hot-keys", questions):
         for part in answer["hot-keys"]:
             merged.setdefault(part["uid"], []).append(part)
     return {"operators": [_hottest(uid, parts) for uid, parts in sorted(merged.items())]}
@@ -120,7 +120,12 @@ def _hottest(uid: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"uid": uid, "rows": rows, "error": error, "keys": keys[:_HOTTEST]}
 
 
-async def _ask_all(job: JobDetail, what: str, questions: Questions) -> list[dict[str, Any]]:
+async def ask_all(job: JobDetail, what: str, questions: Questions) -> list[dict[str, Any]]:
+    """Return what every subtask of a running job answers to `what`.
+
+    Raises:
+        UsageError: the job does not run. PenstockError: no answer came in time.
+    """
     asking = [
         questions.ask(
             Worker(place.taskmanager_id, place.worker_id),

@@ -88,6 +88,11 @@ class AssignWatermarksOperator(Operator):
             raise BadRecordError(msg, hint="check the strategy's unit, or leave such rows out before: .filter(...)")
         return times
 
+    @property
+    def split_watermarks(self) -> SplitWatermarks:
+        """How far its input is."""
+        return self._watermarks
+
     # --- watermarks -------------------------------------------------------------------------------------------------
 
     def process_watermark(self, watermark: Watermark, out: Collector) -> None:

@@ -128,6 +128,11 @@ class SourceOperator(Operator):
             self._aligned.limit = limit
 
     @property
+    def split_watermarks(self) -> SplitWatermarks | None:
+        """How far its splits are; None without event time."""
+        return self._watermarks if self._strategy.has_event_time else None
+
+    @property
     def drained(self) -> bool:
         """Whether the last poll took all there was."""
         return self._drained

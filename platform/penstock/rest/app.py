@@ -54,7 +54,7 @@ def create_app(
     _add_job_routes(router, dispatcher, clock)
     _add_operation_routes(router, dispatcher)
     _add_own_routes(router, dispatcher, clock)
-    live.add_routes(router, dispatcher)
+    live.add_routes(router, dispatcher, clock)
     rescale.add_routes(router, dispatcher)
     upgrade.add_routes(router, dispatcher)
     savepoints.add_routes(router, dispatcher)

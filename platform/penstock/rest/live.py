@@ -1,6 +1,6 @@
-"""Routes that look into running jobs: their state by key, what state there is, their hottest keys.
+"""Routes that look into running jobs: their state by key, what state there is, hottest keys, what holds a watermark.
 
-Added to the application by `penstock.rest.app`; all three are penstock's own, below `/penstock/jobs`.
+Added to the application by `penstock.rest.app`; all are penstock's own, below `/penstock/jobs`.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 from fastapi import Query
 
 from penstock.jobmanager.live_state import StateKey, hot_keys_of, states_of, value_of
+from penstock.jobmanager.watermark_holder import holder_of
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
+    from penstock.core.clock import Clock
     from penstock.jobmanager.dispatcher import Dispatcher
 
 KeyParameter = Annotated[list[str] | None, Query(description="one a key column, or one JSON array or object")]
 
 
-def add_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
+def add_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
     """Add the routes."""
 
     @router.get("/penstock/jobs/{job_id}/state")
@@ -34,3 +36,7 @@ def add_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
     @router.get("/penstock/jobs/{job_id}/hot-keys")
     async def hot_keys(job_id: str) -> dict[str, Any]:
         return await hot_keys_of(dispatcher.detail(job_id), dispatcher.questions)
+
+    @router.get("/penstock/jobs/{job_id}/watermark")
+    async def watermark(job_id: str) -> dict[str, Any]:
+        return await holder_of(dispatcher.detail(job_id), dispatcher.questions, clock.now_ms())

@@ -117,7 +117,8 @@ class AskSubtask(Message, frozen=True, kw_only=True):
     request_id: str
     vertex_id: str
     subtask: int
-    #: `state`: the rows of one key; `states`: what there is, and how much; `hot-keys`.
+    #: `state`: the rows of one key; `states`: what there is, and how much; `hot-keys`;
+    #: `watermarks`: how far the splits of its sources are.
     what: str
     #: How long somebody waits for the answer.
     wait_ms: float = 10_000.0

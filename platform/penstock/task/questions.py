@@ -20,6 +20,7 @@ from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS,
 from penstock.state.key_text import json_value, parse_key
 from penstock.task.failure import describe
 from penstock.task.mailbox import MailboxFullError
+from penstock.task.watermark_report import watermarks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -98,6 +99,8 @@ def answer(
             found = _rows(question, deployment, stores)
         elif question.what == "states":
             found = {"states": _listing(deployment, stores)}
+        elif question.what == "watermarks":
+            found = {"watermarks": watermarks_of(deployment, chain)}
         else:
             found = {"hot-keys": _hot_keys(deployment, chain)}
     except PenstockError as problem:

@@ -36,7 +36,9 @@ def test_commands_and_options():
     table = {}
     for command, options, _ in rows(GUIDE, "The command line"):
         label = re.sub(
-            r" (JOB(\.PY)?|NAME|DIR|\[?URI\]?|OTHER|TARGET|UID|STATE|KEY\.\.\.|\[STATE\]|\[N\])", "", names(command)[0]
+            r" (JOB(\.PY)?|NAME|DIR|\[?URI\]?|OTHER|TARGET|UID|STATE|KEY\.\.\.|\[STATE\]|\[N\]|\[WHAT\])",
+            "",
+            names(command)[0],
         )
         table[label] = set(names(options))
     assert table == found_commands()

@@ -120,3 +120,20 @@ def test_restored_splits_and_floor_give_the_same_lateness():
     watermarks.advance("b", 90)
     assert watermarks.take_advance() == 90
     assert watermarks.watermark_of("a") == 100
+
+
+def test_progress_says_since_when_a_split_stands_and_is_quiet():
+    marks = SplitWatermarks(None)
+    marks.add("a", None)
+    marks.add("b", 7)
+    marks.pass_time(1_000.0, (), backpressured=False)
+    marks.active("a")
+    marks.advance("a", 5)
+    marks.pass_time(3_000.0, (), backpressured=True)
+    marks.active("a")
+    marks.advance("a", 5)
+    marks.advance("b", 6)
+    marks.pass_time(4_000.0, (), backpressured=False)
+    a, b = marks.progress
+    assert (a.split_id, a.watermark, a.standing_ms, a.quiet_ms) == ("a", 5, 3_000.0, 1_000.0)
+    assert (b.watermark, b.standing_ms, b.quiet_ms) == (7, 3_000.0, 3_000.0)

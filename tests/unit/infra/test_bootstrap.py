@@ -59,6 +59,7 @@ def test_servers_are_prepared_when_a_path_may_need_them(bootstrap, arguments, wa
         (["tests"], True),
         (["tests/ui"], True),
         (["tests/unit", "tests/ui/test_a.py"], True),
+        (["tests/flink_tools"], True),
         (["tests/unit"], False),
     ],
 )

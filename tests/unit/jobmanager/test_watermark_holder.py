@@ -1,0 +1,92 @@
+"""Which partition is named, since when and why."""
+
+import msgspec
+import pytest
+
+from penstock.config.settings import JobSettings
+from penstock.jobmanager.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
+from penstock.jobmanager.watermark_holder import explain_watermark
+
+NOW = 1_000_000
+SUMMARY = JobSummary(
+    job_id="1" * 32, name="job", state="RUNNING", run_id="r", start_ms=5, end_ms=-1, last_modified_ms=6, tasks={},
+    restarts=0,
+)  # fmt: skip
+
+
+def vertex(uid, *metrics):
+    return VertexView(
+        id=f"v-{uid}", name=uid, parallelism=len(metrics), max_parallelism=8, state="RUNNING",
+        operators=(OperatorView(uid=uid, name=uid, kind="k"),),
+        subtasks=tuple(SubtaskView(subtask=i, state="RUNNING", attempt=0, metrics=m) for i, m in enumerate(metrics)),
+    )  # fmt: skip
+
+
+JOB = JobDetail(
+    summary=SUMMARY,
+    vertices=(vertex("a", {}, {}), vertex("b", {}), vertex("w", {"currentInputWatermark": 50.0})),
+    edges=(), settings=JobSettings(), timestamps={},
+)  # fmt: skip
+
+
+def split(name, watermark, standing=5_000, quiet=100, **flags):
+    values = {"id": name, "watermark": watermark, "idle": False, "finished": False}
+    return {**values, "standing-ms": standing, "quiet-ms": quiet, **flags}
+
+
+def part(uid, subtask, *splits, idle=False):
+    marks = [s["watermark"] for s in splits]
+    lowest = None if None in marks or not marks else min(marks)
+    return {
+        "uid": uid, "subtask": subtask, "watermark": lowest, "idle": idle, "count": len(splits), "splits": list(splits),
+    }  # fmt: skip
+
+
+def test_the_lowest_that_counts_is_named_over_all_sources_and_subtasks():
+    parts = [
+        part("a", 0, split("p0", 70), split("p1", 10, idle=True)),
+        part("a", 1, split("p2", 60), split("p3", 5, finished=True)),
+        part("b", 0, split("q0", 65)),
+    ]
+    found = explain_watermark(JOB, parts, NOW)
+    held = found["held-by"]
+    assert (held["split"], held["uid"], held["subtask"], held["vertex"]) == ("p2", "a", 1, "v-a")
+    assert (held["watermark"], held["since"], held["moving"]) == (60, NOW - 5_000, False)
+    assert "p2 of source a (subtask 1)" in found["text"]
+    assert [s["id"] for s in found["sources"][0]["splits"]] == ["p2", "p0", "p1", "p3"]
+    assert [v["watermark"] for v in found["vertices"]] == [None, None, 50]
+
+
+def test_one_without_any_watermark_is_before_all():
+    found = explain_watermark(JOB, [part("a", 0, split("p0", 1), split("p1", None))], NOW)
+    assert found["held-by"]["split"] == "p1"
+    assert found["sources"][0]["watermark"] is None
+
+
+@pytest.mark.parametrize(
+    ("what", "pressed", "why"),
+    [
+        (split("p", 1, standing=500), 0, "it advances"),
+        (split("p", 1, quiet=60_000), 0, "no rows have come from it for 60 s"),
+        (split("p", None), 0, "none has given it a watermark"),
+        (split("p", 1), 0, "event times do not advance"),
+        (split("p", 1, quiet=60_000), 900, "back-pressured 90%"),
+    ],
+)
+def test_why(what, pressed, why):
+    job = msgspec.structs.replace(JOB, vertices=(vertex("a", {"backPressuredTimeMsPerSecond": float(pressed)}),))
+    assert why in explain_watermark(job, [part("a", 0, what)], NOW)["held-by"]["why"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "text"),
+    [
+        ([], "no source of this job has event time"),
+        ([part("a", 0, split("p", 1, finished=True))], "all input is read"),
+        ([part("a", 0, split("p", 1, idle=True), idle=True)], "nothing holds the watermark back"),
+    ],
+)
+def test_nothing_holds_it_back(parts, text):
+    found = explain_watermark(JOB, parts, NOW)
+    assert found["held-by"] is None
+    assert text in found["text"]
