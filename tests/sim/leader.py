@@ -16,7 +16,7 @@ import msgspec
 from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.sweeper import Sweeper
 from penstock.connector.sink import load_factory
-from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError
+from penstock.core.errors import LeadershipLostError, PenstockError, SnapshotDamagedError, StorageError
 from penstock.core.event_log import EventLog
 from penstock.core.rand import SeededRand
 from penstock.jobmanager import commands as cmd
@@ -91,7 +91,7 @@ class Leader:
         run, start = self.run, self.run.start
         identity = JobIdentity(run.job_id, run.run_id, generation or 0, start.claim, start.accept_duplicates)
         rand = SeededRand(self.world.random.getrandbits(32))
-        self.master = JobMaster(run.graph, identity, rand, self.world.clock.now_ms())
+        self.master = JobMaster(run.graph, identity, rand, self.world.clock.now_ms(), run.upgrade)
         self.master.checkpointing.sweeper = Sweeper(self.world.plan.sweep_grace_ms)
         self.master.story = Story(lambda kind, text: self.world.scheduler.note(f"{self.owner} {kind}: {text}"))
         self.ready = True
@@ -147,6 +147,8 @@ class Leader:
             case cmd.RecordRescale():
                 sealed = partial(store.continue_as, self.run.job_id, command.run_id, command.graph)
                 self._call("seal the rescale", sealed, partial(self._resealed, command))
+            case cmd.RecordUpgrade():
+                self._record_upgrade(command)
             case cmd.ReleaseSlots(slots):
                 self._tell(self._pool.release(self.run.job_id, slots))
             case cmd.LaunchWorker(worker_id, slot):
@@ -235,6 +237,43 @@ class Leader:
             return
         self.store.use(self.run.graph)
         self.post(ev.RescaleNotRecorded(str(error)))
+
+    def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
+        """As a rescale, where there is a new run; the record alone where there is none."""
+        graph = command.graph
+
+        def written() -> None:
+            """One compare-and-set: what a newer leader has written is not overwritten."""
+            if self.master is not None and self.run.recorded_by > self.master.identity.generation:
+                msg = "a newer leader owns the job's record"
+                raise LeadershipLostError(msg, hint="this process steps down")
+            if self.world.swarm.strikes("put-fails-before"):
+                msg = "simulated: the job's record was not written"
+                raise StorageError(msg)
+            self.run.upgrade, self.run.recorded_by = command.upgrade, self.master.identity.generation
+            if graph is not None:
+                self.run.graph, self.run.run_id, self.run.start = graph, command.run_id, StartFrom()
+
+        def recorded(_result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self.store.use(self.run.graph)
+                self.post(ev.UpgradeNotRecorded(str(error)))
+                return
+            self.world.swarm.seen(f"upgrade-{command.upgrade.phase}")
+            self.post(ev.UpgradeRecorded())
+
+        def sealed(_result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                recorded(None, error)
+            else:
+                self._call("record the upgrade", written, recorded)
+
+        if graph is None:
+            sealed(None, None)
+        else:
+            self._call(
+                "seal", partial(self.store.continue_as, self.run.job_id, command.run_id, graph, command.trial), sealed
+            )
 
     # --- TaskManagers -------------------------------------------------------------------------------------------------
 

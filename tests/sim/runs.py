@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.sim.workload import Phase
 
+from penstock.checkpoint.upgrade_record import UpgradeRecord
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.job_store import StartFrom
 
@@ -23,6 +24,10 @@ class Run:
     #: When its user asks for its end.
     ask_end_ms: float
     state: str = ""
+    #: As the record of the HA store has it.
+    upgrade: UpgradeRecord | None = None
+    #: Generation of the leader that wrote it last.
+    recorded_by: int = 0
     #: Where savepoints of stops may lie.
     stop_uris: list[str] = field(default_factory=list)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.job_records import JobRecord, write_record
+from penstock.checkpoint.job_records import JobRecord, check_leading, write_record
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
 from penstock.checkpoint.upgrade_record import UpgradePolicy, UpgradeRecord
@@ -154,10 +154,15 @@ class Changes:
         job = self._parts.jobs[driver.record.job_id]
         record = upgraded_record(job.record, command, self._parts.generation)
         failpoints.hit("jobmanager.before_upgrade_record", phase=command.upgrade.phase)
-        await asyncio.to_thread(write_record, self._parts.ha_store, record)
+        await asyncio.to_thread(self._write, record)
         failpoints.hit("jobmanager.after_upgrade_record", phase=command.upgrade.phase)
         job.record = driver.record = record
         job.graph = command.graph or job.graph
+
+    def _write(self, record: JobRecord) -> None:
+        """Write a record, unless a newer leader is there, be it that it has not written this one yet."""
+        check_leading(self._parts.ha_store, self._parts.generation)
+        write_record(self._parts.ha_store, record)
 
     def _slots(self, job: KnownJob) -> int:
         held = 0 if job.record.ended else required_slots(job.graph)
