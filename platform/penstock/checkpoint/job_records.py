@@ -6,6 +6,8 @@ superseded leader cannot overwrite what its successor wrote.
 
 from __future__ import annotations
 
+import hashlib
+
 import msgspec
 
 from penstock.checkpoint.store import ObjectStore
@@ -27,6 +29,8 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     submitted_ms: int
     #: `graph.job_graph.encode_graph`.
     graph: bytes
+    #: SHA-256 of `graph`, hexadecimal; empty in records of before there was one.
+    graph_sha256: str = ""
     #: How it was started, as the dispatcher understands it.
     options: dict[str, str | bool | tuple[str, ...]] = {}
     #: Flink's job state when it is terminal, else empty.
@@ -93,6 +97,7 @@ def write_record(store: ObjectStore, record: JobRecord) -> None:
     Raises:
         LeadershipLostError: a newer leader wrote it.
     """
+    record = msgspec.structs.replace(record, graph_sha256=hashlib.sha256(record.graph).hexdigest())
     key, data = _job_key(record.job_id), msgspec.json.encode(record)
     for _ in range(_MAX_RACES):
         if store.put_if_absent(key, data):
@@ -118,12 +123,16 @@ def read_records(store: ObjectStore) -> tuple[JobRecord, ...]:
     found = []
     for key in store.list("jobs/"):
         try:
-            found.append(msgspec.json.decode(store.read(key), type=JobRecord))
+            record = msgspec.json.decode(store.read(key), type=JobRecord)
         except FileNotFoundError:
             continue  # another leader has forgotten it
         except msgspec.MsgspecError as error:
             msg = f"job record {store.uri}/{key} is damaged: {error}"
             raise StorageError(msg, hint="move it away to start without that job") from error
+        if record.graph_sha256 not in {"", hashlib.sha256(record.graph).hexdigest()}:
+            msg = f"the job graph in {store.uri}/{key} is not the one that was submitted: its SHA-256 has changed"
+            raise StorageError(msg, hint="move the record away to start without that job")
+        found.append(msgspec.structs.replace(record, graph_sha256=""))
     return tuple(sorted(found, key=lambda record: (record.submitted_ms, record.job_id)))
 
 

@@ -5,6 +5,7 @@ Paths and field names are Flink's where Flink has them, `/v1/penstock/...` for o
 
 from __future__ import annotations
 
+import hashlib
 import http.client
 import json
 import ssl
@@ -162,6 +163,7 @@ class RestClient:
         params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in texts.items()}}
         if from_uri:
             params["from"] = from_uri
+        params["sha256"] = hashlib.sha256(graph).hexdigest()
         answer = self._send("POST", "/v1/penstock/submit", params=params, body=graph)
         return str(answer["jobid"])
 

@@ -137,6 +137,10 @@ class SinkFactory(Protocol):
         """
 
 
+#: One of these makes a class a connector; whatever else a graph names is not called.
+_OF_A_FACTORY = ("create_reader", "create_writer")
+
+
 def load_factory(path: str) -> Any:
     """Return a new instance of `module:attribute`; only module paths are loaded, nothing is unpickled.
 
@@ -153,9 +157,12 @@ def load_factory(path: str) -> Any:
         parts = module_name.split(".")
         for end in range(1, len(parts)):
             importlib.import_module(".".join(parts[:end]))
-        return getattr(importlib.import_module(module_name), attribute)()
+        kind = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         msg = f"connector {path!r} cannot be loaded: {error}"
         raise ConnectorError(
             msg, hint="install the extra it needs, for example `pip install penstock[kafka]`"
         ) from error
+    if not isinstance(kind, type) or not any(hasattr(kind, method) for method in _OF_A_FACTORY):
+        raise ConnectorError(f"{path!r} is no connector", hint="name the class of a SourceFactory or a SinkFactory")
+    return kind()

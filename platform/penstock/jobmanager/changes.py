@@ -18,9 +18,10 @@ from penstock.checkpoint.upgrade_record import UpgradePolicy, UpgradeRecord
 from penstock.core import failpoints
 from penstock.core.errors import UsageError
 from penstock.core.rand import Rand
-from penstock.graph.job_graph import JobGraph, decode_graph
+from penstock.graph.job_graph import JobGraph
 from penstock.graph.regions import required_slots
 from penstock.graph.rescale import RescaleTo
+from penstock.graph.submitted import read_submitted
 from penstock.jobmanager import enumerators
 from penstock.jobmanager.commands import RecordRescale, RecordUpgrade
 from penstock.jobmanager.events import Event, RescaleRequested, UpgradeJudged, UpgradeRequested
@@ -84,11 +85,7 @@ class Changes:
         found, request_id = parts.find(job), token or parts.rand.token()
         if self._is_known(found, request_id):
             return request_id
-        try:
-            new = decode_graph(graph)
-        except msgspec.MsgspecError as error:
-            msg = f"the job graph cannot be read: {error}"
-            raise UsageError(msg, hint="client and JobManager must be of the same version") from error
+        new = read_submitted(graph)
         if not new.settings.checkpoint_root:
             settings = msgspec.structs.replace(new.settings, checkpoint_root=found.graph.settings.checkpoint_root)
             new = msgspec.structs.replace(new, settings=settings)

@@ -18,8 +18,9 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError, UsageError
 from penstock.core.rand import Rand
-from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
+from penstock.graph.job_graph import JobGraph, encode_graph
 from penstock.graph.rescale import RescaleTo
+from penstock.graph.submitted import read_submitted
 from penstock.jobmanager import enumerators, job_views
 from penstock.jobmanager.changes import ChangeParts, Changes, default_root
 from penstock.jobmanager.commands import OperationEnded
@@ -132,11 +133,7 @@ class Dispatcher:
             ConnectorError: a source or sink cannot work. NotFoundError: there is no such savepoint.
             StateMismatchError: the savepoint's state does not fit the graph.
         """
-        try:
-            decoded = decode_graph(graph)
-        except msgspec.MsgspecError as error:
-            msg = f"the job graph cannot be read: {error}"
-            raise UsageError(msg, hint="client and JobManager must be of the same version") from error
+        decoded = read_submitted(graph)
         if options.allow_non_restored_state and not options.from_uri:
             msg = "state is left behind at a start from a savepoint only, and none is given"
             raise UsageError(msg, hint="add --from URI, or start without --allow-non-restored-state")

@@ -17,6 +17,7 @@ from penstock.connector.sink import SinkFactory, SinkSpec
 from penstock.connector.sink import load_factory as load_connector
 from penstock.connector.source import SourceFactory, SplitEnumerator
 from penstock.core.errors import ConnectorError, PenstockError
+from penstock.core.secrets import redact
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.commands import DiscoverSplits
 from penstock.jobmanager.deployment import source_spec
@@ -64,7 +65,7 @@ class Enumerators:
             self._post(DiscoveryFailed(command.uid, command.epoch, text))
         except Exception as error:  # noqa: BLE001 - a connector may raise anything; the job reports it
             text = str(error) if isinstance(error, PenstockError) else f"{type(error).__name__}: {error}"
-            self._post(DiscoveryFailed(command.uid, command.epoch, text))
+            self._post(DiscoveryFailed(command.uid, command.epoch, redact(text)))
         else:
             self._post(SplitsDiscovered(command.uid, command.epoch, splits))
 
@@ -97,6 +98,11 @@ async def validate(graph: JobGraph) -> None:
     except TimeoutError as error:
         msg = f"the connectors of job {graph.name!r} could not be checked within {_VALIDATE_TIMEOUT_S:.0f} s"
         raise ConnectorError(msg, hint="are the outside systems reachable?") from error
+    except PenstockError:
+        raise
+    except Exception as error:
+        msg = f"the connectors of job {graph.name!r} do not take what it gives them: {type(error).__name__}: {error}"
+        raise ConnectorError(msg, hint="client and JobManager must be of the same version") from error
 
 
 def _validate(graph: JobGraph) -> None:

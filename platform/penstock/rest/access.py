@@ -87,6 +87,12 @@ def judge(asked: Asked, security: Security, same_user: Callable[[Ends], bool]) -
     return None
 
 
+def caller(asked: Asked, security: Security) -> str:
+    """Return the name of whoever sent a request that was let in, for the log."""
+    entry = security.role_of(_token_of(asked.headers.get("authorization", ""))[0]) if security.tokens else None
+    return entry.name if entry is not None else "the user"
+
+
 def _by_token(asked: Asked, security: Security) -> Refusal | None:
     token, from_a_browser = _token_of(asked.headers.get("authorization", ""))
     if not token:

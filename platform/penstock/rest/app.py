@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse
 
 import penstock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.secrets import redact
 from penstock.rest import (
     essential,
     flink_json,
@@ -67,7 +68,7 @@ def create_app(
 
     @app.exception_handler(PenstockError)
     async def on_error(_request: Request, error: PenstockError) -> JSONResponse:
-        return JSONResponse({"errors": [str(error)]}, status_code=status_of(error))
+        return JSONResponse({"errors": [redact(str(error))]}, status_code=status_of(error))
 
     @app.exception_handler(RequestValidationError)
     async def on_bad_request(_request: Request, error: RequestValidationError) -> JSONResponse:

@@ -7,6 +7,8 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
@@ -19,6 +21,7 @@ from penstock.core.errors import (
     StateMismatchError,
     UsageError,
 )
+from penstock.core.secrets import redact
 from penstock.jobmanager.submit_options import SubmitOptions
 from penstock.rest import flink_json
 
@@ -42,6 +45,9 @@ async def submit(dispatcher: Dispatcher, graph: bytes, query: Mapping[str, str])
     """`POST /penstock/submit`: start a job."""
     if len(graph) > _MAX_GRAPH_BYTES:
         raise _too_large(len(graph))
+    digest = query.get("sha256", "")
+    if digest and not hmac.compare_digest(digest.lower(), hashlib.sha256(graph).hexdigest()):
+        raise UsageError("the job graph is not the one that was sent: its SHA-256 differs", hint="submit it again")
     options = SubmitOptions(
         token=query.get("token", ""),
         from_uri=query.get("from", ""),
@@ -154,7 +160,7 @@ class Door:
         try:
             status, answer = await self._answer(scope, receive)
         except PenstockError as error:
-            status, answer = status_of(error), {"errors": [str(error)]}
+            status, answer = status_of(error), {"errors": [redact(str(error))]}
         body = json.dumps(answer, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await send({"type": "http.response.start", "status": status, "headers": headers})

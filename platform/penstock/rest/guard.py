@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.secrets import redact
-from penstock.rest.access import Asked, Ends, Refusal, body_limit, judge
+from penstock.rest.access import Asked, Ends, Refusal, body_limit, caller, judge
 from penstock.rpc.peer import is_same_user
 
 if TYPE_CHECKING:
@@ -84,6 +84,8 @@ class Guard:
             self._log(redact(f"refused {asked.method} {asked.path!r} of {_sender(asked)}: {refusal.error}"))
             await self._refuse(refusal, receive, send)
             return
+        if asked.method not in _BODYLESS:
+            self._log(redact(f"{caller(asked, self._security)} at {_sender(asked)}: {asked.method} {asked.path!r}"))
         await self._application(scope, _once(body, receive), _with_headers(send))
 
     async def _body(self, asked: Asked, receive: Receive) -> bytes:

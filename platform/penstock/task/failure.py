@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 from penstock.core.errors import PenstockError
+from penstock.core.secrets import redact
 
 _OURS = tuple(
     str(path)
@@ -32,7 +33,7 @@ def describe(error: BaseException) -> tuple[str, str]:
     if user:
         parts += ["In your code:\n", *traceback.format_list(user), f"{type(error).__name__}: {error}\n\nAll frames:\n"]
     parts += traceback.format_exception(error)
-    return line, "".join(parts)[:_MAX_DETAIL]
+    return redact(line), redact("".join(parts)[:_MAX_DETAIL])
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

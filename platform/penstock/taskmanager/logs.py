@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from penstock.core.secrets import redact
+
 #: Of the files of workers that are gone, this many are kept.
 RETAINED_LOGS = 50
 TAIL_BYTES = 8192
@@ -46,7 +48,7 @@ def tail_of(path: Path, max_bytes: int) -> str:
     text = data.decode(errors="replace")
     if size > max_bytes:
         text = text.partition("\n")[2] or text
-    return text
+    return redact(text)
 
 
 def redirect_output(path: Path) -> None:

@@ -1,5 +1,6 @@
 """What the REST client sends, and what it makes of answers."""
 
+import hashlib
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -50,7 +51,8 @@ def client(server):
 def test_a_job_is_submitted_as_bytes_with_its_flags(server, client):
     server.ready = (202, b'{"jobid": "7"}')
     assert client.submit(b"\x00graph", token="t/1", from_uri="s3://b/a c", claim=False, accept_duplicates=True) == "7"
-    query = "token=t%2F1&claim=false&accept-duplicates=true&from=s3%3A%2F%2Fb%2Fa+c"
+    digest = hashlib.sha256(b"\x00graph").hexdigest()
+    query = f"token=t%2F1&claim=false&accept-duplicates=true&from=s3%3A%2F%2Fb%2Fa+c&sha256={digest}"
     assert server.seen == [("POST", f"/v1/penstock/submit?{query}", b"\x00graph")]
 
 

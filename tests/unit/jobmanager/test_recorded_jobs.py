@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+
 import msgspec
 import pytest
 from tests.unit.jobmanager.conftest import make_graph
@@ -75,4 +77,18 @@ def test_options_that_cannot_be_read_are_named(store):
     odd = msgspec.structs.replace(ODD, ended="", graph=encode_graph(make_graph()), options={"claim": "perhaps"})
     write_record(store, odd)
     with pytest.raises(StorageError, match=r"options of job 'old' in jobs/1{32}\.json"):
+        recorded_jobs(store)
+
+
+def test_a_graph_that_was_changed_in_the_store_is_not_started(store):
+    mine = msgspec.structs.replace(ODD, job_id="2" * 32, graph=encode_graph(make_graph()), ended="")
+    write_record(store, mine)
+    assert recorded_jobs(store) == ((mine, make_graph()),)
+    (key,) = store.list("jobs/")
+    document = msgspec.json.decode(store.read(key))
+    other = msgspec.json.decode(encode_graph(make_graph()))
+    other["vertices"][0]["operators"][0]["payload"] = "AAAA"
+    document["graph"] = base64.b64encode(msgspec.json.encode(other)).decode()
+    store.put(key, msgspec.json.encode(document))
+    with pytest.raises(StorageError, match="SHA-256"):
         recorded_jobs(store)

@@ -1,6 +1,7 @@
 """What the JobManager answers without FastAPI is what the whole API would have answered."""
 
 import asyncio
+import hashlib
 import json
 import subprocess
 import sys
@@ -103,6 +104,18 @@ async def test_the_door_and_the_whole_api_say_the_same(method, path, query, body
     assert answers[0] == answers[1]
     assert asked[0] == asked[1]
     assert answers[0][0] == status
+
+
+async def test_a_graph_that_is_not_the_one_that_was_sent_is_refused():
+    for make in (Door, create_app):
+        dispatcher = Dispatcher()
+        application, path = make(dispatcher, ManualClock(), None), "/v1/penstock/submit"
+        status, answer = await ask(
+            application, "POST", path, f"sha256={hashlib.sha256(b'graph').hexdigest()}", (b"grapf",)
+        )
+        assert (status, "SHA-256" in answer["errors"][0], dispatcher.asked) == (400, True, [])
+        status, _ = await ask(application, "POST", path, f"sha256={hashlib.sha256(b'graph').hexdigest()}", (b"graph",))
+        assert status == 202
 
 
 async def test_a_number_that_is_none_is_refused():

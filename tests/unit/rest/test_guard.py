@@ -54,7 +54,8 @@ async def test_what_is_let_in_arrives_whole():
     start, text, seen, log = await ask([b"gr", 0.01, b"aph"])
     assert (start["status"], text) == (200, b"done")
     assert seen == [("POST", "/v1/penstock/submit", b"graph")]
-    assert not log
+    assert log == ["me at 127.0.0.1: POST '/v1/penstock/submit'"]
+    assert (await ask([], method="GET", path="/jobs"))[3] == [], "questions are not noted"
     assert (b"x-frame-options", b"DENY") in start["headers"]
 
 

@@ -25,10 +25,12 @@ class LocalMinio:
 
     name = "MinIO"
     access_key = ACCESS_KEY
-    secret_key = SECRET_KEY
 
-    def __init__(self, data_dir: Path, *, port: int | None = None, progress: Progress = silent) -> None:
+    def __init__(
+        self, data_dir: Path, *, port: int | None = None, secret_key: str = SECRET_KEY, progress: Progress = silent
+    ) -> None:
         """Nothing runs before `start`."""
+        self.secret_key = secret_key
         self._data = data_dir.absolute()
         self._port = port or free_port()
         self._console_port = free_port()
@@ -63,7 +65,7 @@ class LocalMinio:
         argv = [str(program), "server", "--quiet", "--address", self.endpoint, *console, str(storage)]
         env = {
             "MINIO_ROOT_USER": ACCESS_KEY,
-            "MINIO_ROOT_PASSWORD": SECRET_KEY,
+            "MINIO_ROOT_PASSWORD": self.secret_key,
             "MINIO_BROWSER": "off",
             "MINIO_UPDATE": "off",
             "MINIO_API_ODIRECT": "off",

@@ -1,0 +1,23 @@
+"""What is told of a failure holds no secret of the process that failed."""
+
+import pytest
+
+from penstock.core import secrets
+from penstock.task.failure import describe
+
+
+def log_in():
+    raise ConnectionError("login with opensesame77 failed, tried db://me:other@host")
+
+
+def test_a_function_that_fails_with_a_secret_in_its_words(monkeypatch):
+    monkeypatch.setenv("SHOP_PASSWORD", "opensesame77")
+    secrets._of_this_process.cache_clear()
+    with pytest.raises(ConnectionError) as raised:
+        log_in()
+    line, detail = describe(raised.value)
+    secrets._of_this_process.cache_clear()
+    assert "opensesame77" not in line + detail
+    assert "other" not in line
+    assert "login with ****** failed" in line
+    assert "Traceback" in detail
