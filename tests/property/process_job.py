@@ -80,9 +80,14 @@ def keys_leave(monkeypatch, keys):
 def keys_are_remote(monkeypatch, keys, local_bytes):
     """Have no more than so many keys in memory, and fetch the others from segments of a few rows a row group."""
     with keys_leave(monkeypatch, keys), small_pieces():
-        monkeypatch.setattr("tests.property.process_job.SETTINGS", JobSettings(state_backend="remote"))
-        monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._local_bytes", local_bytes)
+        settings_are_remote(monkeypatch, local_bytes)
         yield
+
+
+def settings_are_remote(monkeypatch, local_bytes):
+    """Keep so many bytes of what was fetched."""
+    monkeypatch.setattr("tests.property.process_job.SETTINGS", JobSettings(state_backend="remote"))
+    monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._local_bytes", local_bytes)
 
 
 #: Keys in memory (a few, all), and fetched bytes beyond which some are dropped (at once, after some records, never).

@@ -15,7 +15,14 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.process_job import REMOTE, ProcessJob, keys_are_remote, keys_leave, keys_leave_for_rocksdb
+from tests.property.process_job import (
+    REMOTE,
+    ProcessJob,
+    keys_are_remote,
+    keys_leave,
+    keys_leave_for_rocksdb,
+    settings_are_remote,
+)
 
 import penstock as ps
 from penstock.state.entry_order import last_entries
@@ -268,8 +275,11 @@ def test_any_history_gives_pythons_lists_and_dicts_where_state_is_remote(remote,
     run([*RESTORED, *operations])
 
 
-def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path):
+@pytest.mark.parametrize("local_bytes", [None, 1, 500])
+def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path, local_bytes):
     keys_leave_for_rocksdb(monkeypatch, 3)
+    if local_bytes is not None:
+        settings_are_remote(monkeypatch, local_bytes)
     job = Job(tmp_path)
     for seed in range(12):
         job.batch(seed, 60)
@@ -277,6 +287,7 @@ def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path):
             job.freeze()
             job.finish("done" if seed % 8 == 3 else "failed")
             job.start(1 + seed % 3)
+    job.batch(99, 60)
     assert list(tmp_path.rglob("cold-rows"))
 
 

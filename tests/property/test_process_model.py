@@ -13,7 +13,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.process_job import REMOTE, ProcessJob, Sink, keys_are_remote, keys_leave, keys_leave_for_rocksdb
+from tests.property.process_job import (
+    REMOTE,
+    ProcessJob,
+    Sink,
+    keys_are_remote,
+    keys_leave,
+    keys_leave_for_rocksdb,
+    settings_are_remote,
+)
 
 import penstock as ps
 from penstock.core.elements import TS_COLUMN, Watermark
@@ -326,8 +334,11 @@ def test_a_timer_that_has_fired_does_not_come_from_the_log(remote, tmp_path):
         job.watermark(0, time)
 
 
-def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path):
+@pytest.mark.parametrize("local_bytes", [None, 1, 500])
+def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path, local_bytes):
     keys_leave_for_rocksdb(monkeypatch, 3)
+    if local_bytes is not None:
+        settings_are_remote(monkeypatch, local_bytes)
     job = Job(tmp_path)
     for seed in range(12):
         job.batch(seed, 60, 12 * seed)
@@ -337,6 +348,7 @@ def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path):
             job.freeze()
             job.finish("done" if seed % 8 == 3 else "failed")
             job.start(1 + seed % 3)
+    job.batch(99, 60, 60)
     assert list(tmp_path.rglob("cold-rows"))
 
 
