@@ -378,3 +378,17 @@ def test_output_is_the_models_when_keys_leave_memory(gap, lateness, routed, oper
 def test_output_is_the_models_when_keys_leave_for_rocksdb(gap, lateness, operations):
     with tempfile.TemporaryDirectory() as folder:
         run(Job(folder, gap, lateness, aggregates=FIXED), operations)
+
+
+@pytest.mark.usefixtures("leaving")
+def test_a_session_that_fired_before_its_key_left_does_not_come_out_again(tmp_path):
+    """One fires, leaves for the other, and is back for its row at 5, which has to be in a newer pane from 49 on."""
+    job = Job(tmp_path, 30, 20, aggregates=FIXED)
+    for key, times in (("key-1", [45]), ("key-0", [5, 32])):
+        rows = [{"k": key, "v": 1, "x": 1.0, "t": "", TS_COLUMN: time} for time in times]
+        assert all(job.model.add(row) is not None for row in rows)
+        job.subtasks[0][0].process_batch(Batch(pa.RecordBatch.from_pylist(rows, schema=SCHEMA)), 0, Out())
+    for closed_to in (28, 50, 200):
+        job.watermark(0, closed_to + 29)
+    for _, store in job.subtasks:
+        store.close()
