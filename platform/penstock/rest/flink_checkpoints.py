@@ -42,9 +42,9 @@ def checkpoint_config(settings: JobSettings) -> Json:
 
 
 def find_checkpoint(view: CheckpointsView, checkpoint_id: int) -> CheckpointView:
-    """Return a checkpoint of the history; raises NotFoundError."""
-    for found in view.history:
-        if found.id == checkpoint_id:
+    """Return a checkpoint of the history, or the last of its kind; raises NotFoundError."""
+    for found in (*view.history, view.latest_completed, view.latest_savepoint, view.latest_failed):
+        if found is not None and found.id == checkpoint_id:
             return found
     raise NotFoundError(f"no checkpoint {checkpoint_id}", hint="the last hundred are remembered")
 

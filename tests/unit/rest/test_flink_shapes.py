@@ -108,6 +108,9 @@ def test_a_checkpoint_by_vertex_and_subtask():
     ]  # fmt: skip
     assert shown["summary"]["end_to_end_duration"]["max"] == 22
     assert flink_checkpoints.find_checkpoint(CHECKPOINTS, 7) is CHECKPOINT
+    forgotten = msgspec.structs.replace(CHECKPOINT, id=3, status="FAILED")
+    longer = msgspec.structs.replace(CHECKPOINTS, latest_failed=forgotten)
+    assert flink_checkpoints.find_checkpoint(longer, 3) is forgotten
     with pytest.raises(NotFoundError, match="no checkpoint 8"):
         flink_checkpoints.find_checkpoint(CHECKPOINTS, 8)
     with pytest.raises(NotFoundError, match="no vertex x"):
