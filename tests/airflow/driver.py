@@ -116,6 +116,15 @@ class Airflow:
         found = wait_until(ended, LIMIT_S, lambda: f"the end of {dag} {run}\n{self.diagnosis()}", 0.3)
         assert found == state, self.diagnosis()
 
+    def wait_trigger(self, dag, run, text):
+        """Wait until the triggerer has written `text` into a task's log."""
+        logs = self.home / "logs" / f"dag_id={dag}" / f"run_id={run}"
+
+        def written():
+            return any(text in log.read_text() for log in logs.glob("**/*.trigger.*"))
+
+        wait_until(written, LIMIT_S, lambda: f"{text!r} of a trigger\n{self.diagnosis()}", 0.2)
+
     def result(self, dag, run, task):
         path = f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}/xcomEntries/return_value?deserialize=true"
         return self.api("GET", path)["value"]
