@@ -179,7 +179,7 @@ def test_a_cluster_under_hostile_requests_goes_on_exactly(tmp_path, tokens):
         assert slow[0].answer == slow[1].answer == b"", "nothing was asked"
         assert slow[2].answer.startswith(b"HTTP/1.1 408")
         wait_until(lambda: rest.job(job["jid"])["state"] == "FINISHED", LIMIT_S, lambda: rest.story(job["jid"]))
-        assert rest.summary(job["jid"])["restarts"] == 0
+        assert rest.summary(job["jid"])["restarts"] == 0, rest.exceptions(job["jid"])
         assert pids == (cluster.jobmanager.pid, [child.pid for child in cluster.taskmanagers])
         assert not cluster.restarts
     log = (tmp_path / "cluster" / "jobmanager.log").read_text()
