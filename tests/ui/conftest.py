@@ -23,7 +23,7 @@ def slow_job(tmp_path_factory):
     with LocalCluster(config) as cluster:
         job = jobs.submit(cluster.rest_url, folder)
         done = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
-        wait_until(lambda: done() >= 2, 120, lambda: f"two checkpoints, not {done()}")
+        wait_until(lambda: done() >= 2, 180, lambda: f"two checkpoints, not {done()}")
         yield job
 
 

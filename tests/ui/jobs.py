@@ -50,7 +50,7 @@ env.execute({name!r})
 """
 
 
-def graph_of(folder, *, name="order-risks", rows=10**9, rate=200_000, work=500):
+def graph_of(folder, *, name="order-risks", rows=10**9, rate=200_000, work=150):
     """Return the encoded graph of the slow job; a file `broken` in `folder` makes its function fail."""
     path = folder / "rate_orders.py"
     path.write_text(

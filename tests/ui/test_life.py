@@ -1,6 +1,8 @@
 """A job's life by the browser alone: uploaded, saved, rescaled, looked into, seen failing, cancelled."""
 
+import json
 import re
+import urllib.request
 
 import pytest
 from playwright.sync_api import expect
@@ -50,6 +52,7 @@ def test_a_life(browser, cluster, tmp_path):
         visit.wanted = "status of 400"  # the answer to a key of another type
         looked_up(page)
         failed(page, tmp_path)
+        upgraded(page, client, job_id, tmp_path)
 
         confirmed(page, "Cancel", "Cancel the job")
         expect(page.locator("header.job .chip")).to_have_text("canceled", timeout=LONG_MS)
@@ -111,4 +114,22 @@ def failed(page, folder):
     expect(frames).to_contain_text("penstock/")
     (folder / "broken").unlink()
     page.get_by_role("link", name="Graph").click()
+    expect(page.locator("header.job .chip")).to_have_text("running", timeout=LONG_MS)
+
+
+def upgraded(page, client, job_id, folder):
+    """What became of it is told as it was: on a busy machine the new version may fail its trial."""
+    version = folder / "second.penstock"
+    version.write_bytes(jobs.encoded(folder, rate=500, work=20))
+    page.get_by_role("group", name="Actions").get_by_role("button", name="Upgrade").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_label("The new version").set_input_files(version)
+    dialog.get_by_label("Checkpoints on trial").fill("1")
+    dialog.get_by_role("button", name="Upgrade").click()
+    told = page.locator("#toasts").get_by_text(re.compile("runs in its new version|Upgrade failed: "))
+    expect(told).to_be_visible(timeout=LONG_MS)
+    text = told.inner_text()
+    with urllib.request.urlopen(f"{client.url}/v1/penstock/jobs/{job_id}/upgrade", timeout=30) as answer:
+        found = json.load(answer)
+    assert (found["phase"] == "completed") == ("runs in its new version" in text), (found, text)
     expect(page.locator("header.job .chip")).to_have_text("running", timeout=LONG_MS)

@@ -1,6 +1,8 @@
 """A reader who knows nothing of the job finds its slow operator: what is slow, why, and since when."""
 
+import json
 import re
+import urllib.request
 
 import pytest
 from playwright.sync_api import expect
@@ -39,3 +41,19 @@ def test_checkpoints_are_listed_as_they_are(visit, slow_job):
     known = slow_job.client.checkpoints(slow_job.job_id)["latest"]["completed"]["id"]
     expect(table.get_by_role("rowheader", name=str(known), exact=True)).to_be_visible()
     expect(page.get_by_role("img", name=re.compile("Durations of the last"))).to_be_visible()
+    parts = page.get_by_role("region", name=f"Checkpoint {known}, subtask by subtask")
+    table.get_by_role("button", name=str(known), exact=True).click()
+    said = re.search(r"Subtask (\d) of (.+) was last", parts.locator(".note").inner_text())
+    acks = {}
+    for vertex in slow_job.client.job(slow_job.job_id)["vertices"]:
+        for index, at in acknowledged(slow_job, known, vertex["id"]):
+            acks[vertex["name"], index] = at
+    assert acks[said[2], int(said[1])] == max(acks.values())
+    expect(parts.get_by_role("row")).to_have_count(1 + len(acks))
+
+
+def acknowledged(job, checkpoint, vertex):
+    """When each subtask of a vertex was done with a checkpoint, as Flink's path says it."""
+    url = f"{job.client.url}/v1/jobs/{job.job_id}/checkpoints/details/{checkpoint}/subtasks/{vertex}"
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        return [(subtask["index"], subtask["ack_timestamp"]) for subtask in json.load(answer)["subtasks"]]

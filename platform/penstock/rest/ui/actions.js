@@ -12,9 +12,9 @@ const FOLDER = {
 export function actions(job, reload) {
   const name = job.name;
   const path = `/jobs/${job.jid}`;
-  const asked = async (what, method, where, body, status, done) => {
+  const asked = async (what, method, where, body, status, done, below = path) => {
     const { "request-id": request } = await send(method, where, body);
-    follow(what, `${path}/${status}/${request}`, done, reload);
+    follow(what, `${below}/${status}/${request}`, done, reload);
   };
   const choices = [
     ["Savepoint", {
@@ -28,6 +28,16 @@ export function actions(job, reload) {
         note: "Operators that were given a number of their own in the job file keep it." }],
       action: "Rescale",
       run: ({ parallelism }) => asked("Rescale", "PATCH", `${path}/rescaling?parallelism=${Number(parallelism)}`, undefined, "rescaling", () => `${name} runs with ${parallelism} subtasks`),
+    }],
+    ["Upgrade", {
+      title: `Put another version in the place of ${name}?`,
+      text: "The job stops with a savepoint, and the new version goes on from it, on trial: what it writes is held back. If it fails, or has not completed its checkpoints in time, the old version comes back from the same savepoint.",
+      fields: [
+        { name: "file", label: "The new version", input: { type: "file", required: true, accept: ".penstock" }, note: "A file written by: penstock run job.py --write job.penstock" },
+        { name: "checkpoints", label: "Checkpoints on trial", input: { type: "number", min: 1, required: true, value: 3 } },
+      ],
+      action: "Upgrade",
+      run: ({ file, checkpoints }) => asked("Upgrade", "POST", `/penstock${path}/upgrade?checkpoints=${Number(checkpoints)}`, file, "upgrade", () => `${name} runs in its new version`, `/penstock${path}`),
     }],
     ["Stop", {
       title: `Stop ${name}?`, text: "It takes a savepoint and ends. It can be started again from that savepoint, windows that are open included.",

@@ -7,11 +7,26 @@ import { chip, figure, figures, note, table, time } from "./parts.js";
 
 const DRAWN = 60;
 
-export async function load({ id }, signal) {
-  return get(`/jobs/${id}/checkpoints`, signal);
+export async function load({ id, ui, base }, signal) {
+  const found = await get(`/jobs/${id}/checkpoints`, signal);
+  const shown = found.history.find((entry) => entry.id === ui.checkpoint) ?? found.history.find((entry) => entry.status === "COMPLETED");
+  return { ...found, parts: shown ? await partsOf(id, shown, base.job, signal) : null };
 }
 
-export function view({ data, base }) {
+// Subtask by subtask, the one that was done last first; those that are not done yet before all.
+async function partsOf(id, entry, job, signal) {
+  const found = await Promise.all(job.vertices.map(async (vertex) => {
+    const { subtasks } = await get(`/jobs/${id}/checkpoints/details/${entry.id}/subtasks/${vertex.id}`, signal);
+    return subtasks.map((subtask) => ({ ...subtask, vertex: vertex.name }));
+  }));
+  return { entry, subtasks: found.flat().sort((a, b) => (b.ack_timestamp ?? Infinity) - (a.ack_timestamp ?? Infinity)) };
+}
+
+export function view({ data, base, ui, reload }) {
+  const choose = (id) => {
+    ui.checkpoint = id;
+    reload();
+  };
   const { counts, summary, latest, history } = data;
   const newest = latest.completed;
   return [
@@ -26,7 +41,7 @@ export function view({ data, base }) {
     chart(history),
     table("History of checkpoints", [["Id", "end"], "Kind", "State", "Begun", ["Time", "end"], ["State size", "end"], ["Written", "end"], ["Subtasks", "end"], "What happened"],
       history.map((entry) => h("tr", { key: entry.id },
-        h("th", { scope: "row", class: "end" }, entry.id),
+        h("th", { scope: "row", class: "end" }, h("button", { type: "button", class: "pick", "aria-pressed": String(entry.id === data.parts?.entry.id), onclick: () => choose(entry.id), title: "Show its subtasks" }, entry.id)),
         h("td", {}, entry.is_savepoint ? "savepoint" : "checkpoint"),
         h("td", {}, chip(entry.status)),
         h("td", {}, time(entry.trigger_timestamp)),
@@ -36,7 +51,29 @@ export function view({ data, base }) {
         h("td", { class: "end" }, `${entry.num_acknowledged_subtasks} of ${entry.num_subtasks}`),
         h("td", { class: "wide path" }, entry.failure_message ?? entry.external_path ?? ""))),
       "No checkpoint was begun yet."),
+    data.parts ? details(data.parts) : null,
   ];
+}
+
+function details({ entry, subtasks }) {
+  const missing = subtasks.filter((subtask) => subtask.status !== "completed");
+  const last = subtasks.find((subtask) => subtask.status === "completed");
+  const text = missing.length
+    ? `${missing.length} subtasks are not done: ${missing.slice(0, 3).map((s) => `${s.index} of ${s.vertex}`).join(", ")}.`
+    : `Subtask ${last.index} of ${last.vertex} was last, after ${duration(last.end_to_end_duration)}.`;
+  return h("section", { class: "panel", key: `parts ${entry.id}`, "aria-labelledby": "parts" },
+    h("h2", { id: "parts" }, `Checkpoint ${entry.id}, subtask by subtask`),
+    note(text),
+    table("Subtasks of the checkpoint", ["Operator", ["Subtask", "end"], ["Done after", "end"], ["Waited for barriers", "end"], ["Froze for", "end"], ["Wrote for", "end"], ["State size", "end"], ["Written", "end"]],
+      subtasks.map((subtask) => {
+        const done = subtask.status === "completed";
+        const cell = (value) => h("td", { class: "end" }, done ? value() : "-");
+        return h("tr", { key: `${subtask.vertex} ${subtask.index}`, class: subtask === last && !missing.length ? "last" : "" },
+          h("th", { scope: "row" }, subtask.vertex), h("td", { class: "end" }, subtask.index),
+          cell(() => duration(subtask.end_to_end_duration)), cell(() => duration(subtask.alignment.duration)),
+          cell(() => duration(subtask.checkpoint.sync)), cell(() => duration(subtask.checkpoint.async)),
+          cell(() => bytes(subtask.state_size)), cell(() => bytes(subtask.checkpointed_size)));
+      })));
 }
 
 // Durations of the last ones, oldest first; a failed one is drawn in full height, in its own colour and pattern.

@@ -21,7 +21,7 @@ export function confirm({ title, text, fields = [], action, danger, run }) {
     event.preventDefault();
     if (busy) return;
     const elements = [...event.target.elements].filter((element) => element.name);
-    const values = Object.fromEntries(elements.map((e) => [e.name, e.type === "checkbox" ? e.checked : e.value.trim()]));
+    const values = Object.fromEntries(elements.map((e) => [e.name, valueOf(e)]));
     [busy, problem] = [true, ""];
     draw();
     try {
@@ -46,6 +46,11 @@ export function confirm({ title, text, fields = [], action, danger, run }) {
   ]);
   draw();
   holder.querySelector("dialog").showModal();
+}
+
+function valueOf(element) {
+  if (element.type === "file") return element.files[0];
+  return element.type === "checkbox" ? element.checked : element.value.trim();
 }
 
 // Say something for a while; returns a function that says something else in its place.
