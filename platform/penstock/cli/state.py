@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 from pathlib import Path
@@ -170,13 +171,25 @@ def repartition(
     target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the savepoint.")],
     *,
     key_groups: Annotated[int | None, typer.Option(help="Number of key groups; default: as many as it has.")] = None,
+    master: Annotated[str | None, typer.Option(help="Master of Spark that does the work if there is much.")] = None,
+    spark_above: Annotated[int, typer.Option(help="Bytes of state that are much.", min=0)] = 1 << 30,
     checkpoint: CheckpointOption = None,
     json: JsonOption = False,
 ) -> None:
     """Write a snapshot anew as a savepoint, merged, with another number of key groups; nothing has to run."""
+    from penstock.snapshots.repartition import Run, in_turn, state_bytes
     from penstock.snapshots.repartition import repartition as write_anew
 
-    written = write_anew(_open(uri, checkpoint), target, key_groups=key_groups)
+    snapshot = _open(uri, checkpoint)
+    with contextlib.ExitStack() as stack:
+        run: Run = in_turn
+        if master is not None and state_bytes(snapshot) > spark_above:
+            try:
+                from penstock.snapshots.spark_repartition import on_spark, open_session
+            except ImportError as error:
+                raise UsageError("Spark is not installed", hint="pip install 'penstock[spark]'") from error
+            run = on_spark(stack.enter_context(open_session(master)))
+        written = write_anew(snapshot, target, key_groups=key_groups, run=run)
     if json:
         print_json(_summary(_open(written)))
     else:

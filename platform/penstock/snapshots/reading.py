@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 #: Columns that only say where a row stands in the files.
 _PLACE = (KEY_HASH, DELETED, SEQ)
-_OPERATOR_SCHEMA = pl.Schema({"__subtask": pl.Int64, "__index": pl.Int64, "item": pl.String})
+#: Columns of state that is not keyed.
+OPERATOR_STATE = pa.schema([("__subtask", pa.int64()), ("__index", pa.int64()), ("item", pa.string())])
 
 
 def read(
@@ -45,11 +46,10 @@ def read(
 
 def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False) -> pl.LazyFrame:
     """Return the live rows of a state that was found; see `read`."""
+    schema = columns_of(state, with_hash=with_hash)
+    kept = schema.names
     if state.kind == "operator":
-        return pl.LazyFrame(_items(state), schema=_OPERATOR_SCHEMA, orient="row")
-    schema = state.schema
-    assert schema is not None  # noqa: S101 - a keyed state has one
-    kept = [n for n in schema.names if n not in _PLACE or (with_hash and n == KEY_HASH)]
+        return pl.LazyFrame(items_of(state), schema=_frame(schema.empty_table()).schema, orient="row")
 
     def source(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
@@ -69,7 +69,7 @@ def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False
             if left == 0:
                 return
 
-    empty = _frame(schema.empty_table().select(kept))
+    empty = _frame(schema.empty_table())
     return register_io_source(source, schema=empty.schema, is_pure=True)
 
 
@@ -79,7 +79,15 @@ def live_rows(snapshot: Snapshot, parts: tuple[KeyedStateSnapshot, ...]) -> Iter
         yield from read_state(part, snapshot.read)
 
 
-def _items(state: StateContent) -> list[tuple[int, int, str]]:
+def columns_of(state: StateContent, *, with_hash: bool = False) -> pa.Schema:
+    """Return the columns that reading a state shows."""
+    if state.schema is None:
+        return OPERATOR_STATE
+    return pa.schema([f for f in state.schema if f.name not in _PLACE or (with_hash and f.name == KEY_HASH)])
+
+
+def items_of(state: StateContent) -> list[tuple[int, int, str]]:
+    """Return the rows of state that is not keyed, with the columns of `OPERATOR_STATE`."""
     return [
         (subtask, index, json.dumps(item, separators=(",", ":"), default=str))
         for subtask, part in state.operator

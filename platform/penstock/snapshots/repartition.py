@@ -2,25 +2,59 @@
 
 Any job can start from a snapshot with another number of key groups, since the files are cut by hash; what this changes
 is where the rows lie: one part a subtask, as the new groups are, merged and without what is deleted. It also makes a
-savepoint of an older checkpoint.
+savepoint of an older checkpoint. The work is a list of cuts that do not depend on each other: made here one after the
+other, or as tasks of Spark (`snapshots.spark_repartition`), with the same rows in the same parts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 import pyarrow as pa
 
+from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.stores import read_file
 from penstock.core.errors import UsageError
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
+from penstock.snapshots.cuts import ranges_by_size
 from penstock.snapshots.opening import Snapshot, open_target
 from penstock.state.segments import read_state
 from penstock.task.savepoint import SavepointWriter
 
+#: Bytes of the old files that one cut is made of, about.
+CUT_BYTES = 256 << 20
 
-def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None = None) -> str:
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """Rows of one state in a range of hashes that one subtask will own; files are named by `number`."""
+
+    number: int
+    #: The state as the old subtasks have it, by their ranges of hashes.
+    held: tuple[KeyedStateSnapshot, ...]
+    low: int
+    high: int
+
+    def write(self, source: ObjectStore, target: ObjectStore) -> KeyedStateSnapshot:
+        """Write the rows; the same again writes the same files."""
+        wanted = HashRange(self.low, self.high)
+        empty = msgspec.structs.replace(
+            self.held[0], hash_low=self.low, hash_high=self.high, segments=(), tombstones=()
+        )
+        return SavepointWriter(source, target, f"{self.number:05d}-").rows(empty, _live(source, self.held, wanted))
+
+
+#: Writes all cuts from one store to another, in any order and place; the results are in the order of the cuts.
+Run = Callable[[Sequence[Cut], ObjectStore, ObjectStore], Sequence[KeyedStateSnapshot]]
+
+
+def in_turn(cuts: Sequence[Cut], source: ObjectStore, target: ObjectStore) -> list[KeyedStateSnapshot]:
+    """Write one cut after the other."""
+    return [cut.write(source, target) for cut in cuts]
+
+
+def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None = None, run: Run = in_turn) -> str:
     """Write the snapshot to `target_uri` (None: with as many key groups as it has); return the savepoint's URI.
 
     Raises:
@@ -34,12 +68,13 @@ def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None =
         msg = f"{groups} key groups are fewer than the {widest} subtasks of the snapshot"
         raise UsageError(msg, hint=f"use at least {widest}; the parallelism is changed at the job's next start")
     target = open_target(target_uri)
+    cuts: list[Cut] = []
+    owned = [_cuts_of(manifest.subtasks, part, groups, cuts) for part in manifest.subtasks]
+    written = run(cuts, snapshot.store, target)
     writer = SavepointWriter(snapshot.store, target)
     subtasks = []
-    for part in manifest.subtasks:
-        others = [s for s in manifest.subtasks if s.vertex_id == part.vertex_id]
-        hashes = hash_range_of(part.subtask, len(others), groups) if any(s.keyed for s in others) else None
-        keyed = () if hashes is None else tuple(_recut(writer, snapshot, others, hashes))
+    for part, states in zip(manifest.subtasks, owned, strict=True):
+        keyed = tuple(_joined([written[cut.number] for cut in own], hashes) for own, hashes in states)
         outputs = tuple(writer.output(output) for output in part.committables)
         subtasks.append(msgspec.structs.replace(part, keyed=keyed, committables=outputs))
     writer.manifest(
@@ -56,24 +91,44 @@ def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None =
     return target.uri
 
 
+def state_bytes(snapshot: Snapshot) -> int:
+    """Return the bytes of the files that a repartition reads."""
+    keyed = (state for part in snapshot.manifest.subtasks for state in part.keyed)
+    return sum(segment.file.length for state in keyed for segment in state.segments)
+
+
 def _parallelism(subtasks: tuple[SubtaskSnapshot, ...], vertex_id: str) -> int:
     return sum(part.vertex_id == vertex_id for part in subtasks)
 
 
-def _recut(
-    writer: SavepointWriter, snapshot: Snapshot, parts: list[SubtaskSnapshot], hashes: HashRange
-) -> Iterator[KeyedStateSnapshot]:
-    """Write the rows of all states of one vertex that lie in a range of hashes."""
+def _cuts_of(
+    subtasks: tuple[SubtaskSnapshot, ...], part: SubtaskSnapshot, groups: int, cuts: list[Cut]
+) -> list[tuple[list[Cut], HashRange]]:
+    """Append what makes the states of one new subtask to `cuts`; return it by state, with the subtask's hashes."""
+    others = [s for s in subtasks if s.vertex_id == part.vertex_id]
     states: dict[tuple[str, str], list[KeyedStateSnapshot]] = {}
-    for part in parts:
-        for state in part.keyed:
+    for other in others:
+        for state in other.keyed:
             states.setdefault((state.uid, state.state), []).append(state)
+    found = []
     for held in states.values():
+        hashes = hash_range_of(part.subtask, len(others), groups)
         held.sort(key=lambda state: state.hash_low)
-        empty = msgspec.structs.replace(held[0], hash_low=hashes.low, hash_high=hashes.high, segments=(), tombstones=())
-        yield writer.rows(empty, _live(snapshot, held, hashes))
+        own: list[Cut] = []
+        for within in ranges_by_size(held, hashes, CUT_BYTES):
+            near = tuple(s for s in held if HashRange(s.hash_low, s.hash_high).intersect(within))
+            own.append(Cut(number=len(cuts) + len(own), held=near or tuple(held[:1]), low=within.low, high=within.high))
+        cuts += own
+        found.append((own, hashes))
+    return found
 
 
-def _live(snapshot: Snapshot, held: list[KeyedStateSnapshot], hashes: HashRange) -> Iterator[pa.Table]:
+def _joined(parts: list[KeyedStateSnapshot], hashes: HashRange) -> KeyedStateSnapshot:
+    """Return the parts of one subtask's state as one."""
+    segments = tuple(segment for part in parts for segment in part.segments)
+    return msgspec.structs.replace(parts[0], hash_low=hashes.low, hash_high=hashes.high, segments=segments)
+
+
+def _live(source: ObjectStore, held: Sequence[KeyedStateSnapshot], within: HashRange) -> Iterator[pa.Table]:
     for state in held:
-        yield from read_state(state, snapshot.read, hashes)
+        yield from read_state(state, lambda ref: read_file(source, ref), within)

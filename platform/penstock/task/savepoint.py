@@ -63,10 +63,14 @@ def write_savepoint(command: WriteSavepoint, open_store: Callable[[str], ObjectS
 class SavepointWriter:
     """Numbers the parts of each state, and copies each pending file once; the offline tools write with it too."""
 
-    def __init__(self, source: ObjectStore, target: ObjectStore) -> None:
-        """Nothing is written yet; `source` is where the files of a snapshot are read."""
+    def __init__(self, source: ObjectStore, target: ObjectStore, prefix: str = "") -> None:
+        """Nothing is written yet; `source` is where the files of a snapshot are read.
+
+        `prefix` begins the numbers of parts: of several writers to one target each has its own.
+        """
         self._source = source
         self._target = target
+        self._prefix = prefix
         self._parts: dict[str, int] = {}
         self._outputs: dict[tuple[str, int], FileRef] = {}
 
@@ -102,7 +106,7 @@ class SavepointWriter:
         encoded = encoder.finish()
         folder = f"{state.uid}/{state.state}"
         number = self._parts[folder] = self._parts.get(folder, -1) + 1
-        file = self._put(f"{folder}/part-{number:05d}.parquet", encoded.data)
+        file = self._put(f"{folder}/part-{self._prefix}{number:05d}.parquet", encoded.data)
         return Segment(
             file=file,
             position=position,

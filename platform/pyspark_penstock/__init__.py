@@ -1,0 +1,5 @@
+"""Where Spark looks for data sources by itself: with penstock installed, `spark.read.format("penstock")` is there."""
+
+from penstock.snapshots.spark import PenstockDataSource as DefaultSource
+
+__all__ = ["DefaultSource"]

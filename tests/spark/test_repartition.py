@@ -1,0 +1,94 @@
+"""A snapshot that Spark cuts anew is the one that is cut here: the same rows in the same parts, also a task twice."""
+
+import json
+import subprocess
+import sys
+
+import msgspec
+import polars as pl
+import pytest
+from tests.unit.snapshots.conftest import empty_job, job  # noqa: F401 - fixtures
+
+import penstock as ps
+from penstock.core.errors import StorageError
+from penstock.snapshots import repartition as module
+from penstock.snapshots.opening import open_snapshot
+from penstock.snapshots.repartition import in_turn, repartition
+from penstock.snapshots.spark_repartition import on_spark
+from penstock.snapshots.verify import verify
+
+#: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+
+
+@pytest.fixture(autouse=True)
+def small_cuts(monkeypatch):
+    monkeypatch.setattr(module, "CUT_BYTES", 2000)
+
+
+def content(uri):
+    manifest = open_snapshot(uri).manifest
+    blank = {"note": "", "origin": ""}
+    names = [("people", "profile"), ("people", "__timers_event"), ("totals", "panes")]
+    frames = [ps.snapshots.read(uri, uid=uid, name=name, with_hash=True).collect() for uid, name in names]
+    return msgspec.structs.replace(manifest, **blank), [frame.rows() for frame in frames]
+
+
+def test_from_128_to_192_to_1024_groups_it_is_what_the_local_way_gives(spark, job, tmp_path):  # noqa: F811
+    here = there = str(job.folder)
+    for groups in (128, 192, 1024):
+        here = repartition(open_snapshot(here), str(tmp_path / f"local-{groups}"), key_groups=groups)
+        there = repartition(
+            open_snapshot(there), str(tmp_path / f"spark-{groups}"), key_groups=groups, run=on_spark(spark)
+        )
+        assert content(there) == content(here)
+        report = verify(there)
+        assert (report.damaged, report.unknown) == ([], [])
+        assert len(list((tmp_path / f"spark-{groups}" / "people" / "profile").iterdir())) > 2
+    first = content(str(repartition(open_snapshot(str(job.folder)), str(tmp_path / "whole"))))[1]
+    assert [sorted(rows, key=repr) for rows in content(there)[1]] == [sorted(rows, key=repr) for rows in first]
+
+
+def test_a_task_that_runs_twice_writes_the_same(job, tmp_path):  # noqa: F811
+    def twice(cuts, source, target):
+        in_turn(cuts, source, target)
+        return in_turn(cuts, source, target)
+
+    once = repartition(open_snapshot(str(job.folder)), str(tmp_path / "once"), key_groups=256)
+    again = repartition(open_snapshot(str(job.folder)), str(tmp_path / "again"), key_groups=256, run=twice)
+    assert content(again) == content(once)
+
+
+def test_a_task_that_fails_leaves_no_savepoint_and_says_why(spark, job, tmp_path):  # noqa: F811
+    snapshot = open_snapshot(str(job.folder))
+    victim = next(iter(sorted((job.folder / "data").rglob("*.pack"))))
+    data = bytearray(victim.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    victim.write_bytes(bytes(data))
+    with pytest.raises(StorageError, match=r"a task of Spark failed.*damaged"):
+        repartition(snapshot, str(tmp_path / "sp"), key_groups=256, run=on_spark(spark))
+    assert not (tmp_path / "sp" / "manifest.json").exists()
+
+
+def test_rows_of_all_cuts_are_the_rows(spark, tmp_path, job):  # noqa: F811
+    uri = repartition(open_snapshot(str(job.folder)), str(tmp_path / "sp"), key_groups=64, run=on_spark(spark))
+    found = ps.snapshots.read(uri, uid="people", name="profile").collect()
+    assert {row[0]: row[2:] for row in found.rows()} == job.profiles
+    assert found.select(pl.col("user_id").is_duplicated().any()).item() is False
+
+
+def test_the_command_line_uses_spark_where_there_is_much(job, tmp_path):  # noqa: F811
+    command = [sys.executable, "-m", "penstock.cli.main", "state", "repartition", str(job.folder), str(tmp_path / "sp")]
+    options = ["--key-groups", "64", "--master", "local[1]", "--spark-above", "0", "--json"]
+    done = subprocess.run([*command, *options], cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)
+    assert open_snapshot(str(tmp_path / "sp")).manifest.key_groups == 64
+    assert not (tmp_path / "artifacts").exists()
+    assert "Spark" in done.stderr, "it was done without"
+    found = ps.snapshots.read(str(tmp_path / "sp"), uid="people", name="profile").collect()
+    assert {row[0]: row[2:] for row in found.rows()} == job.profiles
