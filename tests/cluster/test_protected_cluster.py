@@ -108,15 +108,30 @@ def test_mutual_tls_in_two_commands(console, tmp_path):
     console("cluster", "stop")
 
 
+def bare(port):
+    """What a request without certificate and token gets."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request("GET", "/metrics")
+        return str(connection.getresponse().status)
+    except (OSError, http.client.HTTPException):
+        return "nothing"
+    finally:
+        connection.close()
+
+
 def scan(pid, url):
-    """Nothing of the cluster listens but its two ports on loopback, and sockets in folders of its user alone."""
+    """Nothing of the cluster listens but its declared ports on loopback, and sockets in folders of its user alone."""
     pids = [pid, *proc_tree.descendants(pid)]
     assert len(pids) > 5, "JobManager, TaskManagers, templates, workers"
     found = listening(pids)
-    assert len(found) == 2, found
+    assert len(found) == 4, f"REST, the processes' own, the metrics of two TaskManagers: {found}"
     assert {address for address, _ in found} == {"127.0.0.1"}
     ports = {port for _, port in found}
     assert urlsplit(url).port in ports
+    assert sorted(bare(port) for port in ports) == ["401", "401", "nothing", "nothing"], (
+        "metrics ask; TLS has no answer"
+    )
     for port in ports:
         assert reaches("127.0.0.1", port)
         for address in own_addresses():
