@@ -36,6 +36,11 @@ def open_store(uri: str) -> ObjectStore:
     raise UsageError(msg, hint="use a folder, file://, s3:// or memory://")
 
 
+def client_modules(uri: str) -> tuple[str, ...]:
+    """Return the modules that the store at `uri` imports when it is first used; they start no threads."""
+    return ("minio", "minio.error") if uri.startswith("s3://") else ()
+
+
 def join_uri(root: str, *parts: str) -> str:
     """Return `root/part/...` with single slashes."""
     return "/".join([root.rstrip("/"), *(part.strip("/") for part in parts if part)])

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from penstock.checkpoint.stores import client_modules
 from penstock.config.settings import ClusterSettings
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError
@@ -299,10 +300,11 @@ class TaskManagers:
 
 
 def _preload_of(graph: JobGraph) -> tuple[str, ...]:
-    """Return what the job's connectors want imported before its workers are forked."""
+    """Return what the job's connectors and its checkpoint store want imported before its workers are forked."""
     configs = [operator.config for vertex in graph.vertices for operator in vertex.operators]
     specs = [config[part] for config in configs for part in ("source", "sink") if part in config]
-    return tuple(dict.fromkeys(module for spec in specs for module in spec.get("preload", ())))
+    wanted = [module for spec in specs for module in spec.get("preload", ())]
+    return tuple(dict.fromkeys([*wanted, *client_modules(graph.settings.checkpoint_root)]))
 
 
 def _exit_text(returncode: int) -> str:

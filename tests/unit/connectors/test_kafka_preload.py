@@ -1,4 +1,4 @@
-"""What a worker template imports for the Kafka connector, and what it must not start."""
+"""What a worker template imports for the Kafka connector and for a store, and what it must not start."""
 
 import os
 import subprocess
@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from penstock.checkpoint.stores import client_modules
 from penstock.taskmanager.template_client import THREAD_LIMITS
 from penstock_connectors.kafka import sink, source
 
@@ -20,7 +21,10 @@ print(*(set(thread_names()) - before - SAFE_THREADS))
 """
 
 
-@pytest.mark.parametrize("modules", [source.PRELOAD, *sink.PRELOAD.values()], ids=lambda m: m[0].rpartition(".")[2])
+PRELOADS = [source.PRELOAD, *sink.PRELOAD.values(), client_modules("s3://state/jobs")]
+
+
+@pytest.mark.parametrize("modules", PRELOADS, ids=lambda m: m[0].rpartition(".")[2])
 def test_what_a_template_preloads_can_be_imported_and_starts_no_thread(modules):
     command, environment = [sys.executable, "-c", SCRIPT, *modules], {**os.environ, **THREAD_LIMITS}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
