@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -33,7 +34,7 @@ import sys
 sys.dont_write_bytecode = False  # a start that has to compile the sources of everything it imports takes twice as long
 import penstock.cli.main, penstock.cli.run, penstock.cli.serve, penstock.rest.app, penstock.rest.server
 import penstock.taskmanager.main, penstock.taskmanager.template
-import penstock.kernels.warm, penstock_connectors.kafka._kernels
+import penstock.kernels.warm, penstock_connectors.kafka._kernels, minio.error
 import penstock_connectors.formats.json_table, penstock_connectors.formats.json_writer
 import penstock_connectors.datagen, penstock_connectors.files, penstock.api.environment
 penstock.taskmanager.template.warm_up()
@@ -42,6 +43,10 @@ penstock.kernels.warm.keep()
 # levels of the tests that need no server, and those that look at a web interface
 WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui", "airflow"}
 WITH_BROWSER = {"ui", "airflow", "flink_tools", ""}
+# levels that compute; beside them the others, which mostly wait, run in a process of their own
+COMPUTING = {"tidy", "unit", "property", "sim", "api_typing", "releases"}
+# what pytest ends with when nothing was selected
+NO_TESTS = 5
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] ... | test [pytest arguments] | setup | servers | airflow"
 
@@ -81,6 +86,8 @@ def main(arguments: list[str]) -> int:
     )
     if command == "test":
         os.chdir(ROOT)
+        if not _levels(rest):
+            return run_lanes(line)
     sys.stdout.flush()
     os.execv(line[0], line)  # noqa: S606  the list is ours, and no shell is wanted
     return 0
@@ -243,6 +250,26 @@ def _apt_install(packages: Sequence[str]) -> None:
 
 
 # --- running and telling
+
+
+def run_lanes(line: Sequence[str]) -> int:
+    """Run all tests: those that compute, and beside them those that wait, whose output comes when both have ended."""
+    levels = sorted(path for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py")))
+    first = [str(path) for path in levels if path.name in COMPUTING]
+    second = [str(path) for path in levels if path.name not in COMPUTING]
+    log = ROOT / ".cache" / "tests-waiting.log"
+    say(f"tests that wait run beside those that compute; they write to {log}")
+    with log.open("wb") as output:
+        beside = subprocess.Popen([*line, *second], stdout=output, stderr=subprocess.STDOUT)
+        try:
+            codes = [subprocess.run([*line, *first], check=False).returncode, beside.wait()]
+        except KeyboardInterrupt:
+            beside.send_signal(signal.SIGINT)
+            beside.wait()
+            codes = [1]
+    sys.stdout.write(log.read_text(errors="replace"))
+    sys.stdout.flush()
+    return next((code for code in codes if code not in {0, NO_TESTS}), min(codes))
 
 
 def run(title: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

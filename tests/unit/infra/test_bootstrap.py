@@ -158,3 +158,23 @@ def test_run_shows_the_end_of_a_failed_step(bootstrap, tmp_path, monkeypatch):
 )
 def test_airflow_is_installed_when_a_path_may_need_it(bootstrap, arguments, wanted):
     assert bootstrap._wants_airflow(arguments) is wanted
+
+
+LANE = "import sys; print(*sys.argv[1:]); sys.exit({code} * any('{bad}' in argument for argument in sys.argv))"
+
+
+@pytest.mark.parametrize(
+    ("bad", "code", "expected"),
+    [("nowhere", 0, 0), ("unit", 1, 1), ("cluster", 2, 2), ("unit", 5, 0), ("test", 5, 5)],
+)
+def test_all_tests_run_as_two_processes_that_share_them_and_either_can_fail(bootstrap, capfd, bad, code, expected):
+    for level in ("unit/core", "sim", "cluster", "new"):
+        folder = bootstrap.ROOT / "tests" / level
+        folder.mkdir(parents=True)
+        (folder / "test_a.py").touch()
+    (bootstrap.ROOT / "tests" / "data").mkdir()
+    (bootstrap.ROOT / ".cache").mkdir()
+    assert bootstrap.run_lanes([sys.executable, "-c", LANE.format(bad=bad, code=code), "-x"]) == expected
+    computing, waiting = capfd.readouterr().out.strip().splitlines()
+    names = [[Path(path).name for path in line.split()[1:]] for line in (computing, waiting)]
+    assert names == [["sim", "unit"], ["cluster", "new"]]
