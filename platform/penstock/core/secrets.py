@@ -19,16 +19,17 @@ _NAME = re.compile(
 )
 #: Variables with such a name that hold a place and no secret.
 _PLACES = re.compile(r"(_FILE|_PATH|_DIR|_URL|_ENDPOINT)$", re.IGNORECASE)
+#: None of them tries a run of letters from each of its places: the time grows with the text alone, whoever wrote it.
 _SHAPES = (
     # Authorization headers, wherever they are quoted
     re.compile(r"(?i)\b((?:bearer|basic)\s+)[A-Za-z0-9+/=._~-]{8,}"),
     # sasl.password=..., 'ssl.key.password': '...', secret_key = "..."
     re.compile(
-        r"(?i)([\"']?[\w.-]*(?:password|passwd|passphrase|secret(?:[_.-]?key)?|access[_.-]?key|api[_.-]?key)[\"']?\s*[=:]\s*)"
+        r"(?i)((?:password|passwd|passphrase|secret(?:[_.-]?key)?|access[_.-]?key|api[_.-]?key)[\"']?\s*[=:]\s*)"
         r"(?:\"[^\"]*\"|'[^']*'|[^\s,;}&\"')]+)"
     ),
     # scheme://user:password@host
-    re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s:/@]*:)[^\s/@]+(?=@)"),
+    re.compile(r"(://[^\s:/@]*:)[^\s/@]+(?=@)"),
 )
 _PEM = re.compile(r"-----BEGIN ([A-Z ]*PRIVATE KEY)-----.*?(?:-----END \1-----|\Z)", re.DOTALL)
 _REFERENCE = re.compile(r"\$\{ENV:\w+")

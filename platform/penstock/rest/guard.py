@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 _CLOSE = (b"connection", b"close")
 _MOST_DROPPED_BYTES = 256 << 20
+_MOST_SHOWN = 200
 _HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -81,11 +82,11 @@ class Guard:
             except _RefusedError as error:
                 refusal = error.refusal
         if refusal is not None:
-            self._log(redact(f"refused {asked.method} {asked.path!r} of {_sender(asked)}: {refusal.error}"))
+            self._log(f"refused {_shown(asked)} of {_sender(asked)}: {_cut(redact(refusal.error))}")
             await self._refuse(refusal, receive, send)
             return
         if asked.method not in _BODYLESS:
-            self._log(redact(f"{caller(asked, self._security)} at {_sender(asked)}: {asked.method} {asked.path!r}"))
+            self._log(f"{redact(caller(asked, self._security))} at {_sender(asked)}: {_shown(asked)}")
         await self._application(scope, _once(body, receive), _with_headers(send))
 
     async def _body(self, asked: Asked, receive: Receive) -> bytes:
@@ -141,6 +142,15 @@ def _same_user(ends: Ends) -> bool:
 
 def _sender(asked: Asked) -> str:
     return asked.ends[0][0] if asked.ends else "somebody unknown"
+
+
+def _shown(asked: Asked) -> str:
+    return f"{_cut(redact(asked.method))} {_cut(redact(repr(asked.path)))}"
+
+
+def _cut(text: str) -> str:
+    """Return what a line of the log holds of a text that anybody may have sent."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... ({len(text):,} letters)"
 
 
 def _too_large(limit: int) -> Refusal:

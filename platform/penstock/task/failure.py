@@ -19,13 +19,14 @@ _OURS = tuple(
 )
 _CONNECTORS = "penstock_connectors"
 _MAX_DETAIL = 16_000
+_MAX_LINE = 2_000
 
 
 def describe(error: BaseException) -> tuple[str, str]:
     """Return one line and the long text of an error."""
     user = user_frames(error)
     # The name stands in front for a PenstockError too: `jobmanager.failover` knows by it what no restart can help.
-    line = f"{type(error).__name__}: {error}".strip()
+    line = f"{type(error).__name__}: {error}"[:_MAX_DETAIL].strip()
     line = " ".join(line.split()) or type(error).__name__
     if user and not isinstance(error, PenstockError):
         line = f"{line} (in {user[-1].name}, {Path(user[-1].filename).name}:{user[-1].lineno})"
@@ -33,7 +34,7 @@ def describe(error: BaseException) -> tuple[str, str]:
     if user:
         parts += ["In your code:\n", *traceback.format_list(user), f"{type(error).__name__}: {error}\n\nAll frames:\n"]
     parts += traceback.format_exception(error)
-    return redact(line), redact("".join(parts)[:_MAX_DETAIL])
+    return redact(line)[:_MAX_LINE], redact("".join(parts)[:_MAX_DETAIL])
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -1,6 +1,7 @@
 """Secrets are struck from texts, and nothing else is."""
 
 import pickle
+import time
 
 import pytest
 
@@ -74,3 +75,15 @@ def test_a_secret_is_not_shown_and_not_taken_along():
     assert not Secret()
     with pytest.raises(TypeError):
         pickle.dumps(secret)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    ["a", "a.", "a-", "a+", "://a", "://a:", "secret", "password ", "password=", "'", "-----BEGIN ", "PRIVATE KEY ",
+     "bearer ", "a:"],
+)  # fmt: skip
+def test_no_text_takes_longer_than_its_length(piece):
+    text = (piece * (1 << 16))[: 1 << 16]
+    began = time.process_time()
+    Redactor()(text)
+    assert time.process_time() - began < 0.5, "it runs on the event loop, over texts that strangers send"

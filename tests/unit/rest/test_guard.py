@@ -90,3 +90,11 @@ async def test_a_refused_token_is_not_in_the_log():
     start, text, _seen, log = await ask([b"x"], token=token, path=f"/x/Bearer {token}")
     assert start["status"] == 401
     assert token not in text.decode() + log[0]
+
+
+@pytest.mark.parametrize(("token", "status"), [("wrong", 401), ("t" * 32, 200)])
+async def test_a_long_path_is_a_short_line_of_the_log(token, status):
+    start, _text, _seen, log = await ask([b"x"], token=token, path="/" + "a" * 60_000)
+    assert start["status"] == status
+    assert len(log[0]) < 500
+    assert "POST '/aaaa" in log[0]
