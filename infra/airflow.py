@@ -69,8 +69,8 @@ class LocalAirflow:
             self._start_cluster()
         passwords = self.home / "passwords.json"
         if not passwords.exists():
+            passwords.touch(mode=0o600)
             passwords.write_text(json.dumps({"admin": secrets.token_urlsafe(12)}))
-            passwords.chmod(0o600)
         self._save()
         if not (self.home / "airflow.db").exists():
             self._run([str(BIN / "airflow"), "db", "migrate"])

@@ -45,6 +45,7 @@ def tokens(tmp_path):
     tokens = {role: secrets.token_hex(32) for role in ("viewer", "operator", "admin")}
     lines = [f"{role} {role}-of-the-test {token_digest(token)}" for role, token in tokens.items()]
     (folder / "tokens").write_text("\n".join(lines))
+    (folder / "tokens").chmod(0o644)
     (folder / "admin.token").write_text(tokens["admin"])
     return folder, tokens
 

@@ -24,7 +24,7 @@ SecurityOption = Annotated[
     str, typer.Option(help="Folder of certificates, tokens, secret; default: $PENSTOCK_SECURITY.", show_default=False)
 ]
 InsecureOption = Annotated[
-    bool, typer.Option("--insecure", help="Listen where others reach the cluster without TLS, tokens and secret.")
+    bool, typer.Option("--insecure", help="Listen where others reach the cluster without TLS and tokens.")
 ]
 
 

@@ -82,7 +82,7 @@ def _security(folder: str, *, insecure: bool = False) -> Security:
 
     security = load_security(os.environ, folder, insecure=insecure)
     os.environ.pop(SECRET_VARIABLE, None)
-    if not security.secret and not insecure:
+    if not security.secret:  # --insecure too: it is about addresses, and both ends prove something always
         home = Path(os.environ.get("PENSTOCK_HOME") or Path.home() / ".penstock")
         security = replace(security, secret=own_secret(home))
     if security.secret:

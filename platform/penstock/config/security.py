@@ -31,6 +31,7 @@ CLIENT_CA_FILE = "client-ca.pem"
 TOKENS_FILE = "tokens"
 SECRET_FILE = "cluster.secret"  # noqa: S105 - a name
 _OPEN_TO_OTHERS = 0o077
+_WRITABLE_BY_OTHERS = 0o022
 _SECRET_LENGTH = 32
 
 Role = Literal["viewer", "operator", "admin"]
@@ -96,12 +97,13 @@ def load_security(environment: Mapping[str, str], folder: str = "", *, insecure:
     """Return what the folder of `--security` or `$PENSTOCK_SECURITY` holds, and the secret of the environment.
 
     Raises:
-        UsageError: the folder or a file is missing, cannot be read, or lies open to other users.
+        UsageError: the folder or a file is missing, cannot be read, or lies open to other users; a secret is short.
     """
     place = folder or environment.get(FOLDER_VARIABLE, "")
-    given = Secret(environment.get(SECRET_VARIABLE, ""))
+    given = environment.get(SECRET_VARIABLE, "")
+    secret = _long_enough(given, SECRET_VARIABLE) if given else Secret()
     if not place:
-        return Security(secret=given, insecure=insecure)
+        return Security(secret=secret, insecure=insecure)
     root = Path(place)
     if not root.is_dir():
         msg = f"there is no folder {place} with certificates and tokens"
@@ -112,7 +114,7 @@ def load_security(environment: Mapping[str, str], folder: str = "", *, insecure:
         rest=_tls(root, REST_FILES),
         client_ca=client_ca if client_ca.exists() else None,
         tokens=_tokens(root / TOKENS_FILE),
-        secret=given or _secret(root / SECRET_FILE),
+        secret=secret or _secret(root / SECRET_FILE),
         insecure=insecure,
     )
 
@@ -186,6 +188,9 @@ def _tokens(path: Path) -> tuple[TokenEntry, ...]:
     """Read lines `role name sha256`; `#` begins a comment."""
     if not path.exists():
         return ()
+    if path.stat().st_mode & _WRITABLE_BY_OTHERS:
+        msg = f"{path} can be written by other users, who could give themselves a role"
+        raise UsageError(msg, hint=f"chmod go-w {path}")
     entries = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         parts = line.partition("#")[0].split()
@@ -204,10 +209,14 @@ def _secret(path: Path) -> Secret:
     if not path.exists():
         return Secret()
     _check_private(path)
-    text = path.read_text(encoding="utf-8").strip()
+    return _long_enough(path.read_text(encoding="utf-8").strip(), str(path))
+
+
+def _long_enough(text: str, place: str) -> Secret:
+    """Return the secret; a peer that has heard a proof could guess a short one."""
     if len(text) < _SECRET_LENGTH:
-        msg = f"the secret in {path} has {len(text)} characters, fewer than {_SECRET_LENGTH}"
-        raise UsageError(msg, hint="write a long random text into it, for example of `openssl rand -hex 32`")
+        msg = f"the secret in {place} has {len(text)} characters, fewer than {_SECRET_LENGTH}"
+        raise UsageError(msg, hint="put a long random text there, for example of `openssl rand -hex 32`")
     return Secret(text)
 
 

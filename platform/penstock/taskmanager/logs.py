@@ -52,8 +52,8 @@ def tail_of(path: Path, max_bytes: int) -> str:
 
 
 def redirect_output(path: Path) -> None:
-    """Let stdout and stderr of this process append to `path`, C code included."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    """Let stdout and stderr of this process append to `path`, C code included; what they hold only its user reads."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)

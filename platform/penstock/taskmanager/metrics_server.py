@@ -87,9 +87,9 @@ class MetricsServer:
 
     def _refused(self, lines: list[str], headers: dict[str, str], writer: asyncio.StreamWriter) -> int | None:
         """Return the status of a refusal: who has no token, or is another user of this machine; None lets in."""
-        if self._security.insecure:
-            return None
         if not self._security.tokens:
+            if self._security.insecure:
+                return None
             ends = writer.get_extra_info("peername"), writer.get_extra_info("sockname")
             host = headers.get("host", "").strip().rpartition(":")[0]
             known = host in ("127.0.0.1", "localhost", "[::1]")

@@ -2,7 +2,9 @@
 
 import pytest
 
+from penstock.cli import serve
 from penstock.config.security import Security, Tls, TokenEntry, check_listening, load_security, token_digest
+from penstock.core import secrets
 from penstock.core.errors import UsageError
 from penstock.core.secrets import Secret
 
@@ -19,6 +21,7 @@ def folder(tmp_path):
         (tmp_path / name).write_text(name)
         (tmp_path / name).chmod(0o600)
     (tmp_path / "tokens").write_text(f"# who\nadmin me {token_digest('t')}  # mine\n\nviewer you {token_digest('u')}\n")
+    (tmp_path / "tokens").chmod(0o644)
     (tmp_path / "cluster.secret").write_text("s" * 64 + "\n")
     (tmp_path / "cluster.secret").chmod(0o600)
     return tmp_path
@@ -41,7 +44,21 @@ def test_nothing_is_named():
     found = load_security({})
     assert found == Security(secret=found.secret)
     assert not found.secret
-    assert load_security({"PENSTOCK_CLUSTER_SECRET": "x"}).secret.reveal() == "x"
+    assert load_security({"PENSTOCK_CLUSTER_SECRET": "x" * 32}).secret.reveal() == "x" * 32
+    with pytest.raises(UsageError, match="PENSTOCK_CLUSTER_SECRET has 1 characters"):
+        load_security({"PENSTOCK_CLUSTER_SECRET": "x"})
+
+
+def test_a_process_that_was_given_no_secret_takes_its_users(tmp_path, monkeypatch):
+    """A JobManager with --insecure too: its TaskManagers have no such option, and must find the same."""
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path))
+    monkeypatch.delenv("PENSTOCK_SECURITY", raising=False)
+    monkeypatch.delenv("PENSTOCK_CLUSTER_SECRET", raising=False)
+    monkeypatch.setattr(secrets, "_remembered", set())
+    taskmanager, jobmanager = serve._security(""), serve._security("", insecure=True)
+    assert len(taskmanager.secret.reveal()) >= 32
+    assert jobmanager.secret.reveal() == taskmanager.secret.reveal()
+    secrets._of_this_process.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -52,6 +69,7 @@ def test_nothing_is_named():
         (lambda f: (f / "cluster.key").chmod(0o640), "cluster.key can be read by other users"),
         (lambda f: (f / "cluster.secret").chmod(0o604), "cluster.secret can be read by other users"),
         (lambda f: (f / "cluster.secret").write_text("short"), "has 5 characters"),
+        (lambda f: (f / "tokens").chmod(0o664), "tokens can be written by other users"),
         (lambda f: (f / "tokens").write_text("admin me"), "tokens:1 is not"),
         (lambda f: (f / "tokens").write_text(f"\nroot me {token_digest('t')}"), "tokens:2 is not"),
         (lambda f: (f / "tokens").write_text("admin me plain-token"), "tokens:1 is not"),

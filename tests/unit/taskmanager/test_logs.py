@@ -1,6 +1,8 @@
 """Logs of workers and folders of sockets."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from penstock.taskmanager.logs import RETAINED_LOGS, WorkerLogs, tail_of
@@ -13,6 +15,14 @@ def test_the_tail_begins_with_a_whole_line(tmp_path):
     assert tail_of(path, 15) == "second\nthird\n"
     assert tail_of(path, 1000) == "first line\nsecond\nthird\n"
     assert tail_of(tmp_path / "none", 10) == ""
+
+
+def test_only_their_user_reads_them(tmp_path):
+    """In a process of its own: stdout and stderr go elsewhere from there on."""
+    code = "import sys; from penstock.taskmanager.logs import redirect_output as to; to(sys.argv[1]); print('told')"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "log")], check=True, timeout=60)
+    assert (tmp_path / "log").read_text() == "told\n"
+    assert (tmp_path / "log").stat().st_mode & 0o777 == 0o600
 
 
 def test_old_logs_are_pruned_but_never_those_of_live_workers(tmp_path):

@@ -1,6 +1,7 @@
 """`/metrics` of a TaskManager: what it answers, and what it lets in."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,12 @@ async def test_requests(asked, request_text, status):
 async def test_tokens(asked, token, status):
     head = f"Authorization: Bearer {token}\r\n" if token else ""
     assert (await asked(f"GET /metrics HTTP/1.1\r\nHOST\r\n{head}\r\n", TOKENS))[0] == status
+
+
+async def test_insecure_with_tokens_asks_for_one_as_rest_does(asked):
+    question = "GET /metrics HTTP/1.1\r\nHOST\r\n\r\n"
+    assert (await asked(question, replace(TOKENS, insecure=True)))[0] == 401
+    assert (await asked(question, Security(insecure=True)))[0] == 200
 
 
 async def test_it_never_listens_where_others_come_unasked():
