@@ -55,7 +55,8 @@ def certs(
     directory: Annotated[Path, typer.Argument(metavar="DIR", help="Folder to write; made if it is not there.")],
     *,
     host: Annotated[
-        list[str] | None, typer.Option(help="Name or address by which clients reach REST; give it once for each.")
+        list[str] | None,
+        typer.Option(help="Name or address by which clients reach REST, beside those it has; give it once for each."),
     ] = None,
     days: Annotated[int, typer.Option(help="How long certificates last.", min=1)] = 365,
     client_certificates: Annotated[
@@ -73,10 +74,10 @@ def certs(
     now = dt.datetime.fromtimestamp(SystemClock().now_ms() / 1000, dt.UTC)
     issuer = _issuer(directory, now)
     until = now + dt.timedelta(days=days)
-    names = (*_HERE, *(host or ()))
+    names = tuple(dict.fromkeys((*_HERE, *_names_in(directory / REST_FILES[0]), *(host or ()))))
     _issue(issuer, directory, CLUSTER_FILES, (INTERNAL_NAME,), (now, until))
     _issue(issuer, directory, REST_FILES, names, (now, until))
-    if client_certificates:
+    if client_certificates or (directory / _CLIENT_FILES[0]).exists():
         _issue(issuer, directory, _CLIENT_FILES, (), (now, until))
         (directory / "client-ca.pem").write_bytes((directory / CA_FILE).read_bytes())
     made = _tokens(directory)
@@ -163,6 +164,26 @@ def _builder(subject: Any, issuer: Any, key: EllipticCurvePrivateKey, times: tup
         .not_valid_after(times[1])
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
+
+
+def _names_in(path: Path) -> tuple[str, ...]:
+    """Return the names and addresses a certificate is for, none when it is not there: a renewal keeps them.
+
+    Raises:
+        UsageError: what is there is no certificate.
+    """
+    from cryptography import x509
+
+    if not path.exists():
+        return ()
+    try:
+        extensions = x509.load_pem_x509_certificate(path.read_bytes()).extensions
+        names: Any = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    except ValueError as error:
+        raise UsageError(f"{path} is no certificate: {error}", hint="remove it, and name each --host again") from error
+    return (*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress)))
 
 
 def _name_of(name: str) -> Any:
