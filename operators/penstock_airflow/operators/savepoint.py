@@ -9,7 +9,7 @@ from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowException
 
 from penstock.client.savepoints import Retention, Savepoint, dispose, list_savepoints
-from penstock.core.errors import UsageError
+from penstock.core.errors import SavepointInUseError
 from penstock_airflow import templated
 from penstock_airflow.operators.operator import PenstockOperator
 from penstock_airflow.questions import Operation
@@ -47,8 +47,8 @@ class CleanSavepointsOperator(PenstockOperator):
     """Remove savepoints below `target` that are older than needed; return what was `removed`, `kept` and `in_use`.
 
     The newest `keep` always stay, and all that are younger than `keep_hours`. One that a job still reads from stays,
-    too. Of several jobs below one folder each has a retention of its own. The worker reads the folder itself: it needs
-    the credentials of the store (PENSTOCK_S3_...); the cluster removes them.
+    too; any other refusal fails the task. Of several jobs below one folder each has a retention of its own. The worker
+    reads the folder itself: it needs the credentials of the store (PENSTOCK_S3_...); the cluster removes them.
     """
 
     template_fields: Collection[str] = (*PenstockOperator.template_fields, "target", "keep", "keep_hours")
@@ -77,7 +77,7 @@ class CleanSavepointsOperator(PenstockOperator):
             return "kept"
         try:
             self.hook.run(lambda client: dispose(client, savepoint.uri, self.clock, self.timeout_seconds * 1000))
-        except UsageError as error:
+        except SavepointInUseError as error:
             self.log.info("%s stays: %s", savepoint.uri, error)
             return "in_use"
         return "removed"

@@ -61,6 +61,7 @@ class JobEventTrigger(BaseEventTrigger):
         """Look again and again; this never ends."""
         hook = PenstockHook(self.penstock_conn_id)
         seen = Seen.of(await self._stored(), self.clock.now_ms())
+        await self._store(seen)  # a triggerer that is restarted before the first event goes on from here
         while True:
             try:
                 found, seen = await hook.arun(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from penstock.checkpoint.stores import join_uri, open_store
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import Clock
-from penstock.core.errors import PenstockError, UsageError
+from penstock.core.errors import PenstockError, SavepointInUseError, UsageError
 from penstock.snapshots.opening import SAVEPOINT_MANIFEST, open_snapshot
 
 _POLL_MS = 100.0
@@ -72,7 +72,7 @@ def dispose(client: RestClient, uri: str, clock: Clock, timeout_ms: float) -> No
     """Have a cluster remove a savepoint, and wait for that.
 
     Raises:
-        UsageError: a job still reads from it, or it is none. PenstockError: it was not removed in time.
+        SavepointInUseError: a job still reads from it. PenstockError: it was not removed, or not in time.
     """
     request_id = client.dispose_savepoint(uri)
     deadline = clock.monotonic_ms() + timeout_ms
@@ -81,7 +81,9 @@ def dispose(client: RestClient, uri: str, clock: Clock, timeout_ms: float) -> No
         if answer["status"]["id"] == "COMPLETED":
             cause = (answer["operation"] or {}).get("failure-cause")
             if cause is not None:
-                raise UsageError(str(cause.get("stack-trace") or cause.get("class")))
+                in_use = cause.get("class") == SavepointInUseError.__name__
+                kind = SavepointInUseError if in_use else PenstockError
+                raise kind(str(cause.get("stack-trace") or cause.get("class")))
             return
         clock.sleep_ms(_POLL_MS)
     msg = f"savepoint {uri} was not removed within {timeout_ms / 1000:.0f} s"

@@ -69,5 +69,9 @@ class JobFailedError(PenstockError):
     """The job ended FAILED; carries the cause of the last failure."""
 
 
+class SavepointInUseError(UsageError):
+    """A job still reads from the savepoint that was to be removed; names the job's folder."""
+
+
 class NotFoundError(PenstockError):
     """No job, checkpoint or savepoint has that id."""

@@ -139,6 +139,8 @@ class OperationEnded:
     uri: str = ""
     checkpoint_id: int | None = None
     error: str = ""
+    #: Name of the error's class, where a client tells one from another by it.
+    error_class: str = ""
 
 
 @dataclass(frozen=True, slots=True)

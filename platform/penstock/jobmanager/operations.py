@@ -45,6 +45,7 @@ class Operations:
             uri=ended.uri,
             checkpoint_id=ended.checkpoint_id,
             error=ended.error,
+            error_class=ended.error_class,
         )
         self._ended[ended.request_id].set()
 

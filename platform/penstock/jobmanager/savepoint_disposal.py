@@ -18,7 +18,7 @@ from penstock.checkpoint.manifest import Manifest, decode_manifest
 from penstock.checkpoint.recovery import FROM, present_manifests
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri, open_store
-from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.errors import NotFoundError, PenstockError, SavepointInUseError, UsageError
 from penstock.core.rand import Rand
 from penstock.core.snapshot import FileRef
 from penstock.jobmanager.commands import OperationEnded
@@ -36,7 +36,8 @@ def dispose(uri: str, job_folders: Iterable[str]) -> None:
     The manifest goes last, so that a disposal that was cut short can be asked for again.
 
     Raises:
-        NotFoundError: there is no savepoint. UsageError: it is something else, or a job reads from it.
+        NotFoundError: there is no savepoint. UsageError: it is something else.
+        SavepointInUseError: a job reads from it.
     """
     root = uri.removesuffix(f"/{_MANIFEST}").rstrip("/")
     store = open_store(root)
@@ -52,7 +53,9 @@ def dispose(uri: str, job_folders: Iterable[str]) -> None:
     for folder in dict.fromkeys(filter(None, [claimed, *job_folders])):
         if _reads(folder, store.uri):
             msg = f"the job in {folder} still reads from the savepoint {root}"
-            raise UsageError(msg, hint="take a savepoint of that job first and start it from there, or keep this one")
+            raise SavepointInUseError(
+                msg, hint="take a savepoint of that job first and start it from there, or keep this one"
+            )
     for path in sorted(_files(manifest)):
         store.delete(path)
     store.delete(_CLAIM)
@@ -86,7 +89,7 @@ class Disposals:
         try:
             await asyncio.to_thread(dispose, uri, tuple(self._job_folders()))
         except PenstockError as error:
-            self._operations.end(OperationEnded(request_id, error=str(error)))
+            self._operations.end(OperationEnded(request_id, error=str(error), error_class=type(error).__name__))
         else:
             self._operations.end(OperationEnded(request_id))
 

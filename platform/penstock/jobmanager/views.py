@@ -171,6 +171,7 @@ class OperationStatus(_View, frozen=True, kw_only=True):
     uri: str = ""
     checkpoint_id: int | None = None
     error: str = ""
+    error_class: str = ""
 
 
 class UpgradeView(_View, frozen=True, kw_only=True):

@@ -294,7 +294,8 @@ def savepoint_status(status: OperationStatus) -> Json:
     if status.status == "IN_PROGRESS":
         return {"status": {"id": "IN_PROGRESS"}, "operation": None}
     if status.status == "FAILED":
-        return {"status": {"id": "COMPLETED"}, "operation": {"failure-cause": failure_cause(status.error)}}
+        cause = failure_cause(status.error, status.error_class or "PenstockError")
+        return {"status": {"id": "COMPLETED"}, "operation": {"failure-cause": cause}}
     return {"status": {"id": "COMPLETED"}, "operation": {"location": status.uri}}
 
 
@@ -308,9 +309,8 @@ def checkpoint_status(status: OperationStatus) -> Json:
     return shown
 
 
-def failure_cause(error: str) -> Json:
+def failure_cause(error: str, name: str = "PenstockError") -> Json:
     """Return an error as Flink's clients read it."""
-    name = "PenstockError"
     return {"class": name, "stack-trace": error, "serialized-throwable": serialized_throwable(name, error, error)}
 
 

@@ -12,6 +12,7 @@ from tests.airflow.provider.stand_in import Instance, fired
 from tests.cluster.proc_tree import wait_until
 
 from penstock.client.handle import JobHandle
+from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError, UsageError
 from penstock_airflow.hooks.penstock import PenstockHook, place_of
 from penstock_airflow.sensors.job import CheckpointSensor, JobStatusSensor, WatermarkSensor
@@ -149,6 +150,28 @@ def test_events_of_a_job(name, client, running, tmp_path):
     assert told[1]["location"] == told[0]
     while_nobody_looked = handle.savepoint()
     assert asyncio.run(asyncio.wait_for(first("savepoint"), 60))["location"] in (told[0], while_nobody_looked)
+
+
+def test_from_when_on_events_are_told_is_kept_before_there_is_one(monkeypatch, unused_port):
+    """A triggerer that ends before the first event has its successor tell what came meanwhile."""
+    monkeypatch.setenv("AIRFLOW_CONN_NOWHERE", f"penstock://127.0.0.1:{unused_port}")
+
+    async def kept_at_once():
+        kept, written = Kept(), asyncio.Event()
+
+        async def aset(key, value):
+            kept.values[key] = value
+            written.set()
+
+        kept.aset = aset
+        trigger = JobEventTrigger(job="j", penstock_conn_id="nowhere", poll_seconds=0.1)
+        trigger.asset_state_store, trigger.clock = kept, ManualClock(7_000)
+        looking = asyncio.ensure_future(anext(trigger.run()))
+        await asyncio.wait_for(written.wait(), 20)
+        looking.cancel()
+        return kept.values
+
+    assert asyncio.run(kept_at_once()) == {"penstock_events": {"savepoint_ms": 7_000, "failed_ms": 7_000}}
 
 
 @pytest.mark.parametrize("wrong", [{"events": ["nothing"]}, {"events": []}, {"window_seconds": 0}])

@@ -5,8 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.manifest import FORMAT_VERSION, Manifest, encode_manifest
-from penstock.client.savepoints import Retention, Savepoint, list_savepoints
-from penstock.core.errors import UsageError
+from penstock.client.savepoints import Retention, Savepoint, dispose, list_savepoints
+from penstock.core.clock import ManualClock
+from penstock.core.errors import PenstockError, SavepointInUseError, UsageError
+from penstock.jobmanager.views import OperationStatus
+from penstock.rest.flink_json import savepoint_status
 
 NOW_MS = 1_000_000
 SAVEPOINTS = st.lists(
@@ -62,3 +65,25 @@ def test_only_complete_savepoints_are_listed_newest_first(tmp_path):
     found = list_savepoints(str(tmp_path))
     assert [(s.uri.rpartition("/")[2], s.created_ms, s.job_name) for s in found] == [("s2", 9, "a"), ("s1", 5, "a")]
     assert list_savepoints(str(tmp_path / "none")) == []
+
+
+class Refusing:
+    """A cluster whose disposal ends in an error."""
+
+    def __init__(self, error):
+        self.status = OperationStatus(
+            request_id="r", job_id="", status="FAILED", error=str(error), error_class=type(error).__name__
+        )
+
+    def dispose_savepoint(self, uri):
+        return "r"
+
+    def disposal_status(self, request_id):
+        return savepoint_status(self.status)
+
+
+@pytest.mark.parametrize("error", [SavepointInUseError("a job reads"), PenstockError("no rights"), UsageError("none")])
+def test_only_what_a_job_reads_from_is_told_as_in_use(error):
+    with pytest.raises(PenstockError, match=str(error)) as told:
+        dispose(Refusing(error), "s", ManualClock(), 1000)
+    assert isinstance(told.value, SavepointInUseError) == isinstance(error, SavepointInUseError)

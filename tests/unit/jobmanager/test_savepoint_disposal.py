@@ -8,7 +8,7 @@ import pytest
 from penstock.checkpoint.log import key_of
 from penstock.checkpoint.manifest import Manifest, encode_manifest
 from penstock.checkpoint.stores import open_store
-from penstock.core.errors import NotFoundError, UsageError
+from penstock.core.errors import NotFoundError, SavepointInUseError, UsageError
 from penstock.core.rand import SeededRand
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
 from penstock.jobmanager.savepoint_disposal import Disposals, dispose
@@ -87,7 +87,7 @@ def test_a_checkpoint_that_names_its_files_holds_it(savepoint, job):
     seal = manifest("seal", note=f"from {savepoint}")
     inherited = manifest("checkpoint", subtasks=(part(f"file://{savepoint}/u/s/part-0.parquet"),))
     own = manifest("checkpoint", subtasks=(part("data/1.parquet"),))
-    with pytest.raises(UsageError, match="still reads from the savepoint"):
+    with pytest.raises(SavepointInUseError, match="still reads from the savepoint"):
         dispose(str(savepoint), [job(seal, inherited)])
     dispose(str(savepoint), [job(seal, own)])
     assert left(savepoint) == ["notes.txt"]
@@ -97,7 +97,7 @@ def test_a_run_that_begins_there_holds_it_until_its_first_checkpoint_or_its_end(
     link = tmp_path / "link"
     link.symlink_to(savepoint)
     seal = manifest("seal", note=f"from {link}/manifest.json")
-    with pytest.raises(UsageError, match="still reads from the savepoint"):
+    with pytest.raises(SavepointInUseError, match="still reads from the savepoint"):
         dispose(str(savepoint), [job(seal)])
     dispose(str(savepoint), [job(seal, manifest("end", note="FAILED"))])
 
@@ -119,5 +119,6 @@ async def test_requests_are_answered_by_their_ids(savepoint):
     await asyncio.gather(*disposals._running)
     assert disposals.status(first).status == "COMPLETED"
     assert "there is no savepoint" in disposals.status(second).error
+    assert disposals.status(second).error_class == "NotFoundError"
     with pytest.raises(NotFoundError):
         disposals.status("other")
