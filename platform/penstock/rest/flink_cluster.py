@@ -147,12 +147,18 @@ def taskmanager_values(view: TaskManagerView) -> dict[str, float | str]:
     }
 
 
-def scrape_targets(cluster: ClusterView, rest_address: str, managers: Iterable[TaskManagerView]) -> list[Json]:
-    """Return where `/metrics` is, in the form of Prometheus' HTTP service discovery."""
-    found = [{"targets": [rest_address], "labels": {"component": "jobmanager", "id": cluster.jobmanager_id}}]
+def scrape_targets(
+    cluster: ClusterView, rest_address: str, managers: Iterable[TaskManagerView], *, rest_scheme: str = "http"
+) -> list[Json]:
+    """Return where `/metrics` is, in the form of Prometheus' HTTP service discovery.
+
+    TaskManagers answer on loopback without TLS, whatever REST speaks: each target says its scheme.
+    """
+    labels = {"component": "jobmanager", "id": cluster.jobmanager_id, "__scheme__": rest_scheme}
+    found = [{"targets": [rest_address], "labels": labels}]
     for view in managers:
         if view.metrics_address:
-            labels = {"component": "taskmanager", "id": view.taskmanager_id}
+            labels = {"component": "taskmanager", "id": view.taskmanager_id, "__scheme__": "http"}
             found.append({"targets": [view.metrics_address], "labels": labels})
     return found
 

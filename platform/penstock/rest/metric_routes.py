@@ -94,8 +94,10 @@ def _add_processes(router: APIRouter, figures: Figures) -> None:
     async def targets(request: Request) -> Listed:
         """Return where every process has its `/metrics`, for Prometheus' discovery over HTTP."""
         host, port = request.scope.get("server") or ("127.0.0.1", 80)
-        dispatcher = figures.dispatcher
-        return flink_cluster.scrape_targets(dispatcher.cluster(), f"{host}:{port}", dispatcher.taskmanagers())
+        dispatcher, scheme = figures.dispatcher, str(request.scope.get("scheme") or "http")
+        return flink_cluster.scrape_targets(
+            dispatcher.cluster(), f"{host}:{port}", dispatcher.taskmanagers(), rest_scheme=scheme
+        )
 
     @router.get("/jobmanager/metrics")
     async def jobmanager(get: str = "") -> Listed:

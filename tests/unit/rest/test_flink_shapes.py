@@ -165,9 +165,9 @@ def test_prometheus_finds_every_process():
         jobmanager_id="jm", generation=1, rpc_address="", taskmanagers=1, slots=2, free_slots=1, jobs=(SUMMARY,)
     )
     silent = msgspec.structs.replace(MANAGER, metrics_address="")
-    found = flink_cluster.scrape_targets(cluster, "127.0.0.1:1", [MANAGER, silent])
-    assert [(entry["targets"], entry["labels"]["component"]) for entry in found] == [
-        (["127.0.0.1:1"], "jobmanager"), (["127.0.0.1:9"], "taskmanager"),
+    found = flink_cluster.scrape_targets(cluster, "127.0.0.1:1", [MANAGER, silent], rest_scheme="https")
+    assert [(e["targets"], e["labels"]["component"], e["labels"]["__scheme__"]) for e in found] == [
+        (["127.0.0.1:1"], "jobmanager", "https"), (["127.0.0.1:9"], "taskmanager", "http"),
     ]  # fmt: skip
     assert flink_metrics.cluster_values(cluster)["numRunningJobs"] == 1
 
