@@ -220,6 +220,7 @@ def _tokens(directory: Path) -> str:
         _write_private(directory / f"{role}.token", f"{token}\n".encode())
         lines.append(f"{role} {role} {token_digest(token)}")
     path.write_text("\n".join([*lines, ""]), encoding="utf-8")
+    path.chmod(0o644)  # whatever the umask says: what others can write is refused
     return f"tokens {', '.join(f'{role}.token' for role in ROLES)}"
 
 

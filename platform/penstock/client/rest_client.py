@@ -95,59 +95,59 @@ class RestClient:
 
     def job(self, job_id: str) -> dict[str, Any]:
         """Return one job with its vertices and their rates."""
-        return self._get(f"/v1/jobs/{job_id}")
+        return self._get(_job(job_id))
 
     def job_after(self, job_id: str, wait_ms: float) -> dict[str, Any]:
         """Return the job as soon as it has ended, else as it is after `wait_ms`."""
-        return self._get(f"/v1/penstock/jobs/{job_id}/wait", ms=int(wait_ms))
+        return self._get(_own(job_id, "/wait"), ms=int(wait_ms))
 
     def checkpoints(self, job_id: str) -> dict[str, Any]:
         """Return checkpoint counts, summary, latest and history."""
-        return self._get(f"/v1/jobs/{job_id}/checkpoints")
+        return self._get(_job(job_id, "/checkpoints"))
 
     def exceptions(self, job_id: str) -> dict[str, Any]:
         """Return the failures of a job, newest first."""
-        return self._get(f"/v1/jobs/{job_id}/exceptions")
+        return self._get(_job(job_id, "/exceptions"))
 
     def story(self, job_id: str) -> list[dict[str, Any]]:
         """Return the job's decisions, oldest first."""
-        story: list[dict[str, Any]] = self._get(f"/v1/penstock/jobs/{job_id}/story")["entries"]
+        story: list[dict[str, Any]] = self._get(_own(job_id, "/story"))["entries"]
         return story
 
     def summary(self, job_id: str) -> dict[str, Any]:
         """Return the figures of a progress display: records, watermark (ms), checkpoints, their interval, restarts."""
-        return self._get(f"/v1/penstock/jobs/{job_id}/summary")
+        return self._get(_own(job_id, "/summary"))
 
     def budget(self, job_id: str) -> dict[str, Any]:
         """Return the time each operator has taken, by vertex."""
-        return self._get(f"/v1/penstock/jobs/{job_id}/budget")
+        return self._get(_own(job_id, "/budget"))
 
     def watermark(self, job_id: str) -> dict[str, Any]:
         """Return what holds a running job's watermark back, and since when."""
-        return self._get(f"/v1/penstock/jobs/{job_id}/watermark")
+        return self._get(_own(job_id, "/watermark"))
 
     def metrics(self, job_id: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics of each subtask, by `<vertex>/<subtask>`."""
-        tasks: dict[str, dict[str, float]] = self._get(f"/v1/penstock/jobs/{job_id}/metrics")["tasks"]
+        tasks: dict[str, dict[str, float]] = self._get(_own(job_id, "/metrics"))["tasks"]
         return tasks
 
     def state_value(self, job_id: str, uid: str, name: str, key: Sequence[str], limit: int) -> dict[str, Any]:
         """Return the live rows of one key of a state, with their columns."""
-        return self._get(f"/v1/penstock/jobs/{job_id}/state/{quote(uid)}/{quote(name)}", key=list(key), limit=limit)
+        return self._get(_own(job_id, f"/state/{_part(uid)}/{_part(name)}"), key=list(key), limit=limit)
 
     def states(self, job_id: str) -> list[dict[str, Any]]:
         """Return every keyed state of a running job: columns, rows and bytes in memory, by subtask."""
-        found: list[dict[str, Any]] = self._get(f"/v1/penstock/jobs/{job_id}/state")["states"]
+        found: list[dict[str, Any]] = self._get(_own(job_id, "/state"))["states"]
         return found
 
     def hot_keys(self, job_id: str) -> list[dict[str, Any]]:
         """Return the hottest keys of every keyed operator of a running job."""
-        found: list[dict[str, Any]] = self._get(f"/v1/penstock/jobs/{job_id}/hot-keys")["operators"]
+        found: list[dict[str, Any]] = self._get(_own(job_id, "/hot-keys"))["operators"]
         return found
 
     def workers(self, job_id: str) -> list[dict[str, Any]]:
         """Return the slot workers of a job: id, pid, TaskManager."""
-        workers: list[dict[str, Any]] = self._get(f"/v1/penstock/jobs/{job_id}/workers")["workers"]
+        workers: list[dict[str, Any]] = self._get(_own(job_id, "/workers"))["workers"]
         return workers
 
     def taskmanagers(self) -> list[dict[str, Any]]:
@@ -169,12 +169,12 @@ class RestClient:
 
     def cancel(self, job_id: str) -> None:
         """Cancel a job; its checkpoints are retained."""
-        self._send("PATCH", f"/v1/jobs/{job_id}", params={"mode": "cancel"})
+        self._send("PATCH", _job(job_id), params={"mode": "cancel"})
 
     def stop(self, job_id: str, *, drain: bool = False, target: str | None = None, token: str = "") -> str:
         """Start stop-with-savepoint; return the request id for `savepoint_status`: the token if one is given."""
         body = {"drain": drain, "targetDirectory": target, **_trigger_id(token)}
-        return str(self._send("POST", f"/v1/jobs/{job_id}/stop", body=body)["request-id"])
+        return str(self._send("POST", _job(job_id, "/stop"), body=body)["request-id"])
 
     def savepoint(self, job_id: str, target: str | None = None, *, token: str = "") -> str:
         """Start a savepoint; return the request id for `savepoint_status`, which is the token if one is given.
@@ -182,7 +182,7 @@ class RestClient:
         Requests with the same token (32 hex digits) are one, as long as the same JobManager runs.
         """
         body = {"target-directory": target, "cancel-job": False, **_trigger_id(token)}
-        return str(self._send("POST", f"/v1/jobs/{job_id}/savepoints", body=body)["request-id"])
+        return str(self._send("POST", _job(job_id, "/savepoints"), body=body)["request-id"])
 
     def dispose_savepoint(self, uri: str) -> str:
         """Start to remove a savepoint; return the request id for `disposal_status`."""
@@ -190,11 +190,11 @@ class RestClient:
 
     def disposal_status(self, request_id: str) -> dict[str, Any]:
         """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
-        return self._get(f"/v1/savepoint-disposal/{request_id}")
+        return self._get(f"/v1/savepoint-disposal/{_part(request_id)}")
 
     def savepoint_status(self, job_id: str, request_id: str) -> dict[str, Any]:
         """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
-        return self._get(f"/v1/jobs/{job_id}/savepoints/{request_id}")
+        return self._get(_job(job_id, f"/savepoints/{_part(request_id)}"))
 
     def rescale(
         self, job_id: str, parallelism: int | None, vertices: dict[str, int] | None = None, *, token: str = ""
@@ -205,41 +205,41 @@ class RestClient:
             params["vertices"] = ",".join(f"{uid}={count}" for uid, count in vertices.items())
         if token:
             params["token"] = token
-        return str(self._send("PATCH", f"/v1/jobs/{job_id}/rescaling", params=params)["request-id"])
+        return str(self._send("PATCH", _job(job_id, "/rescaling"), params=params)["request-id"])
 
     def rescaling_status(self, job_id: str, request_id: str) -> dict[str, Any]:
         """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
-        return self._get(f"/v1/jobs/{job_id}/rescaling/{request_id}")
+        return self._get(_job(job_id, f"/rescaling/{_part(request_id)}"))
 
     def upgrade(self, job_id: str, graph: bytes, *, token: str = "", **options: Unpack[UpgradeOptions]) -> str:
         """Start an upgrade to a graph (`encode_graph`); return the request id, which is the token if one is given."""
         texts = {name: ",".join(value) if isinstance(value, tuple) else value for name, value in options.items()}
         params: dict[str, Any] = {"token": token, **{name.replace("_", "-"): value for name, value in texts.items()}}
-        return str(self._send("POST", f"/v1/penstock/jobs/{job_id}/upgrade", params=params, body=graph)["request-id"])
+        return str(self._send("POST", _own(job_id, "/upgrade"), params=params, body=graph)["request-id"])
 
     def upgrade_status(self, job_id: str, request_id: str) -> dict[str, Any]:
         """Return `{"status": {"id": IN_PROGRESS|COMPLETED}, "operation": {...}}`."""
-        return self._get(f"/v1/penstock/jobs/{job_id}/upgrade/{request_id}")
+        return self._get(_own(job_id, f"/upgrade/{_part(request_id)}"))
 
     def newest_upgrade(self, job_id: str) -> dict[str, Any]:
         """Return how far the newest upgrade of a job is, or how it ended."""
-        return self._get(f"/v1/penstock/jobs/{job_id}/upgrade")
+        return self._get(_own(job_id, "/upgrade"))
 
     def judge_upgrade(self, job_id: str, *, healthy: bool) -> None:
         """Say whether the new version on trial is healthy."""
-        self._send("POST", f"/v1/penstock/jobs/{job_id}/upgrade/verdict", params={"healthy": healthy})
+        self._send("POST", _own(job_id, "/upgrade/verdict"), params={"healthy": healthy})
 
     def resource_requirements(self, job_id: str) -> dict[str, Any]:
         """Return vertex id -> least and most subtasks, in Flink's form."""
-        return self._get(f"/v1/jobs/{job_id}/resource-requirements")
+        return self._get(_job(job_id, "/resource-requirements"))
 
     def require_resources(self, job_id: str, requirements: dict[str, Any]) -> None:
         """Rescale to what `resource_requirements` gives, changed: to the upper bounds as far as there are slots."""
-        self._send("PUT", f"/v1/jobs/{job_id}/resource-requirements", body=requirements)
+        self._send("PUT", _job(job_id, "/resource-requirements"), body=requirements)
 
     def log(self, worker_id: str) -> str:
         """Return the tail of a worker's log."""
-        return str(self._get(f"/v1/penstock/workers/{worker_id}/log")["text"])
+        return str(self._get(f"/v1/penstock/workers/{_part(worker_id)}/log")["text"])
 
     def shutdown(self) -> None:
         """Stop the cluster."""
@@ -297,6 +297,21 @@ class RestClient:
             return response.status, response.read()
         finally:
             connection.close()
+
+
+def _part(name: str) -> str:
+    """Return a name as one part of a path: those of jobs may hold spaces, `?` and any letter."""
+    return quote(name, safe="")
+
+
+def _job(job_id: str, view: str = "") -> str:
+    """Return Flink's path of a job, which may be given by its name."""
+    return f"/v1/jobs/{_part(job_id)}{view}"
+
+
+def _own(job_id: str, view: str) -> str:
+    """Return the path of what Flink does not have."""
+    return f"/v1/penstock/jobs/{_part(job_id)}{view}"
 
 
 def _trigger_id(token: str) -> dict[str, str]:

@@ -93,6 +93,7 @@ class TaskManagerLink:
         """
         delay_ms = float(self._policy.first_delay_ms)
         lost_since = self._clock.monotonic_ms()
+        distrusted_since: float | None = None
         grows_at = lost_since + self._policy.starting_ms
         while not self._closing.is_set():
             heard, reason = await self._one_stream()
@@ -101,20 +102,26 @@ class TaskManagerLink:
             now = self._clock.monotonic_ms()
             if heard:
                 delay_ms, lost_since, grows_at = float(self._policy.first_delay_ms), now, now
-            give_up = self._policy.distrust_after_ms if self._distrusts else self._policy.give_up_after_ms
-            if give_up is not None and now - lost_since > give_up:
-                msg = f"the JobManager at {self.address} cannot be reached: {reason}"
-                hint = "it answers" if self._distrusts else "is it running, and is the address right?"
-                raise PenstockError(msg, hint=hint)
+            # Not since it was lost: the one that is distrusted may have come just now.
+            distrusted_since = (now if distrusted_since is None else distrusted_since) if self._distrusts else None
+            self._check_patience(now - lost_since, None if distrusted_since is None else now - distrusted_since, reason)
             wait_s = delay_ms * (0.8 + 0.4 * self._rand.fraction()) / 1000
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._closing.wait(), wait_s)
             if now >= grows_at:
                 delay_ms = min(delay_ms * 2, self._policy.max_delay_ms)
 
+    def _check_patience(self, lost_ms: float, distrusted_ms: float | None, reason: str) -> None:
+        """Raise when the JobManager has been away, or not to be believed, for too long."""
+        give_up = self._policy.give_up_after_ms
+        distrusted = distrusted_ms is not None and distrusted_ms > self._policy.distrust_after_ms
+        if distrusted or (give_up is not None and lost_ms > give_up):
+            msg = f"the JobManager at {self.address} cannot be reached: {reason}"
+            raise PenstockError(msg, hint="it answers" if distrusted else "is it running, and is the address right?")
+
     async def _one_stream(self) -> tuple[bool, str]:
         """Dial, register and serve one stream; return whether the JobManager answered, and why it ended."""
-        heard = False
+        heard = self._distrusts = False
         reason = "the JobManager closed the stream"
         queue = SendQueue()
         channel = self._channel()

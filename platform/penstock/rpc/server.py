@@ -132,9 +132,12 @@ class RpcServer:
         try:
             registration = await asyncio.wait_for(self._admit(context), _REGISTER_TIMEOUT_S)
         except (PenstockError, TimeoutError, msgspec.MsgspecError) as error:
-            reason = str(error) or "it did not say who it is in time"
+            late = isinstance(error, TimeoutError)
+            reason = "it did not say who it is in time" if late else str(error)
             self._log(f"refused a TaskManager at {context.peer()}: {reason}")
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
+            # Which end was slow is not known: that is no distrust, which ends a TaskManager soon.
+            code = grpc.StatusCode.DEADLINE_EXCEEDED if late else grpc.StatusCode.UNAUTHENTICATED
+            await context.abort(code, reason)
             return
         if registration is None:
             return

@@ -68,6 +68,27 @@ def test_other_requests(server, client):
     assert json.loads(server.seen[1][2]) == {"drain": True, "targetDirectory": None}
 
 
+@pytest.mark.parametrize(
+    ("name", "sent"),
+    [
+        ("order totals", "order%20totals"),
+        ("bestellungen-\u00fc", "bestellungen-%C3%BC"),
+        ("a?b#c", "a%3Fb%23c"),
+        ("50%", "50%25"),
+    ],
+)
+def test_a_job_may_have_any_name(server, client, name, sent):
+    client.job(name)
+    client.job_after(name, 5)
+    client.cancel(name)
+    server.ready = (200, b'{"states": []}')
+    client.states(name)
+    assert [path for _, path, _ in server.seen] == [
+        f"/v1/jobs/{sent}", f"/v1/penstock/jobs/{sent}/wait?ms=5", f"/v1/jobs/{sent}?mode=cancel",
+        f"/v1/penstock/jobs/{sent}/state",
+    ]  # fmt: skip
+
+
 def test_a_token_is_flinks_trigger_id(server, client):
     server.ready = (202, b'{"request-id": "r"}')
     client.stop("7", token="ab" * 16)

@@ -9,16 +9,18 @@ from grpc import aio
 
 from penstock.cli.certs import certs
 from penstock.config.security import Security, load_security
+from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError
 from penstock.core.secrets import Secret
 from penstock.rpc import messages as msg
 from penstock.rpc import server as server_module
-from penstock.rpc.channel import PATH
+from penstock.rpc.channel import METHOD, PATH, SERVICE
 from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
 from penstock.rpc.proof import Greeting
 from penstock.rpc.server import RpcServer
 
 IMPATIENT = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, give_up_after_ms=1_000, distrust_after_ms=50)
+PATIENT = ReconnectPolicy(first_delay_ms=1, max_delay_ms=1, starting_ms=0)
 REGISTRATION = msg.RegisterTaskManager(taskmanager_id="tm", host="h", pid=1, slots=2)
 PLAIN = Security(secret=Secret("s" * 32))
 
@@ -165,7 +167,7 @@ async def test_one_that_says_nothing_is_not_waited_for(monkeypatch):
     await server.start()
     try:
         code, _answers = await Forger(server.address).send()
-        assert code == grpc.StatusCode.UNAUTHENTICATED
+        assert code == grpc.StatusCode.DEADLINE_EXCEEDED, "which a TaskManager does not take for distrust"
         assert "in time" in recorder.log[0]
     finally:
         await server.stop()
@@ -176,3 +178,47 @@ async def test_another_user_of_the_machine_is_refused_before_it_is_heard(monkeyp
     recorder, error = await meet(PLAIN, PLAIN)
     assert not recorder.sessions
     assert "runs as another user" in str(error)
+
+
+async def run_script(*steps):
+    """Let a link run while its streams end as written: (milliseconds later, distrusted); then it is closed."""
+    link = TaskManagerLink("127.0.0.1:1", lambda: REGISTRATION, lambda _command: None, policy=PATIENT, security=PLAIN)
+    link._clock, left = ManualClock(), list(steps)
+
+    async def one_stream():
+        if not left:
+            link.close()
+            return False, "closed"
+        later, link._distrusts = left.pop(0)
+        link._clock.advance(later)
+        return False, "the story"
+
+    link._one_stream = one_stream
+    await link.run()
+
+
+async def test_distrust_counts_from_its_own_beginning():
+    await run_script((15_000, False), (1, True), (9_999, True))
+    await run_script((0, True), (9_000, False), (2_000, True), (9_000, True))
+    with pytest.raises(PenstockError, match="the story"):
+        await run_script((0, True), (10_001, True))
+    with pytest.raises(PenstockError, match="is it running"):
+        await run_script((600_001, False))
+
+
+async def test_a_stream_that_just_ends_is_no_distrust():
+    async def nothing(_requests, _context):
+        """Hang up."""
+
+    server = aio.server()
+    method = grpc.stream_stream_rpc_method_handler(nothing)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    link = TaskManagerLink(f"127.0.0.1:{port}", lambda: REGISTRATION, lambda _command: None, security=PLAIN)
+    link._distrusts = True
+    try:
+        assert not (await link._one_stream())[0]
+        assert not link._distrusts
+    finally:
+        await server.stop(None)
