@@ -31,7 +31,8 @@ def trial_of(live: Sequence[Manifest], run_id: str) -> Trial | None:
     if not seals:
         return None
     is_open = all(seal.on_trial for seal in seals)
-    return Trial(seals[0].upgrade_of, seals[-1].held if is_open else (), open=is_open)
+    # a leader may have sealed the run and died before it was recorded: its successor has taken another cut
+    return Trial(seals[-1].upgrade_of, seals[-1].held if is_open else (), open=is_open)
 
 
 def runs_on_trial(live: Sequence[Manifest]) -> frozenset[str]:

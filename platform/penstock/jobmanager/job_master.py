@@ -35,6 +35,8 @@ from penstock.rpc import worker_commands as orders
 
 _LEAVE_TIMEOUT_MS = 10_000
 _END_TAG = "end"
+#: Until a job that must not end starts again, when its restart strategy has given up.
+_KEPT_DELAY_MS = 1_000
 _EXCEPTIONS = 50
 
 
@@ -258,7 +260,9 @@ class JobMaster:
         commands = self._halt(failure.error, now_ms)
         delay = None if final else self._restart.on_failure(now_ms, self._rand.fraction())
         if self.in_place.upgrading.failed(failure.error, hopeless=delay is None):
-            delay = delay or 0  # a version on trial does not end the job: it is taken back
+            # a version on trial does not end the job, and neither does a savepoint that cannot be written: the old
+            # one goes on, or this one, behind the release
+            delay = _KEPT_DELAY_MS if delay is None else delay
         if delay is None:
             self.status.to(JobStatus.FAILING, now_ms)
             return commands + self._close(JobStatus.FAILED, now_ms)

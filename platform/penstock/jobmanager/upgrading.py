@@ -29,6 +29,8 @@ from penstock.jobmanager.upgrade_check import holding_sinks, misfit
 
 RELEASE_TAG = "release"
 _RETRY_MS = 1_000
+#: Failures behind a stop that is in the log (of its savepoint's copy, above all) until the old version goes on.
+_STOP_TRIES = 2
 _CLOSING = (Step.FINISHING, Step.CANCELLING, Step.CLOSING, Step.DONE)
 
 
@@ -82,15 +84,23 @@ class Upgrading:
         self.phase: Phase | None = None
         if record is not None and not record.ended:
             self.phase = Phase.WAIT if record.phase == "cut" else Phase.TRIAL
+        #: Before it was, nobody knows whether a leader before us has taken the cut.
+        self._log_known = False
+        self._command: RecordUpgrade | None = None
+        self._retry_ms: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
         self.restarts = 0
         self._done: set[int] = set()
         self._last_error = ""
         self._hopeless = False
         self._word: bool | None = None
+        #: Its stop is in the log: the sources are silent until one of the versions runs.
+        self._stopped = False
+        self._stop_failures = 0
         #: A deployment waits for the release, to publish the last output.
         self._at_its_end = False
-        self._command: RecordUpgrade | None = None
-        self._retry_ms: int | None = None
 
     # --- what a user wants -----------------------------------------------------------------------------------------
 
@@ -113,6 +123,7 @@ class Upgrading:
             savepoint="" if request.policy.from_checkpoint else request.uri,
             deadline_ms=job.now_ms + request.policy.deadline_ms,
         )
+        self._begin()
         self.phase = Phase.INTENT
         text = "a checkpoint" if request.policy.from_checkpoint else f"a savepoint at {request.uri}"
         return [Note("upgrade", f"asked for, to go on from {text}"), *self._send(RecordUpgrade(self.record))]
@@ -132,8 +143,9 @@ class Upgrading:
 
     def wants(self, cut: Manifest) -> bool:
         """Whether a cut that would end the job is the one it has asked for, under this leader or one before."""
-        mine = self.phase in (Phase.WAIT, Phase.CUT) and self.record is not None and bool(self.record.savepoint)
-        return mine and cut.barrier == "stop"
+        if self.phase not in (Phase.WAIT, Phase.CUT) or cut.barrier != "stop":
+            return False
+        return bool(cut.note) and cut.note == self._of().savepoint  # else it is a user's stop
 
     def answered(self, ended: OperationEnded, job: Situation) -> list[ChangeStep] | None:
         """Take the answer to its cut; None if it is another's."""
@@ -159,7 +171,7 @@ class Upgrading:
             other=encode_graph(job.graph),
             deadline_ms=job.now_ms + record.policy.deadline_ms,
         )
-        self.phase = Phase.SWITCH
+        self.phase, self._last_error = Phase.SWITCH, ""
         command = RecordUpgrade(self.record, record.run_id, graph, trial)
         held = f", output of {', '.join(trial.held)} held" if trial.held else ""
         text = f"checkpoint {cut.checkpoint_id} is the cut: the new version takes over{held}"
@@ -170,12 +182,17 @@ class Upgrading:
 
     def checkpointed(self, manifest: Manifest) -> None:
         """A checkpoint is in the log."""
+        self._stopped = self._stopped or self.wants(manifest)
         if self.phase is Phase.TRIAL and manifest.kind == "checkpoint" and manifest.run_id == self._of().run_id:
             self._done.add(manifest.checkpoint_id or 0)
 
     def failed(self, error: str, *, hopeless: bool) -> bool:
         """The job has failed, for good if `hopeless`; return whether it is taken back instead of ending then."""
-        if self.phase is not Phase.TRIAL:
+        if self._stopped and self.phase in (Phase.WAIT, Phase.CUT):
+            self._stop_failures += _STOP_TRIES if hopeless else 1
+            self._last_error = error
+            return self._stop_failures >= _STOP_TRIES
+        if self.phase not in (Phase.TRIAL, Phase.RELEASE):
             return False
         self.restarts += 1
         self._last_error, self._hopeless = error, self._hopeless or hopeless
@@ -183,6 +200,7 @@ class Upgrading:
 
     def log_read(self, trial: Trial | None, job: Situation, *, finishing: bool) -> list[ChangeStep]:
         """A deployment has read the log: did a leader before us release it, or has it come to its end on trial?"""
+        self._log_known = True
         if self.phase not in (Phase.TRIAL, Phase.RELEASE) or trial is None or not self._of().policy.rollback:
             return []
         self._at_its_end = trial.open and finishing
@@ -196,12 +214,23 @@ class Upgrading:
             return []
         if self._retry_ms is not None:
             return self._retry(job) if job.now_ms >= self._retry_ms else []
-        if self.phase is Phase.WAIT:
-            return self._wait(job)
+        if self.phase in (Phase.WAIT, Phase.CUT):
+            return self._resume_old(job) if self._stopped else self._wait(job)
         return self._judge(job) if self.phase is Phase.TRIAL else []
+
+    def _resume_old(self, job: Situation) -> list[ChangeStep]:
+        """Behind a stop whose savepoint does not come the old version goes on, as another run."""
+        record = self._of()
+        if self._stop_failures < _STOP_TRIES and job.now_ms < record.deadline_ms:
+            return []
+        reason = f"the savepoint at {record.savepoint} was not written: {self._last_error or 'not in time'}"
+        self.record = msgspec.structs.replace(record, savepoint="")
+        return self._back(job.graph, "refused", reason)
 
     def _wait(self, job: Situation) -> list[ChangeStep]:
         record = self._of()
+        if self.phase is not Phase.WAIT or not self._log_known:
+            return []
         if job.now_ms >= record.deadline_ms:
             return self._refuse(f"no cut could be taken in time: {job.obstacle}")
         if job.obstacle:
@@ -340,7 +369,8 @@ class Upgrading:
         """When `decide` has something to do by time alone."""
         if self._retry_ms is not None:
             return self._retry_ms
-        return self._of().deadline_ms if self.phase in (Phase.WAIT, Phase.TRIAL) else None
+        waits = (self.phase is Phase.WAIT and self._log_known) or (self.phase is Phase.CUT and self._stopped)
+        return self._of().deadline_ms if waits or self.phase is Phase.TRIAL else None
 
     @property
     def checkpoints(self) -> int:

@@ -110,7 +110,8 @@ class FakeWorker:
                 ]
             case orders.WriteSavepoint():
                 world.savepoints.append(command.uri)
-                return [msg.SavepointWritten(job_id=JOB, savepoint_id=command.savepoint_id, uri=command.uri)]
+                done = msg.SavepointWritten(job_id=JOB, savepoint_id=command.savepoint_id, uri=command.uri)
+                return [msgspec.structs.replace(done, error=world.copy_error)]
             case orders.FinishTasks():
                 return [self._state(task, "FINISHED") for task in self.tasks]
             case orders.CancelTasks():
@@ -218,7 +219,9 @@ class World:
         self.hold_discovery = False
         #: What a rescale has put into the job's record; why it cannot.
         self.recorded: cmd.RecordRescale | None = None
-        self.record_error = ""
+        self.record_error, self.copy_error = "", ""
+        #: The leader dies when the new run of an upgrade is sealed, before it is recorded.
+        self.dies_sealed = False
         #: What an upgrade has put there, step by step, and what the job is by the record.
         self.upgrades: list = []
         self.run_id = run_id
@@ -325,6 +328,9 @@ class World:
             return
         if command.graph is not None:
             self.log.append(_tried(self._seal(command.run_id), command.trial))
+            if self.dies_sealed:
+                self.lost = True
+                return
             self.source, self.graph, self.run_id = None, command.graph, command.run_id
         self.upgrades.append(command.upgrade)
         self.queue.append(ev.UpgradeRecorded())

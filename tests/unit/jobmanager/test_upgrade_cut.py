@@ -1,0 +1,159 @@
+"""An upgrade's cut when things go wrong around it: a leader between two steps, a user's stop, a copy that fails."""
+
+import msgspec
+import pytest
+from tests.unit.jobmanager.test_upgrade import ask, assert_exact, cut_of, phase, running, successor
+
+from penstock.jobmanager import commands as cmd
+from penstock.jobmanager import events as ev
+from penstock.jobmanager.upgrading import Phase
+from penstock.rpc import worker_commands as orders
+
+
+def sealed_twice(world_of, graph_of, *, fingerprint, **options):
+    """A new version that a leader has sealed and not recorded; the next one took another cut and recorded that."""
+    world = world_of(graph_of(retained_checkpoints=1)).start().pass_time(1500)
+    world.dies_sealed = True
+    request = ask(world.graph, from_checkpoint=True, deadline_ms=60_000, **options)
+    graph = msgspec.structs.replace(request.graph, fingerprint=fingerprint)
+    world.post(ev.UpgradeRequested("t", "new-t", "back-t", graph, request.policy, "")).pass_time(2000)
+    assert world.lost
+    first = world.manifests()[-1]
+    world = successor(world_of, world, 2).pass_time(3000)
+    assert cut_of(world).sequence > first.sequence
+    return world
+
+
+@pytest.mark.parametrize("rollback", [True, False])
+def test_a_run_sealed_for_two_cuts_goes_on_from_the_recorded_one(world_of, graph_of, rollback):
+    world = sealed_twice(world_of, graph_of, fingerprint="new", checkpoints=90, rollback=rollback)
+    assert (phase(world), world.terminal) == (Phase.TRIAL, None)
+    assert running(world) == ({"new-t"}, {cut_of(world).checkpoint_id})
+    assert_exact(world)
+
+
+def test_the_recorded_one_is_what_is_kept_to_go_back_to(world_of, graph_of):
+    world = sealed_twice(world_of, graph_of, fingerprint="f", checkpoints=90)
+    world.pass_time(3000)
+    cut = cut_of(world)
+    kept = {m.sequence: len(m.subtasks) for m in world.master.checkpointing._manifests}
+    assert kept[cut.sequence] == len(cut.subtasks) > 0
+    world.post(ev.UpgradeJudged(healthy=False)).pass_time(3000)
+    assert running(world)[0] == {"back-t"}
+    assert_exact(world)
+
+
+def test_a_leader_that_comes_late_to_a_stop_runs_the_old_version_on(world_of, graph_of):
+    world = world_of(graph_of()).start().pass_time(1500)
+    world._record_upgrade, record = (
+        lambda command: setattr(world, "lost", True) if command.graph is not None else record(command),
+        world._record_upgrade,
+    )
+    world.post(ask(world.graph, deadline_ms=10_000)).pass_time(2000)
+    assert world.lost
+    world.clock.advance(60_000)
+    world = successor(world_of, world, 2).pass_time(5000)
+    assert "not in time" in world.operations["t"].error
+    assert world.terminal is None
+    assert running(world)[0] == {"back-t"}
+    assert_exact(world)
+
+
+def test_a_users_stop_stays_the_users(world_of, graph_of):
+    """It is appended while the intent of the upgrade is being recorded, and copied behind that."""
+    world = world_of(graph_of()).start().pass_time(1500)
+    held, execute = [], world._execute
+
+    def slow(command):
+        if isinstance(command, cmd.RecordUpgrade) or (
+            isinstance(command, cmd.AppendManifest) and command.manifest.barrier == "stop"
+        ):
+            held.append(command)
+        else:
+            execute(command)
+
+    world._execute = slow
+    world.post(ev.StopRequested("user", "memory://sp/user")).post(ask(world.graph))
+    world._execute = execute
+    append, record = held
+    world.deaf.add(orders.WriteSavepoint)
+    execute(append)
+    world.post(ev.Tick())
+    execute(record)
+    world.post(ev.Tick())
+    assert phase(world) is Phase.WAIT
+    worker_id, order = next((w, m) for w, m in reversed(world.sent) if isinstance(m, orders.WriteSavepoint))
+    world.deaf.clear()
+    world._send(worker_id, order)
+    world.post(ev.Tick()).pass_time(2000)
+    assert world.operations["user"].uri == "memory://sp/user"
+    assert world.terminal.state == "FINISHED"
+    assert world.operations["t"].error
+    assert world.savepoints == ["memory://sp/user"]
+    assert_exact(world)
+
+
+def test_a_savepoint_that_cannot_be_written_leaves_the_old_version_running(world_of, graph_of):
+    world = world_of(graph_of()).start().pass_time(1500)
+    world.copy_error = "AccessDenied"
+    world.post(ask(world.graph, deadline_ms=300_000)).pass_time(30_000)
+    assert "AccessDenied" in world.operations["t"].error
+    assert (world.operations["t"].uri, phase(world)) == ("", None)
+    assert running(world)[0] == {"back-t"}
+    assert world.upgrades[-1].phase == "refused"
+    assert_exact(world)
+
+
+def test_one_that_is_written_the_second_time_will_do(world_of, graph_of):
+    world = world_of(graph_of()).start().pass_time(1500)
+    world.copy_error = "SlowDown"
+    world.post(ask(world.graph, deadline_ms=60_000))
+    assert world.master.restarts == 1
+    world.copy_error = ""
+    world.pass_time(10_000)
+    assert world.operations["t"].error == ""
+    assert running(world)[0] == {"new-t"}
+    assert_exact(world)
+
+
+def test_one_that_hangs_is_given_up_at_the_deadline(world_of, graph_of):
+    world = world_of(graph_of()).start().pass_time(1500)
+    world.deaf.add(orders.WriteSavepoint)
+    world.post(ask(world.graph, deadline_ms=10_000)).pass_time(9900)
+    assert phase(world) is Phase.CUT
+    world.pass_time(3000)
+    assert "not in time" in world.operations["t"].error
+    assert running(world)[0] == {"back-t"}
+    assert_exact(world)
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+def test_the_next_upgrade_is_judged_by_itself_alone(world_of, graph_of, healthy):
+    world = world_of(graph_of()).start().pass_time(1500)
+    world.post(ask(world.graph, checkpoints=9, max_restarts=1)).pass_time(2500)
+    world.kill(next(iter(world.workers)))
+    world.pass_time(2500)
+    world.post(ev.UpgradeJudged(healthy)).pass_time(1500)
+    assert phase(world) is None
+    world.post(ask(world.graph, "u", checkpoints=2))
+    assert phase(world) is Phase.TRIAL
+    assert (world.master.in_place.upgrading.restarts, world.master.in_place.upgrading.checkpoints) == (0, 0)
+    world.pass_time(3000)
+    assert world.operations["u"].error == ""
+    assert running(world)[0] == {"new-u"}
+
+
+def test_a_failure_for_good_under_the_release_does_not_end_the_job(world_of, graph_of):
+    world = world_of(graph_of()).start().pass_time(1500)
+    world.post(ask(world.graph, checkpoints=9)).pass_time(1500)
+    world.append_error = "the store is down"
+    world.post(ev.UpgradeJudged(healthy=True))
+    assert phase(world) is Phase.RELEASE
+    world.kill(next(iter(world.workers)), "GraphError: no restart helps")
+    world.pass_time(500)
+    assert world.terminal is None
+    world.append_error = None
+    world.pass_time(5000)
+    assert world.operations["t"].error == ""
+    assert running(world)[0] == {"new-t"}
+    assert_exact(world)
