@@ -49,7 +49,7 @@ def dispose(uri: str, job_folders: Iterable[str]) -> None:
         raise UsageError(f"{root}/{_MANIFEST} is not a savepoint's: {error}", hint=_HINT) from error
     if manifest.kind != "savepoint":
         raise UsageError(f"{root} holds a {manifest.kind}, not a savepoint", hint=_HINT)
-    claimed = msgspec.json.decode(store.read(_CLAIM)).get("job_folder", "") if store.list(_CLAIM) else ""
+    claimed = _claimed_by(store)
     for folder in dict.fromkeys(filter(None, [claimed, *job_folders])):
         if _reads(folder, store.uri):
             msg = f"the job in {folder} still reads from the savepoint {root}"
@@ -60,6 +60,25 @@ def dispose(uri: str, job_folders: Iterable[str]) -> None:
         store.delete(path)
     store.delete(_CLAIM)
     store.delete(_MANIFEST)
+
+
+def _claimed_by(store: ObjectStore) -> str:
+    """Return the folder of the job that owns the savepoint's files; empty when none does."""
+    if not store.list(_CLAIM):
+        return ""
+    try:
+        return msgspec.json.decode(store.read(_CLAIM), type=_Claim).job_folder
+    except msgspec.MsgspecError as error:
+        msg = f"{store.uri}/{_CLAIM} is damaged: {error}"
+        raise UsageError(
+            msg, hint="which job owns the savepoint cannot be told: remove it by hand if none does"
+        ) from error
+
+
+class _Claim(msgspec.Struct):
+    """What is read of a claim."""
+
+    job_folder: str = ""
 
 
 class Disposals:
@@ -90,6 +109,8 @@ class Disposals:
             await asyncio.to_thread(dispose, uri, tuple(self._job_folders()))
         except PenstockError as error:
             self._operations.end(OperationEnded(request_id, error=str(error), error_class=type(error).__name__))
+        except Exception as error:  # noqa: BLE001 - a store may raise anything, and whoever asked waits for an end
+            self._operations.end(OperationEnded(request_id, error=f"{type(error).__name__}: {error}"))
         else:
             self._operations.end(OperationEnded(request_id))
 

@@ -1,7 +1,8 @@
 """Who may do what over REST: the role that a request needs, and whether its sender has it; decisions only.
 
 `viewer` reads; `operator` also acts on jobs that run (cancel, stop, savepoint, checkpoint, rescale); `admin` also
-brings code (submit, upgrade, upload) and ends the cluster. A request nobody has thought of needs an admin.
+brings code (submit, upgrade, upload), removes savepoints and ends the cluster. A request nobody has thought of needs an
+admin.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _READING = ("GET", "HEAD", "OPTIONS")
 _JOB = r"(?:/v1)?(?:/penstock)?/jobs/[^/]+"
 _OPERATING = re.compile(
     rf"(?:PATCH {_JOB}(?:/rescaling)?"
-    rf"|POST {_JOB}/(?:stop|cancel|savepoints|checkpoints|rescale)"
+    rf"|POST {_JOB}/(?:stop|savepoints|checkpoints)"
     rf"|PUT {_JOB}/resource-requirements"
-    r"|POST (?:/v1)?/savepoint-disposal)/?"
+    r"|POST (?:/v1)?/applications/[^/]+/cancel)/?"
 )
 _SEGMENTS = re.compile(r"[/\\]")
 _LOWEST_PRINTED = 32

@@ -24,6 +24,7 @@ from penstock.core.errors import (
 from penstock.core.secrets import redact
 from penstock.jobmanager.submit_options import SubmitOptions
 from penstock.rest import flink_json
+from penstock.rest.counts import is_count
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -182,7 +183,7 @@ class Door:
         view, job_id = _of_a_job(path)
         if view is not None:
             return 200, view(self._dispatcher, job_id)
-        if not query.get("ms", "0").isdigit():
+        if not is_count(query.get("ms", "0")):
             raise UsageError("query.ms: not a number", hint="give milliseconds")
         return 200, await wait(self._dispatcher, job_id, int(query.get("ms", "0")), self._clock)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import UsageError
+from penstock.rest.counts import is_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,7 +73,7 @@ def chosen_subtasks(vertex: VertexView, ranges: str) -> list[SubtaskView]:
     wanted: set[int] = set()
     for part in filter(None, ranges.split(",")):
         low, _, high = part.partition("-")
-        if not low.isdigit() or (high and not high.isdigit()) or int(high or low) > 1 << 15:
+        if not is_count(low) or (high and not is_count(high)) or int(high or low) > 1 << 15:
             raise UsageError(f"subtasks={part!r} is no number and no range", hint="write for example subtasks=0-3,5")
         wanted.update(range(int(low), int(high or low) + 1))
     return [view for view in vertex.subtasks if not wanted or view.subtask in wanted]

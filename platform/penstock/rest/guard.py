@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.secrets import redact
 from penstock.rest.access import Asked, Ends, Refusal, body_limit, caller, judge
+from penstock.rest.counts import is_count
 from penstock.rpc.peer import is_same_user
 
 if TYPE_CHECKING:
@@ -92,7 +93,7 @@ class Guard:
     async def _body(self, asked: Asked, receive: Receive) -> bytes:
         limit = body_limit(asked.method, asked.path)
         declared = asked.headers.get("content-length", "0")
-        if not declared.isdigit() or int(declared) > limit:
+        if not is_count(declared) or int(declared) > limit:
             raise _RefusedError(_too_large(limit))
         parts, more = bytearray(), True
         try:

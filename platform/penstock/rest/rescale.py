@@ -12,6 +12,7 @@ from fastapi import Body
 
 from penstock.core.errors import UsageError
 from penstock.graph.rescale import RescaleTo
+from penstock.rest.counts import is_count
 from penstock.rest.flink_json import rescaling_status
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def _vertices(text: str) -> dict[str, int]:
     found = {}
     for part in filter(None, text.split(",")):
         uid, _, count = part.rpartition("=")
-        if not uid or not count.isdigit():
+        if not uid or not is_count(count):
             msg = f"vertices={part!r} is not UID=N"
             raise UsageError(msg, hint="write for example vertices=totals=3,out=1")
         found[uid] = int(count)

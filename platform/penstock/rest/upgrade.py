@@ -13,6 +13,7 @@ from fastapi import Request
 from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import NotFoundError, UsageError
+from penstock.rest.counts import is_count
 from penstock.rest.flink_json import savepoint_status
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ def policy_of(query: Mapping[str, str]) -> UpgradePolicy:
 
 def _count(query: Mapping[str, str], name: str, default: int) -> int:
     text = query.get(name, str(default))
-    if not text.isdigit():
+    if not is_count(text):
         msg = f"{name}={text!r} is not a number"
         raise UsageError(msg, hint=f"write for example {name}=3")
     return int(text)

@@ -11,6 +11,7 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.errors import NotFoundError, SavepointInUseError, UsageError
 from penstock.core.rand import SeededRand
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot
+from penstock.jobmanager import savepoint_disposal
 from penstock.jobmanager.savepoint_disposal import Disposals, dispose
 
 
@@ -122,3 +123,16 @@ async def test_requests_are_answered_by_their_ids(savepoint):
     assert disposals.status(second).error_class == "NotFoundError"
     with pytest.raises(NotFoundError):
         disposals.status("other")
+
+
+async def test_a_request_ends_whatever_is_found(savepoint, monkeypatch):
+    (savepoint / "claimed.json").write_bytes(b"no JSON")
+    disposals = Disposals(tuple, SeededRand(1))
+    damaged = disposals.begin(str(savepoint))
+    await asyncio.gather(*disposals._running)
+    assert "claimed.json is damaged" in disposals.status(damaged).error
+    assert "u/s/part-0.parquet" in left(savepoint)
+    monkeypatch.setattr(savepoint_disposal, "open_store", lambda _uri: 1 // 0)
+    surprised = disposals.begin(str(savepoint))
+    await asyncio.gather(*disposals._running)
+    assert "ZeroDivisionError" in disposals.status(surprised).error

@@ -1,0 +1,26 @@
+"""What counts as a whole number in a question: digits that `int` takes, and not too many of them."""
+
+import pytest
+
+from penstock.core.errors import UsageError
+from penstock.rest.counts import is_count
+from penstock.rest.flink_metrics import chosen_subtasks
+from penstock.rest.rescale import _vertices
+from penstock.rest.upgrade import _count
+
+
+def test_counts():
+    assert [text for text in ("0", "007", "15", "", "-1", "1.5", "²", "٣", "9" * 5000) if is_count(text)] == [
+        "0", "007", "15",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ["²", "9" * 5000])
+def test_routes_say_what_is_no_number(text):
+    for ask in (
+        lambda: _vertices(f"totals={text}"),
+        lambda: _count({"checkpoints": text}, "checkpoints", 3),
+        lambda: chosen_subtasks(None, f"0-{text}"),
+    ):
+        with pytest.raises(UsageError):
+            ask()
