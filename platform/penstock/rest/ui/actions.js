@@ -68,7 +68,8 @@ async function follow(what, path, done, reload) {
   try {
     tell(done(await completion(path)), "good");
   } catch (error) {
-    tell(`${what} failed: ${error.message}`, "bad");
+    const unknown = error.status === 404; // a JobManager that was started meanwhile does not know the request
+    tell(unknown ? `${what}: the JobManager does not know the request any more; the job's story tells what became of it` : `${what} failed: ${error.message}`, "bad");
   }
   reload();
 }

@@ -40,15 +40,19 @@ async function ask(method, path, body, signal) {
   return found;
 }
 
-// Ask for what became of a request until it has ended; returns its location ("" for none), throws its failure.
-export async function completion(path, signal) {
+// Ask for what became of a request until it has ended; returns its location ("" for none), throws its failure. A
+// JobManager that does not answer is asked again: what it was asked for may well go on.
+export async function completion(path, signal, pauseMs = 500) {
   for (;;) {
-    const found = await get(path, signal);
-    if (found.status.id !== "IN_PROGRESS") {
+    const found = await get(path, signal).catch((error) => {
+      if (error.status !== 0) throw error;
+      return null;
+    });
+    if (found !== null && found.status.id !== "IN_PROGRESS") {
       const cause = found.operation?.["failure-cause"];
       if (cause) throw new ApiError(cause["stack-trace"] ?? "it failed", 500);
       return found.operation?.location ?? "";
     }
-    await new Promise((resolve) => setTimeout(resolve, 500));
+    await new Promise((resolve) => setTimeout(resolve, pauseMs));
   }
 }

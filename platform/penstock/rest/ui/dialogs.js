@@ -5,6 +5,8 @@ import { h, render } from "./dom.js";
 const STAYS_MS = 12_000;
 let toasts = [];
 let numbers = 0;
+// The number of the question that is shown: an answer to one that was left must not touch another.
+let question = 0;
 
 // Ask, then call `run` with what was filled in ({name: value}); its error is shown in the dialog, which stays open.
 export function confirm({ title, text, fields = [], action, danger, run }) {
@@ -12,7 +14,10 @@ export function confirm({ title, text, fields = [], action, danger, run }) {
   const opener = document.activeElement;
   let problem = "";
   let busy = false;
+  const mine = (question += 1);
   const close = () => {
+    if (mine !== question) return;
+    question += 1;
     holder.querySelector("dialog")?.close();
     render(holder, []);
     opener?.focus();
@@ -28,6 +33,10 @@ export function confirm({ title, text, fields = [], action, danger, run }) {
       await run(values);
       close();
     } catch (error) {
+      if (mine !== question) {
+        say(`${title} ${error.message}`, "bad");
+        return;
+      }
       [busy, problem] = [false, error.message];
       draw();
     }

@@ -25,9 +25,17 @@ let asking = null;
 function find(hash) {
   for (const [pattern, page] of ROUTES) {
     const match = pattern.exec(hash);
-    if (match) return { page, args: match.slice(1).filter((part) => part !== undefined).map(decodeURIComponent) };
+    if (match) return { page, args: match.slice(1).filter((part) => part !== undefined).map(decoded) };
   }
   return null;
+}
+
+function decoded(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function navigate() {
@@ -58,8 +66,12 @@ async function reload() {
     own.error = error;
     if (!(error instanceof ApiError)) console.error(error);
   }
-  draw();
-  if (!document.hidden) timer = setTimeout(reload, EVERY_MS);
+  try {
+    draw();
+  } finally {
+    // a page that cannot be drawn says so in the console, and is asked for again
+    if (!document.hidden) timer = setTimeout(reload, EVERY_MS);
+  }
 }
 
 function draw() {

@@ -33,7 +33,7 @@ export function view({ data, ui, update }) {
     note("Take a file that this has written: ", h("code", {}, "penstock run job.py --write job.penstock"),
       ". The job file itself runs on your machine: only what it has built comes here."),
     h("form", { class: "submit", key: "submit", onsubmit: submit },
-      h("label", { class: "field" }, "Job", h("input", { type: "file", name: "file", required: true, accept: ".penstock" })),
+      h("label", { class: "field" }, "Job", h("input", { type: "file", name: "file", required: true, accept: ".penstock", onchange: () => { ui.token = undefined; } })),
       h("label", { class: "field" }, "Start from a savepoint", h("input", { name: "from", autocomplete: "off", placeholder: "its folder; empty: the job's own newest checkpoint" })),
       h("label", { class: "check" }, h("input", { type: "checkbox", name: "fresh" }), "Start a new history instead of resuming the newest checkpoint"),
       ui.problem ? h("p", { key: "problem", class: "problem", role: "alert" }, ui.problem) : null,
