@@ -44,7 +44,14 @@ def create_app(
     dispatcher: Dispatcher, clock: Clock, shutdown: Callable[[], None], jobs: watch.JobWatch | None = None
 ) -> FastAPI:
     """Return the application; `shutdown` is called by `DELETE /cluster`, `jobs` says what is slow since when."""
-    app = FastAPI(title="penstock", version=penstock.__version__, description="Flink's REST API over penstock jobs.")
+    # FastAPI's own pages load scripts from elsewhere into this origin: /docs is of `rest.web`.
+    app = FastAPI(
+        title="penstock",
+        version=penstock.__version__,
+        description="Flink's REST API over penstock jobs.",
+        docs_url=None,
+        redoc_url=None,
+    )
     router = APIRouter()
     figures = metric_routes.Figures(dispatcher, clock)
     _add_cluster_routes(router, dispatcher, shutdown)

@@ -33,7 +33,7 @@ _HEADERS = {
 
 
 def add_routes(app: FastAPI) -> None:
-    """Serve `/` and `/ui/...`."""
+    """Serve `/`, `/ui/...` and `/docs`."""
     # Only names that were there at the start are served: no path of a request ever reaches the file system.
     files = {path.name: path for path in sorted(FOLDER.iterdir()) if path.suffix in _TYPES}
 
@@ -48,9 +48,17 @@ def add_routes(app: FastAPI) -> None:
         if path is None:
             msg = f"the web interface has no file {name!r}"
             raise NotFoundError(msg, hint="it begins at /ui/")
-        content = path.read_bytes()
-        tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
-        headers = {**_HEADERS, "ETag": tag}
-        if request.headers.get("if-none-match") == tag:
-            return Response(status_code=304, headers=headers)
-        return Response(content, media_type=_TYPES[path.suffix], headers=headers)
+        return _answer(path, request)
+
+    @app.get("/docs", include_in_schema=False)
+    async def operations(request: Request) -> Response:
+        return _answer(FOLDER / "operations.html", request)
+
+
+def _answer(path: Path, request: Request) -> Response:
+    content = path.read_bytes()
+    tag = f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+    headers = {**_HEADERS, "ETag": tag}
+    if request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(content, media_type=_TYPES[path.suffix], headers=headers)

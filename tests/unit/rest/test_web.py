@@ -56,6 +56,19 @@ async def test_nothing_else_is_served(path):
     assert (await get(path))[0] == 404
 
 
+async def test_the_list_of_operations_loads_nothing_from_elsewhere():
+    status, headers, body = await get("/docs")
+    assert status == 200
+    assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+    parts = _Parts()
+    parts.feed(body.decode())
+    assert not parts.inline
+    assert set(parts.refers) == {"ui/icon.svg", "ui/style.css", "ui/operations.js", "openapi.json"}
+    for path in (f"/{name}" for name in parts.refers):
+        assert (await get(path))[0] == 200
+    assert (await get("/redoc"))[0] == 404
+
+
 class _Parts(HTMLParser):
     """Collects what a page refers to, and what the policy would not run."""
 
