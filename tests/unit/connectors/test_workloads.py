@@ -86,7 +86,7 @@ def test_strings_and_nulls_hold_the_same_values():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"events": 0}, {"keys": 0}, {"keys": 1 << 24}, {"splits": 0}, {"batch_rows": 0}, {"events": 1 << 40}]
+    "wrong", [{"events": 0}, {"keys": 0}, {"keys": 1 << 29}, {"splits": 0}, {"batch_rows": 0}, {"events": 1 << 40}]
 )
 def test_sizes_that_make_no_sense_are_refused(wrong):
     with pytest.raises(GraphError, match="must be from 1 to"):

@@ -61,7 +61,7 @@ def scripted_reader(monkeypatch):
     """Return the reader that sources of `opened` read from."""
     made = ScriptedReader()
     module = types.ModuleType("scripted_source")
-    module.Factory = lambda: types.SimpleNamespace(create_reader=lambda spec, context: made)
+    module.Factory = type("Factory", (), {"create_reader": lambda self, spec, context: made})
     monkeypatch.setitem(sys.modules, "scripted_source", module)
     return made
 

@@ -56,7 +56,7 @@ class Outside:
 def outside(monkeypatch):
     made = Outside()
     module = types.ModuleType("recording_sink")
-    module.Factory = lambda: made
+    module.Factory = type("Factory", (), {"create_writer": None, "__new__": lambda cls: made})
     monkeypatch.setitem(sys.modules, "recording_sink", module)
     return made
 
