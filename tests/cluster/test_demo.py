@@ -28,6 +28,6 @@ def test_the_embedded_demo_is_exact(tmp_path):
 @pytest.mark.processes
 @pytest.mark.servers
 @pytest.mark.slow
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(170)
 def test_the_demo_on_kafka_is_exact(tmp_path):
-    assert demo(tmp_path, "--kafka", "--events", 300_000, limit=120)["events"] == 300_000
+    assert demo(tmp_path, "--kafka", "--events", 1_000_000, limit=140)["events"] == 1_000_000

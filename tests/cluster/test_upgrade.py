@@ -13,7 +13,7 @@ from tests.cluster.stage import graph_of
 
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, UsageError
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -73,7 +73,16 @@ class Upgrade:
         wait_until(lambda: self.phase() in phases, seconds, lambda: f"{phases}\n{self.scene.diagnosis()}", 0.1)
 
     def judge(self, *, healthy):
-        self.scene.rest.judge_upgrade(self.scene.job_id, healthy=healthy)
+        """Say it; a JobManager that has just begun says that none is on trial until it has read the job's log."""
+
+        def said():
+            try:
+                self.scene.rest.judge_upgrade(self.scene.job_id, healthy=healthy)
+            except UsageError:
+                return False
+            return True
+
+        wait_until(said, 30, self.scene.diagnosis, 0.1)
 
 
 @contextlib.contextmanager

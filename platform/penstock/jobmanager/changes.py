@@ -113,7 +113,8 @@ class Changes:
         upgrading = _upgrading(found)
         if found.driver is None or upgrading is None or upgrading.phase is not Phase.TRIAL:
             msg = f"job {found.record.name!r} has no new version on trial"
-            raise UsageError(msg, hint="see `penstock upgrade JOB --status`")
+            hint = "see `penstock upgrade JOB --status`; if the JobManager has just started, ask again"
+            raise UsageError(msg, hint=hint)
         found.driver.post(UpgradeJudged(healthy))
 
     def view(self, job: str) -> UpgradeView | None:
