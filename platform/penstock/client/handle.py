@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.client.job_file import planned
+from penstock.client.lasting import operation_of
 from penstock.client.upgrading import upgraded
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import JobFailedError, NotFoundError, PenstockError
+from penstock.core.errors import JobFailedError, PenstockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -100,27 +101,16 @@ class JobHandle:
             PenstockError: no slots, or its checkpoint failed, and the job goes on as before; or no answer in time.
         """
         token = token or secrets.token_hex(16)
-        deadline = self.clock.monotonic_ms() + timeout_ms
-        asked = False
-        while self.clock.monotonic_ms() < deadline:
-            try:
-                if not asked:
-                    self.client.rescale(self.job_id, parallelism, vertices, token=token)
-                    asked = True
-                answer = self.client.rescaling_status(self.job_id, token)
-            except NotFoundError:
-                if not asked:
-                    raise
-                asked = False  # a new JobManager, to which nothing was recorded: ask anew
-            except PenstockError as error:
-                if "no JobManager answers" not in error.message:
-                    raise
-                self.clock.sleep_ms(_POLL_MS)
-            else:
-                if answer["status"]["id"] == "COMPLETED":
-                    self._check_rescaled(answer["operation"])
-                    return
-                self.clock.sleep_ms(_POLL_MS)
+        operation = operation_of(
+            lambda: self.client.rescale(self.job_id, parallelism, vertices, token=token),
+            lambda: self.client.rescaling_status(self.job_id, token),
+            self.clock,
+            timeout_ms,
+            _POLL_MS,
+        )
+        if operation is not None:
+            self._check_rescaled(operation)
+            return
         msg = f"job {self.name} does not run with its new parallelism within {timeout_ms / 1000:.0f} s"
         raise PenstockError(msg, hint="see what it does with `penstock story`")
 

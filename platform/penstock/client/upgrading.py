@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.client.lasting import operation_of
 from penstock.config.settings import parse_duration_ms
-from penstock.core.errors import NotFoundError, PenstockError
+from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import encode_graph
 
 if TYPE_CHECKING:
@@ -37,28 +38,20 @@ def upgraded(
     if sent.get("target"):
         sent["target"] = _located(str(sent["target"]))
     wait_ms = 2 * parse_duration_ms(str(sent.get("deadline") or "5m"), "deadline") + _GRACE_MS
-    deadline = handle.clock.monotonic_ms() + wait_ms
-    client, job_id, data, asked = handle.client, handle.job_id, encode_graph(graph), False
-    while handle.clock.monotonic_ms() < deadline:
-        try:
-            if not asked:
-                client.upgrade(job_id, data, token=token, **sent)  # type: ignore[arg-type]
-                asked = True
-            answer = client.upgrade_status(job_id, token)
-            if on_poll is not None and answer["status"]["id"] != "COMPLETED":
-                on_poll(client.newest_upgrade(job_id))
-        except NotFoundError:
-            if not asked:
-                raise
-            asked = False  # a new JobManager, to which nothing was recorded: ask anew
-        except PenstockError as error:
-            if "no JobManager answers" not in error.message:
-                raise
-            handle.clock.sleep_ms(_POLL_MS)
-        else:
-            if answer["status"]["id"] == "COMPLETED":
-                return _verdict(handle.name, answer["operation"])
-            handle.clock.sleep_ms(_POLL_MS)
+    client, job_id, data = handle.client, handle.job_id, encode_graph(graph)
+
+    def status() -> dict[str, Any]:
+        answer = client.upgrade_status(job_id, token)
+        if on_poll is not None and answer["status"]["id"] != "COMPLETED":
+            on_poll(client.newest_upgrade(job_id))
+        return answer
+
+    def ask() -> None:
+        client.upgrade(job_id, data, token=token, **sent)  # type: ignore[arg-type]
+
+    operation = operation_of(ask, status, handle.clock, wait_ms, _POLL_MS)
+    if operation is not None:
+        return _verdict(handle.name, operation)
     msg = f"nobody knows whether job {handle.name} was upgraded: no verdict within {wait_ms / 1000:.0f} s"
     raise PenstockError(msg, hint="see what it does with `penstock story`")
 

@@ -5,6 +5,10 @@ Called by `jobmanager.checkpointing` and `jobmanager.job_master`; sequence and n
 
 from __future__ import annotations
 
+from typing import Literal
+
+import msgspec
+
 from penstock.checkpoint.coordinator import PendingCheckpoint
 from penstock.checkpoint.manifest import Manifest
 from penstock.core.elements import BarrierKind
@@ -46,27 +50,19 @@ def end_entry(
 ) -> Manifest:
     """Return the log entry of a job that ended in `state`; `owed`: the output, and the entry it was last named in."""
     pending, as_of = owed
-    return Manifest(
-        kind="end",
-        sequence=0,
-        job_id=identity.job_id,
-        job_name=graph.name,
-        run_id=identity.run_id,
-        generation=identity.generation,
-        nonce="",
-        created_ms=now_ms,
-        graph_fingerprint=graph.fingerprint,
-        pending=pending,
-        pending_as_of=as_of,
-        runs=(identity.run_id,),
-        note=state,
-    )
+    entry = _entry(graph, identity, "end", now_ms)
+    return msgspec.structs.replace(entry, pending=pending, pending_as_of=as_of, runs=(identity.run_id,), note=state)
 
 
 def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int) -> Manifest:
     """Return the entry that ends the trial of a run that is an upgrade of the checkpoint `base`: it stays."""
+    return msgspec.structs.replace(_entry(graph, identity, "seal", now_ms), upgrade_of=base, note="released")
+
+
+def _entry(graph: JobGraph, identity: JobIdentity, kind: Literal["end", "seal"], now_ms: int) -> Manifest:
+    """Return an entry that says of the job only which it is; the log gives it sequence and nonce."""
     return Manifest(
-        kind="seal",
+        kind=kind,
         sequence=0,
         job_id=identity.job_id,
         job_name=graph.name,
@@ -75,6 +71,4 @@ def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int
         nonce="",
         created_ms=now_ms,
         graph_fingerprint=graph.fingerprint,
-        upgrade_of=base,
-        note="released",
     )

@@ -1,0 +1,44 @@
+"""Asking for something that takes long, and for its answer, over restarts of the JobManager.
+
+Called by `client.handle` for a rescale and by `client.upgrading`: both are one operation by their token, so asking
+anew is safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.core.clock import Clock
+from penstock.core.errors import NotFoundError, PenstockError
+
+
+def operation_of(
+    ask: Callable[[], object], status: Callable[[], dict[str, Any]], clock: Clock, limit_ms: float, poll_ms: float
+) -> dict[str, Any] | None:
+    """Ask once, then for the status until it is complete; return the operation, None after `limit_ms`.
+
+    Raises:
+        PenstockError: it was refused. That no JobManager answers is waited for.
+    """
+    deadline, asked = clock.monotonic_ms() + limit_ms, False
+    while clock.monotonic_ms() < deadline:
+        try:
+            if not asked:
+                ask()
+                asked = True
+            answer = status()
+        except NotFoundError:
+            if not asked:
+                raise
+            asked = False  # a new JobManager, to which nothing was recorded: ask anew
+        except PenstockError as error:
+            if "no JobManager answers" not in error.message:
+                raise
+            clock.sleep_ms(poll_ms)
+        else:
+            if answer["status"]["id"] == "COMPLETED":
+                operation: dict[str, Any] = answer["operation"]
+                return operation
+            clock.sleep_ms(poll_ms)
+    return None
