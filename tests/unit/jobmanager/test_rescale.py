@@ -1,6 +1,7 @@
 """A running job goes on with another parallelism, or as before: nothing is published twice, nothing is left out."""
 
 import pytest
+from tests.unit.jobmanager.strikes import kill_one, lose_all
 
 from penstock.checkpoint.recovery import plan_recovery
 from penstock.graph.rescale import rescaled
@@ -190,20 +191,6 @@ def keep_until_recorded(world):
             execute(world, command)
 
     return go
-
-
-def kill_one(world):
-    if world.workers:
-        world.queue.append(ev.WorkerLost(next(iter(world.workers)), "killed"))
-        world.workers.pop(next(iter(world.workers)))
-        world.owed = []
-
-
-def lose_all(world):
-    world.workers.clear()
-    world.owed = []
-    world.free = [Slot("tm2", i) for i in range(8)]
-    world.queue.append(ev.TaskManagerLost("tm", "silent"))
 
 
 STRIKES = {

@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from tests.unit.jobmanager.strikes import kill_one, lose_all
 
 from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.recovery import plan_recovery
@@ -9,7 +10,6 @@ from penstock.checkpoint.trials import runs_on_trial
 from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager import events as ev
-from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.status import JobStatus
 from penstock.jobmanager.upgrading import Phase
 from penstock.rpc import worker_commands as orders
@@ -227,20 +227,6 @@ def test_a_record_that_cannot_be_written_is_tried_again(world_of, graph_of):
     world.pass_time(3000)
     assert running(world)[0] == {"back-t"}
     assert_exact(world)
-
-
-def kill_one(world):
-    if world.workers:
-        world.queue.append(ev.WorkerLost(next(iter(world.workers)), "killed"))
-        world.workers.pop(next(iter(world.workers)))
-        world.owed = []
-
-
-def lose_all(world):
-    world.workers.clear()
-    world.owed = []
-    world.free = [Slot("tm2", i) for i in range(8)]
-    world.queue.append(ev.TaskManagerLost("tm", "silent"))
 
 
 STRIKES = {
