@@ -9,10 +9,12 @@ its output schemas.
 
 from __future__ import annotations
 
+import functools
 import io
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
@@ -20,6 +22,7 @@ from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text
 from penstock.operators.columns import TS_FIELD, conform_array, keep, ts_of, with_ts, without_ts
+from penstock.operators.integer_expressions import compile_integers, to_arrow
 from penstock.operators.operator import Operator
 
 if TYPE_CHECKING:
@@ -123,6 +126,7 @@ class ProjectOperator(Operator):
             self._expressions = tuple(e for e in self._expressions if _passed_name(e) is None)
         self._roots = _root_columns(self._expressions, rows)
         self._computed = _computed_names(self._expressions, rows)
+        self._integers = compile_integers(self._expressions, rows)
         if self._mode == "filter" and len(self._computed) > 1:
             self._expressions = (pl.all_horizontal(*self._expressions),)
         self._rows = without_ts(self._schema)
@@ -134,16 +138,17 @@ class ProjectOperator(Operator):
             out.batch(Batch(data))
 
     def _filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        return keep(batch, self._evaluated(batch).to_series().to_arrow())
+        conditions = None if self._integers is None else self._integers.of(batch)
+        if conditions is None:
+            return keep(batch, self._evaluated(batch).to_series().to_arrow())
+        return keep(batch, to_arrow(functools.reduce(np.logical_and, conditions)))
 
     def _compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        computed: Any = None
-        if self._computed:
-            computed = self._evaluated(batch).rechunk().to_arrow()
+        computed = self._columns(batch) if self._computed else {}
         columns = []
         for field in self._rows:
             if field.name in self._computed:
-                source = _one_chunk(computed.column(field.name))
+                source = computed[field.name]
             else:
                 source = batch.column(self._passed.get(field.name, field.name))
             columns.append(conform_array(source, field, self._where))
@@ -151,6 +156,13 @@ class ProjectOperator(Operator):
         if ts is None:
             return pa.RecordBatch.from_arrays(columns, schema=self._rows)
         return pa.RecordBatch.from_arrays([*columns, ts], schema=self._with_ts)
+
+    def _columns(self, batch: pa.RecordBatch) -> dict[str, pa.Array]:
+        values = None if self._integers is None else self._integers.of(batch)
+        if values is not None:
+            return dict(zip(self._computed, map(to_arrow, values), strict=True))
+        table = self._evaluated(batch).rechunk().to_arrow()
+        return {name: _one_chunk(table.column(name)) for name in self._computed}
 
     def _evaluated(self, batch: pa.RecordBatch) -> pl.DataFrame:
         """The expressions' columns, in their order."""
