@@ -118,13 +118,17 @@ def savepoint(
 
 
 def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Print what the job's coordinator saw and decided."""
+    """Print what the job's coordinator saw and decided, and those before it."""
     with connect(cluster) as client:
         entries = client.story(find_job(client, job)["jid"])
     if json:
         print_json(entries)
         return
+    several, leader = len({entry["generation"] for entry in entries}) > 1, None
     for entry in entries:
+        if several and entry["generation"] != leader:
+            leader = entry["generation"]
+            say(f"--- the leader of generation {leader}")
         say(f"{_when(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
 
 

@@ -110,7 +110,7 @@ class RestClient:
         return self._get(_job(job_id, "/exceptions"))
 
     def story(self, job_id: str) -> list[dict[str, Any]]:
-        """Return the job's decisions, oldest first."""
+        """Return the job's decisions, oldest first; `generation` says which leader's."""
         story: list[dict[str, Any]] = self._get(_own(job_id, "/story"))["entries"]
         return story
 

@@ -5,8 +5,13 @@ The source of `penstock story` and of error messages with a history.
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+#: Kinds that come over and over: kept apart, so that they do not push out what was decided.
+ROUTINE = frozenset({"checkpoint"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,23 +21,42 @@ class Entry:
     at_ms: int
     kind: str
     text: str
+    #: Of the leader who decided it; 0: the present one.
+    generation: int = 0
 
 
 class EventLog:
-    """The last `limit` entries, oldest first."""
+    """The last `limit` entries, and the last `limit` of routine, oldest first."""
 
     def __init__(self, limit: int = 500) -> None:
-        """Keep at most `limit` entries."""
-        self._entries: deque[Entry] = deque(maxlen=limit)
+        """Keep at most `limit` entries of either."""
+        self._decisions: deque[tuple[int, Entry]] = deque(maxlen=limit)
+        self._routine: deque[tuple[int, Entry]] = deque(maxlen=limit)
+        self._number = 0
+        #: What the log of checkpoints says of leaders before this one.
+        self.earlier: tuple[Entry, ...] = ()
+        #: How many entries that are no routine there have been.
+        self.decided = 0
 
     def add(self, at_ms: int, kind: str, text: str) -> None:
-        """Append an entry, dropping the oldest when full."""
-        self._entries.append(Entry(at_ms, kind, text))
+        """Append an entry, dropping the oldest of its sort when full."""
+        self._number += 1
+        routine = kind in ROUTINE
+        self.decided += not routine
+        (self._routine if routine else self._decisions).append((self._number, Entry(at_ms, kind, text)))
 
     def entries(self) -> tuple[Entry, ...]:
         """Return the entries, oldest first."""
-        return tuple(self._entries)
+        return tuple(entry for _, entry in heapq.merge(self._decisions, self._routine, key=lambda pair: pair[0]))
 
     def tail(self, count: int = 20) -> str:
         """Return the last `count` entries as text, for an error message."""
-        return "\n".join(f"{e.at_ms} {e.kind}: {e.text}" for e in list(self._entries)[-count:])
+        return "\n".join(f"{e.at_ms} {e.kind}: {e.text}" for e in self.entries()[-count:])
+
+
+def with_earlier(stories: Iterable[Entry], log: Iterable[Entry], own: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Return one story: what earlier leaders wrote down, what only the log of checkpoints knows of them, and `own`."""
+    told = list(stories)
+    known = {(entry.generation, entry.kind, entry.text) for entry in told}
+    told += [entry for entry in log if (entry.generation, entry.kind, entry.text) not in known]
+    return (*sorted(told, key=lambda entry: (entry.generation, entry.at_ms)), *own)

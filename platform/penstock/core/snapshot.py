@@ -133,3 +133,6 @@ class CheckpointMetrics(msgspec.Struct, frozen=True, kw_only=True):
     async_ms: float = 0.0
     state_bytes: int = 0
     new_bytes: int = 0
+    #: Input taken between the first and the last barrier, and what lay meanwhile in the channels that waited.
+    processed_bytes: int = 0
+    buffered_bytes: int = 0

@@ -37,6 +37,7 @@ from penstock.jobmanager.job_store import JobStore, savepoint_uri
 from penstock.jobmanager.known_jobs import KnownJob, find_job, refuse_running
 from penstock.jobmanager.operations import Operations
 from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs, start_of
+from penstock.jobmanager.stories import Stories
 from penstock.jobmanager.submit_options import DEFAULT_OPTIONS, SubmitOptions
 from penstock.jobmanager.taskmanagers import TaskManagers
 from penstock.jobmanager.views import (
@@ -81,6 +82,7 @@ class Dispatcher:
         self._parts = parts
         self._jobs: dict[str, KnownJob] = {}
         self._operations = Operations()
+        self._stories = Stories(parts.ha_store)
         self.questions = parts.taskmanagers.questions
         self._submitting = asyncio.Lock()
         self._closing = asyncio.Event()
@@ -102,6 +104,7 @@ class Dispatcher:
             operation_ended=self._operations.end,
             rescaled=self.changes.record_rescale,
             upgraded=self.changes.record_upgrade,
+            handled=lambda driver, master: self._stories.grew(driver.record.job_id, master),
             leadership_lost=parts.leadership_lost,
             fault=parts.fault,
         )
@@ -174,9 +177,10 @@ class Dispatcher:
         found = self._find(job)
         return job_views.exceptions_of(found.record, _master(found))
 
-    def story(self, job: str) -> tuple[StoryEntry, ...]:
-        """Return what was seen and decided, oldest first."""
-        return job_views.story_of(_master(self._find(job)))
+    async def story(self, job: str) -> tuple[StoryEntry, ...]:
+        """Return what was seen and decided, by leaders before this one too, oldest first."""
+        found = self._find(job)
+        return await self._stories.of(found.record.job_id, _master(found))
 
     def metrics(self, job: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics: `<vertex>/<subtask>` -> name -> value."""
@@ -264,6 +268,7 @@ class Dispatcher:
         for job in self._jobs.values():
             if job.driver is not None:
                 await job.driver.close(release=False)
+        await self._stories.close()
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -345,6 +350,7 @@ class Dispatcher:
             await driver.close(release=True)
         finally:
             driver.ended.set()
+        await self._stories.save(job.record.job_id, driver.master)
         ended = [j for j in self._jobs.values() if j.record.ended]
         for old in sorted(ended, key=lambda j: j.record.ended_ms)[:-_KEPT_ENDED]:
             old.driver = None

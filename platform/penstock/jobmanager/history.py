@@ -63,6 +63,8 @@ class _Record:
                     alignment_ms=ack.metrics.alignment_ms,
                     sync_ms=ack.metrics.sync_ms,
                     async_ms=ack.metrics.async_ms,
+                    processed_bytes=ack.metrics.processed_bytes,
+                    buffered_bytes=ack.metrics.buffered_bytes,
                 )
                 for execution, ack in sorted(self.acks.items())
             ),

@@ -43,6 +43,8 @@ class DriverHooks:
     rescaled: Callable[[JobDriver, cmd.RecordRescale], Awaitable[None]]
     #: Put an upgrade's state into the job's record, with the new run and its graph if there is one.
     upgraded: Callable[[JobDriver, cmd.RecordUpgrade], Awaitable[None]]
+    #: Events were handled: there may be more to the story.
+    handled: Callable[[JobDriver, JobMaster], None]
     leadership_lost: Callable[[PenstockError], None]
     #: Something that must not happen has happened.
     fault: Callable[[BaseException], None]
@@ -113,6 +115,7 @@ class JobDriver:
             while self._events and not self._closed:
                 for command in self.master.handle(self._events.popleft(), self._parts.clock.now_ms()):
                     self._execute(command)
+            self._hooks.handled(self, self.master)
         except Exception as error:  # noqa: BLE001 - a fault of ours: the process ends, its successor recovers the job
             self._fault(error)
         finally:

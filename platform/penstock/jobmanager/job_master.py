@@ -23,7 +23,7 @@ from penstock.jobmanager.failover import is_final
 from penstock.jobmanager.held_slots import HeldSlots
 from penstock.jobmanager.in_place import InPlace
 from penstock.jobmanager.job_state import Become, ChangeStep, Failed, Failure, Leave, Note, Step
-from penstock.jobmanager.log_entries import end_entry
+from penstock.jobmanager.log_entries import appended_text, end_entry, told_by
 from penstock.jobmanager.recover import JobIdentity, ended_as, recover
 from penstock.jobmanager.restart import restart_decider
 from penstock.jobmanager.scheduler import Slot
@@ -124,6 +124,7 @@ class JobMaster:
         deployment = self.deployment
         if deployment is None or self.step is not Step.STARTING or deployment.recovered is not None:
             return []
+        self.story.earlier = self.story.earlier or told_by(event.entries, self.identity.generation)
         if ended := ended_as(event.entries, self.identity.run_id):
             return self._ended_before(JobStatus(ended), now_ms)
         try:
@@ -179,7 +180,7 @@ class JobMaster:
             return self._apply(self.in_place.release_answered(event, self._situation(now_ms)), now_ms)
         if isinstance(event, ev.ManifestAppended):
             manifest = event.entry.manifest
-            self.story.add(now_ms, "checkpoint", f"{event.tag} is entry {manifest.sequence} of the log")
+            self.story.add(now_ms, "checkpoint", appended_text(event.tag, manifest.sequence))
             self.in_place.upgrading.checkpointed(manifest)
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
         self.story.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")

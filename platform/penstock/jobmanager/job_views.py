@@ -16,7 +16,6 @@ from penstock.jobmanager.views import (
     JobDetail,
     JobSummary,
     OperatorView,
-    StoryEntry,
     SubtaskView,
     VertexView,
 )
@@ -96,12 +95,6 @@ def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[Exceptio
         ExceptionView(at_ms=f.at_ms, error=f.error, detail=f.detail, task=f.task, worker_id=f.worker_id)
         for f in master.failures
     )
-
-
-def story_of(master: JobMaster | None) -> tuple[StoryEntry, ...]:
-    """Return what was seen and decided, oldest first."""
-    entries = () if master is None else master.story.entries()
-    return tuple(StoryEntry(at_ms=e.at_ms, kind=e.kind, text=e.text) for e in entries)
 
 
 def _states(graph: JobGraph, master: JobMaster) -> list[str]:

@@ -1,17 +1,20 @@
-"""The entries a leader writes into the manifest log: checkpoints, and the end of a job; pure.
+"""The entries a leader writes into the manifest log: checkpoints, and the end of a job; and what they tell; pure.
 
 Called by `jobmanager.checkpointing` and `jobmanager.job_master`; sequence and nonce are filled in at the append.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
 
 from penstock.checkpoint.coordinator import PendingCheckpoint
+from penstock.checkpoint.log import LogEntry
 from penstock.checkpoint.manifest import Manifest
 from penstock.core.elements import BarrierKind
+from penstock.core.event_log import Entry
 from penstock.core.snapshot import Committable
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.deployment import Deployment
@@ -57,6 +60,28 @@ def end_entry(
 def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int) -> Manifest:
     """Return the entry that ends the trial of a run that is an upgrade of the checkpoint `base`: it stays."""
     return msgspec.structs.replace(_entry(graph, identity, "seal", now_ms), upgrade_of=base, note="released")
+
+
+def appended_text(tag: str, sequence: int) -> str:
+    """Return how a story tells that a checkpoint exists."""
+    return f"{tag} is entry {sequence} of the log"
+
+
+def told_by(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:
+    """Return what the log tells of the leaders before that of `generation`, oldest first."""
+    found = []
+    for manifest in (entry.manifest for entry in entries if entry.manifest.generation < generation):
+        match manifest.kind:
+            case "seal":
+                kind, text = "leader", f"run {manifest.run_id} is led by generation {manifest.generation}"
+                text += f" ({manifest.note})" if manifest.note else ""
+            case "end":
+                kind, text = "end", manifest.note
+            case _:
+                tag = f"{manifest.barrier}:{manifest.checkpoint_id}"
+                kind, text = "checkpoint", appended_text(tag, manifest.sequence)
+        found.append(Entry(manifest.created_ms, kind, text, manifest.generation))
+    return tuple(found)
 
 
 def _entry(graph: JobGraph, identity: JobIdentity, kind: Literal["end", "seal"], now_ms: int) -> Manifest:

@@ -9,6 +9,7 @@ import msgspec
 
 from penstock.checkpoint.job_records import JobRecord, delete_record, read_records
 from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.story_records import prune_stories
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
 from penstock.jobmanager.commands import RecordRescale, RecordUpgrade
@@ -94,6 +95,7 @@ def forget_oldest(store: ObjectStore, records: Iterable[JobRecord]) -> set[str]:
     for job_id in forgotten:
         try:
             delete_record(store, job_id)
+            prune_stories(store, job_id, 0)
         except StorageError as error:
             logging.getLogger(__name__).warning("job %s ended long ago and its record stays: %s", job_id, error)
     return forgotten

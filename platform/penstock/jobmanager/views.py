@@ -114,6 +114,9 @@ class SubtaskCheckpointView(_View, frozen=True, kw_only=True):
     alignment_ms: float
     sync_ms: float
     async_ms: float
+    #: Input taken between the first and the last barrier, and what lay meanwhile in the channels that waited.
+    processed_bytes: int = 0
+    buffered_bytes: int = 0
 
 
 class CheckpointView(_View, frozen=True, kw_only=True):
@@ -138,6 +141,16 @@ class CheckpointView(_View, frozen=True, kw_only=True):
     #: Objects written for it: those that no checkpoint before referred to, and the manifest.
     objects: int = 0
     subtasks: tuple[SubtaskCheckpointView, ...] = ()
+
+    @property
+    def processed_bytes(self) -> int:
+        """Input that subtasks took between their first and their last barrier."""
+        return sum(subtask.processed_bytes for subtask in self.subtasks)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Input that lay in channels whose barrier had come, when the last one did."""
+        return sum(subtask.buffered_bytes for subtask in self.subtasks)
 
 
 class CheckpointsView(_View, frozen=True, kw_only=True):
@@ -215,6 +228,8 @@ class StoryEntry(_View, frozen=True, kw_only=True):
     at_ms: int
     kind: str
     text: str
+    #: Of the leader, for this job.
+    generation: int = 0
 
 
 class WorkerView(_View, frozen=True, kw_only=True):

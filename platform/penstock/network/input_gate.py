@@ -148,6 +148,12 @@ class InputGate:
         """Whether `channel` waits for an alignment."""
         return self._channels[channel].blocked
 
+    @property
+    def bytes_blocked(self) -> int:
+        """Bytes that lie in channels which wait for an alignment."""
+        with self._lock:
+            return sum(size for channel in self._channels if channel.blocked for _, size, _ in channel.queue)
+
     # --- carriers -----------------------------------------------------------------------------------------------------
 
     @property

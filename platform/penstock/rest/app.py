@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -197,8 +198,7 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
     @router.get("/penstock/jobs/{job_id}/story")
     async def story(job_id: str) -> dict[str, Any]:
-        entries = [{"at_ms": e.at_ms, "kind": e.kind, "text": e.text} for e in dispatcher.story(job_id)]
-        return {"entries": entries}
+        return {"entries": [msgspec.to_builtins(entry) for entry in await dispatcher.story(job_id)]}
 
     @router.get("/penstock/jobs/{job_id}/workers")
     async def workers(job_id: str) -> dict[str, Any]:

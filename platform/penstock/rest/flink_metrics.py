@@ -109,7 +109,7 @@ def job_values(detail: JobDetail, checkpoints: CheckpointsView, now_ms: int) -> 
         "lastCheckpointSize": latest.new_bytes if latest else _NEVER,
         "lastCheckpointFullSize": latest.state_bytes if latest else _NEVER,
         "lastCompletedCheckpointId": latest.id if latest else _NEVER,
-        "lastCheckpointProcessedData": 0,
+        "lastCheckpointProcessedData": latest.processed_bytes if latest else 0,
         "lastCheckpointPersistedData": 0,
         "lastCheckpointRestoreTimestamp": checkpoints.restored_ms,
         "lastCheckpointCompletionTimestamp": latest.end_ms if latest else _NEVER,

@@ -6,6 +6,7 @@ Nothing blocks meanwhile: the subtask goes on with its mails, and its neighbours
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.alignment import Abort, Alignment, AlignmentCommand, Block, Snapshot, Unblock
@@ -21,6 +22,25 @@ if TYPE_CHECKING:
     from penstock.task.reports import TaskReports
 
 
+@dataclass(frozen=True, slots=True)
+class Aligned:
+    """What there was between the first barrier of a checkpoint and the cut."""
+
+    ms: float
+    #: Bytes taken in from the channels whose barrier was still to come.
+    processed_bytes: int
+    #: Bytes in the channels whose barrier had come, when the last one did.
+    buffered_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """The subtask as it was when the first barrier came."""
+
+    since_ms: float
+    bytes_in: int
+
+
 class Barriers:
     """From the first barrier of a checkpoint to the cut; times are monotonic milliseconds."""
 
@@ -33,11 +53,11 @@ class Barriers:
         self.alignment = Alignment(0 if gate is None else gate.channel_count)
         self._announced = AnnouncedBarrier()
         #: When the first barrier of the running checkpoint came.
-        self._since: float | None = None
-        #: A drain that waits for what operators hold, and since when it was under way.
-        self._draining: tuple[Barrier, float] | None = None
-        #: Freezes the subtask and sends the barrier on: (barrier, milliseconds since its first one came).
-        self.cut: Callable[[Barrier, float], None]
+        self._waiting: _Waiting | None = None
+        #: A drain that waits for what operators hold, since when it was under way, and bytes processed and buffered.
+        self._draining: tuple[Barrier, float, tuple[int, int]] | None = None
+        #: Freezes the subtask and sends the barrier on.
+        self.cut: Callable[[Barrier, Aligned], None]
 
     @property
     def coming(self) -> bool:
@@ -61,8 +81,8 @@ class Barriers:
 
     def came(self, channel: int, barrier: Barrier) -> None:
         """A barrier came in."""
-        if self._since is None:
-            self._since = self._clock.monotonic_ms()
+        if self._waiting is None:
+            self._waiting = self._now()
         self._execute(self.alignment.on_barrier(channel, barrier))
 
     def ended(self, channel: int) -> None:
@@ -81,8 +101,8 @@ class Barriers:
         """Cut for a drain that waits, if nothing is held any more; return whether that was done."""
         if self._draining is None or not self._chain.finish():
             return False
-        (barrier, since), self._draining = self._draining, None
-        self._cut(barrier, since)
+        (barrier, since, moved), self._draining = self._draining, None
+        self._cut(barrier, since, moved)
         return True
 
     def _execute(self, commands: list[AlignmentCommand]) -> None:
@@ -95,23 +115,27 @@ class Barriers:
                     for channel in channels:
                         self._gate.unblock(channel)
                     if self.alignment.running is None:
-                        self._since = None
+                        self._waiting = None
                 case Snapshot(barrier):
                     self._complete(barrier)
                 case Abort(checkpoint_id, reason):
-                    self._since = self._clock.monotonic_ms()
+                    self._waiting = self._now()
                     self._reports.declined(checkpoint_id, reason)
 
     def _complete(self, barrier: Barrier) -> None:
         """All rows before the barrier have come."""
-        since = self._clock.monotonic_ms() if self._since is None else self._since
-        self._since = None
+        now, buffered = self._now(), 0 if self._gate is None else self._gate.bytes_blocked
+        first, self._waiting = self._waiting or now, None
+        moved = now.bytes_in - first.bytes_in, buffered
         if barrier.kind is BarrierKind.DRAIN:
-            self._draining = barrier, since
+            self._draining = barrier, first.since_ms, moved
             self.go_on()
         else:
-            self._cut(barrier, since)
+            self._cut(barrier, first.since_ms, moved)
 
-    def _cut(self, barrier: Barrier, since: float) -> None:
+    def _cut(self, barrier: Barrier, since_ms: float, moved: tuple[int, int]) -> None:
         self._announced.over(barrier.checkpoint_id)
-        self.cut(barrier, self._clock.monotonic_ms() - since)
+        self.cut(barrier, Aligned(self._clock.monotonic_ms() - since_ms, *moved))
+
+    def _now(self) -> _Waiting:
+        return _Waiting(self._clock.monotonic_ms(), 0 if self._gate is None else self._gate.bytes_in)

@@ -29,6 +29,7 @@ from penstock.core.snapshot import (
 )
 from penstock.operators.operator import OperatorSnapshot, StagedOutput
 from penstock.state.keyed import EncodedSegment, FrozenState
+from penstock.task.barriers import Aligned
 from penstock.task.environment import Background
 from penstock.task.mailbox import Mail
 from penstock.task.reports import TaskReports
@@ -51,7 +52,7 @@ class Cut:
     #: States of the task itself (the input's watermark).
     own: tuple[OperatorStateSnapshot, ...]
     finished: bool
-    alignment_ms: float
+    aligned: Aligned
     sync_ms: float
     begun_ms: float
     aborted: bool = False
@@ -244,11 +245,13 @@ class SnapshotPipeline:
             finished=cut.finished,
         )
         metrics = CheckpointMetrics(
-            alignment_ms=cut.alignment_ms,
+            alignment_ms=cut.aligned.ms,
             sync_ms=cut.sync_ms,
             async_ms=services.clock.monotonic_ms() - cut.begun_ms,
             state_bytes=sum(segment.file.length for state in keyed for segment in state.segments),
             new_bytes=self.last_durable_bytes if paths else 0,
+            processed_bytes=cut.aligned.processed_bytes,
+            buffered_bytes=cut.aligned.buffered_bytes,
         )
         evidence = {"checkpoint": cut.barrier.checkpoint_id, "subtask": execution}
         failpoints.hit("task.before_ack", **evidence)

@@ -25,7 +25,7 @@ from penstock.eventtime.watermarks import WatermarkMerger
 from penstock.rpc.worker_commands import CheckpointAborted, CheckpointCompleted
 from penstock.state.budget import MemoryBudget
 from penstock.state.store import close_stores
-from penstock.task.barriers import Barriers
+from penstock.task.barriers import Aligned, Barriers
 from penstock.task.combining import combine_outputs, expect_combined
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
@@ -292,7 +292,7 @@ class Subtask:
                 self._chain.emit_watermark(Watermark(MAX_TIMESTAMP))
         self._barriers.begin(barrier)
 
-    def _cut(self, barrier: Barrier, alignment_ms: float) -> None:
+    def _cut(self, barrier: Barrier, aligned: Aligned) -> None:
         """Freeze, send the barrier on, leave the rest to the pipeline."""
         begun = self._clock.monotonic_ms()
         taken: tuple[OperatorSnapshot, ...] = self._chain.snapshot(barrier)
@@ -305,7 +305,7 @@ class Subtask:
                 taken=tuple(zip((link.operator for link in self._chain.links), taken, strict=True)),
                 own=own,
                 finished=self._output_ended,
-                alignment_ms=alignment_ms,
+                aligned=aligned,
                 sync_ms=self._clock.monotonic_ms() - begun,
                 begun_ms=begun,
             )

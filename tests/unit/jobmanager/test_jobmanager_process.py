@@ -154,7 +154,7 @@ async def running(manager, job_id, checkpoints=2):
             manager.dispatcher.summary(job_id).state == "RUNNING"
             and manager.dispatcher.summary(job_id).checkpoints_completed >= checkpoints
         ),
-        f"{checkpoints} checkpoints: {manager.dispatcher.story(job_id)}",
+        f"{checkpoints} checkpoints: {manager.dispatcher.detail(job_id).summary}",
     )
 
 

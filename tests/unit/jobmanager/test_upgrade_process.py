@@ -53,7 +53,7 @@ async def test_it_is_recorded_released_and_outlives_the_leader(cluster_of, encod
     await until(lambda: read_records(open_store(str(tmp_path / "ha")))[0].upgrade.phase == "completed")
     assert dispatcher.summary(job_id).run_id != before
     assert dispatcher.changes.view(job_id).checkpoints >= 3
-    assert any(entry.kind == "upgrade" for entry in dispatcher.story(job_id))
+    assert any(entry.kind == "upgrade" for entry in await dispatcher.story(job_id))
     await machine.close()
     await manager.close()
     second, _ = await cluster_of()

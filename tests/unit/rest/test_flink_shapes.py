@@ -22,7 +22,7 @@ from penstock.jobmanager.views import (
     WorkerView,
 )
 from penstock.metrics.process import ProcessMeter
-from penstock.rest import flink_checkpoints, flink_cluster, flink_metrics, flink_vertices
+from penstock.rest import flink_checkpoints, flink_cluster, flink_json, flink_metrics, flink_vertices
 
 NOW = 5_000
 
@@ -50,7 +50,7 @@ DETAIL = JobDetail(summary=SUMMARY, vertices=(VERTEX,), edges=(), settings=JobSe
 PARTS = tuple(
     SubtaskCheckpointView(
         vertex_id="v", subtask=i, ack_ms=120 + i, state_bytes=10, new_bytes=i, alignment_ms=1.5, sync_ms=2.0,
-        async_ms=3.0,
+        async_ms=3.0, processed_bytes=100 * i, buffered_bytes=7,
     )
     for i in (0, 2)
 )  # fmt: skip
@@ -108,6 +108,17 @@ def test_a_checkpoint_by_vertex_and_subtask():
     ]  # fmt: skip
     assert shown["summary"]["end_to_end_duration"]["max"] == 22
     assert flink_checkpoints.find_checkpoint(CHECKPOINTS, 7) is CHECKPOINT
+
+
+def test_what_was_in_flight_during_the_alignment_is_told_by_checkpoint_vertex_and_subtask():
+    (entry,) = flink_json.checkpoints(CHECKPOINTS)["history"]
+    task = flink_checkpoints.checkpoint_task(CHECKPOINT, DETAIL, "v")
+    for told in (entry, task):
+        assert (told["processed_data"], told["alignment_buffered"], told["persisted_data"]) == (200, 14, 0)
+    assert task["subtasks"][2]["alignment"] == {"buffered": 7, "processed": 200, "persisted": 0, "duration": 1}
+    assert task["summary"]["alignment"]["processed"]["max"] == 200
+    assert flink_json.checkpoints(CHECKPOINTS)["summary"]["processed_data"]["max"] == 200
+    assert flink_metrics.job_values(DETAIL, CHECKPOINTS, NOW)["lastCheckpointProcessedData"] == 200
     forgotten = msgspec.structs.replace(CHECKPOINT, id=3, status="FAILED")
     longer = msgspec.structs.replace(CHECKPOINTS, latest_failed=forgotten)
     assert flink_checkpoints.find_checkpoint(longer, 3) is forgotten

@@ -48,6 +48,17 @@ def test_the_barrier_waits_for_all_channels_and_rows_behind_it_wait_too(world, b
     assert w.sink.seen == [20, ("barrier", 1), 10]
     (ack,) = w.acks("sink")
     assert ack.metrics.alignment_ms == 30
+    assert ack.metrics.processed_bytes > 0, "20 came in while the second barrier was waited for"
+    assert ack.metrics.buffered_bytes == ack.metrics.processed_bytes, "10, of the same size, was held back"
+
+
+def test_one_channel_waits_for_nothing(world, batch_of):
+    w = running(world)
+    w.sources[0].script.append(batch_of(1))
+    w.trigger(1)
+    w.settle()
+    (ack,) = w.acks("sink")
+    assert (ack.metrics.alignment_ms, ack.metrics.processed_bytes, ack.metrics.buffered_bytes) == (0, 0, 0)
 
 
 def test_an_ack_carries_positions_and_the_inputs_watermark(world, batch_of):

@@ -39,7 +39,7 @@ export function view({ data, base, ui, reload }) {
       figure("Time, half and 99 %", `${duration(summary.end_to_end_duration.p50)}, ${duration(summary.end_to_end_duration.p99)}`),
       latest.restored ? figure("Restored from", `checkpoint ${latest.restored.id}`, time(latest.restored.restore_timestamp)) : null),
     chart(history),
-    table("History of checkpoints", [["Id", "end"], "Kind", "State", "Begun", ["Time", "end"], ["State size", "end"], ["Written", "end"], ["Subtasks", "end"], "What happened"],
+    table("History of checkpoints", [["Id", "end"], "Kind", "State", "Begun", ["Time", "end"], ["State size", "end"], ["Written", "end"], ["In flight", "end"], ["Subtasks", "end"], "What happened"],
       history.map((entry) => h("tr", { key: entry.id },
         h("th", { scope: "row", class: "end" }, h("button", { type: "button", class: "pick", "aria-pressed": String(entry.id === data.parts?.entry.id), onclick: () => choose(entry.id), title: "Show its subtasks" }, entry.id)),
         h("td", {}, entry.is_savepoint ? "savepoint" : "checkpoint"),
@@ -48,6 +48,7 @@ export function view({ data, base, ui, reload }) {
         h("td", { class: "end" }, duration(entry.status === "IN_PROGRESS" ? base.job.now - entry.trigger_timestamp : entry.end_to_end_duration)),
         h("td", { class: "end" }, bytes(entry.state_size)),
         h("td", { class: "end" }, bytes(entry.checkpointed_size)),
+        h("td", { class: "end", title: inFlight(entry) }, bytes(entry.processed_data + entry.alignment_buffered)),
         h("td", { class: "end" }, `${entry.num_acknowledged_subtasks} of ${entry.num_subtasks}`),
         h("td", { class: "wide path" }, entry.failure_message ?? entry.external_path ?? ""))),
       "No checkpoint was begun yet."),
@@ -64,16 +65,22 @@ function details({ entry, subtasks }) {
   return h("section", { class: "panel", key: `parts ${entry.id}`, "aria-labelledby": "parts" },
     h("h2", { id: "parts" }, `Checkpoint ${entry.id}, subtask by subtask`),
     note(text),
-    table("Subtasks of the checkpoint", ["Operator", ["Subtask", "end"], ["Done after", "end"], ["Waited for barriers", "end"], ["Froze for", "end"], ["Wrote for", "end"], ["State size", "end"], ["Written", "end"]],
+    table("Subtasks of the checkpoint", ["Operator", ["Subtask", "end"], ["Done after", "end"], ["Waited for barriers", "end"], ["Read meanwhile", "end"], ["Held back", "end"], ["Froze for", "end"], ["Wrote for", "end"], ["State size", "end"], ["Written", "end"]],
       subtasks.map((subtask) => {
         const done = subtask.status === "completed";
         const cell = (value) => h("td", { class: "end" }, done ? value() : "-");
         return h("tr", { key: `${subtask.vertex} ${subtask.index}`, class: subtask === last && !missing.length ? "last" : "" },
           h("th", { scope: "row" }, subtask.vertex), h("td", { class: "end" }, subtask.index),
           cell(() => duration(subtask.end_to_end_duration)), cell(() => duration(subtask.alignment.duration)),
+          cell(() => bytes(subtask.alignment.processed)), cell(() => bytes(subtask.alignment.buffered)),
           cell(() => duration(subtask.checkpoint.sync)), cell(() => duration(subtask.checkpoint.async)),
           cell(() => bytes(subtask.state_size)), cell(() => bytes(subtask.checkpointed_size)));
       })));
+}
+
+// What was between the subtasks while they waited for their barriers; nothing of it is in the checkpoint.
+function inFlight(entry) {
+  return `${bytes(entry.processed_data)} read while barriers were waited for, ${bytes(entry.alignment_buffered)} held back behind those that had come`;
 }
 
 // Durations of the last ones, oldest first; a failed one is drawn in full height, in its own colour and pattern.
