@@ -1,5 +1,9 @@
 """Flink's dashboard, from its own distribution, in a browser: every page on a penstock job loads without an error."""
 
+import json
+import re
+import urllib.request
+
 import pytest
 from tests.flink_tools.cluster import Place
 from tests.flink_tools.dashboard import dashboard
@@ -50,6 +54,9 @@ def test_every_page_of_a_job(looking, seen):
     for tab in VERTEX_TABS:
         opened(visit, f"job/running/{job}/overview/{vertices[-1]['id']}/{tab}")
     opened(visit, f"job/running/{job}/overview/{vertices[0]['id']}/backpressure", "OK")
+    opened(
+        visit, f"job/running/{job}/overview/{vertices[0]['id']}/flamegraph", re.compile(r"Subtask\.\w+ \(subtask\.py")
+    )
     opened(visit, f"job/running/{job}/timeline")
     opened(visit, f"job/running/{job}/exceptions")
     opened(visit, f"job/running/{job}/configuration", "Execution configuration")
@@ -70,3 +77,23 @@ def test_every_page_of_the_cluster(looking, seen):
     for tab in ("metrics", "config", "logs", "stdout", "log", "thread-dump", "profiler"):
         opened(visit, f"job-manager/{tab}")
     assert [entry for entry in passed if entry[2] >= 400] == []
+
+
+def test_threads_of_a_taskmanager_and_its_workers_and_the_jobmanagers_log(seen):
+    place, *_others = seen
+
+    def asked(path):
+        with urllib.request.urlopen(place.cluster.rest_url + path, timeout=30) as answer:
+            return answer.read().decode()
+
+    with place.cluster.client() as client:
+        (manager,) = client.taskmanagers()
+    found = json.loads(asked(f"/taskmanagers/{manager['id']}/thread-dump"))["threadInfos"]
+    texts = {info["threadName"]: info["stringifiedThreadInfo"] for info in found}
+    assert "run_taskmanager" in texts["MainThread"]
+    (control,) = {text for name, text in texts.items() if name.endswith("/MainThread")}
+    assert "worker.py" in control
+    assert any("/ps-" in name for name in texts), "the threads of its subtasks"
+    (log,) = json.loads(asked("/jobmanager/logs"))["logs"]
+    assert "POST" in asked("/jobmanager/log"), "what changed something is noted there"
+    assert asked(f"/jobmanager/logs/{log['name']}") == asked("/jobmanager/stdout")

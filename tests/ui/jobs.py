@@ -28,7 +28,7 @@ class Rate(ps.KeyedProcessFunction):
         count = (self.seen.value() or 0) + 1
         self.seen.update(count)
         risk = sum(number * number for number in range({work})) % 97
-        if os.path.exists({broken!r}):
+        if count % 64 == 0 and os.path.exists({broken!r}):
             check(row, risk)
         yield Rated(user_id=row.user_id, risk=risk + count, ts=row.ts)
 

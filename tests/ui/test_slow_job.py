@@ -63,3 +63,44 @@ def acknowledged(job, checkpoint, vertex):
     url = f"{job.client.url}/v1/jobs/{job.job_id}/checkpoints/details/{checkpoint}/subtasks/{vertex}"
     with urllib.request.urlopen(url, timeout=30) as answer:
         return [(subtask["index"], subtask["ack_timestamp"]) for subtask in json.load(answer)["subtasks"]]
+
+
+def test_the_flame_graph_names_the_slow_function(visit, slow_job):
+    page = visit.go(f"jobs/{slow_job.job_id}")
+    page.get_by_role("region", name="Job graph").get_by_role("button").filter(has_text="rate orders").click()
+    page.get_by_role("button", name="Flame graph").press("Enter")
+    own = page.get_by_role("list", name="Your own lines").get_by_role("listitem")
+    expect(own.first).to_contain_text(re.compile(r"Rate\.process.*rate_orders\.py:\d+"))
+    share = lambda item: int(re.search(r"(\d+) %", item.inner_text())[1])
+    assert sum(share(item) for item in own.all()) > 30
+
+    tree = page.get_by_role("tree")
+    root = tree.get_by_role("treeitem").first
+    expect(root).to_have_accessible_name(re.compile(r"root: 100 %"))
+    widest_leaf = tree.evaluate(
+        """(tree) => {
+            const path = (call) => JSON.parse(call.dataset.path);
+            const inside = (outer, inner) => inner.length > outer.length && outer.every((name, i) => name === inner[i]);
+            const calls = [...tree.children];
+            const leaves = calls.filter((call) => !calls.some((other) => inside(path(call), path(other))));
+            return leaves.sort((a, b) => b.offsetWidth - a.offsetWidth)[0].textContent;
+        }"""
+    )
+    assert re.match(r"Rate\.process.*\(rate_orders\.py:\d+\)", widest_leaf)
+
+    # by keys: down to the widest call, in to see it alone, out again
+    root.focus()
+    page.keyboard.press("ArrowDown")
+    focused = page.locator(":focus")
+    expect(focused).to_have_attribute("aria-level", "2")
+    name = focused.inner_text()
+    page.keyboard.press("Enter")
+    expect(tree.get_by_role("treeitem").first).to_have_text(name)
+    page.keyboard.press("Escape")
+    expect(tree.get_by_role("treeitem").first).to_have_text("root")
+
+    page.get_by_role("searchbox", name="Search").fill("rate_orders")
+    expect(page.get_by_text(re.compile(r"Found in \d+ % of the samples"))).to_be_visible()
+    assert tree.locator(".hit").count() >= 1
+    page.get_by_role("button", name="Waiting", exact=True).click()
+    expect(page.get_by_role("button", name="Waiting", exact=True)).to_have_attribute("aria-pressed", "true")

@@ -260,6 +260,10 @@ class Dispatcher:
         """Return the tail of a worker's log, or the TaskManager's own."""
         return await self._parts.taskmanagers.log_tail(taskmanager_id, worker_id)
 
+    async def threads(self, taskmanager_id: str) -> tuple[tuple[str, str], ...]:
+        """Return names and stacks of the threads of a TaskManager's own process."""
+        return await self._parts.taskmanagers.threads(taskmanager_id)
+
     async def close(self) -> None:
         """Let go of all jobs: they stay as they are and are recovered by the next leader of this HA root."""
         self._closing.set()

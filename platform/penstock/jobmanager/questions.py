@@ -1,7 +1,7 @@
-"""Questions to running subtasks, and who waits for their answers: bounded in number and in time; on the event loop.
+"""Questions to running subtasks and workers, and who waits for answers: bounded in number and time; on the event loop.
 
-Held by `jobmanager.taskmanagers`, which brings the answers; asked by `jobmanager.live_state`. The job's master knows
-nothing of them: no question can change what it decides.
+Held by `jobmanager.taskmanagers`, which brings the answers; asked by `jobmanager.live_state` and
+`jobmanager.profiling`. The job's master knows nothing of them: no question can change what it decides.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.rpc.messages import SubtaskAnswer
-from penstock.rpc.worker_commands import AskSubtask, WorkerCommand
+from penstock.rpc.worker_commands import AskSubtask, DumpThreads, SampleStacks, WorkerCommand
 
 #: More open questions than this are refused.
 MOST_OPEN = 4096
@@ -43,8 +43,8 @@ class Questions:
         self._number = 0
         self._open: dict[str, tuple[str, asyncio.Future[SubtaskAnswer]]] = {}
 
-    async def ask(self, worker: Worker, question: AskSubtask) -> dict[str, Any]:
-        """Return the answer of the subtask that `question` names, as JSON values.
+    async def ask(self, worker: Worker, question: AskSubtask | SampleStacks | DumpThreads) -> dict[str, Any]:
+        """Return the answer of the subtask that `question` names, or of the worker as a whole, as JSON values.
 
         Raises:
             NotFoundError, UsageError: what the subtask says is wrong with the question.
@@ -58,11 +58,14 @@ class Questions:
         future: asyncio.Future[SubtaskAnswer] = asyncio.get_running_loop().create_future()
         self._open[request_id] = worker.worker_id, future
         try:
-            asked = msgspec.structs.replace(question, request_id=request_id, wait_ms=self._deadline_s * 1000)
+            asked = msgspec.structs.replace(question, request_id=request_id)
+            if isinstance(asked, AskSubtask):
+                asked = msgspec.structs.replace(asked, wait_ms=self._deadline_s * 1000)
             self._send(worker.taskmanager_id, (worker.worker_id,), asked)
             found = await asyncio.wait_for(future, self._deadline_s)
         except TimeoutError as error:
-            msg = f"subtask {question.subtask} did not answer within {self._deadline_s:g} s"
+            whom = f"subtask {question.subtask}" if isinstance(question, AskSubtask) else f"worker {worker.worker_id}"
+            msg = f"{whom} did not answer within {self._deadline_s:g} s"
             way = "it answers between two batches: a function of the job takes long, or the job is restarting"
             raise PenstockError(msg, hint=way) from error
         finally:

@@ -35,7 +35,7 @@ from penstock.rpc import messages as msg
 from penstock.rpc import worker_commands as orders
 from penstock.rpc.server import Session
 
-_LOG_TIMEOUT_S = 10.0
+_ANSWER_TIMEOUT_S = 10.0
 #: Time for a JobManager's start-up, during which known TaskManagers come back, is part of the slot request's own time-
 #: out.
 _CHECK_EVERY = 4
@@ -71,8 +71,9 @@ class TaskManagers:
         self._clock = clock
         self._managers: dict[str, _Manager] = {}
         self._jobs: dict[str, Callable[[Event], None]] = {}
-        self._logs: dict[str, asyncio.Future[str]] = {}
-        self._log_requests = 0
+        #: Requests to TaskManagers themselves: for logs and threads.
+        self._asked: dict[str, asyncio.Future[msg.LogText | msg.ThreadsText]] = {}
+        self._requests = 0
         self.pool = SlotPool(settings.slot_request_timeout_ms)
         #: Open questions to running subtasks.
         self.questions = Questions(self.send)
@@ -170,10 +171,10 @@ class TaskManagers:
                 self._worker_lost(manager, report.worker_id, _exit_text(report.returncode), report.log_tail)
             case msg.WorkerStartFailed():
                 self._worker_lost(manager, report.worker_id, report.error)
-            case msg.LogText():
-                waiting = self._logs.pop(report.request_id, None)
+            case msg.LogText() | msg.ThreadsText():
+                waiting = self._asked.pop(report.request_id, None)
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(report.text)
+                    waiting.set_result(report)
             case msg.RegisterTaskManager():
                 session.close()
 
@@ -234,22 +235,37 @@ class TaskManagers:
         Raises:
             NotFoundError: no such TaskManager, or it did not answer.
         """
+        found = await self._ask(taskmanager_id, lambda number: msg.FetchLog(request_id=number, worker_id=worker_id))
+        return found.text if isinstance(found, msg.LogText) else ""
+
+    async def threads(self, taskmanager_id: str) -> tuple[tuple[str, str], ...]:
+        """Return names and stacks of a TaskManager's own threads.
+
+        Raises:
+            NotFoundError: no such TaskManager, or it did not answer.
+        """
+        found = await self._ask(taskmanager_id, lambda number: msg.FetchThreads(request_id=number))
+        return found.threads if isinstance(found, msg.ThreadsText) else ()
+
+    async def _ask(
+        self, taskmanager_id: str, question: Callable[[str], msg.FetchLog | msg.FetchThreads]
+    ) -> msg.LogText | msg.ThreadsText:
         manager = self._managers.get(taskmanager_id)
         if manager is None:
             msg_text = f"no TaskManager {taskmanager_id!r}"
             raise NotFoundError(msg_text, hint=f"there are: {', '.join(sorted(self._managers)) or 'none'}")
-        self._log_requests += 1
-        request_id = str(self._log_requests)
-        future: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        self._logs[request_id] = future
-        manager.session.send(msg.FetchLog(request_id=request_id, worker_id=worker_id))
+        self._requests += 1
+        request_id = str(self._requests)
+        future: asyncio.Future[msg.LogText | msg.ThreadsText] = asyncio.get_running_loop().create_future()
+        self._asked[request_id] = future
+        manager.session.send(question(request_id))
         try:
-            return await asyncio.wait_for(future, _LOG_TIMEOUT_S)
+            return await asyncio.wait_for(future, _ANSWER_TIMEOUT_S)
         except TimeoutError as error:
-            text = f"TaskManager {taskmanager_id!r} did not send the log in time"
+            text = f"TaskManager {taskmanager_id!r} did not answer in time"
             raise NotFoundError(text, hint="ask again") from error
         finally:
-            self._logs.pop(request_id, None)
+            self._asked.pop(request_id, None)
 
     # --- inside ----------------------------------------------------------------------------------------------------
 

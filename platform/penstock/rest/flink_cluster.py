@@ -6,7 +6,6 @@ Pure functions, called by the routes in `rest.process_routes`. Flink groups jobs
 from __future__ import annotations
 
 import sys
-import traceback
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import NotFoundError
@@ -91,10 +90,9 @@ def environment() -> Json:
     }
 
 
-def own_threads() -> Json:
-    """`/jobmanager/thread-dump`: where each thread of this process is."""
-    frames = sys._current_frames()  # noqa: SLF001 - the one way to see another thread's stack
-    return {"threadInfos": [_thread(f"thread-{ident}", frame) for ident, frame in sorted(frames.items())]}
+def thread_infos(threads: Iterable[tuple[str, str]]) -> Json:
+    """`/jobmanager/thread-dump`, `/taskmanagers/:id/thread-dump`: where each thread is."""
+    return {"threadInfos": [{"threadName": name, "stringifiedThreadInfo": text} for name, text in threads]}
 
 
 def find_taskmanager(views: Iterable[TaskManagerView], taskmanager_id: str) -> TaskManagerView:
@@ -161,11 +159,6 @@ def scrape_targets(
             labels = {"component": "taskmanager", "id": view.taskmanager_id, "__scheme__": "http"}
             found.append({"targets": [view.metrics_address], "labels": labels})
     return found
-
-
-def _thread(name: str, frame: Any) -> Json:
-    stack = "".join(traceback.format_stack(frame))
-    return {"threadName": name, "stringifiedThreadInfo": f'"{name}"\n{stack}'}
 
 
 def _fields(settings: ClusterSettings | JobSettings) -> dict[str, Any]:

@@ -117,11 +117,6 @@ def no_subtask_accumulators(vertex: VertexView) -> Json:
     return {"id": vertex.id, "parallelism": vertex.parallelism, "subtasks": listed}
 
 
-def no_flame_graph() -> Json:
-    """`/jobs/:id/vertices/:vertex/flamegraph`, in Flink's shape of a feature that is off."""
-    return {"endTimestamp": -2}
-
-
 def _pressed(view: SubtaskView) -> Json:
     def ratio(state: str) -> float:
         return round(min(1.0, max(0.0, view.metrics.get(f"{state}TimeMsPerSecond", 0.0) / 1000)), 4)

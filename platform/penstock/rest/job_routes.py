@@ -6,9 +6,12 @@ and `rest.flink_cluster`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from penstock.rest import flink_checkpoints, flink_cluster, flink_vertices
+from fastapi import Query
+
+from penstock.jobmanager.profiling import Profiler
+from penstock.rest import flame_graph, flink_checkpoints, flink_cluster, flink_vertices
 from penstock.rest.flink_json import subtask
 
 if TYPE_CHECKING:
@@ -47,7 +50,7 @@ def _add_job(router: APIRouter, dispatcher: Dispatcher) -> None:
     @router.get("/jobs/{job_id}/jobmanager/log-url")
     async def log_url(job_id: str) -> dict[str, Any]:
         dispatcher.resolve(job_id)
-        return {"url": ""}
+        return {"url": "/jobmanager/log"}
 
     @router.get("/jobs/{job_id}/taskmanagers/{taskmanager_id}/log-url")
     async def taskmanager_log_url(job_id: str, taskmanager_id: str) -> dict[str, Any]:
@@ -99,10 +102,20 @@ def _add_vertex(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None
     async def accumulators(job_id: str, vertex_id: str) -> dict[str, Any]:
         return flink_vertices.no_accumulators(of(job_id, vertex_id))
 
+    profiler = Profiler(lambda: dispatcher.questions, clock)
+
     @router.get(f"{_VERTEX}/flamegraph")
-    async def flame_graph(job_id: str, vertex_id: str) -> dict[str, Any]:
-        of(job_id, vertex_id)
-        return flink_vertices.no_flame_graph()
+    async def graph(
+        job_id: str,
+        vertex_id: str,
+        kind: Annotated[str, Query(alias="type")] = "full",
+        subtaskindex: int | None = None,
+    ) -> dict[str, Any]:
+        detail, vertex = dispatcher.detail(job_id), of(job_id, vertex_id)
+        if subtaskindex is not None:
+            flink_vertices.find_subtask(vertex, subtaskindex)
+        over = flame_graph.terminated(vertex)
+        return flame_graph.flame_graph(None if over else profiler.look(detail, vertex), kind, subtaskindex)
 
 
 def _add_subtasks(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:

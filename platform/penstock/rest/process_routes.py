@@ -5,13 +5,20 @@ Added to the application by `penstock.rest.app`; the answers are made in `rest.f
 
 from __future__ import annotations
 
+import asyncio
+import os
+import stat
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fastapi.responses import PlainTextResponse
 
 import penstock
 from penstock.core.errors import NotFoundError
+from penstock.jobmanager.profiling import worker_threads
+from penstock.metrics.threads import thread_dump
 from penstock.rest import flink_cluster
+from penstock.taskmanager.logs import tail_of
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -20,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.jobmanager.dispatcher import Dispatcher
 
 _OWN_LOG = "taskmanager.log"
+#: Of a log, its end.
+_MOST_BYTES = 1 << 20
 
 
 def add_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
@@ -42,19 +51,29 @@ def _add_jobmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
 
     @router.get("/jobmanager/thread-dump")
     async def threads() -> dict[str, Any]:
-        return flink_cluster.own_threads()
+        return flink_cluster.thread_infos(thread_dump())
 
     @router.get("/jobmanager/logs")
     async def logs() -> dict[str, Any]:
-        return {"logs": []}
+        path = own_log()
+        if path is None:
+            return {"logs": []}
+        found = path.stat()
+        return {"logs": [{"name": path.name, "size": found.st_size, "mtime": int(found.st_mtime * 1000)}]}
+
+    @router.get("/jobmanager/logs/{name}")
+    async def log_file(name: str) -> PlainTextResponse:
+        path = own_log()
+        if path is None or name != path.name:
+            raise NotFoundError(f"the JobManager has no log {name!r}", hint="see /jobmanager/logs")
+        return PlainTextResponse(tail_of(path, _MOST_BYTES))
 
     @router.get("/jobmanager/log")
-    async def log() -> PlainTextResponse:
-        return PlainTextResponse("")
-
     @router.get("/jobmanager/stdout")
-    async def stdout() -> PlainTextResponse:
-        return PlainTextResponse("")
+    async def log() -> PlainTextResponse:
+        """Return the end of what the process writes to its standard error, where that is a file; output goes there."""
+        path = own_log()
+        return PlainTextResponse("" if path is None else tail_of(path, _MOST_BYTES))
 
     @router.get("/jobmanager/profiler")
     async def profiles() -> dict[str, Any]:
@@ -75,8 +94,11 @@ def _add_taskmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
 
     @router.get("/taskmanagers/{taskmanager_id}/thread-dump")
     async def threads(taskmanager_id: str) -> dict[str, Any]:
-        flink_cluster.find_taskmanager(dispatcher.taskmanagers(), taskmanager_id)
-        return {"threadInfos": []}
+        view = flink_cluster.find_taskmanager(dispatcher.taskmanagers(), taskmanager_id)
+        own, workers = await asyncio.gather(
+            dispatcher.threads(taskmanager_id), worker_threads(view, dispatcher.questions)
+        )
+        return flink_cluster.thread_infos([*own, *workers])
 
 
 def _add_logs(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
@@ -113,3 +135,11 @@ def _add_logs(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
         view = flink_cluster.find_taskmanager(dispatcher.taskmanagers(), taskmanager_id)
         texts = [await dispatcher.log_tail(taskmanager_id, worker.worker_id) for worker in view.workers]
         return PlainTextResponse("\n".join(texts))
+
+
+def own_log() -> Path | None:
+    """Return the file this process's standard error goes to; None where it is none."""
+    try:
+        return Path("/proc/self/fd/2").readlink() if stat.S_ISREG(os.fstat(2).st_mode) else None
+    except OSError:
+        return None

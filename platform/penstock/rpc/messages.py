@@ -114,7 +114,10 @@ class WorkerReady(Message, frozen=True, kw_only=True):
 
 
 class SubtaskAnswer(Message, frozen=True, kw_only=True):
-    """Answer to AskSubtask; with `error`, `kind` is the class of it: `not-found`, `usage` or empty."""
+    """Answer to AskSubtask, SampleStacks or DumpThreads.
+
+    With `error`, `kind` is the class of it: `not-found`, `usage` or empty.
+    """
 
     job_id: str
     request_id: str
@@ -199,7 +202,16 @@ class LogText(Message, frozen=True, kw_only=True):
     text: str
 
 
-TaskManagerReport = RegisterTaskManager | Heartbeat | FromWorker | WorkerExited | WorkerStartFailed | LogText
+class ThreadsText(Message, frozen=True, kw_only=True):
+    """Answer to FetchThreads: names of the TaskManager's own threads, and where each is."""
+
+    request_id: str
+    threads: tuple[tuple[str, str], ...]
+
+
+TaskManagerReport = (
+    RegisterTaskManager | Heartbeat | FromWorker | WorkerExited | WorkerStartFailed | LogText | ThreadsText
+)
 
 # --- JobManager -> TaskManager
 
@@ -254,11 +266,19 @@ class FetchLog(Message, frozen=True, kw_only=True):
     max_bytes: int = 65536
 
 
+class FetchThreads(Message, frozen=True, kw_only=True):
+    """Say where each thread of the TaskManager's own process is."""
+
+    request_id: str
+
+
 class Shutdown(Message, frozen=True, kw_only=True):
     """Stop all workers and exit."""
 
 
-TaskManagerCommand = Registered | HeartbeatAck | StartWorker | StopWorker | ToWorker | FetchLog | Shutdown
+TaskManagerCommand = (
+    Registered | HeartbeatAck | StartWorker | StopWorker | ToWorker | FetchLog | FetchThreads | Shutdown
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _worker_commands: msgspec.msgpack.Decoder[WorkerCommand] = msgspec.msgpack.Decoder(WorkerCommand)

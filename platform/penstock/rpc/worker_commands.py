@@ -129,6 +129,24 @@ class AskSubtask(Message, frozen=True, kw_only=True):
     most: int = 0
 
 
+class SampleStacks(Message, frozen=True, kw_only=True):
+    """Look again and again at where this worker's subtasks of a vertex are; answered by SubtaskAnswer at the end."""
+
+    job_id: str
+    request_id: str
+    vertex_id: str
+    #: For how long, and how often.
+    duration_ms: float
+    interval_ms: float
+
+
+class DumpThreads(Message, frozen=True, kw_only=True):
+    """Say where each thread of the worker is; answered by SubtaskAnswer."""
+
+    job_id: str
+    request_id: str
+
+
 class FinishTasks(Message, frozen=True, kw_only=True):
     """The final checkpoint is complete and published: close all subtasks of the job and report FINISHED."""
 
@@ -156,6 +174,8 @@ WorkerCommand = (
     | ResolvePending
     | WriteSavepoint
     | AskSubtask
+    | SampleStacks
+    | DumpThreads
     | FinishTasks
     | LeaseRenewed
 )

@@ -12,11 +12,8 @@ from pathlib import Path
 from penstock.core.errors import PenstockError
 from penstock.core.secrets import redact
 
-_OURS = tuple(
-    str(path)
-    for path in (Path(__file__).resolve().parents[1], *map(Path, sysconfig.get_paths().values()))
-    if path.name != "scripts"
-)
+_ENGINE = str(Path(__file__).resolve().parents[1])
+_OURS = (_ENGINE, *(str(path) for path in map(Path, sysconfig.get_paths().values()) if path.name != "scripts"))
 _CONNECTORS = "penstock_connectors"
 _MAX_DETAIL = 16_000
 _MAX_LINE = 2_000
@@ -44,17 +41,25 @@ def user_frames(error: BaseException) -> list[traceback.FrameSummary]:
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
         seen.add(id(current))
-        found = [frame for frame in traceback.extract_tb(current.__traceback__) if not _is_ours(frame.filename)]
+        found = [frame for frame in traceback.extract_tb(current.__traceback__) if not is_ours(frame.filename)]
         frames = found + frames
         current = current.__cause__ or current.__context__
     return frames
 
 
-def _is_ours(filename: str) -> bool:
+def is_ours(filename: str) -> bool:
+    """Whether a frame's file belongs to penstock, to Python or to an installed package: not the user's own."""
     if filename.startswith("<frozen"):
         return True
     if filename.startswith("<"):
         return False
+    return str(Path(filename).resolve()).startswith(_OURS) or is_engine(filename)
+
+
+def is_engine(filename: str) -> bool:
+    """Whether a frame's file is penstock's."""
+    if filename.startswith("<"):
+        return False
     path = Path(filename).resolve()
     # Connectors may lie in a source tree of their own, beside penstock's.
-    return str(path).startswith(_OURS) or _CONNECTORS in path.parts
+    return str(path).startswith(_ENGINE) or _CONNECTORS in path.parts

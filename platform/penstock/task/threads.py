@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,10 @@ class RunLoop:
         self._lock = threading.Lock()
         self._incoming: list[Subtask] = []
         self._running = False
+        #: For whoever looks on (`task.sampler`), from any thread: the thread, its subtasks, the one that steps.
+        self.thread: threading.Thread | None = None
+        self.seated: tuple[Subtask, ...] = ()
+        self.at_work: Subtask | None = None
 
     def wake(self) -> None:
         """Let the loop look at its subtasks; any thread, cheap when it is awake."""
@@ -54,7 +59,8 @@ class RunLoop:
             self._incoming.append(subtask)
             start, self._running = not self._running, True
         if start:
-            threading.Thread(target=self._loop, name=self._name, daemon=True).start()
+            self.thread = threading.Thread(target=self._loop, name=self._name, daemon=True)
+            self.thread.start()
         self.wake()
 
     def _loop(self) -> None:
@@ -63,17 +69,26 @@ class RunLoop:
             # Cleared before looking: a wake that comes while we look is seen by the wait.
             self._event.clear()
             with self._lock:
-                subtasks += self._incoming
-                self._incoming.clear()
+                if self._incoming:
+                    subtasks += self._incoming
+                    self._incoming.clear()
+                    self.seated = tuple(subtasks)
                 if not subtasks:
                     self._running = False
+                    self.seated = ()
                     return
-            results = [subtask.step() for subtask in subtasks]
+            results = [self._step(subtask) for subtask in subtasks]
+            self.at_work = None
             if StepResult.DONE in results:
                 subtasks = [subtask for subtask in subtasks if not subtask.over]
+                self.seated = tuple(subtasks)
                 continue
             if StepResult.BUSY not in results:
                 self._wait(subtasks)
+
+    def _step(self, subtask: Subtask) -> StepResult:
+        self.at_work = subtask
+        return subtask.step()
 
     def _wait(self, subtasks: list[Subtask]) -> None:
         deadline = min(subtask.next_deadline_ms() for subtask in subtasks)
@@ -89,12 +104,20 @@ class ThreadDriver:
         """No thread yet."""
         self._clock = clock
         self._python = RunLoop("ps-python", clock)
+        self._loops: weakref.WeakSet[RunLoop] = weakref.WeakSet((self._python,))
 
     def seat(self, deployment: TaskDeployment) -> RunLoop:
         """Return the shared loop for chains with Python functions, a loop of its own for any other."""
         if any(operator.python for operator in deployment.operators):
             return self._python
-        return RunLoop(f"ps-{deployment.vertex_name}-{deployment.execution.subtask}"[:15], self._clock)
+        loop = RunLoop(f"ps-{deployment.vertex_name}-{deployment.execution.subtask}"[:15], self._clock)
+        self._loops.add(loop)
+        return loop
+
+    @property
+    def loops(self) -> tuple[RunLoop, ...]:
+        """Return the loops that are in use; called by the control thread, which also hands out seats."""
+        return tuple(self._loops)
 
 
 class BackgroundFullError(PenstockError):

@@ -22,8 +22,10 @@ import msgspec
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
 from penstock.core.secrets import NO_SECRET, Secret, redact
+from penstock.metrics.threads import thread_dump
 from penstock.rpc.messages import (
     FetchLog,
+    FetchThreads,
     FromWorker,
     Heartbeat,
     HeartbeatAck,
@@ -35,6 +37,7 @@ from penstock.rpc.messages import (
     StopWorker,
     TaskManagerCommand,
     TaskManagerReport,
+    ThreadsText,
     ToWorker,
     WorkerExited,
     WorkerStartFailed,
@@ -155,6 +158,8 @@ class Supervisor:
             case FetchLog():
                 text = self._log_text(command)
                 self._send(LogText(request_id=command.request_id, text=text))
+            case FetchThreads():
+                self._send(ThreadsText(request_id=command.request_id, threads=thread_dump()))
             case Shutdown():
                 self._closing.set()
 

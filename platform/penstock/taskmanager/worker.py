@@ -20,8 +20,9 @@ import msgspec
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
-from penstock.rpc.messages import WorkerMessage, WorkerReady, decode_worker_command, encode
-from penstock.rpc.worker_commands import LeaseRenewed
+from penstock.metrics.threads import thread_dump
+from penstock.rpc.messages import SubtaskAnswer, WorkerMessage, WorkerReady, decode_worker_command, encode
+from penstock.rpc.worker_commands import DumpThreads, LeaseRenewed, SampleStacks
 from penstock.taskmanager.control import SIGN_OF_LIFE, ControlClosedError, WorkerControl
 from penstock.taskmanager.lineage import (
     arm_lease,
@@ -35,6 +36,7 @@ from penstock.taskmanager.template_messages import KEY_VARIABLE, ForkWorker, Wor
 
 if TYPE_CHECKING:
     from penstock.task.runtime import TaskRuntime
+    from penstock.task.sampler import StackSampler
 
 #: A round trip beside a busy Python thread takes 5 ms with Python's default of 5 ms, a tenth of that with this.
 SWITCH_INTERVAL_SECONDS = 0.0005
@@ -66,10 +68,10 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
             sys.stderr.flush()
             os._exit(0)
 
-    runtime, endpoint = _start_runtime(spec, clock, report)
+    runtime, sampler, endpoint = _start_runtime(spec, clock, report)
     arm_lease(spec.lease_ms)
     report(WorkerReady(worker_id=spec.worker_id, endpoint=endpoint, pid=os.getpid()))
-    loop = _ControlLoop(spec, clock, control, runtime)
+    loop = _ControlLoop(spec, clock, control, runtime, sampler)
     try:
         loop.run()
     except ControlClosedError:
@@ -79,11 +81,14 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
 class _ControlLoop:
     """Reads and dispatches commands."""
 
-    def __init__(self, spec: WorkerSpec, clock: Clock, control: WorkerControl, runtime: TaskRuntime) -> None:
+    def __init__(
+        self, spec: WorkerSpec, clock: Clock, control: WorkerControl, runtime: TaskRuntime, sampler: StackSampler
+    ) -> None:
         self._spec = spec
         self._clock = clock
         self._control = control
         self._runtime = runtime
+        self._sampler = sampler
         self._metrics_sent_ms = clock.monotonic_ms()
 
     def run(self) -> NoReturn:
@@ -95,7 +100,12 @@ class _ControlLoop:
                 self._control.send(SIGN_OF_LIFE)
                 self._send_metrics()
                 self._runtime.release_ended()
-            self._runtime.handle(command)
+            if isinstance(command, SampleStacks):
+                self._sampler.ask(command)
+            elif isinstance(command, DumpThreads):
+                self._dump_threads(command)
+            else:
+                self._runtime.handle(command)
 
     def _renew(self, command: LeaseRenewed) -> None:
         """Extend the lease; a renewal that was overtaken by its own end (it waited to be read) extends nothing."""
@@ -104,6 +114,10 @@ class _ControlLoop:
             remaining = min(remaining, command.expires_monotonic_ms - self._clock.monotonic_ms())
         if remaining > 0:
             arm_lease(remaining)
+
+    def _dump_threads(self, command: DumpThreads) -> None:
+        answer = {"threads": [list(thread) for thread in thread_dump()]}
+        self._control.send(encode(SubtaskAnswer(job_id=command.job_id, request_id=command.request_id, answer=answer)))
 
     def _send_metrics(self) -> None:
         now = self._clock.monotonic_ms()
@@ -119,11 +133,14 @@ class _ControlLoop:
             self._control.send(encode(metrics))
 
 
-def _start_runtime(spec: WorkerSpec, clock: Clock, report: Callable[[WorkerMessage], None]) -> tuple[TaskRuntime, str]:
+def _start_runtime(
+    spec: WorkerSpec, clock: Clock, report: Callable[[WorkerMessage], None]
+) -> tuple[TaskRuntime, StackSampler, str]:
     # Imported here: the supervisor imports this module's neighbours and must not load the data path.
     from penstock.network.connection import WorkerNetwork
     from penstock.task.environment import TaskEnvironment
     from penstock.task.runtime import TaskRuntime
+    from penstock.task.sampler import StackSampler
     from penstock.task.threads import ParallelReads, ThreadBackground, ThreadDriver
 
     listen = f"unix:{spec.socket_dir}"
@@ -139,7 +156,9 @@ def _start_runtime(spec: WorkerSpec, clock: Clock, report: Callable[[WorkerMessa
         managed_memory_bytes=spec.managed_memory_bytes,
         state_dir=Path(spec.state_dir),
     )
-    return TaskRuntime(environment, ThreadDriver(clock)), network.endpoint
+    driver = ThreadDriver(clock)
+    sampler = StackSampler(lambda: driver.loops, clock, report)
+    return TaskRuntime(environment, driver), sampler, network.endpoint
 
 
 def _log_lost_connection(peer: str, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 import { get } from "./api.js";
 import { h } from "./dom.js";
+import * as flame from "./flame.js";
 import { behind, bytes, percent, rate, short } from "./format.js";
 import { layout } from "./layout.js";
 import { chip, loadBar, loadOf, meanLoad, mood, note, spark, sumOf, table } from "./parts.js";
@@ -11,11 +12,13 @@ const WORDS = { busy: "busy", held: "back-pressured", idle: "idle" };
 
 export async function load({ id, ui, base }, signal) {
   const vertex = chosen(base, ui);
-  const [metrics, subtasks] = await Promise.all([
+  ui.flame ??= flame.closed();
+  const [metrics, subtasks, calls] = await Promise.all([
     get(`/penstock/jobs/${id}/metrics`, signal),
     vertex ? get(`/jobs/${id}/vertices/${vertex}`, signal) : null,
+    vertex && ui.flame.open ? flame.load({ id, vertex, ui }, signal) : null,
   ]);
-  return { tasks: metrics.tasks, vertex: subtasks };
+  return { tasks: metrics.tasks, vertex: subtasks, calls };
 }
 
 // The vertex a reader has chosen, else the one the first finding is about, else the first.
@@ -35,6 +38,8 @@ export function view({ base, data, ui, update, reload }) {
   const shown = chosen(base, ui);
   const select = (vertex) => {
     ui.vertex = vertex;
+    ui.flame = { ...flame.closed(), open: ui.flame.open, kind: ui.flame.kind };
+    data.calls = null;
     update();
     reload();
   };
@@ -44,7 +49,7 @@ export function view({ base, data, ui, update, reload }) {
       h("div", { class: "canvas", style: { width: `${plan.width + 4}px`, height: `${plan.height + 4}px` } },
         edges(plan),
         job.vertices.map((vertex) => card({ vertex, place: plan.places[vertex.id], shown, select, culprit: culprits.get(vertex.id), data, health, now: job.now })))),
-    data.vertex ? details(job, data, health) : null,
+    data.vertex ? details({ job, data, health, ui, update, reload }) : null,
   ];
 }
 
@@ -87,7 +92,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
   h("span", { class: "mark" }, marks.length ? `event time ${behind(Math.min(...marks), now)}` : ""));
 }
 
-function details(job, data, health) {
+function details({ job, data, health, ui, update, reload }) {
   const vertex = job.vertices.find((other) => other.id === data.vertex.id) ?? job.vertices[0];
   const rows = data.vertex.subtasks.map((subtask) => {
     const metrics = data.tasks[`${data.vertex.id}/${subtask.subtask}`];
@@ -107,6 +112,8 @@ function details(job, data, health) {
   return h("section", { class: "panel", key: `details ${vertex.id}`, "aria-labelledby": "vertex" },
     h("h2", { id: "vertex" }, vertex.name),
     operators(data, vertex),
+    h("button", { type: "button", key: "flame-button", "aria-expanded": String(ui.flame.open), onclick: () => { ui.flame.open = !ui.flame.open; update(); reload(); } }, "Flame graph"),
+    ui.flame.open ? flame.view({ graph: data.calls, parallelism: vertex.parallelism, ui, update, reload }) : null,
     table("Subtasks", [["#", "end"], "State", "Time", ["In", "end"], ["Out", "end"], ["Rows in", "end"], ["Bytes in", "end"], "Event time", "Task manager", ["Attempt", "end"]], rows));
 }
 
