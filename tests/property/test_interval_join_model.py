@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.property.process_job import keys_leave_for_rocksdb
 from tests.property.two_inputs import (
     BACKENDS,
     CONFIG,
@@ -82,9 +83,10 @@ def spec(lower, upper, how="inner", late=None):
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
     monkeypatch.setattr("penstock.state.row_state._SPILL_PART", 0)
-    monkeypatch.setattr("penstock.state.timed_rows._LEAST_SPILLED", 0)
-    monkeypatch.setattr("penstock.state.timed_rows._CUTS", 3)
-    monkeypatch.setattr("penstock.state.timed_rows._ADDED_FILE", 500)
+    monkeypatch.setattr("penstock.state.timed_files.LEAST_SPILLED", 0)
+    monkeypatch.setattr("penstock.state.timed_files._CUTS", 3)
+    monkeypatch.setattr("penstock.state.timed_files._FAN", 2)
+    monkeypatch.setattr("penstock.state.timed_added._ADDED_FILE", 500)
     monkeypatch.setattr("penstock.state.timed_run.CHUNK", 7)
     monkeypatch.setattr("penstock.operators.interval_join.CHUNK", 7)
     monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 5)
@@ -93,7 +95,13 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def leaving(monkeypatch):
+    """Hardly any key stays in memory."""
+    keys_leave_for_rocksdb(monkeypatch, 1)
+
+
+KINDS = pytest.mark.parametrize(
     ("lower", "upper", "how"),
     [
         *((*bounds, "inner") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
@@ -102,9 +110,25 @@ def tight(monkeypatch):
         (-60, 5, "right"),
     ],
 )
+
+
+@KINDS
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_output_is_the_models(lower, upper, how, operations, backend):
+    compare((lower, upper, how), operations, backend)
+
+
+@pytest.mark.usefixtures("leaving")
+@KINDS
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=OPERATIONS)
+def test_output_is_the_models_when_keys_leave_memory(lower, upper, how, operations):
+    compare((lower, upper, how), operations, "rocksdb", most_keys=1)
+
+
+def compare(kind, operations, backend, most_keys=None):
+    lower, upper, how = kind
     with tempfile.TemporaryDirectory() as folder:
         job = Job(
             folder,
@@ -112,6 +136,7 @@ def test_output_is_the_models(lower, upper, how, operations, backend):
             Model(lower, upper, how),
             backend=backend,
         )
+        job.most_keys = most_keys
         run(job, operations)
         for subtask in range(len(job.subtasks)):
             job.watermark(subtask, MAX_TIMESTAMP)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.property.process_job import keys_leave_for_rocksdb
 from tests.property.two_inputs import BACKENDS, CONFIG, KEY_NAMES, KEYS, LATE_TO, OPERATIONS, UID, Job, joined, run
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
@@ -84,9 +85,10 @@ def spec(window, how):
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
     monkeypatch.setattr("penstock.state.row_state._SPILL_PART", 0)
-    monkeypatch.setattr("penstock.state.timed_rows._LEAST_SPILLED", 0)
-    monkeypatch.setattr("penstock.state.timed_rows._CUTS", 3)
-    monkeypatch.setattr("penstock.state.timed_rows._ADDED_FILE", 500)
+    monkeypatch.setattr("penstock.state.timed_files.LEAST_SPILLED", 0)
+    monkeypatch.setattr("penstock.state.timed_files._CUTS", 3)
+    monkeypatch.setattr("penstock.state.timed_files._FAN", 2)
+    monkeypatch.setattr("penstock.state.timed_added._ADDED_FILE", 500)
     monkeypatch.setattr("penstock.state.timed_run.CHUNK", 7)
     monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 5)
     monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 5)
@@ -95,7 +97,13 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 
 
-@pytest.mark.parametrize(
+@pytest.fixture
+def leaving(monkeypatch):
+    """Hardly any key stays in memory."""
+    keys_leave_for_rocksdb(monkeypatch, 1)
+
+
+KINDS = pytest.mark.parametrize(
     ("window", "how"),
     [
         ((60, 60, 0), "inner"),
@@ -106,11 +114,27 @@ def tight(monkeypatch):
         (("cumulative", 15, 60, 0), "full"),
     ],
 )
+
+
+@KINDS
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_output_is_the_models(window, how, operations, backend):
+    compare(window, how, operations, backend)
+
+
+@pytest.mark.usefixtures("leaving")
+@KINDS
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=OPERATIONS)
+def test_output_is_the_models_when_keys_leave_memory(window, how, operations):
+    compare(window, how, operations, "rocksdb", most_keys=1)
+
+
+def compare(window, how, operations, backend, most_keys=None):
     with tempfile.TemporaryDirectory() as folder:
         job = Job(folder, spec(window, how), Model(window, how), backend=backend)
+        job.most_keys = most_keys
         run(job, operations)
         for subtask in range(len(job.subtasks)):
             job.watermark(subtask, MAX_TIMESTAMP)

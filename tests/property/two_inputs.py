@@ -105,6 +105,8 @@ class Job:
         self.checkpoint_id = self.attempt = self.late = self.next_id = 0
         self.clock = ManualClock(start_ms=0)
         self.emitted = 0
+        #: No more keys than this stay in memory; None: any number.
+        self.most_keys = None
         hashes = hash_columns(pa.record_batch({"k": pa.array(KEYS, pa.string())}), ("k",)).tolist()
         self.hash = dict(zip(KEYS, hashes, strict=True))
         self.restart(1)
@@ -180,8 +182,14 @@ class Job:
             assert counted(row for _, row in out.late) == counted(late)
             self.late += len(out.late)
         self.emitted += len(out.rows)
+        self.check_keys()
         assert counted(out.rows) == counted(expected)
         assert self.late == self.model.late
+
+    def check_keys(self):
+        """Whether a bound on the keys in memory has been kept to."""
+        if self.most_keys is not None:
+            assert all(operator._state.rows.index.count <= self.most_keys for operator, _ in self.subtasks)
 
     def dropped(self, subtask):
         return self.metrics[subtask].late_records_dropped
@@ -205,6 +213,7 @@ class Job:
         go_on(operator, out)
         assert out.watermarks == [timestamp]
         self.emitted += len(out.rows)
+        self.check_keys()
         keys = self.owned(subtask) if timestamp > seen else []
         assert counted(out.rows) == counted(self.model.advance(keys, timestamp))
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.core.elements import Batch
     from penstock.operators.operator import Collector, OperatorContext
+    from penstock.state.timed_run import Run
 
 
 class IntervalJoinOperator(JoinOperator):
@@ -54,8 +55,8 @@ class IntervalJoinOperator(JoinOperator):
             lower, upper = -upper, -lower
         keys, own = arrived.columns(self._keys[side]), arrived.columns(self._state.names[side])
         lows, highs = arrived.times + lower, arrived.times + upper
-        for run in self._state.tables[1 - side].runs(int(lows.min()), int(highs.max())):
-            for asking, found in run.pairs(arrived.slots, lows, highs):
+        for run, slots in self._state.tables[1 - side].asked(arrived.slots, lows, highs):
+            for asking, found in run.pairs(slots, lows, highs):
                 rows, met = pa.array(asking), pa.array(found)
                 mine = [column.take(rows) for column in own]
                 others = [column.take(met) for column in run.values]
@@ -78,16 +79,19 @@ class IntervalJoinOperator(JoinOperator):
     def _alone(self, side: int, watermark: int) -> Iterator[Batch]:
         """Yield the rows of a side whose time to meet one ends, and that have met none, with the time of that end."""
         over = self._interval.reach(side) + 1
-        before = self._state.watermarks.low
-        run = self._state.tables[side].within(below(before, over), below(watermark, over))
-        if run is None:
-            return
+        low, high = below(self._state.watermarks.low, over), below(watermark, over)
+        for part in self._state.parts(low, high):
+            run = self._state.tables[side].within(low, high, part)
+            if run is not None:
+                yield from self._alone_of(run, side, over)
+
+    def _alone_of(self, run: Run, side: int, over: int) -> Iterator[Batch]:
         hashes = self._state.rows.index.hashes_of(run.slots)
         alone = run.times + over > self._state.marks(hashes)  # else it has come out already
         lower, upper = self._interval.lower, self._interval.upper
         lows, highs = run.times + (-upper if side else lower), run.times + (-lower if side else upper)
-        for other in self._state.tables[1 - side].runs(int(lows.min()), int(highs.max())):
-            alone &= other.ranges(run.slots, lows, highs)[1] == 0
+        for other, asking in self._state.tables[1 - side].asked(run.slots, lows, highs):
+            alone &= other.ranges(asking, lows, highs)[1] == 0
         places = np.flatnonzero(alone).astype(np.int32)
         for first in range(0, len(places), CHUNK):
             piece = places[first : first + CHUNK]

@@ -21,13 +21,14 @@ from penstock.kernels.windows import TIME_LIMIT
 from penstock.operators.join_schema import SIDES, JoinSides, key_schema_of, value_fields
 from penstock.operators.late import LateRows
 from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.output_pieces import PIECE_ROWS, OutputPieces
+from penstock.operators.output_pieces import PIECE_ROWS, PutsOutPieces
 from penstock.operators.range_watermarks import RangeWatermarks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from penstock.core.elements import Barrier
+    from penstock.core.keygroup import HashRange
     from penstock.core.permits import CommitPermit
     from penstock.kernels.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
@@ -52,12 +53,10 @@ class Arrived:
 class JoinState:
     """Both sides' rows, their keys, and the watermark: what a join operator keeps."""
 
-    def __init__(
-        self, context: OperatorContext, sides: JoinSides, join: str, alone: bytes = b"", *, leaves: bool = False
-    ) -> None:
+    def __init__(self, context: OperatorContext, sides: JoinSides, join: str, alone: bytes = b"") -> None:
         """Declare (and so restore) both sides' rows, and take up the watermark where it was.
 
-        `join` and `alone` say for which join; see `core.join_evolution`. `leaves`: keys without rows may leave memory.
+        `join` and `alone` say for which join; see `core.join_evolution`.
 
         Raises:
             GraphError: the operator was deployed without keyed state.
@@ -70,7 +69,7 @@ class JoinState:
         late = context.spec.config.get("late_to", {})
         self._late = tuple(LateRows({"late_to": late.get(side)}, context.metrics) for side in SIDES)
         left, right = context.input_schemas
-        self.rows = self._store.row_state(key_schema_of(sides, left), leaves=leaves)
+        self.rows = self._store.row_state(key_schema_of(sides, left), leaves=True)
         fields = value_fields(left, sides.left), value_fields(right, sides.right)
         #: Rows of the left and of the right side, and the names and types of the columns they keep.
         made_for = ((JOIN, join.encode()), (ALONE, alone))
@@ -118,6 +117,15 @@ class JoinState:
         """Keep rows that `take` has returned; slots may have new numbers when this returns."""
         self.tables[side].add(arrived.slots, arrived.times, arrived.columns(self.names[side]))
         self.rows.settle()
+
+    def parts(self, low: int, high: int) -> Iterator[HashRange]:
+        """Yield ranges of hashes of which the rows between two times are looked at together.
+
+        Slots may have new numbers behind each.
+        """
+        for part in self.rows.parts(low, high):
+            yield part
+            self.rows.settle()
 
     def snapshot(self, checkpoint_id: int) -> OperatorSnapshot:
         """Freeze the rows of both sides; the watermark goes with the hash range it holds for."""
@@ -172,11 +180,10 @@ class JoinOutput:
             yield Batch(waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting))
 
 
-class JoinOperator(Operator, Protocol):
+class JoinOperator(PutsOutPieces, Operator, Protocol):
     """What the joins do alike: rows and watermarks become work, which is put out piece by piece."""
 
     _state: JoinState
-    _pieces: OutputPieces
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep rows of a side, and yield what they give at once; `out` takes late rows."""
@@ -200,20 +207,6 @@ class JoinOperator(Operator, Protocol):
         if watermark.timestamp > self._state.watermarks.low:
             yield from self._pass(watermark.timestamp)
         yield watermark
-
-    @property
-    def available(self) -> bool:
-        """False: output is under way."""
-        return not self._pieces.held
-
-    @property
-    def held(self) -> bool:
-        """Whether output is under way."""
-        return self._pieces.held
-
-    def go_on(self, out: Collector) -> bool:
-        """Emit the next piece of what is under way; return whether there was any."""
-        return self._pieces.go_on(out)
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         """Freeze the rows of both sides; what the rows before the barrier give is out by then."""

@@ -2,13 +2,14 @@
 
 For operators one batch or watermark of which may give any number of rows. They make their output in generators; the
 task asks for more when there is room (`go_on`), and gives them nothing, barriers included, before the last piece is
-out. So nothing of what is under way belongs to a checkpoint. Used by `operators.join_side`.
+out. So nothing of what is under way belongs to a checkpoint. Used by `operators.join_side` and
+`operators.window_rows_join`.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from penstock.core.elements import Batch, Watermark, WatermarkStatus
 
@@ -63,3 +64,23 @@ class OutputPieces:
         """Put out all that is left."""
         while self._work:
             self.go_on(out)
+
+
+class PutsOutPieces(Protocol):
+    """What such operators tell the task alike."""
+
+    _pieces: OutputPieces
+
+    @property
+    def available(self) -> bool:
+        """False: output is under way."""
+        return not self._pieces.held
+
+    @property
+    def held(self) -> bool:
+        """Whether output is under way."""
+        return self._pieces.held
+
+    def go_on(self, out: Collector) -> bool:
+        """Emit the next piece of what is under way; return whether there was any."""
+        return self._pieces.go_on(out)

@@ -2,7 +2,7 @@
 
 Rows of the right side are versions: each holds from its time until the next one's. A left row waits until the watermark
 has reached it, so that every version up to its time is there. Versions the watermark has passed are kept as one value
-by key, the newest, which may leave memory while no row of its key waits; those beyond it wait too. A left row at or
+by key, the newest, which may leave memory; those beyond it wait too. A left row at or
 below the watermark is late; a version that comes late holds for the left rows that are still to come out.
 """
 
@@ -40,7 +40,7 @@ class TemporalJoinOperator(JoinOperator):
         validate_temporal_join(config, left, right, context.spec.uid)
         sides = parse_sides(config)
         self._outer = config["how"] == "left"
-        self._state = JoinState(context, sides, "with versions", leaves=True)
+        self._state = JoinState(context, sides, "with versions")
         fields, marks = value_fields(right, sides.right), self._state.watermarks
         # behind a drain, whose end of time is not carried over, all versions are looked at once more
         anew = self._state.rows.keeps_all = marks.low == MIN_TIMESTAMP and not marks.differ
@@ -79,11 +79,12 @@ class TemporalJoinOperator(JoinOperator):
 
     def _pass(self, watermark: int) -> Iterator[Batch]:
         """Yield the left rows the watermark has reached; the newest version of each key is kept."""
-        rows, versions = (table.within(MIN_TIMESTAMP, watermark) for table in self._state.tables)
-        if rows is not None:
-            yield from self._emit(rows, versions)
-        if versions is not None:
-            self._replace(versions)
+        for part in self._state.parts(MIN_TIMESTAMP, watermark):
+            rows, versions = (table.within(MIN_TIMESTAMP, watermark, part) for table in self._state.tables)
+            if rows is not None:
+                yield from self._emit(rows, versions)
+            if versions is not None:
+                self._replace(versions)
         self._state.watermarks.advance(watermark)
         for table in self._state.tables:
             table.clean(watermark)

@@ -90,7 +90,13 @@ class WindowJoinOperator(JoinOperator):
 
     def _fire(self, window: TimeWindow) -> Iterator[Batch]:
         start, end = window
-        left, right = (self._of_window(table.within(start, end - 1), end) for table in self._state.tables)
+        for part in self._state.parts(start, end - 1):
+            tables = self._state.tables
+            left, right = (self._of_window(table.within(start, end - 1, part), end) for table in tables)
+            yield from self._join(left, right, window)
+
+    def _join(self, left: Run | None, right: Run | None, window: TimeWindow) -> Iterator[Batch]:
+        start, end = window
         met = tuple(np.zeros(0 if run is None else len(run.slots), np.bool_) for run in (left, right))
         if left is not None and right is not None:
             lows, highs = np.full(len(left.slots), start), np.full(len(left.slots), end - 1)

@@ -28,7 +28,7 @@ from penstock.operators.join_schema import (
 )
 from penstock.operators.join_side import JoinOutput
 from penstock.operators.late import LateRows
-from penstock.operators.output_pieces import OutputPieces
+from penstock.operators.output_pieces import OutputPieces, PutsOutPieces
 from penstock.operators.rows import RowEncoder
 from penstock.operators.triggers import EventTimeTrigger, ProcessingTimeTrigger
 from penstock.operators.window_rows import WindowParts, WindowRowsOperator
@@ -168,7 +168,7 @@ class JoinedWindows:
         yield from self._output.add((key, left, [*right, *ends]), np.full(count, window.max_timestamp, np.int64))
 
 
-class WindowRowsJoinOperator(WindowRowsOperator):
+class WindowRowsJoinOperator(PutsOutPieces, WindowRowsOperator):
     """Inner or outer join of two keyed inputs by windows that keep their rows."""
 
     _both: BothSides
@@ -226,20 +226,6 @@ class WindowRowsJoinOperator(WindowRowsOperator):
         waiting, self._joined.waiting = self._joined.waiting, []
         if waiting or behind:
             self._pieces.begin(itertools.chain(*waiting, behind), out)
-
-    @property
-    def available(self) -> bool:
-        """False: output is under way."""
-        return not self._pieces.held
-
-    @property
-    def held(self) -> bool:
-        """Whether output is under way."""
-        return self._pieces.held
-
-    def go_on(self, out: Collector) -> bool:
-        """Emit the next piece of what is under way; return whether there was any."""
-        return self._pieces.go_on(out)
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
         """Freeze rows, windows and timers; what the rows before the barrier give is out by then."""

@@ -3,8 +3,8 @@
 The operator finds the slots of a batch's keys once (`upsert`, `distinct`), then reads and writes every state by slot.
 When memory is counted (`settle`), keys that have nothing left are dropped. Where there is a cold store, keys that were
 not touched for long leave for it, with all that they have, when memory is full, and come back before anybody sees their
-slots: the keys of a batch that are new to the index are looked up there at once. A key that rows of a join belong to
-stays. Owned by one thread.
+slots: the keys of a batch that are new to the index are looked up there at once. Rows of joins go to files then. Owned
+by one thread.
 """
 
 from __future__ import annotations
@@ -19,16 +19,20 @@ import pyarrow as pa
 from penstock.core.errors import PenstockError
 from penstock.kernels.columns import key_column
 from penstock.kernels.rows import number_slots
+from penstock.state import timed_files
 from penstock.state.entry_table import EntryTable
+from penstock.state.hash_ranges import even_parts
 from penstock.state.key_index import KeyIndex
 from penstock.state.remote_timers import Far
 from penstock.state.row_eviction import Recency
 from penstock.state.row_spec import TIMERS, RowSpec
 from penstock.state.row_table import RowTable
-from penstock.state.timed_rows import TimedRows, TimedSpec
+from penstock.state.timed_added import TimedSpec
+from penstock.state.timed_rows import TimedRows
 from penstock.state.timers import TimerTable
 
 if TYPE_CHECKING:
+    from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.budget import MemoryBudget
@@ -48,8 +52,8 @@ _CHUNK = 65_536
 _SPILL_PART = 0.6
 #: They do not where they are less than one part in so many of that.
 _LEAST_PART = 8
-#: Keys leave where at least one in so many may.
-_FEWEST_LEAVING = 8
+#: Rows that come out of files together, and such as become one file of several, are about one part in so many of it.
+_TOGETHER = 16
 #: Slots that are looked through for expired state behind every batch.
 _SWEEP = 1024
 
@@ -301,12 +305,9 @@ class RowState:
 
     def _make_room(self) -> None:
         """Let keys leave until what is left may stay, say what that is, and let rows of joins go to files."""
-        if (
-            self.cold is not None
-            and not self.keeps_all
-            and self._recency.full(self.key_bytes)
-            and self._some_may_leave()
-        ):
+        if self.cold is not None and not self.keeps_all and self._recency.full(self.key_bytes):
+            for rows in self._timed:
+                rows.spill()
             for table in self._cold_tables:
                 table.save_changes(self.cold)
             held, keys = self.key_bytes, -1
@@ -326,24 +327,29 @@ class RowState:
         # keys alone may fill memory: then rows wait until they are enough for files of some size
         if (self.hot_bytes > full and rows >= full / _LEAST_PART) or self._budget.exceeded:
             for table in self._timed:
-                table.spill()
+                table.spill(timed_files.LEAST_SPILLED)
             self._budget.report(self._holder, self.hot_bytes)
         for table in self._timed:
+            table.merge_some(self._together)
             table.release()
 
-    def _some_may_leave(self) -> bool:
-        """Whether enough keys have no rows of a join to be worth saving all changes."""
-        rows = np.zeros(self.index.count, np.bool_)
-        for table in self._timed:
-            table.mark_used(rows)
-        return self.index.count > 0 and _FEWEST_LEAVING * int(np.count_nonzero(~rows)) >= len(rows)
+    @property
+    def _together(self) -> int:
+        return max(timed_files.LEAST_SPILLED, self._budget.share_of(self._holder) // _TOGETHER, 1)
+
+    def parts(self, low: int, high: int) -> list[HashRange]:
+        """Return ranges of hashes of which the rows of joins between two times (inclusive) come into memory together.
+
+        `settle` between two of them.
+        """
+        owned = next(iter(self._timed)).source.hash_range
+        held = sum(table.file_bytes(low, high) for table in self._timed)
+        return even_parts(owned, 1 + held // self._together)
 
     def _evict(self) -> None:
         """Let the keys leave that were not touched for longest."""
         count, view = self.index.count, self.index.view()
         stays = self._recency.staying(count)
-        for table in self._timed:
-            table.mark_used(stays)
         leaving = np.flatnonzero(~stays).astype(np.int32)
         leaving = leaving[np.argsort(view.hashes[leaving])]
         for cold in self._cold_tables:

@@ -1,4 +1,4 @@
-"""Rows of `TimedRows` that memory has no room for: local files, mapped, run by run in the order they are searched in.
+"""Rows of `TimedRows` that memory has no room for: local files, mapped, run by run, each with its keys.
 
 A spill area: it starts empty, and a file has no name, so it is gone with whoever looks at it. Runs share files, of
 which each takes a descriptor for as long as one of its runs is there. What is mapped counts as resident memory of the
@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import StorageError
+from penstock.state.run_keys import RunKeys
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _ALIGNED = 64
 #: What a file takes at least, as long as there is room on the disk; more than one run is written behind one another.
 _FILE = 64 << 20
+#: A new file takes one part in so many of what was written before, so that few are open however much there is.
+_LARGER = 8
 _HINTS = {
     errno.EMFILE: "raise the TaskManager's limit of open files (ulimit -n)",
     errno.ENFILE: "raise the host's limit of open files (fs.file-max)",
@@ -38,9 +41,10 @@ _HINTS = {
 
 @dataclass(frozen=True, slots=True)
 class SpilledRows:
-    """The columns of a run in a file; slots may be written to, the rest not."""
+    """The columns of a run in a file: the number of each row's key, its time, its values."""
 
-    slots: I32
+    keys: RunKeys
+    numbers: I32
     times: I64
     values: list[pa.Array]
     mapped: mmap.mmap
@@ -91,6 +95,7 @@ class SpillArea:
         """`folder` is made when the first rows come."""
         self._folder = folder
         self._file: _File | None = None
+        self._written = 0
 
     def close(self) -> None:
         """Write nothing more; what was written stays for who has it."""
@@ -102,34 +107,28 @@ class SpillArea:
         """Close what nobody has closed."""
         self.close()
 
-    def write(self, slots: I32, times: I64, values: Sequence[pa.Array]) -> SpilledRows:
-        """Write rows, at least one, and return them as they lie in the file.
+    def write(self, keys: RunKeys, numbers: I32, times: I64, values: Sequence[pa.Array]) -> SpilledRows:
+        """Write rows, at least one, and return them as they lie in the file; `numbers` are those of their keys.
 
         Raises:
             StorageError: the disk is full or broken.
         """
-        times_at = _aligned(slots.nbytes)
-        values_at = _aligned(times_at + times.nbytes)
-        batch = pa.record_batch(list(values), names=[str(place) for place in range(len(values))])
         packed = io.BytesIO()
-        for at, array in ((0, slots), (times_at, times)):
-            packed.seek(at)
+        places = []
+        for array in (numbers, times, keys.hashes):
+            packed.seek(_aligned(packed.tell()))
+            places.append(packed.tell())
             packed.write(np.ascontiguousarray(array).data)
-        packed.seek(values_at)
-        if values:
-            with pa.ipc.new_stream(packed, batch.schema) as writer:
-                writer.write_batch(batch)
+        tables = [_Columns.write(packed, columns) for columns in (keys.arrays, values)]
         mapped, at = self._placed(packed.getbuffer())
         length = packed.tell()
-        found: list[pa.Array] = []
-        if values:
-            with pa.ipc.open_stream(pa.py_buffer(memoryview(mapped)[at + values_at : at + length])) as reader:
-                found = list(reader.read_next_batch().columns)
-        count = len(slots)
+        found, rows = memoryview(mapped)[at : at + length], len(numbers)
+        hashes = np.frombuffer(found, np.int64, len(keys.hashes), places[2])
         return SpilledRows(
-            np.frombuffer(mapped, np.int32, count, at),
-            np.frombuffer(mapped, np.int64, count, at + times_at),
-            found,
+            RunKeys(keys.schema, hashes, tables[0].read(found)),
+            np.frombuffer(found, np.int32, rows, places[0]),
+            np.frombuffer(found, np.int64, rows, places[1]),
+            tables[1].read(found),
             mapped,
             at,
             length,
@@ -140,12 +139,39 @@ class SpillArea:
             if self._file is None or not self._file.has_room(len(data)):
                 self.close()
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._file = _File(self._folder, max(_FILE, len(data)))
+                self._file = _File(self._folder, max(_FILE, self._written // _LARGER, len(data)))
+            self._written += len(data)
             return self._file.mapped, self._file.write(data)
         except OSError as error:
             msg = f"rows that do not fit in memory cannot be written to {self._folder}: {error}"
             hint = _HINTS.get(error.errno or 0, "free space on the TaskManager's local disk")
             raise StorageError(msg, hint=hint) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """Where columns lie among the bytes of a run; nowhere if there are none."""
+
+    first: int
+    stop: int
+
+    @classmethod
+    def write(cls, packed: io.BytesIO, columns: Sequence[pa.Array]) -> _Columns:
+        """Write columns of the same length behind what is there."""
+        packed.seek(_aligned(packed.tell()))
+        first = packed.tell()
+        if columns:
+            batch = pa.record_batch(list(columns), names=[str(place) for place in range(len(columns))])
+            with pa.ipc.new_stream(packed, batch.schema) as writer:
+                writer.write_batch(batch)
+        return cls(first, packed.tell())
+
+    def read(self, data: memoryview) -> list[pa.Array]:
+        """Return the columns as they lie there."""
+        if self.first == self.stop:
+            return []
+        with pa.ipc.open_stream(pa.py_buffer(data[self.first : self.stop])) as reader:
+            return list(reader.read_next_batch().columns)
 
 
 def _aligned(size: int) -> int:

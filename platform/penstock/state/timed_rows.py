@@ -2,115 +2,43 @@
 
 Rows lie in runs sorted by (slot, time), each about twice as large as the next, so that a row is moved a few times in
 its life and what is asked for is found by a binary search a run. A freeze keeps references to what was added since the
-last one. What was cleaned is one tombstone. Where there is a spill area, runs that memory has no room for are cut by
-time and become files, each of which goes as a whole when the watermark has passed it. Owned by one subtask thread; a
-frozen part is encoded by any.
+last one. What was cleaned is one tombstone. Where there is a spill area, runs that memory has no room for become files
+(`state.timed_files`), which have their keys with them: these may leave memory. Owned by one subtask thread; a frozen
+part is encoded by any.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.keygroup import ALL_HASHES
 from penstock.kernels.columns import key_columns
+from penstock.state import timed_added, timed_files
 from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
-from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
+from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.look_up import rows_of
-from penstock.state.timed_run import CHUNK, Run
+from penstock.state.timed_added import Added, FrozenTimedRows
+from penstock.state.timed_run import Run
+from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
-    from penstock.state.key_index import KeyView
-    from penstock.state.row_spec import RowSpec
     from penstock.state.row_state import RowState
     from penstock.state.spilled_rows import SpillArea, SpilledRows
+    from penstock.state.timed_added import TimedSpec
 
 #: Runs are not merged beyond this: the offsets of strings are 32 bits wide.
 _MOST_BYTES = 1 << 29
-#: A run that becomes files becomes about so many, by time; smaller ones than this stay in memory.
-_CUTS, _LEAST_SPILLED = 8, 256 << 10
-#: Rows waiting for a checkpoint become files of about this size.
-_ADDED_FILE = 8 << 20
-
-
-@dataclass(frozen=True)
-class TimedSpec:
-    """Key and value columns of a state whose rows are told apart by their time and a number."""
-
-    rows: RowSpec
-    #: What the schema says of the join; see `core.join_evolution`.
-    join: tuple[tuple[bytes, bytes], ...] = ()
-
-    @cached_property
-    def segment_schema(self) -> pa.Schema:
-        """Columns of this state's Parquet files: those of a value by key, and `__row` behind the namespace."""
-        plain = self.rows.segment_schema
-        number = pa.field(ROW, pa.int64(), True, {"id": "5", "PARQUET:field_id": "5"})
-        schema = plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
-        return schema.with_metadata({**(plain.metadata or {}), **dict(self.join)}) if self.join else schema
-
-
-@dataclass(frozen=True, slots=True)
-class _Added:
-    """Rows as they came; their numbers go up from `first`."""
-
-    slots: I32
-    times: I64
-    values: list[pa.Array]
-    first: int
-    #: The newest time among them.
-    last: int
-    spilled: SpilledRows | None = None
-
-    @property
-    def size(self) -> int:
-        if self.spilled is not None:
-            return 0
-        return int(self.slots.nbytes + self.times.nbytes) + sum(int(value.nbytes) for value in self.values)
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenTimedRows:
-    """The rows added between two freezes."""
-
-    spec: TimedSpec
-    keys: KeyView
-    pieces: tuple[_Added, ...]
-    cleaned: int
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the rows."""
-        return sum(piece.size for piece in self.pieces)
-
-    def table(self) -> pa.Table:
-        """Return the rows that were not cleaned as columns of a segment, sorted by hash."""
-        slots = np.concatenate([piece.slots for piece in self.pieces])
-        times = np.concatenate([piece.times for piece in self.pieces])
-        numbers = np.concatenate([piece.first + np.arange(len(piece.slots)) for piece in self.pieces])
-        kept = np.flatnonzero(times > self.cleaned)
-        kept = kept[np.argsort(self.keys.hashes[slots[kept]], kind="stable")]
-        slots, chosen = slots[kept], pa.array(kept)
-        values = zip(*(piece.values for piece in self.pieces), strict=True)
-        columns = [
-            pa.array(self.keys.hashes[slots]),
-            *self.keys.gather(slots),
-            pa.array(times[kept]),
-            pa.array(numbers[kept]),
-            *(pa.concat_arrays(list(parts)).take(chosen) for parts in values),
-            pa.array(np.zeros(len(kept), np.bool_)),
-            pa.array(np.arange(len(kept))),
-        ]
-        return pa.Table.from_arrays(columns, schema=self.spec.segment_schema)
 
 
 class TimedRows:
@@ -126,13 +54,16 @@ class TimedRows:
         self._looked_at: list[SpilledRows] = []
         source.memory = self
         self._runs: list[Run] = []
-        self._added: list[_Added] = []
+        self._added: list[Added] = []
         self._added_bytes = 0
         self._next_row = 0
         #: Rows up to this time are gone, some of them only to whoever asks.
         self._cleaned = MIN_TIMESTAMP
         self._tombstone_at = MIN_TIMESTAMP
-        self._waiting: list[FrozenSegment] = []
+        self._waiting = WaitingSegments(source)
+        self._merging: _Merging | None = None
+        #: How many groups of files there were, and whether some of them may have to become one.
+        self._groups, self._unmerged = 0, False
 
     # --- rows -------------------------------------------------------------------------------------------------------
 
@@ -140,11 +71,27 @@ class TimedRows:
         """Add rows, none of them of a time that was cleaned; the arrays become the table's."""
         if len(slots) == 0:
             return
-        added = _Added(slots, times, values, self._next_row, int(times.max()))
+        added = Added(slots, times, values, self._next_row, int(times.max()))
         self._added.append(added)
         self._added_bytes += added.size
         self._next_row += len(slots)
         self._put(slots, times, values)
+
+    def asked(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[Run, I32]]:
+        """Yield the runs that may hold rows of slots, each in its span of time (inclusive), and what they call these.
+
+        -1 stands for a key of which a run has no row.
+        """
+        distinct = places = None
+        for run in self.runs(int(lows.min()), int(highs.max())):
+            if run.spilled is None:
+                yield run, slots
+                continue
+            if distinct is None:
+                distinct, places = np.unique(slots, return_inverse=True)
+            numbers = run.file.keys.numbers_of(self._state.index.view(), distinct)
+            if (numbers >= 0).any():
+                yield run, numbers[places]
 
     def runs(self, low: int, high: int) -> tuple[Run, ...]:
         """Return the runs that may hold rows of a span of time (inclusive)."""
@@ -152,28 +99,51 @@ class TimedRows:
         self._looked_at += [run.spilled for run in found if run.spilled is not None]
         return found
 
-    def within(self, low: int, high: int) -> Run | None:
-        """Return all rows of a span of time (inclusive) as one run; None when there are none."""
-        parts = []
+    def within(self, low: int, high: int, part: HashRange = ALL_HASHES) -> Run | None:
+        """Return all rows of a span of time (inclusive) and a range of hashes as one run; None when there are none.
+
+        Keys that are not in memory get slots.
+        """
+        parts, low = [], max(low, self._cleaned + 1)
         for run in self.runs(low, high):
-            inside = (run.times >= low) & (run.times <= high) & (run.times > self._cleaned)
+            first, stop = 0, len(run.times)
+            if run.spilled is not None:
+                first, stop = np.searchsorted(run.slots, run.file.keys.between(part)).tolist()
+            inside = (run.times[first:stop] >= low) & (run.times[first:stop] <= high)
+            if run.spilled is None and part != ALL_HASHES:
+                hashes = self._state.index.hashes_of(run.slots)
+                inside &= (hashes >= part.low) & (hashes <= part.high)
             if inside.any():
-                parts.append(run if inside.all() else run.chosen(inside))
-        if len(parts) < 2:
-            return parts[0] if parts else None
-        return Run.of(
-            np.concatenate([part.slots for part in parts]),
-            np.concatenate([part.times for part in parts]),
-            [pa.concat_arrays(list(columns)) for columns in zip(*(part.values for part in parts), strict=True)],
-        )
+                parts.append((run, first + np.flatnonzero(inside)))
+        if len(parts) == 1 and parts[0][0].spilled is None:
+            run, rows = parts[0]
+            return run if len(rows) == len(run.times) else run.taken(rows)
+        return timed_files.joined([self._here(run, rows) for run, rows in parts]) if parts else None
+
+    def _here(self, run: Run, rows: I64) -> tuple[I32, I64, list[pa.Array]]:
+        """Return some rows of a run, by slots of the index."""
+        slots, chosen = run.slots[rows], pa.array(rows)
+        if run.spilled is not None:
+            slots = timed_files.slots_of(run.file.keys, slots, self._state.upsert)
+        return slots, run.times[rows], [value.take(chosen) for value in run.values]
+
+    def file_bytes(self, low: int, high: int) -> int:
+        """Return about how many bytes the rows of a span of time take in files."""
+        total = 0
+        for run in self._runs:
+            both = min(high, run.high) - max(low, run.low)
+            if run.spilled is not None and both >= 0:
+                total += run.length * (both + 1) // (run.high - run.low + 1)
+        return total
 
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` rows of one key, in order of time; see `state.store.StateTable`."""
-        slots = self._state.index.find(keys, hashes)
+        view, slots, here = self._state.find(keys, hashes)
         found = []
-        for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP) if len(slots) else ():
-            mine = (run.slots == slots[0]) & (run.times > self._cleaned)
-            if mine.any():
+        for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
+            own = slots if run.spilled is None else run.file.keys.numbers_of(view, slots)
+            mine = (run.slots == own[0]) & (run.times > self._cleaned)
+            if (here or run.spilled is not None) and mine.any():
                 found.append(run.chosen(mine))
         times = np.concatenate([np.empty(0, np.int64), *(run.times for run in found)])
         order = np.argsort(times, kind="stable")[:most]
@@ -182,17 +152,21 @@ class TimedRows:
         for place, name in enumerate(rows.value_names):
             parts = pa.chunked_array([run.values[place] for run in found], schema.field(name).type)
             given[name] = parts.combine_chunks().take(pa.array(order))
-        for name, key in zip(rows.key_schema.names, self._state.keys(slots), strict=True):
+        for name, key in zip(rows.key_schema.names, view.gather(slots), strict=True):
             given[name] = key.take(pa.array(np.zeros(len(order), np.int64)))
         return rows_of(schema, given, len(order))
 
     def counts(self) -> KeyCounts:
-        """Return how many rows every key has."""
-        hashes = self._state.index.hashes
-        rows = np.zeros(len(hashes), np.int64)
+        """Return how many rows every key has, in memory and in files; a key may be named more than once."""
+        own = self._state.index.hashes
+        hashes, counts = [own], [np.zeros(len(own), np.int64)]
         for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
-            rows += np.bincount(run.slots, minlength=len(hashes))
-        return KeyCounts(hashes, rows)
+            if run.spilled is None:
+                counts[0] += np.bincount(run.slots, minlength=len(own))
+            else:
+                hashes.append(run.file.keys.hashes)
+                counts.append(np.bincount(run.slots, minlength=len(hashes[-1])))
+        return KeyCounts(np.concatenate(hashes), np.concatenate(counts))
 
     def clean(self, up_to: int) -> None:
         """Forget all rows up to a time (inclusive)."""
@@ -222,11 +196,8 @@ class TimedRows:
         pieces = tuple(piece for piece in self._added if piece.last > self._cleaned)
         self._added, self._added_bytes = [], 0
         if pieces:
-            position = log.next_position()
-            log.append(position)
-            rows = FrozenTimedRows(self.spec, self._state.index.view(), pieces, self._cleaned)
-            self._waiting.append(FrozenSegment(self.source.spec, position, rows))
-        return FrozenTable(self.source, log.view(), tuple(self._undurable()))
+            self._waiting.add(FrozenTimedRows(self.spec, self._state.index.view(), pieces, self._cleaned), None)
+        return self._waiting.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
         """Nothing has to be copied: rows are never overwritten."""
@@ -247,7 +218,7 @@ class TimedRows:
     @property
     def memory_bytes(self) -> int:
         """Bytes of the rows in memory and of those waiting for an upload."""
-        return self.hot_bytes + sum(s.memory_bytes for s in self._undurable())
+        return self.hot_bytes + self._waiting.memory_bytes
 
     @property
     def hot_bytes(self) -> int:
@@ -256,48 +227,46 @@ class TimedRows:
 
     def close(self) -> None:
         """Forget what waits."""
-        self._waiting = []
-
-    def _undurable(self) -> list[FrozenSegment]:
-        self._waiting = [s for s in self._waiting if not s.durable]
-        return self._waiting
+        self._waiting.clear()
+        self._merging = None
 
     # --- room -------------------------------------------------------------------------------------------------------
 
     def mark_used(self, used: np.ndarray) -> None:
-        """Set the slots that have a row, or one that is yet to be saved."""
+        """Set the slots that have a row in memory, or one there that is yet to be saved."""
         self._runs = [kept for run in self._runs if (kept := run.without(self._cleaned)) is not None]
         for run in self._runs:
-            used[run.slots] = True
+            if run.spilled is None:
+                used[run.slots] = True
         for piece in self._added:
-            used[piece.slots] = True
+            if piece.spilled is None:
+                used[piece.slots] = True
 
     def renumber(self, numbers: I32) -> None:
         """The keys were numbered anew: slot s is now `numbers[s]`; order is kept, so runs stay sorted."""
         for run in self._runs:
             if run.spilled is None:
                 run.slots = numbers[run.slots]
-        files = [run.spilled for run in self._runs] + [piece.spilled for piece in self._added]
-        for file in filter(None, files):
-            for first in range(0, len(file.slots), CHUNK):
-                file.slots[first : first + CHUNK] = numbers[file.slots[first : first + CHUNK]]
-            file.release()
-        self._added = [
-            p if p.spilled is not None else _Added(numbers[p.slots], p.times, p.values, p.first, p.last)
-            for p in self._added
-        ]
+        self._added = [piece.renumbered(numbers) for piece in self._added]
 
     # --- files ------------------------------------------------------------------------------------------------------
 
-    def spill(self) -> None:
-        """Write what is in memory to files, but for small runs."""
-        area = self._area
-        if area is None:
+    def spill(self, least: int = 0) -> None:
+        """Write what is in memory to files, if it takes so many bytes."""
+        area, keys = self._area, self._state.index.view()
+        if area is None or not 0 < max(least, 1) <= self.hot_bytes:
             return
-        # in the order they came: of rows of one key and time the last one stays the last
-        self._runs = [piece for run in self._runs for piece in self._cut(run, area)]
-        self._added = [piece for group in _in_a_row(self._added) for piece in _written(group, area)]
+        self._groups += 1
+        runs, self._runs = self._runs, []
+        for run in runs:  # in the order they came: of rows of one key and time the last one stays the last
+            if run.spilled is not None:
+                self._runs.append(run)
+            else:
+                self._runs += timed_files.in_files(run, keys, area, self._cleaned, self._groups)
+        self._added = list(timed_added.in_files(self._added, keys, area, least))
         self._added_bytes = sum(piece.size for piece in self._added)
+        self._unmerged = True
+        self._looked_at += [run.spilled for run in self._runs if run.spilled is not None]
         self.release()
 
     def release(self) -> None:
@@ -306,18 +275,19 @@ class TimedRows:
         for file in looked_at:
             file.release()
 
-    def _cut(self, run: Run, area: SpillArea) -> Iterator[Run]:
-        if run.spilled is not None or run.size < _LEAST_SPILLED:
-            yield run
-            return
-        width = (run.high - run.low) // _CUTS + 1
-        for low in range(run.low, run.high + 1, width):
-            inside = (run.times >= max(low, self._cleaned + 1)) & (run.times < low + width)
-            if inside.any():
-                part = run.chosen(inside)
-                file = area.write(part.slots, part.times, part.values)
-                self._looked_at.append(file)
-                yield Run(file.slots, file.times, file.values, 0, part.low, part.high, file)
+    def merge_some(self, piece: int) -> None:
+        """Go on with making fewer files, by one of about `piece` bytes, if there are too many."""
+        area = self._area
+        if area is not None and self._merging is None and self._unmerged:
+            inputs = timed_files.to_merge(self._runs)
+            self._unmerged = bool(inputs)
+            if inputs:
+                self._groups += 1
+                made = timed_files.merged(inputs, area, lambda: self._cleaned, piece, self._groups)
+                self._merging = _Merging(inputs, made, [])
+        if self._merging is not None and not self._merging.go_on():
+            self._runs = self._merging.put_in(self._runs, self._cleaned)
+            self._merging = None
 
     def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
         """Make a run of rows; runs that are not twice as large as the next are merged with it."""
@@ -335,30 +305,26 @@ class TimedRows:
         self._runs.append(new)
 
 
-def _in_a_row(pieces: list[_Added]) -> Iterator[list[_Added]]:
-    """Yield pieces whose numbers follow one another, about as many as one file takes; such as have one are alone."""
-    group: list[_Added] = []
-    size = 0
-    for piece in pieces:
-        follows = group and group[-1].first + len(group[-1].slots) == piece.first and group[-1].spilled is None
-        if group and (not follows or piece.spilled is not None or size >= _ADDED_FILE):
-            yield group
-            group, size = [], 0
-        group.append(piece)
-        size += piece.size
-    if group:
-        yield group
+@dataclass(slots=True)
+class _Merging:
+    """Files that are becoming one group."""
 
+    inputs: list[Run]
+    made: Iterator[Run | None]
+    done: list[Run]
 
-def _written(group: list[_Added], area: SpillArea) -> Iterator[_Added]:
-    if group[0].spilled is not None or sum(piece.size for piece in group) < _LEAST_SPILLED:
-        yield from group
-        return
-    columns = zip(*(piece.values for piece in group), strict=True)
-    file = area.write(
-        np.concatenate([piece.slots for piece in group]),
-        np.concatenate([piece.times for piece in group]),
-        [pa.concat_arrays(list(parts)) for parts in columns],
-    )
-    file.release()
-    yield _Added(file.slots, file.times, file.values, group[0].first, max(piece.last for piece in group), file)
+    def go_on(self) -> bool:
+        """Make one more file; return whether there may be more to make."""
+        for run in self.made:
+            if run is not None:
+                run.file.release()
+                self.done.append(run)
+            return True
+        return False
+
+    def put_in(self, runs: list[Run], cleaned: int) -> list[Run]:
+        """Return runs with what was made where what it was made of is."""
+        old = {id(run) for run in self.inputs}
+        place = next((at for at, run in enumerate(runs) if id(run) in old), 0)
+        kept = [run for run in runs if id(run) not in old]
+        return [*kept[:place], *(run for run in self.done if run.high > cleaned), *kept[place:]]

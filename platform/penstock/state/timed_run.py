@@ -1,5 +1,7 @@
 """`Run`: rows of a join's side in order of (slot, time), in memory or in a file; where those lie that are asked for.
 
+In a file the slots are the numbers of its own keys.
+
 Kept by `state.timed_rows`; the join operators ask.
 """
 
@@ -35,6 +37,8 @@ class Run:
     low: int
     high: int
     spilled: SpilledRows | None = None
+    #: Of runs in files: which went there together.
+    group: int = 0
 
     @classmethod
     def of(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
@@ -48,6 +52,17 @@ class Run:
         """Rows are in order."""
         size = int(slots.nbytes + times.nbytes) + sum(int(value.nbytes) for value in values)
         return cls(slots, times, values, size, int(times.min()), int(times.max()))
+
+    @property
+    def file(self) -> SpilledRows:
+        """The file, of a run that has one."""
+        assert self.spilled is not None  # noqa: S101 - asked for
+        return self.spilled
+
+    @property
+    def length(self) -> int:
+        """Bytes of the file."""
+        return 0 if self.spilled is None else self.spilled.length
 
     @property
     def look_at(self) -> int:
@@ -69,6 +84,11 @@ class Run:
         """Return some of the rows, at least one."""
         mask = pa.array(kept)
         return Run.ordered(self.slots[kept], self.times[kept], [value.filter(mask) for value in self.values])
+
+    def taken(self, rows: I64) -> Run:
+        """Return some of the rows, at least one, in order."""
+        chosen = pa.array(rows)
+        return Run.ordered(self.slots[rows], self.times[rows], [value.take(chosen) for value in self.values])
 
     def ranges(self, slots: I32, lows: I64, highs: I64) -> tuple[I64, I64]:
         """Return where the rows of each asking slot in its span (inclusive) begin, and how many they are."""

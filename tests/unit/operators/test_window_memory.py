@@ -41,6 +41,11 @@ SESSIONS = {
     "aggregates": [{"fn": "sum", "column": "v", "alias": "total"}],
 }
 VERSIONS = {"left_key": ["k"], "right_key": ["k"], "suffix": "_right", "how": "inner"}
+JOINS = {
+    "temporal_join": VERSIONS,
+    "interval_join": VERSIONS | {"how": "left", "lower_us": 0, "upper_us": 10**9},
+    "window_join": VERSIONS | {"how": "full", "window": {"size_us": 10**9, "slide_us": 10**9, "offset_us": 0}},
+}
 RESULTS = ("all", "total", "v_right")
 
 
@@ -60,7 +65,7 @@ class Out:
 
 
 def opened(folder, kind, limit, snapshots=(), backend="rocksdb"):
-    config = {"window_rows": ROWS, "session_aggregate": SESSIONS, "temporal_join": VERSIONS}[kind]
+    config = {"window_rows": ROWS, "session_aggregate": SESSIONS, **JOINS}[kind]
     budget = MemoryBudget(limit)
     store = open_keyed_state(
         KeyedStateRequest(
@@ -191,6 +196,36 @@ def test_versions_of_a_temporal_join_are_more_than_their_memory(tmp_path):
             operator.process_watermark(Watermark(time), out)
             while operator.held:
                 operator.go_on(out)
+    store.close()
+    assert limit // 4 < max(used) <= limit
+    assert (out.rows, out.total) == (keys, sum(range(keys)))
+
+
+@pytest.mark.parametrize("kind", list(JOINS))
+def test_keys_of_joins_whose_rows_wait_are_more_than_their_memory(tmp_path, kind):
+    limit, size, keys = 1 << 20, 2500, 30_000
+    operator, store, budget = opened(tmp_path / "1", kind, limit)
+    out, used = Out(), []
+
+    def go_on():
+        while operator.held:
+            operator.go_on(out)
+            used.append(budget.used_bytes)
+
+    for side in (0, 1):
+        for first in range(0, keys, size):
+            mine = pa.array(np.arange(first, first + size))
+            columns = [mine, mine, pa.array(np.full(size, 1 + side if kind != "temporal_join" else 2 - side))]
+            operator.process_batch(Batch(pa.RecordBatch.from_arrays(columns, schema=SCHEMA)), side, out)
+            go_on()
+            used.append(budget.used_bytes)
+        if side == 0:
+            snapshots = checkpoint(operator)
+            store.close()
+            operator, store, budget = opened(tmp_path / "2", kind, limit, snapshots)
+            assert budget.peak_bytes <= limit
+    operator.process_watermark(Watermark(MAX_TIMESTAMP), out)
+    go_on()
     store.close()
     assert limit // 4 < max(used) <= limit
     assert (out.rows, out.total) == (keys, sum(range(keys)))

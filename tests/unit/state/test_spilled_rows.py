@@ -14,11 +14,13 @@ from penstock.core.snapshot import FileRef
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.state.budget import MemoryBudget
+from penstock.state.key_index import KeyIndex
+from penstock.state.run_keys import RunKeys
 from penstock.state.spilled_rows import SpillArea
 from penstock.state.store import KeyedStateRequest, open_keyed_state
-from penstock.state.timed_rows import TimedRows
 
 LIMIT = 8 << 20
+ONE = RunKeys(pa.schema([pa.field("k", pa.int64())]), np.array([7]), [pa.array([1])])
 KEY, VALUES = pa.schema([pa.field("k", pa.int64())]), (pa.field("s", pa.string()), pa.field("n", pa.list_(pa.int64())))
 BATCHES, ROWS = 60, 4000
 
@@ -37,7 +39,7 @@ def opened(folder, backend="rocksdb", snapshots=(), files=None):
             budget=budget,
         )
     )
-    rows = store.row_state(KEY)
+    rows = store.row_state(KEY, leaves=True)
     return store, rows, rows.timed_rows("left", VALUES), budget
 
 
@@ -99,18 +101,28 @@ def test_without_files_the_limit_is_an_error_that_says_so(tmp_path):
 def test_a_folder_that_takes_no_file_is_an_error_that_names_it(tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(StorageError, match="taken"):
-        SpillArea(tmp_path / "taken").write(np.zeros(1, np.int32), np.zeros(1, np.int64), [])
+        SpillArea(tmp_path / "taken").write(ONE, np.zeros(1, np.int32), np.zeros(1, np.int64), [])
 
 
 def test_what_is_written_is_what_is_read(tmp_path):
     values = [pa.array(["a", None, "c"]).slice(1), pa.array([True, None, False]).slice(1)]
-    file = SpillArea(tmp_path).write(np.array([3, 4], np.int32), np.array([5, 6]), values)
-    file.slots[1] = 9
+    keys = RunKeys(pa.schema([pa.field("k", pa.string())]), np.array([-5, 9]), [pa.array(["x", "y", None]).slice(1)])
+    file = SpillArea(tmp_path).write(keys, np.array([1, 0], np.int32), np.array([5, 6]), values)
     file.release()
-    assert (file.slots.tolist(), file.times.tolist()) == ([3, 9], [5, 6])
+    assert (file.numbers.tolist(), file.times.tolist()) == ([1, 0], [5, 6])
+    assert (file.keys.hashes.tolist(), file.keys.gather(file.numbers)[0].to_pylist()) == ([-5, 9], [None, "y"])
     assert [value.to_pylist() for value in file.values] == [[None, "c"], [None, False]]
-    bare = SpillArea(tmp_path).write(np.array([1], np.int32), np.array([2]), [])
-    assert (bare.slots.tolist(), bare.times.tolist(), bare.values) == ([1], [2], [])
+    bare = SpillArea(tmp_path).write(ONE, np.array([0], np.int32), np.array([2]), [])
+    assert (bare.numbers.tolist(), bare.times.tolist(), bare.values) == ([0], [2], [])
+
+
+def test_keys_of_the_same_hash_are_told_apart():
+    schema = pa.schema([pa.field("k", pa.string())])
+    own = RunKeys(schema, np.array([1, 4, 4, 4, 8]), [pa.array(["a", "b", None, "", "c"])])
+    asking = RunKeys(schema, np.array([8, 4, 1, 4, 4, 3]), [pa.array(["c", "", "z", "b", "q", "a"])])
+    assert own.numbers_of(asking, np.arange(6, dtype=np.int32)).tolist() == [4, 3, -1, 1, -1, -1]
+    assert own.numbers_of(asking, np.array([3], np.int32)).tolist() == [1]
+    assert own.numbers_of(asking, np.array([], np.int32)).tolist() == []
 
 
 def descriptors():
@@ -119,13 +131,15 @@ def descriptors():
 
 def test_runs_share_files_each_of_which_takes_a_descriptor(tmp_path):
     area, before = SpillArea(tmp_path), descriptors()
-    kept = [area.write(np.array([i], np.int32), np.array([i + 1]), [pa.array([str(i)])]) for i in range(500)]
+    kept = [area.write(ONE, np.array([i], np.int32), np.array([i + 1]), [pa.array([str(i)])]) for i in range(500)]
     assert descriptors() <= before + 2
     kept[7].release()
-    assert [(f.slots[0], f.times[0], f.values[0][0].as_py()) for f in kept] == [(i, i + 1, str(i)) for i in range(500)]
+    assert [(f.numbers[0], f.times[0], f.values[0][0].as_py()) for f in kept] == [
+        (i, i + 1, str(i)) for i in range(500)
+    ]
     large = np.arange(20 << 20)
-    file = area.write(np.zeros(len(large), np.int32), large, [])
-    assert (len(file.slots), file.times[-1]) == (len(large), large[-1])
+    file = area.write(ONE, np.zeros(len(large), np.int32), large, [])
+    assert (len(file.numbers), file.times[-1]) == (len(large), large[-1])
     area.close()
     assert descriptors() <= before + 2
     del kept, file
@@ -138,23 +152,68 @@ def test_a_host_without_descriptors_left_is_an_error_that_says_so(tmp_path, monk
 
     monkeypatch.setattr("tempfile.mkstemp", none_left)
     with pytest.raises(StorageError) as caught:
-        SpillArea(tmp_path).write(np.zeros(1, np.int32), np.zeros(1, np.int64), [])
+        SpillArea(tmp_path).write(ONE, np.zeros(1, np.int32), np.zeros(1, np.int64), [])
     assert "ulimit -n" in caught.value.hint
 
 
-def test_rows_wait_for_a_file_of_some_size_where_keys_fill_memory(tmp_path, monkeypatch):
+def added(rows, table, keys, times, text="x" * 90):
+    columns = key_columns(pa.record_batch({"k": pa.array(keys)}), ("k",))
+    slots = rows.upsert(columns, hash_key_columns(columns, len(keys))).copy()
+    table.add(slots, times, [pa.array([text] * len(keys)), pa.array([[1]] * len(keys))])
+    rows.settle()
+
+
+def test_keys_that_do_not_fit_in_memory_wait_in_files_with_their_rows(tmp_path):
     store, rows, table, budget = opened(tmp_path)
-    spills, spill = [], TimedRows.spill
-    monkeypatch.setattr(TimedRows, "spill", lambda table: spills.append(1) or spill(table))
+    groups, kept = [], KeyIndex(KEY)
     for number in range(100):
-        keys = np.arange(1000) + number * 1000
-        batch = pa.record_batch({"k": pa.array(keys)})
-        columns = key_columns(batch, ("k",))
-        slots = rows.upsert(columns, hash_key_columns(columns, 1000)).copy()
-        table.add(slots, keys, [pa.array(["x" * 90] * 1000), pa.array([[1]] * 1000)])
+        keys = np.arange(2000) + number * 2000
+        added(rows, table, keys, keys)
+        assert budget.used_bytes <= LIMIT
+        groups.append(len({run.group for run in table._runs}))
+        columns = key_columns(pa.record_batch({"k": pa.array(keys)}), ("k",))
+        kept.upsert(columns, hash_key_columns(columns, len(keys)))
+    assert kept.memory_bytes > LIMIT, "or this shows nothing"
+    assert rows.index.memory_bytes < LIMIT / 2
+    assert table.count == 200_000
+    assert max(groups) < 20
+    columns = key_columns(pa.record_batch({"k": pa.array([5, 199_999, 200_000])}), ("k",))
+    slots = rows.upsert(columns, hash_key_columns(columns, 3)).copy()
+    lows, highs = np.zeros(3, np.int64), np.full(3, 1 << 40)
+    met = [(row, run.times[at]) for run, own in table.asked(slots, lows, highs) for a, f in run.pairs(own, lows, highs)
+           for row, at in zip(a.tolist(), f.tolist(), strict=True)]  # fmt: skip
+    assert sorted(met) == [(0, 5), (1, 199_999)]
+    assert len(rows.parts(0, 1 << 40)) > 4
+    store.close()
+
+
+def test_files_become_fewer_without_what_was_cleaned_and_with_few_descriptors(tmp_path):
+    store, rows, table, _ = opened(tmp_path)
+    keys, before = np.arange(3000), descriptors()
+    for number in range(120):
+        added(rows, table, keys, np.full(3000, number * 10) + keys % 400)  # most wait for 40 batches
+        table.clean(number * 10 - 10)
+    alive = sorted(time for number in range(120) for time in (number * 10 + keys % 400).tolist() if time > 1180)
+    for _ in range(200):
         rows.settle()
-    assert rows.index.memory_bytes > 0.6 * LIMIT, "or this shows nothing"
-    assert table.count == 100_000
-    assert 0 < len(spills) < 20
-    assert budget.used_bytes <= LIMIT
+    files = [run for run in table._runs if run.spilled]
+    assert 0 < len({run.group for run in files}) <= 8
+    assert table.count < 3 * len(alive)
+    assert sorted(table.within(0, 1 << 40).times.tolist()) == alive
+    assert descriptors() - before <= 6
+    store.close()
+
+
+def test_of_rows_of_one_key_and_time_the_last_stays_the_last_when_files_become_one(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.state.timed_files.LEAST_SPILLED", 0)
+    store, rows, table, _ = opened(tmp_path)
+    for number in range(12):
+        added(rows, table, np.array([1, 2, 3]), np.array([7, number % 3, 9]), str(number))
+        table.spill()
+        rows.settle()
+        assert table.within(7, 7).values[0].to_pylist() == [str(n) for n in range(number + 1)]
+    for _ in range(20):
+        rows.settle()
+    assert len({run.group for run in table._runs}) < 5
+    assert table.within(7, 7).values[0].to_pylist() == [str(n) for n in range(12)]
     store.close()
