@@ -33,7 +33,7 @@ END_LIMIT_S = 75.0
 class Scene:
     """Topics, feed, cluster and one job on it; a context manager that ends all of them."""
 
-    def __init__(self, stage, orders, *, rate=4_000, taskmanagers=2, failpoints=None, job=None, watch=True):
+    def __init__(self, stage, orders, *, rate=4_000, taskmanagers=2, failpoints=None, job=None, watch=True, hosts=()):
         self.stage, self.orders = stage, orders
         self.name = stage.fresh("job")
         self.source, self.sink = stage.fresh("orders"), stage.fresh("totals")
@@ -44,7 +44,8 @@ class Scene:
         options = {"stops": orders.stops(self.source), **(job or {})}
         self.job = Job(self.name, stage.bootstrap, self.source, self.sink, stage.root(self.name), **options)
         self.feed = Feed(stage.bootstrap, self.source, orders, rate)
-        self.cluster = LocalCluster(self._config(taskmanagers, failpoints or {}, watch))
+        config = replace(self._config(taskmanagers, failpoints or {}, watch), data_hosts=hosts)
+        self.cluster = LocalCluster(config)
         self.job_id = ""
         self.workers = []
         self._clients = {}

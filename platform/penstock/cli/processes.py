@@ -36,12 +36,16 @@ def taskmanager(
     slots: Annotated[int, typer.Option(help="Worker processes this TaskManager offers.", min=1)] = 1,
     work_dir: Annotated[Path, typer.Option(help="Folder for logs, spill files, requirements.")] = Path(".penstock/tm"),
     identity: Annotated[str, typer.Option("--id", help="Name of this TaskManager; default: host and pid.")] = "",
+    data_host: Annotated[str, typer.Option(help="Name by which workers of other hosts reach those here (TCP).")] = "",
+    data_bind: Annotated[str, typer.Option(help="Address workers listen at for them; default: --data-host.")] = "",
     security: SecurityOption = "",
+    insecure: InsecureOption = False,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics on loopback; 0 picks a free one.")] = 0,
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a TaskManager until it is told to stop."""
     options = {"jobmanager": jobmanager_address, "slots": str(slots), "work-dir": str(work_dir), "id": identity}
-    options["security"] = security
+    options |= {"data-host": data_host, "data-bind": data_bind}
+    options |= {"security": security, "insecure": str(insecure).lower()}
     options["metrics-port"] = str(metrics_port)
     sys.exit(serve.taskmanager({**options, "ready-file": str(ready_file or "")}))

@@ -35,7 +35,10 @@ TASKMANAGER_DEFAULTS = {
     "work-dir": ".penstock/tm",
     "id": "",
     "security": "",
+    "insecure": "false",
     "metrics-port": "0",
+    "data-host": "",
+    "data-bind": "",
 }
 
 
@@ -69,7 +72,9 @@ def taskmanager(options: dict[str, str]) -> int:
         taskmanager_id=given["id"] or f"{os.uname().nodename}-{os.getpid()}",
         slots=int(given["slots"]) or None,
         work_dir=Path(given["work-dir"]),
-        security=_security(given["security"]),
+        security=_security(given["security"], insecure=given["insecure"] == "true"),
+        data_host=given["data-host"],
+        data_bind=given["data-bind"],
         metrics_port=int(given["metrics-port"]),
     )
     return run_taskmanager(config, lambda text: _announce(given.get("ready-file", ""), text))

@@ -50,6 +50,8 @@ class LocalClusterConfig:
     insecure: bool = False
     #: Where leadership and job records live; None = `<directory>/ha`.
     ha_root: str | None = None
+    #: Hosts that the TaskManagers claim to be on, in turn: between two of them rows go by TCP. Empty: all are on one.
+    data_hosts: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     restart_dead: bool = True
 
@@ -179,12 +181,14 @@ class LocalCluster:
         return ["jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", rpc_port, *listening]
 
     def _taskmanager_arguments(self, index: int) -> list[str]:
+        hosts = self._config.data_hosts
         return [
             "taskmanager",
             "--jobmanager", self._rpc_address,
             "--slots", str(self._slots or 0),
             "--id", f"tm-{index}",
             "--work-dir", str(self.directory / f"tm-{index}"),
+            *(["--data-host", hosts[index % len(hosts)]] if hosts else []),
         ]  # fmt: skip
 
     def _wait_registered(self) -> None:

@@ -162,6 +162,19 @@ def check_listening(security: Security, host: str) -> None:
         raise UsageError(msg, hint=hint)
 
 
+def check_data_port(security: Security, host: str) -> None:
+    """Refuse to let workers listen for other hosts without what keeps strangers from reading and changing rows.
+
+    Raises:
+        UsageError: `host` is more than loopback, and there is no TLS between the processes.
+    """
+    if security.insecure or is_loopback(host) or security.cluster is not None:
+        return
+    msg = f"workers that listen at {host}, where other machines reach them, without TLS between the processes"
+    hint = "`penstock cluster certs DIR` makes certificates for --security DIR; --insecure is for closed networks"
+    raise UsageError(msg, hint=hint)
+
+
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches what listens there."""
     if host == "localhost":

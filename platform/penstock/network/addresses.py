@@ -1,4 +1,8 @@
-"""Endpoints of workers, `unix:<path>` on one host and `tcp:<host>:<port>` across hosts, and their sockets."""
+"""Endpoints of workers, and their sockets: `unix:<path>` on one host, `tcp:<host>:<port>` across hosts.
+
+A worker that others reach both ways has the endpoint `tcp:<host>:<port>,unix:<path>`: who dials takes the path when
+`<host>` is its own host's name too. Used by `connection`.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +25,13 @@ class Listener:
     """The listening socket of a worker."""
 
     def __init__(self, worker_id: str, listen: str) -> None:
-        """Listen in the folder of `unix:<folder>` or at `tcp:<host>:<port>` (port 0: any).
+        """Listen in the folder of `unix:<folder>` or at `tcp:<host>:<port>[=<advertised host>]` (port 0: any).
 
         Raises:
-            UsageError: the address has another form.
+            UsageError: the address has another form, or is not of this host.
         """
+        #: The host that others dial; empty for Unix sockets.
+        self.host = ""
         self._path: Path | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         kind, _, rest = listen.partition(":")
@@ -35,9 +41,11 @@ class Listener:
             self.sock.bind(str(self._path))
             self.endpoint = f"unix:{self._path}"
         elif kind == "tcp":
-            host, port = _host_port(rest)
-            self.sock = socket.create_server((host, port), backlog=_BACKLOG)
-            self.endpoint = f"tcp:{host}:{self.sock.getsockname()[1]}"
+            bind, _, advertised = rest.partition("=")
+            host, port = _host_port(bind)
+            self.sock = _bound(host, port)
+            self.host = advertised or host
+            self.endpoint = f"tcp:{self.host}:{self.sock.getsockname()[1]}"
         else:
             raise UsageError(f"cannot listen at {listen!r}", hint="unix:<folder> or tcp:<host>:<port>")
         self.sock.listen(_BACKLOG)
@@ -70,6 +78,36 @@ class Listener:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()  # of an earlier worker of that id: ids are never shared by two that live
         return path
+
+
+def listeners(worker_id: str, listen: str) -> list[Listener]:
+    """Listen at every address of a list with commas: at most one of TCP, which comes first.
+
+    Raises:
+        UsageError: see `Listener`.
+    """
+    return [Listener(worker_id, address) for address in _addresses(listen)]
+
+
+def nearest(endpoint: str, own_host: str) -> str:
+    """Return the address of an endpoint to dial from `own_host` (empty: others do not reach it by TCP)."""
+    addresses = _addresses(endpoint)
+    host = addresses[0].removeprefix("tcp:").rpartition(":")[0]
+    return addresses[-1] if host == own_host else addresses[0]
+
+
+def _addresses(text: str) -> list[str]:
+    first, _, second = text.partition(",") if text.startswith("tcp:") else (text, "", "")
+    return [first, second] if second else [first]
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
+    except OSError as error:
+        msg = f"workers cannot listen at {host}: {error}"
+        raise UsageError(msg, hint="--data-bind takes an address of this host, 0.0.0.0 for all of them") from error
 
 
 def dial(endpoint: str) -> tuple[socket.socket, bool]:

@@ -1,8 +1,8 @@
 """The sockets of one worker: one multiplexed connection per pair of workers, one thread for all of them.
 
-The only module of the data plane with sockets and a thread; made once per worker process, after the fork. Of two
-workers the one with the lower id dials, so that there is never a second connection. A connection that is lost,
-refused or broken fails every channel on it. Docs of the calls: `data_plane`.
+The only module of the data plane with a thread; made once per worker process, after the fork. Of two workers the one
+with the lower id dials, so that there is never a second connection. A connection that is lost, refused or broken
+fails every channel on it; who does not prove in time to be of the job is hung up on. Calls: `data_plane`.
 """
 
 from __future__ import annotations
@@ -12,23 +12,17 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import PenstockError
-from penstock.network.addresses import Listener, dial
+from penstock.core.rand import SystemRand
+from penstock.network.addresses import Listener, dial, listeners, nearest
 from penstock.network.channel_table import ChannelTable, Peer
-from penstock.network.frame import (
-    ChannelKey,
-    FrameDecoder,
-    FrameError,
-    FrameKind,
-    Message,
-    decode_hello,
-    encode_message,
-)
-from penstock.network.greeting import Greeter
+from penstock.network.frame import ChannelKey, FrameError, Message
+from penstock.network.greeting import NO_TRUST, NONCE_BYTES, Greeting, RefusedError, Trust, refusal
+from penstock.network.link import Certificates, Link
 from penstock.network.session import Session
 
 if TYPE_CHECKING:
@@ -46,25 +40,13 @@ ACCEPT_DEADLINE_MS = 30_000
 _RETRY_MS = 50
 _IDLE_SECONDS = 1.0
 _SEND_BYTES = 1 << 20
-_SEND_BUFFERS = 64
 #: Read from one socket before the others get their turn.
 _READ_BYTES_PER_TURN = 4 << 20
 _CLOSE_SECONDS = 5.0
-
-
-@dataclass(slots=True, eq=False)
-class _Link:
-    """One socket."""
-
-    sock: socket.socket
-    decoder: FrameDecoder = field(default_factory=FrameDecoder)
-    #: None until an accepted socket has said who it is.
-    session: Session | None = None
-    unsent: deque[memoryview] = field(default_factory=deque)
-    #: Whether the other side's hello has been seen.
-    greeted: bool = False
-    connecting: bool = False
-    wants_write: bool = False
+#: How long one who has connected may take to prove who it is, what it may send before, how many are waited for.
+GREETING_DEADLINE_MS = 10_000
+_GREETING_BYTES = 64 << 10
+MAX_STRANGERS = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -74,7 +56,7 @@ class _PeerState:
     session: Session
     endpoint: str
     deadline_ms: float
-    link: _Link | None = None
+    link: Link | None = None
     retry_at_ms: float = 0.0
     last_error: str = ""
 
@@ -90,25 +72,28 @@ class WorkerNetwork:
         *,
         on_connection_lost: ConnectionLost | None = None,
         kernels: SplitKernels | None = None,
-        key: bytes = b"",
+        trust: Trust = NO_TRUST,
     ) -> None:
-        """Listen at `unix:<folder>` or `tcp:<host>:<port>` (port 0: any) and start the thread; `key`: `greeting`."""
-        self._worker_id, self._greeter = worker_id, Greeter(worker_id, key)
-        self._clock = clock
+        """Listen (`addresses.listeners`: `unix:<folder>`, `tcp:<host>:<port>`, or both) and start the thread."""
+        self._worker_id, self._trust = worker_id, trust
+        self._certificates = None if trust.tls is None else Certificates(trust.tls)
+        self._clock, self._rand = clock, SystemRand()
         self._on_lost = on_connection_lost
-        self._listener = Listener(worker_id, listen)
+        self._listeners = listeners(worker_id, listen)
         self._table = ChannelTable(worker_id, clock, self, kernels)
         self._peers: dict[str, _PeerState] = {}
         #: Peers without a socket that is up: only these are looked at in every turn.
         self._waiting: set[str] = set()
-        self._links: set[_Link] = set()
+        self._links: set[Link] = set()
+        #: Who has connected and not proved anything yet, oldest first, and until when.
+        self._strangers: dict[Link, float] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._dirty: deque[Session] = deque()
         self._woken = False
         self._closing = False
         self._wake_in, self._wake_out = socket.socketpair()
         self._selector = selectors.DefaultSelector()
-        for sock, what in ((self._wake_in, "wake"), (self._listener.sock, "accept")):
+        for sock, what in ((self._wake_in, None), *((listener.sock, listener) for listener in self._listeners)):
             sock.setblocking(False)
             self._selector.register(sock, selectors.EVENT_READ, what)
         self._thread = threading.Thread(target=self._run, name="penstock-network", daemon=True)
@@ -119,7 +104,7 @@ class WorkerNetwork:
     @property
     def endpoint(self) -> str:
         """Where other workers reach this one."""
-        return self._listener.endpoint
+        return ",".join(listener.endpoint for listener in self._listeners)
 
     def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
         """Make the gate of one subtask; None when it has no inputs."""
@@ -192,21 +177,23 @@ class WorkerNetwork:
             for link in list(self._links):
                 self._drop_link(link)
             self._selector.close()
-            self._listener.close()
+            for listener in self._listeners:
+                listener.close()
             self._wake_in.close()
             self._wake_out.close()
 
     def _turn(self) -> None:
         for key, mask in self._selector.select(self._timeout()):
-            if key.data == "wake":
+            if key.data is None:
                 self._wake_in.recv(4096)
-            elif key.data == "accept":
-                self._accept()
+            elif isinstance(key.data, Listener):
+                self._accept(key.data)
             else:
                 self._serve(key.data, mask)
         self._woken = False
         self._run_commands()
         self._connect_due()
+        self._drop_strangers()
         self._flush_dirty()
 
     def _run_commands(self) -> None:
@@ -218,7 +205,7 @@ class WorkerNetwork:
             return 0.0
         return _RETRY_MS / 1000 if self._waiting else _IDLE_SECONDS
 
-    def _serve(self, link: _Link, mask: int) -> None:
+    def _serve(self, link: Link, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
                 if link.connecting:
@@ -227,47 +214,40 @@ class WorkerNetwork:
                     self._send(link)
             if mask & selectors.EVENT_READ and not link.connecting and link in self._links:
                 self._receive(link)
+                if link.waits_for_peer and link in self._links:
+                    link.waits_for_peer = False
+                    self._send(link)
         except (OSError, PenstockError) as error:
             self._lost(link, str(error))
 
-    def _receive(self, link: _Link) -> None:
+    def _receive(self, link: Link) -> None:
         taken = 0
-        while taken < _READ_BYTES_PER_TURN:
-            try:
-                count = link.sock.recvmsg_into(link.decoder.buffers())[0]
-            except (BlockingIOError, InterruptedError):
+        while taken < _READ_BYTES_PER_TURN or link.pending:
+            count = link.receive()
+            if count is None:
                 return
             if count == 0:
                 self._lost(link, "the connection was closed by the peer")
                 return
             taken += count
             for message in link.decoder.received(count):
-                if link.session is not None and link.greeted:
+                if link.session is not None and link.greeting.done:
                     link.session.dispatch(message)
                 else:
                     self._greeted(link, message)
+            if not link.greeting.done and taken > _GREETING_BYTES:
+                raise FrameError("it sends much and does not say who it is")
 
-    def _send(self, link: _Link) -> None:
-        session = link.session
+    def _send(self, link: Link) -> None:
         while True:
-            if not link.unsent and session is not None:
-                link.unsent.extend(memoryview(frame).cast("B") for frame in session.next_frames(_SEND_BYTES))
+            if not link.unsent and link.session is not None and link.greeting.done:
+                link.unsent.extend(memoryview(frame).cast("B") for frame in link.session.next_frames(_SEND_BYTES))
             if not link.unsent:
                 self._want_write(link, wanted=False)
                 return
-            buffers = [link.unsent[index] for index in range(min(len(link.unsent), _SEND_BUFFERS))]
-            try:
-                sent = link.sock.sendmsg(buffers)
-            except (BlockingIOError, InterruptedError):
-                self._want_write(link, wanted=True)
+            if not link.send():
+                self._want_write(link, wanted=not link.waits_for_peer)
                 return
-            while sent:
-                first = link.unsent[0]
-                if sent < len(first):
-                    link.unsent[0] = first[sent:]
-                    break
-                sent -= len(first)
-                link.unsent.popleft()
 
     def _flush_dirty(self) -> None:
         while self._dirty:
@@ -281,7 +261,7 @@ class WorkerNetwork:
             except OSError as error:
                 self._lost(link, str(error))
 
-    def _want_write(self, link: _Link, *, wanted: bool) -> None:
+    def _want_write(self, link: Link, *, wanted: bool) -> None:
         if link.wants_write != wanted:
             link.wants_write = wanted
             events = selectors.EVENT_READ | (selectors.EVENT_WRITE if wanted else 0)
@@ -306,7 +286,7 @@ class WorkerNetwork:
     def _connect_due(self) -> None:
         for worker_id in list(self._waiting):
             state = self._peers[worker_id]
-            if state.link is not None and not state.link.connecting:
+            if state.link is not None and state.link.greeting.done:
                 self._waiting.discard(worker_id)
                 continue
             now = self._clock.monotonic_ms()
@@ -319,19 +299,18 @@ class WorkerNetwork:
 
     def _dial(self, state: _PeerState) -> None:
         try:
-            sock, connected = dial(state.endpoint)
+            sock, connected = dial(nearest(state.endpoint, self._listeners[0].host))
         except OSError as error:
             state.last_error = str(error)
             return
-        link = _Link(sock, session=state.session, connecting=not connected)
+        link = Link(sock, self._greeting(state.session.peer), state.session, self._certificates)
         state.link = link
         self._links.add(link)
-        link.wants_write = True
+        link.connecting, link.wants_write = not connected, True
         self._selector.register(sock, selectors.EVENT_READ | selectors.EVENT_WRITE, link)
-        if connected:
-            state.session.greet(self._greeter.hello(state.session.peer))
+        link.unsent.append(memoryview(link.greeting.opening()))
 
-    def _finish_connect(self, link: _Link) -> None:
+    def _finish_connect(self, link: Link) -> None:
         code = link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         state = self._peers.get(link.session.peer) if link.session is not None else None
         if code or state is None:
@@ -340,40 +319,54 @@ class WorkerNetwork:
             self._drop_link(link)
             return
         link.connecting = False
-        state.session.greet(self._greeter.hello(state.session.peer))
         self._send(link)
 
-    def _accept(self) -> None:
-        while (sock := self._listener.accept()) is not None:
-            link = _Link(sock)
+    def _accept(self, listener: Listener) -> None:
+        while (sock := listener.accept()) is not None:
+            link = Link(sock, self._greeting(), certificates=self._certificates)
             self._links.add(link)
+            self._strangers[link] = self._clock.monotonic_ms() + GREETING_DEADLINE_MS
             self._selector.register(sock, selectors.EVENT_READ, link)
+            if len(self._strangers) > MAX_STRANGERS:
+                self._drop_link(next(iter(self._strangers)))
 
-    def _greeted(self, link: _Link, message: Message) -> None:
-        """Take the first message of a connection."""
-        if message.kind is FrameKind.RESET and link.session is not None:
-            link.session.dispatch(message)
-        hello = decode_hello(message)
-        if reason := self._greeter.refusal(hello):
-            link.sock.sendmsg([encode_message(FrameKind.RESET, payload=reason.encode())])
-            raise FrameError(f"worker {hello.worker_id} is refused: {reason}")
-        link.greeted = True
-        if link.session is not None:  # we dialled
-            if hello.worker_id != link.session.peer:
-                raise FrameError(f"expected worker {link.session.peer}, reached {hello.worker_id}")
-            return
-        state = self._peers.get(hello.worker_id)
+    def _drop_strangers(self) -> None:
+        now = self._clock.monotonic_ms()
+        for link in [link for link, deadline in self._strangers.items() if deadline <= now]:
+            self._drop_link(link)
+
+    def _greeting(self, expected: str = "") -> Greeting:
+        return Greeting(self._worker_id, self._trust.key, bytes.fromhex(self._rand.token(2 * NONCE_BYTES)), expected)
+
+    def _greeted(self, link: Link, message: Message) -> None:
+        """Take a message of a connection that has not proved everything yet."""
+        greeting = link.greeting
+        try:
+            answer = greeting.take(message)
+        except RefusedError as error:
+            link.unsent.append(memoryview(refusal(error)))
+            link.send()
+            raise
+        if answer:
+            link.unsent.append(memoryview(answer))
+        if greeting.done:
+            link.trust()
+            if link.session is None:
+                self._admit(link)
+        self._send(link)
+
+    def _admit(self, link: Link) -> None:
+        """A worker that has dialled us has proved who it is."""
+        del self._strangers[link]
+        state = self._peers.get(link.greeting.peer)
         if state is not None and state.link is not None:
             self._lost(state.link, "the peer has connected anew")
-        session = self._session_of(Peer(hello.worker_id, ""))
-        self._peers[hello.worker_id].link = link
-        link.session = session
-        session.greet(self._greeter.hello(hello.worker_id))
-        self._send(link)
+        link.session = self._session_of(Peer(link.greeting.peer, ""))
+        self._peers[link.greeting.peer].link = link
 
     # --- losing -------------------------------------------------------------------------------------------------------
 
-    def _lost(self, link: _Link, reason: str) -> None:
+    def _lost(self, link: Link, reason: str) -> None:
         self._drop_link(link)
         session = link.session
         if session is not None:
@@ -389,9 +382,10 @@ class WorkerNetwork:
         if state.session.fail(reason) and report and self._on_lost is not None:
             self._on_lost(worker_id, reason)
 
-    def _drop_link(self, link: _Link) -> None:
+    def _drop_link(self, link: Link) -> None:
         if link in self._links:
             self._links.discard(link)
+            self._strangers.pop(link, None)
             self._selector.unregister(link.sock)
             link.sock.close()
 

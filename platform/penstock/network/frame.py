@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from penstock.graph.deployment import ChannelId
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 #: Largest payload of one frame: what one channel may hold up the others for.
 FRAME_LIMIT = 1 << 20
 #: Largest message: Arrow's own limit for many things, and a bound on what a damaged header can make us allocate.
@@ -49,7 +49,7 @@ class FrameKind(enum.IntEnum):
     EVENT = 2
     #: Bytes the receiver grants, in the backlog field.
     CREDIT = 3
-    #: First message each way: who I am.
+    #: First messages each way: who I am, and proof of it.
     HELLO = 4
     #: This channel (or, with a zero key, the connection) is closed; the payload says why.
     RESET = 5
@@ -78,12 +78,14 @@ _KINDS = {int(kind): kind for kind in FrameKind}
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
-    """Payload of the first message each way."""
+    """Payload of the first messages each way."""
 
     worker_id: str
     version: int = PROTOCOL_VERSION
     #: That it is a worker of the same job (`greeting`).
     proof: bytes = b""
+    #: What the other end's proof must hold.
+    nonce: bytes = b""
 
 
 class Message(NamedTuple):
@@ -156,7 +158,7 @@ class FrameDecoder:
 
     def __init__(self, message_limit: int = MESSAGE_LIMIT) -> None:
         """Refuse messages above `message_limit` bytes."""
-        self._message_limit = message_limit
+        self.message_limit = message_limit
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
         #: By kind too: a reset may come between the frames of its channel's message.
@@ -220,7 +222,7 @@ class FrameDecoder:
         while self._end - self._start >= HEADER_BYTES:
             length, kind_code, _, _, *ids, total, sequence, backlog = _HEADER.unpack_from(scratch, self._start)
             kind = _KINDS.get(kind_code)
-            if kind is None or length > total or total > self._message_limit:
+            if kind is None or length > total or total > self.message_limit:
                 raise FrameError(f"frame header makes no sense: kind {kind_code}, {length} of {total} bytes")
             key = ChannelKey(*ids)
             self._start += HEADER_BYTES

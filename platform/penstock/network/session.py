@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
 import pyarrow as pa
 
 from penstock.network.frame import (
@@ -20,7 +19,6 @@ from penstock.network.frame import (
     ChannelKey,
     FrameError,
     FrameKind,
-    Hello,
     Message,
     OutgoingMessage,
     decode_event,
@@ -127,11 +125,6 @@ class Session:
         return lost
 
     # --- out ----------------------------------------------------------------------------------------------------------
-
-    def greet(self, hello: Hello) -> None:
-        """Queue the message that must be the first one."""
-        self._control.appendleft(encode_message(FrameKind.HELLO, payload=msgspec.msgpack.encode(hello)))
-        self._changed()
 
     def next_frames(self, wanted_bytes: int, limit: int = 0) -> list[Buffer]:
         """Return buffers to send, about `wanted_bytes` of them: control first, then one frame a channel in turn."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.config.security import UNPROTECTED, Security
+from penstock.config.security import UNPROTECTED, Security, check_data_port
 from penstock.core.clock import SystemClock
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, UsageError
 from penstock.rpc.client import TaskManagerLink
 from penstock.taskmanager.metrics_server import MetricsServer
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig, log_to_stderr
 
 _LOOPBACK = "127.0.0.1"
+_HOST = re.compile(r"[A-Za-z0-9.:_-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +37,10 @@ class TaskManagerConfig:
     worker_memory_limit_bytes: int | None = None
     #: The cluster's certificates and secret.
     security: Security = UNPROTECTED
+    #: Name or address under which workers of other hosts reach those here; empty: all are on this host.
+    data_host: str = ""
+    #: Address at which its workers listen for them; empty: `data_host`.
+    data_bind: str = ""
     #: Port of `/metrics` on loopback; 0: any that is free, told to the JobManager.
     metrics_port: int = 0
 
@@ -53,6 +59,7 @@ def run_taskmanager(config: TaskManagerConfig, announce: Callable[[str], None]) 
 
 
 async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> None:
+    data_address = _data_address(config)
     work_dir = config.work_dir.resolve()
     work_dir.mkdir(parents=True, exist_ok=True)
     supervisor = Supervisor(
@@ -61,7 +68,8 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
             slots=config.slots or 0,
             work_dir=work_dir,
             worker_memory_limit_bytes=config.worker_memory_limit_bytes,
-            secret=config.security.secret,
+            security=config.security,
+            data_address=data_address,
         ),
         SystemClock(),
         log_to_stderr,
@@ -97,6 +105,18 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError, PenstockError):
                 await task
+
+
+def _data_address(config: TaskManagerConfig) -> str:
+    """Return where workers listen for other hosts, once it is a name and may be listened at."""
+    host, bind = config.data_host, config.data_bind or config.data_host
+    if not host and not bind:
+        return ""
+    if not _HOST.fullmatch(host) or not _HOST.fullmatch(bind):
+        msg = f"{host or bind!r} is no host"
+        raise UsageError(msg, hint="--data-host takes a name or an address that the other hosts reach, without a port")
+    check_data_port(config.security, bind)
+    return f"tcp:{bind}:0={host}"
 
 
 async def _serve(config: TaskManagerConfig, supervisor: Supervisor, link: TaskManagerLink) -> None:

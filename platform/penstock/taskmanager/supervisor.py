@@ -19,9 +19,10 @@ from typing import Protocol
 
 import msgspec
 
+from penstock.config.security import UNPROTECTED, Security
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
-from penstock.core.secrets import NO_SECRET, Secret, redact
+from penstock.core.secrets import redact
 from penstock.metrics.threads import thread_dump
 from penstock.rpc.messages import (
     FetchLog,
@@ -83,8 +84,10 @@ class SupervisorConfig:
     #: Memory at which a worker is killed, without pages of mapped files; None: twice its managed memory and
     #: UNMANAGED_ALLOWANCE_BYTES.
     worker_memory_limit_bytes: int | None = None
-    #: Of the cluster; its workers get keys made of it.
-    secret: Secret = NO_SECRET
+    #: Of the cluster; its workers get keys made of it, and its certificate.
+    security: Security = UNPROTECTED
+    #: `tcp:<address>:0=<host>`: where its workers listen for those of other hosts; empty: they do not.
+    data_address: str = ""
 
 
 class Supervisor:
@@ -279,6 +282,7 @@ class Supervisor:
             self._start_failed(command.worker_id, str(error))
             return
         state_dir = self._config.work_dir / "state" / command.worker_id
+        tls = self._config.security.cluster
         spec = WorkerSpec(
             worker_id=command.worker_id,
             job_id=command.job_id,
@@ -287,9 +291,10 @@ class Supervisor:
             managed_memory_bytes=command.managed_memory_bytes,
             lease_ms=self._registered.worker_lease_ms,
             log_path=str(self._logs.path_of(command.worker_id)),
-            socket_dir=str(self._socket_dir),
+            listen=",".join(filter(None, (self._config.data_address, f"unix:{self._socket_dir}"))),
             state_dir=str(state_dir),
-            key=workers_key(self._config.secret, command.job_id),
+            key=workers_key(self._config.security.secret, command.job_id),
+            certificates=() if tls is None else (str(tls.certificate), str(tls.key), str(tls.ca)),
         )
         worker = WorkerProcess(spec, self._relay, self._worker_ended)
         self._workers[command.worker_id] = worker

@@ -24,12 +24,14 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     #: Full lease, which begins when the worker says that it is ready.
     lease_ms: int
     log_path: str
-    #: Short folder for the network's unix socket.
-    socket_dir: str
+    #: Where its network listens (`network.addresses.listeners`): a short folder, with it a TCP address or not.
+    listen: str
     #: Folder of this worker alone, for spilled state; removed by the supervisor when the worker is gone.
     state_dir: str
     #: What workers of this job prove to each other; never an argument of a process.
     key: bytes = b""
+    #: The cluster's certificate, its key and CA, for connections to other hosts; empty: without TLS.
+    certificates: tuple[str, ...] = ()
     #: Put in front of `sys.path`: installed requirements, then the job's own folders.
     import_path: tuple[str, ...] = ()
 

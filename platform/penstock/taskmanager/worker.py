@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
+from penstock.config.security import Tls
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 from penstock.metrics.threads import thread_dump
@@ -138,13 +139,15 @@ def _start_runtime(
 ) -> tuple[TaskRuntime, StackSampler, str]:
     # Imported here: the supervisor imports this module's neighbours and must not load the data path.
     from penstock.network.connection import WorkerNetwork
+    from penstock.network.greeting import Trust
     from penstock.task.environment import TaskEnvironment
     from penstock.task.runtime import TaskRuntime
     from penstock.task.sampler import StackSampler
     from penstock.task.threads import ParallelReads, ThreadBackground, ThreadDriver
 
-    listen = f"unix:{spec.socket_dir}"
-    network = WorkerNetwork(spec.worker_id, listen, clock, on_connection_lost=_log_lost_connection, key=spec.key)
+    tls = Tls(*map(Path, spec.certificates)) if spec.certificates else None
+    trust = Trust(spec.key, tls)
+    network = WorkerNetwork(spec.worker_id, spec.listen, clock, on_connection_lost=_log_lost_connection, trust=trust)
     environment = TaskEnvironment(
         worker_id=spec.worker_id,
         clock=clock,

@@ -3,7 +3,15 @@
 import pytest
 
 from penstock.cli import serve
-from penstock.config.security import Security, Tls, TokenEntry, check_listening, load_security, token_digest
+from penstock.config.security import (
+    Security,
+    Tls,
+    TokenEntry,
+    check_data_port,
+    check_listening,
+    load_security,
+    token_digest,
+)
 from penstock.core import secrets
 from penstock.core.errors import UsageError
 from penstock.core.secrets import Secret
@@ -89,6 +97,15 @@ def test_a_folder_that_is_not_there():
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost"])
 def test_loopback_needs_nothing(host):
     check_listening(Security(), host)
+
+
+@pytest.mark.parametrize("host", ["::", "10.0.0.7", "node7"])
+def test_workers_listen_for_other_hosts_with_certificates_alone(host):
+    check_data_port(WHOLE, host)
+    check_data_port(Security(insecure=True), host)
+    check_data_port(Security(), "127.0.0.2")
+    with pytest.raises(UsageError, match=r"without TLS between the processes .*--insecure"):
+        check_data_port(Security(secret=Secret("s")), host)
 
 
 @pytest.mark.parametrize("host", ["::", "10.0.0.7", "node7", "localhost.example"])

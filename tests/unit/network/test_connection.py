@@ -20,8 +20,8 @@ from penstock.network import connection
 from penstock.network.addresses import Listener
 from penstock.network.connection import WorkerNetwork
 from penstock.network.data_plane import ConnectionLostError
-from penstock.network.frame import FrameDecoder, FrameKind, Hello, encode_message
-from penstock.network.greeting import Greeter
+from penstock.network.frame import FrameDecoder, FrameKind, Hello, decode_hello, encode_message
+from penstock.network.greeting import NONCE_BYTES, Greeting, Trust
 
 DEADLINE = 20
 KEY = b"k" * 32
@@ -62,13 +62,17 @@ def listen(request, tmp_path):
 
 
 @pytest.fixture
-def planes(listen, net):
+def planes(listen):
     with contextlib.ExitStack() as stack:
         found = {}
         for worker in "ab":
             lost = []
             plane = WorkerNetwork(
-                worker, listen, SystemClock(), on_connection_lost=lambda p, r, lost=lost: lost.append((p, r)), key=KEY
+                worker,
+                listen,
+                SystemClock(),
+                on_connection_lost=lambda p, r, lost=lost: lost.append((p, r)),
+                trust=Trust(KEY),
             )
             plane.lost = lost
             stack.callback(plane.close)
@@ -180,8 +184,7 @@ def test_a_worker_that_does_not_dial_is_a_lost_connection(net, planes, monkeypat
         waits.poll()
 
 
-def greet_falsely(endpoint, hello):
-    """Connect as somebody and return what is answered until the connection ends."""
+def connect(endpoint):
     kind, _, rest = endpoint.partition(":")
     if kind == "unix":
         sock = socket.socket(socket.AF_UNIX)
@@ -189,32 +192,54 @@ def greet_falsely(endpoint, hello):
     else:
         host, _, port = rest.rpartition(":")
         sock = socket.create_connection((host, int(port)))
-    with sock:
-        sock.settimeout(DEADLINE)
-        sock.sendall(encode_message(FrameKind.HELLO, payload=msgspec.msgpack.encode(hello)))
-        decoder, messages = FrameDecoder(), []
-        while data := sock.recv(1000):
-            messages += decoder.feed(data)
-    return messages
+    sock.settimeout(DEADLINE)
+    return sock
+
+
+def heard(sock):
+    """The next messages, none at the end of the connection."""
+    decoder = FrameDecoder()
+    while data := sock.recv(1000):
+        if messages := decoder.feed(data):
+            return messages
+    return []
+
+
+def hello_frame(hello):
+    return encode_message(FrameKind.HELLO, payload=msgspec.msgpack.encode(hello))
 
 
 def test_another_version_of_the_protocol_is_told_why_it_is_refused(planes):
-    messages = greet_falsely(planes["a"].endpoint, Hello("old", version=99))
-    assert [m.kind for m in messages] == [FrameKind.RESET]
-    assert b"version 99" in bytes(messages[0].payload)
+    with connect(planes["a"].endpoint) as sock:
+        sock.sendall(hello_frame(Hello("old", version=99)))
+        (refused,) = heard(sock)
+        assert refused.kind is FrameKind.RESET
+        assert b"version 99" in bytes(refused.payload)
+        assert heard(sock) == []
 
 
-@pytest.mark.parametrize(
-    "hello",
-    [
-        Hello("b"),
-        Hello("b", proof=b"x" * 32),
-        Greeter("b", b"of another job").hello("a"),
-        Greeter("b", KEY).hello("c"),  # what "b" has shown to another worker
-        Hello("b", proof=Greeter("c", KEY).hello("a").proof),  # that of another worker
-    ],
-)
-def test_a_forged_worker_is_refused_and_disturbs_nobody(net, planes, hello):
+def stranger_of_another_job(own, answer):
+    """A worker with another key does not believe the answer; let it prove all the same."""
+    forger = Greeting("b", b"of another job", bytes(NONCE_BYTES), "a")
+    forger._theirs = answer.nonce
+    return Hello("b", proof=forger._proof(ours=True))
+
+
+def sends_back(own, answer):
+    return Hello("b", proof=answer.proof)
+
+
+def without_proof(own, answer):
+    return Hello("b")
+
+
+def another_worker(own, answer):
+    """With the key, but for another name than the one it came with."""
+    return Hello("c", proof=Greeting("c", KEY, bytes(NONCE_BYTES), "a")._proof(ours=True))
+
+
+@pytest.mark.parametrize("forge", [stranger_of_another_job, sends_back, without_proof, another_worker])
+def test_a_forged_worker_is_refused_and_disturbs_nobody(net, planes, forge):
     job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
     reader = Reader()
     output, gate = job.outputs(0, "b", ["a"]), job.gate(0, "a", ["b"], reader.data.set)
@@ -222,13 +247,76 @@ def test_a_forged_worker_is_refused_and_disturbs_nobody(net, planes, hello):
     output.batch(Batch(net.rows(10)))
     output.flush()
     assert reader.data.wait(DEADLINE)
-    (refused,) = greet_falsely(planes["a"].endpoint, hello)
-    assert refused.kind is FrameKind.RESET
-    assert b"without proof" in bytes(refused.payload)
+    with connect(planes["a"].endpoint) as sock:
+        opening = Greeting("b", KEY, bytes(NONCE_BYTES), "a").opening()
+        sock.sendall(opening)
+        (answer,) = heard(sock)
+        sock.sendall(hello_frame(forge(opening, decode_hello(answer))))
+        (refused,) = heard(sock)
+        assert refused.kind is FrameKind.RESET
+        assert heard(sock) == []
     output.batch(Batch(net.rows(10, first=10)))
     output.end()
     assert net.keys_of(reader.read(gate)) == list(range(20))
     assert planes["a"].lost == planes["b"].lost == []
+
+
+def test_a_greeting_that_was_listened_to_is_of_no_use_a_second_time(planes):
+    """What a worker with the key has said once is said again to the same worker."""
+    said = []
+    with connect(planes["a"].endpoint) as sock:
+        worker = Greeting("b", KEY, bytes(NONCE_BYTES), "a")
+        said.append(worker.opening())
+        sock.sendall(said[0])
+        (answer,) = heard(sock)
+        said.append(worker.take(answer))
+        assert worker.done
+        sock.sendall(said[1])
+        sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):  # it is let in: the connection stays
+            sock.recv(1)
+    with connect(planes["a"].endpoint) as sock:
+        sock.sendall(said[0])
+        (answer,) = heard(sock)
+        sock.sendall(said[1])
+        (refused,) = heard(sock)
+        assert b"without proof" in bytes(refused.payload)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + bytes(48), encode_message(FrameKind.CREDIT, backlog=1), bytes(40)],
+)
+def test_who_does_not_say_who_it_is_is_hung_up_on(planes, sent, monkeypatch):
+    monkeypatch.setattr(connection, "GREETING_DEADLINE_MS", 300)
+    with connect(planes["a"].endpoint) as sock:
+        sock.sendall(sent)
+        with contextlib.suppress(ConnectionResetError):
+            assert heard(sock) == []
+    assert planes["a"].lost == []
+
+
+def test_a_message_that_would_take_memory_is_refused_before_the_proof(planes):
+    head = bytearray(encode_message(FrameKind.HELLO, payload=b"x" * 100))
+    head[28:32] = (1 << 30).to_bytes(4, "little")  # of a gigabyte in all
+    with connect(planes["a"].endpoint) as sock:
+        sock.sendall(head)
+        with contextlib.suppress(ConnectionResetError):
+            assert heard(sock) == []
+
+
+def test_strangers_in_any_number_do_not_keep_a_worker_out(net, planes, monkeypatch):
+    monkeypatch.setattr(connection, "MAX_STRANGERS", 8)
+    with contextlib.ExitStack() as stack:
+        idle = [stack.enter_context(connect(planes["b"].endpoint)) for _ in range(40)]
+        job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
+        reader = Reader()
+        output, gate = job.outputs(0, "a", ["b"]), job.gate(0, "b", ["a"], reader.data.set)
+        job.start()
+        output.batch(Batch(net.rows(10)))
+        output.end()
+        assert net.keys_of(reader.read(gate)) == list(range(10))
+        assert heard(idle[0]) == [], "the oldest has gone"
 
 
 def test_a_long_folder_falls_back_to_a_short_one(tmp_path):

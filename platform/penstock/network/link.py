@@ -1,0 +1,146 @@
+"""One socket between two workers: bytes in through a decoder, frames out of a queue, plain or by TLS; never blocks.
+
+Used by `connection`, in its thread. Between hosts, of a cluster with certificates, both ends show the cluster's.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections import deque
+from typing import TYPE_CHECKING
+
+from penstock.config.security import INTERNAL_NAME, Tls
+from penstock.core.errors import UsageError
+from penstock.network.frame import MESSAGE_LIMIT, FrameDecoder, FrameError
+from penstock.network.greeting import MESSAGE_BYTES, Greeting
+
+if TYPE_CHECKING:
+    from penstock.network.session import Session
+
+_SEND_BUFFERS = 64
+
+
+class Certificates:
+    """The cluster's certificate, for either end of a connection."""
+
+    def __init__(self, tls: Tls) -> None:
+        """Read the files.
+
+        Raises:
+            UsageError: one cannot be read, or is no certificate.
+        """
+        self._server = _context(ssl.PROTOCOL_TLS_SERVER, tls)
+        self._client = _context(ssl.PROTOCOL_TLS_CLIENT, tls)
+
+    def wrap(self, sock: socket.socket, *, dialled: bool) -> ssl.SSLSocket:
+        """Return the connected socket as one that will shake hands; the given one is used up."""
+        if dialled:
+            return self._server.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        # the certificate is of the cluster, not of a host: this name must be in it wherever it was dialled
+        return self._client.wrap_socket(sock, server_hostname=INTERNAL_NAME, do_handshake_on_connect=False)
+
+
+class Link:
+    """One socket, not blocking."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        greeting: Greeting,
+        session: Session | None = None,
+        certificates: Certificates | None = None,
+    ) -> None:
+        """`session`: of the worker that was dialled; None until an accepted socket has proved who it is.
+
+        With `certificates` what leaves the host's own file system goes by TLS.
+        """
+        self.sock = sock
+        self.greeting = greeting
+        self.session = session
+        self.decoder = FrameDecoder(MESSAGE_BYTES)
+        self.unsent: deque[memoryview] = deque()
+        self.connecting = False
+        self.wants_write = False
+        #: Nothing can be sent before something has come: a handshake.
+        self.waits_for_peer = False
+        self._certificates = None if sock.family == socket.AF_UNIX else certificates
+        self._dialled = session is None
+        self._tls: ssl.SSLSocket | None = None
+        self._shaken = False
+
+    def trust(self) -> None:
+        """Take messages of any size: it is a worker of the job."""
+        self.decoder.message_limit = MESSAGE_LIMIT
+
+    @property
+    def pending(self) -> bool:
+        """Whether bytes were decrypted and not taken yet: no selector tells of them."""
+        return self._tls is not None and self._tls.pending() > 0
+
+    def receive(self) -> int | None:
+        """Put bytes into the decoder's buffers; return how many, 0 at the end, None when there are none now.
+
+        Raises:
+            OSError: the connection is broken, or the other end's certificate is not the cluster's.
+        """
+        try:
+            if self._certificates is None:
+                return self.sock.recvmsg_into(self.decoder.buffers())[0]
+            return self._shaken_hands(self._certificates).recv_into(self.decoder.buffers()[0])
+        except (BlockingIOError, InterruptedError, ssl.SSLWantReadError):
+            return None
+
+    def send(self) -> bool:
+        """Send of `unsent` what goes; False when no more can be sent now.
+
+        Raises:
+            OSError: as for `receive`.
+        """
+        try:
+            if self._certificates is None:
+                buffers = [self.unsent[index] for index in range(min(len(self.unsent), _SEND_BUFFERS))]
+                sent = self.sock.sendmsg(buffers)
+            else:
+                sent = self._shaken_hands(self._certificates).send(self.unsent[0])
+        except ssl.SSLWantReadError:
+            self.waits_for_peer = True
+            return False
+        except (BlockingIOError, InterruptedError, ssl.SSLWantWriteError):
+            return False
+        self._take_off(sent)
+        return True
+
+    def _take_off(self, sent: int) -> None:
+        while sent:
+            first = self.unsent[0]
+            if sent < len(first):
+                self.unsent[0] = first[sent:]
+                return
+            sent -= len(first)
+            self.unsent.popleft()
+
+    def _shaken_hands(self, certificates: Certificates) -> ssl.SSLSocket:
+        """Go on with the handshake; behind it, let in only the cluster's own certificate, not any of its CA."""
+        if self._tls is None:
+            self.sock = self._tls = certificates.wrap(self.sock, dialled=self._dialled)
+        if not self._shaken:
+            self._tls.do_handshake()
+            names = (self._tls.getpeercert() or {}).get("subjectAltName", ())
+            if ("DNS", INTERNAL_NAME) not in names:
+                raise FrameError("its certificate is not the cluster's", hint="give it the cluster's cluster.pem")
+            self._shaken = True
+        return self._tls
+
+
+def _context(protocol: int, tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        context.load_verify_locations(tls.ca)
+    except OSError as error:
+        msg = f"the cluster's certificate {tls.certificate} cannot be used: {error}"
+        raise UsageError(msg, hint="`penstock cluster certs DIR` makes the cluster's certificates") from error
+    return context
