@@ -18,6 +18,8 @@ from penstock.cli.certs import certs
 from penstock.cli.options import (
     InsecureOption,
     JsonOption,
+    LogFormatOption,
+    OtlpOption,
     SecurityOption,
     cluster_file,
     connect,
@@ -25,6 +27,7 @@ from penstock.cli.options import (
     print_json,
     say,
 )
+from penstock.cli.serve import LOG_VARIABLE, OTLP_VARIABLE
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.clock import SystemClock
@@ -46,6 +49,8 @@ def start(
     host: Annotated[str, typer.Option(help="Address REST listens on.")] = "127.0.0.1",
     security: SecurityOption = "",
     insecure: InsecureOption = False,
+    otlp_endpoint: OtlpOption = "",
+    log_format: LogFormatOption = "",
     json: JsonOption = False,
 ) -> None:
     """Start a cluster in the background and print its address."""
@@ -58,7 +63,9 @@ def start(
     log = home() / "cluster.log"
     arguments = ["cluster", "serve", "--taskmanagers", str(taskmanagers), "--slots", str(slots)]
     arguments += ["--rest-port", str(rest_port), "--host", host, *(["--insecure"] if insecure else [])]
-    environment = {**os.environ, **({FOLDER_VARIABLE: str(Path(security).absolute())} if security else {})}
+    folder = str(Path(security).absolute()) if security else ""
+    told = {FOLDER_VARIABLE: folder, OTLP_VARIABLE: otlp_endpoint, LOG_VARIABLE: log_format}
+    environment = {**os.environ, **{name: value for name, value in told.items() if value}}
     with log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, "-m", "penstock.cli.main", *arguments],

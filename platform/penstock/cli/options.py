@@ -26,6 +26,15 @@ SecurityOption = Annotated[
 InsecureOption = Annotated[
     bool, typer.Option("--insecure", help="Listen where others reach the cluster without TLS and tokens.")
 ]
+OtlpOption = Annotated[
+    str,
+    typer.Option(
+        help="URL of a collector for spans (OTLP over HTTP); default: $PENSTOCK_OTLP_ENDPOINT.", show_default=False
+    ),
+]
+LogFormatOption = Annotated[
+    str, typer.Option(help="Lines of logs: text or json; default: $PENSTOCK_LOG_FORMAT.", show_default=False)
+]
 
 
 def home() -> Path:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli import serve
-from penstock.cli.options import InsecureOption, SecurityOption
+from penstock.cli.options import InsecureOption, LogFormatOption, OtlpOption, SecurityOption
 
 ReadyFile = Annotated[Path | None, typer.Option(help="Written (atomically) once the process is ready.", hidden=True)]
 
@@ -22,12 +22,15 @@ def jobmanager(
     rpc_port: Annotated[int, typer.Option(help="Port for TaskManagers; 0 picks a free one.")] = 6123,
     security: SecurityOption = "",
     insecure: InsecureOption = False,
+    otlp_endpoint: OtlpOption = "",
+    log_format: LogFormatOption = "",
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a JobManager until it is told to stop."""
     options = {"ha-root": ha_root, "host": host, "rest-port": str(rest_port), "rpc-port": str(rpc_port)}
     protection = {"security": security, "insecure": str(insecure).lower()}
-    sys.exit(serve.jobmanager({**options, **protection, "ready-file": str(ready_file or "")}))
+    told = {"otlp-endpoint": otlp_endpoint, "log-format": log_format}
+    sys.exit(serve.jobmanager({**options, **protection, **told, "ready-file": str(ready_file or "")}))
 
 
 def taskmanager(
@@ -41,11 +44,12 @@ def taskmanager(
     security: SecurityOption = "",
     insecure: InsecureOption = False,
     metrics_port: Annotated[int, typer.Option(help="Port of /metrics on loopback; 0 picks a free one.")] = 0,
+    log_format: LogFormatOption = "",
     ready_file: ReadyFile = None,
 ) -> None:
     """Run a TaskManager until it is told to stop."""
     options = {"jobmanager": jobmanager_address, "slots": str(slots), "work-dir": str(work_dir), "id": identity}
     options |= {"data-host": data_host, "data-bind": data_bind}
     options |= {"security": security, "insecure": str(insecure).lower()}
-    options["metrics-port"] = str(metrics_port)
+    options["metrics-port"], options["log-format"] = str(metrics_port), log_format
     sys.exit(serve.taskmanager({**options, "ready-file": str(ready_file or "")}))

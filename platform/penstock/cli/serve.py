@@ -12,9 +12,10 @@ import signal
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from penstock.core.errors import PenstockError
+from penstock.core.errors import PenstockError, UsageError
+from penstock.core.logs import configure_logs
 from penstock.core.secrets import redact
 
 if TYPE_CHECKING:
@@ -28,6 +29,8 @@ JOBMANAGER_DEFAULTS = {
     "rpc-port": "6123",
     "security": "",
     "insecure": "false",
+    "otlp-endpoint": "",
+    "log-format": "",
 }
 TASKMANAGER_DEFAULTS = {
     "jobmanager": "",
@@ -39,7 +42,11 @@ TASKMANAGER_DEFAULTS = {
     "metrics-port": "0",
     "data-host": "",
     "data-bind": "",
+    "log-format": "",
 }
+#: What an option is where it is not given, so that it reaches processes that others start.
+OTLP_VARIABLE = "PENSTOCK_OTLP_ENDPOINT"
+LOG_VARIABLE = "PENSTOCK_LOG_FORMAT"
 
 
 def jobmanager(options: dict[str, str]) -> int:
@@ -55,7 +62,10 @@ def jobmanager(options: dict[str, str]) -> int:
         rest_port=int(given["rest-port"]),
         rpc_host=given["host"],
         rpc_port=int(given["rpc-port"]),
+        otlp_endpoint=given["otlp-endpoint"] or os.environ.get(OTLP_VARIABLE, ""),
+        log_format=_log_format(given["log-format"]),
     )
+    configure_logs(settings.log_format, process="jobmanager")
     security = _security(given["security"], insecure=given["insecure"] == "true")
     config = JobManagerConfig(ha_uri=given["ha-root"], settings=settings, security=security)
     return run_jobmanager_process(config, lambda text: _announce(given.get("ready-file", ""), text))
@@ -67,9 +77,12 @@ def taskmanager(options: dict[str, str]) -> int:
     from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
 
     given = {**TASKMANAGER_DEFAULTS, **options}
+    identity, log_format = given["id"] or f"{os.uname().nodename}-{os.getpid()}", _log_format(given["log-format"])
+    configure_logs(log_format, process="taskmanager", taskmanager=identity)
     config = TaskManagerConfig(
         jobmanager_address=given["jobmanager"],
-        taskmanager_id=given["id"] or f"{os.uname().nodename}-{os.getpid()}",
+        taskmanager_id=identity,
+        log_format=log_format,
         slots=int(given["slots"]) or None,
         work_dir=Path(given["work-dir"]),
         security=_security(given["security"], insecure=given["insecure"] == "true"),
@@ -93,6 +106,13 @@ def _security(folder: str, *, insecure: bool = False) -> Security:
     if security.secret:
         remember(security.secret.reveal())
     return security
+
+
+def _log_format(option: str) -> Literal["text", "json"]:
+    name = option or os.environ.get(LOG_VARIABLE, "") or "text"
+    if name not in ("text", "json"):
+        raise UsageError(f"log format {name!r} is not known", hint="use text or json")
+    return "json" if name == "json" else "text"
 
 
 def _announce(ready_file: str, text: str) -> None:

@@ -89,6 +89,10 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     rest_port: int = 0
     rpc_host: str = "127.0.0.1"
     rpc_port: int = 0
+    #: URL of a collector that takes spans by OTLP over HTTP; empty: none are made.
+    otlp_endpoint: str = ""
+    #: Lines of the processes' logs.
+    log_format: Literal["text", "json"] = "text"
 
 
 def parse_duration_ms(value: str | float, what: str = "duration") -> int:

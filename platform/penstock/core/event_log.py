@@ -49,6 +49,11 @@ class EventLog:
         """Return the entries, oldest first."""
         return tuple(entry for _, entry in heapq.merge(self._decisions, self._routine, key=lambda pair: pair[0]))
 
+    def since(self, decided: int) -> tuple[Entry, ...]:
+        """Return what is no routine and has come since there were `decided` of such."""
+        count = min(self.decided - decided, len(self._decisions))
+        return tuple(entry for _, entry in list(self._decisions)[len(self._decisions) - count :])
+
     def tail(self, count: int = 20) -> str:
         """Return the last `count` entries as text, for an error message."""
         return "\n".join(f"{e.at_ms} {e.kind}: {e.text}" for e in self.entries()[-count:])

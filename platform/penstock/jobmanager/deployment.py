@@ -132,6 +132,11 @@ class Deployment:
         return self._needed
 
     @property
+    def fenced(self) -> bool:
+        """Whether output that is owed from before was asked about."""
+        return bool(self._resolver)
+
+    @property
     def finishing(self) -> bool:
         """Whether nothing is deployed: the last cut is durable, only its publication is left."""
         return self.recovered is not None and self.recovered.plan.finishing

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.checkpoint.job_lease import LeaseHolder
-from penstock.checkpoint.job_records import JobRecord, write_record
+from penstock.checkpoint.job_records import write_record
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
 from penstock.core.errors import LeadershipLostError, PenstockError, UsageError
 from penstock.core.rand import Rand
-from penstock.graph.job_graph import JobGraph, encode_graph
+from penstock.graph.job_graph import JobGraph
 from penstock.graph.rescale import RescaleTo
 from penstock.graph.submitted import read_submitted
 from penstock.jobmanager import enumerators, job_views
@@ -36,7 +36,8 @@ from penstock.jobmanager.job_master import JobMaster
 from penstock.jobmanager.job_store import JobStore, savepoint_uri
 from penstock.jobmanager.known_jobs import KnownJob, find_job, refuse_running
 from penstock.jobmanager.operations import Operations
-from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs, start_of
+from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs, start_of, submitted_record
+from penstock.jobmanager.spans import SpanSink
 from penstock.jobmanager.stories import Stories
 from penstock.jobmanager.submit_options import DEFAULT_OPTIONS, SubmitOptions
 from penstock.jobmanager.taskmanagers import TaskManagers
@@ -72,6 +73,7 @@ class DispatcherParts:
     #: Shown in the cluster's view.
     rpc_address: Callable[[], str]
     jobmanager_id: str
+    spans: SpanSink | None = None
 
 
 class Dispatcher:
@@ -249,6 +251,7 @@ class Dispatcher:
             taskmanagers=len(parts.taskmanagers.views()),
             slots=parts.taskmanagers.pool.total,
             free_slots=parts.taskmanagers.pool.free,
+            spans=parts.spans.counts if parts.spans is not None else (0, 0),
             jobs=self.jobs(),
         )
 
@@ -278,16 +281,8 @@ class Dispatcher:
 
     async def _begin(self, graph: JobGraph, options: SubmitOptions) -> str:
         parts = self._parts
-        record = JobRecord(
-            job_id=parts.rand.token(32),
-            name=graph.name,
-            run_id=parts.rand.token(16),
-            token=options.token,
-            submitted_ms=parts.clock.now_ms(),
-            graph=encode_graph(graph),
-            options={k: v for k, v in msgspec.to_builtins(options).items() if k != "token"},
-            generation=parts.generation,
-        )
+        ids = parts.rand.token(32), parts.rand.token(16)
+        record = submitted_record(graph, options, ids, parts.clock.now_ms(), parts.generation)
         job = KnownJob(record, graph)
         driver = self._driver(job)
         try:
@@ -333,7 +328,7 @@ class Dispatcher:
     def _driver(self, job: KnownJob) -> JobDriver:
         parts = self._parts
         store = JobStore(job.graph, start_of(job.record), parts.holder, parts.clock, parts.rand)
-        driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand)
+        driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand, parts.spans)
         return JobDriver(job.record, job.graph, driver_parts, self._hooks)
 
     def _on_ended(self, driver: JobDriver, state: str, error: str) -> None:

@@ -131,6 +131,11 @@ class CheckpointHistory:
         if self.latest_id is None:
             self.latest_id = checkpoint_id
 
+    def ended(self, count: int) -> tuple[CheckpointView, ...]:
+        """Return the last `count` that are complete or failed, oldest first."""
+        over = [record for record in self._records if record.status != "IN_PROGRESS"]
+        return tuple(record.view() for record in over[len(over) - min(count, len(over)) :])
+
     def view(self, pending: tuple[int, int, int]) -> CheckpointsView:
         """Return it as it is shown; `pending` is count, rows and bytes of output not yet known published."""
         return CheckpointsView(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from penstock.checkpoint.job_records import JobRecord
@@ -27,6 +28,8 @@ from penstock.jobmanager.job_master import JobMaster
 from penstock.jobmanager.job_store import JobStore
 from penstock.jobmanager.recorded_jobs import start_of
 from penstock.jobmanager.recover import JobIdentity
+from penstock.jobmanager.span_builder import SpanBuilder
+from penstock.jobmanager.spans import SpanSink, parse_traceparent
 from penstock.jobmanager.taskmanagers import TaskManagers
 
 _MIN_WAIT_MS = 5
@@ -58,6 +61,7 @@ class DriverParts:
     store: JobStore
     clock: Clock
     rand: Rand
+    spans: SpanSink | None = None
 
 
 class JobDriver:
@@ -80,6 +84,8 @@ class JobDriver:
         self._timer: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._where: dict[str, str] = {}
+        parent = parse_traceparent(str(record.options.get("traceparent", "")))
+        self._spans = SpanBuilder((record.job_id, record.name), record.submitted_ms, parent)
         self._loop = asyncio.get_running_loop()
 
     async def acquire(self) -> int:
@@ -113,8 +119,11 @@ class JobDriver:
         self._handling = True
         try:
             while self._events and not self._closed:
-                for command in self.master.handle(self._events.popleft(), self._parts.clock.now_ms()):
+                event, now_ms = self._events.popleft(), self._parts.clock.now_ms()
+                commands = self.master.handle(event, now_ms)
+                for command in commands:
                     self._execute(command)
+                self._observe(event, commands, now_ms)
             self._hooks.handled(self, self.master)
         except Exception as error:  # noqa: BLE001 - a fault of ours: the process ends, its successor recovers the job
             self._fault(error)
@@ -137,6 +146,16 @@ class JobDriver:
         if release:
             await self._in_thread(self._parts.store.release)
         self._thread.shutdown(wait=False)
+
+    def _observe(self, event: ev.Event, commands: list[cmd.Command], now_ms: int) -> None:
+        """Make spans of it; no job fails of that."""
+        if self._parts.spans is None or self.master is None:
+            return
+        try:
+            self._parts.spans.put(self._spans.observe(event, commands, self.master, now_ms))
+        except Exception:
+            logging.getLogger(__name__).exception("no spans of job %s from here on", self.record.job_id)
+            self._parts = replace(self._parts, spans=None)
 
     # --- commands --------------------------------------------------------------------------------------------------
 

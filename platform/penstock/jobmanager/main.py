@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import sys
 import traceback
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.job_lease import this_process
 from penstock.checkpoint.job_records import LeaderRecord, become_leader, check_leading, cluster_id
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import LeadershipLostError, PenstockError
+from penstock.core.errors import LeadershipLostError, PenstockError, UsageError
+from penstock.core.logs import say
 from penstock.core.rand import Rand, SystemRand
-from penstock.core.secrets import redact
 from penstock.jobmanager.config import JobManagerConfig
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
 from penstock.jobmanager.taskmanagers import TaskManagers
 from penstock.rpc.server import RpcServer
+
+if TYPE_CHECKING:
+    from penstock.jobmanager.otlp import OtlpSpans
 
 _LEADER_CHECK_MS = 2_000
 EXIT_LEADERSHIP_LOST = 3
@@ -43,6 +46,7 @@ class JobManager:
         self._server: RpcServer | None = None
         self._managers: TaskManagers | None = None
         self._dispatcher: Dispatcher | None = None
+        self._spans: OtlpSpans | None = None
         self.generation = 0
 
     @property
@@ -62,6 +66,8 @@ class JobManager:
         Raises:
             PenstockError: the HA store cannot be used, or the port is taken.
         """
+        if self._config.settings.otlp_endpoint:
+            self._spans = await asyncio.to_thread(_open_spans, self._config.settings.otlp_endpoint)
         store = open_store(self._config.ha_uri)
         holder_id = await asyncio.to_thread(cluster_id, store, self._rand)
         jobmanager_id = self._rand.token()
@@ -81,6 +87,7 @@ class JobManager:
                 fault=self.fail,
                 rpc_address=lambda: self.rpc_address,
                 jobmanager_id=jobmanager_id,
+                spans=self._spans,
             )
         )
         security = self._config.security
@@ -120,6 +127,8 @@ class JobManager:
             self._watch.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watch
+        if self._spans is not None:
+            await asyncio.to_thread(self._spans.close)
 
     async def _run(self, managers: TaskManagers) -> None:
         """Look for dead TaskManagers often, and now and then for a newer leader."""
@@ -140,10 +149,17 @@ class JobManager:
             checked_ms = self._clock.monotonic_ms()
 
 
+def _open_spans(endpoint: str) -> OtlpSpans:
+    try:
+        from penstock.jobmanager.otlp import OtlpSpans
+    except ImportError as error:
+        raise UsageError(f"spans cannot be sent: {error}", hint="pip install 'penstock[otlp]'") from error
+    return OtlpSpans(endpoint)
+
+
 def _log(text: str) -> None:
     """Write a line to the process's log."""
-    sys.stderr.write(f"penstock: {redact(text)}\n")
-    sys.stderr.flush()
+    say("penstock.jobmanager", text, "penstock: ")
 
 
 async def run_jobmanager(config: JobManagerConfig, ready: Callable[[JobManager], Awaitable[None]]) -> int:

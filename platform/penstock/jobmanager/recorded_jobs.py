@@ -14,6 +14,7 @@ from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
 from penstock.jobmanager.commands import RecordRescale, RecordUpgrade
 from penstock.jobmanager.job_store import StartFrom
+from penstock.jobmanager.submit_options import SubmitOptions
 
 #: Ended jobs that are remembered. The token of a forgotten one starts a new job.
 REMEMBERED = 1000
@@ -57,6 +58,22 @@ def start_of(record: JobRecord) -> StartFrom:
     except msgspec.MsgspecError as error:
         msg = f"the options of job {record.name!r} in jobs/{record.job_id}.json cannot be read: {error}"
         raise StorageError(msg, hint="is it of another version? move it away to start without that job") from error
+
+
+def submitted_record(
+    graph: JobGraph, options: SubmitOptions, ids: tuple[str, str], now_ms: int, generation: int
+) -> JobRecord:
+    """Return the record of a job that begins; `ids`: the job's and its first run's."""
+    return JobRecord(
+        job_id=ids[0],
+        name=graph.name,
+        run_id=ids[1],
+        token=options.token,
+        submitted_ms=now_ms,
+        graph=encode_graph(graph),
+        options={k: v for k, v in msgspec.to_builtins(options).items() if k != "token"},
+        generation=generation,
+    )
 
 
 def rescaled_record(record: JobRecord, command: RecordRescale, generation: int) -> JobRecord:

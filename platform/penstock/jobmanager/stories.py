@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING
 from penstock.checkpoint.story_records import prune_stories, read_stories, write_story
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import Entry, with_earlier
+from penstock.core.logs import about
 from penstock.jobmanager.views import StoryEntry
 
 if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
     from penstock.jobmanager.job_master import JobMaster
 
+_LOGGER = logging.getLogger("penstock.jobs")
 #: Decisions come in bursts: one write for those of so many seconds.
 _WRITE_AFTER_SECONDS = 0.2
 
@@ -31,24 +33,35 @@ class Stories:
         self._store = store
         #: Generation of each job's master, and how many of its decisions are written down.
         self._written: dict[str, tuple[int, int]] = {}
+        self._logged: dict[str, tuple[int, int]] = {}
         self._due: dict[str, tuple[asyncio.TimerHandle, JobMaster]] = {}
         self._earlier: dict[str, tuple[Entry, ...]] = {}
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
 
     def grew(self, job_id: str, master: JobMaster) -> None:
-        """Write down what was decided, soon."""
+        """Log what was decided, and write it down soon."""
+        generation, decided = _state(master)
+        before, logged = self._logged.get(job_id, (0, 0))
+        if (before, logged) != (generation, decided):
+            self._logged[job_id] = generation, decided
+            for entry in master.story.since(logged if before == generation else 0):
+                _LOGGER.info("%s: %s", entry.kind, entry.text, extra=about(job_id, master.graph.name))
         if job_id in self._due or self._written.get(job_id) == _state(master):
             return
         loop = asyncio.get_running_loop()
         self._due[job_id] = loop.call_later(_WRITE_AFTER_SECONDS, self._begin, job_id, master), master
 
     async def save(self, job_id: str, master: JobMaster | None) -> None:
-        """Write it down now."""
+        """Write it down now; goes on when the caller is cancelled, until `close` has waited for it."""
+        if master is not None:
+            await asyncio.shield(self._begin(job_id, master))
+
+    async def _write(self, job_id: str, master: JobMaster) -> None:
         timer, _ = self._due.pop(job_id, (None, None))
         if timer is not None:
             timer.cancel()
-        if master is None or self._written.get(job_id) == _state(master):
+        if self._written.get(job_id) == _state(master):
             return
         async with self._writing:
             generation, decided = _state(master)
@@ -57,7 +70,7 @@ class Stories:
                 if job_id not in self._written:
                     await asyncio.to_thread(prune_stories, self._store, job_id)
             except PenstockError as error:
-                logging.getLogger(__name__).warning("the story of job %s was not written down: %s", job_id, error)
+                _LOGGER.warning("the story of job %s was not written down: %s", job_id, error)
             # one that was refused is tried again with the next decision
             self._written[job_id] = generation, decided
 
@@ -68,7 +81,7 @@ class Stories:
                 own = 0 if master is None else master.identity.generation
                 self._earlier[job_id] = await asyncio.to_thread(read_stories, self._store, job_id, own)
             except PenstockError as error:
-                logging.getLogger(__name__).warning("the story of job %s could not be read: %s", job_id, error)
+                _LOGGER.warning("the story of job %s could not be read: %s", job_id, error)
         story = () if master is None else master.story.entries()
         log = () if master is None else master.story.earlier
         told = with_earlier(self._earlier.get(job_id, ()), log, story)
@@ -84,10 +97,11 @@ class Stories:
         if self._tasks:
             await asyncio.wait(self._tasks)
 
-    def _begin(self, job_id: str, master: JobMaster) -> None:
-        task = asyncio.get_running_loop().create_task(self.save(job_id, master))
+    def _begin(self, job_id: str, master: JobMaster) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._write(job_id, master))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def _state(master: JobMaster) -> tuple[int, int]:

@@ -20,6 +20,8 @@ class SubmitOptions(msgspec.Struct, frozen=True, kw_only=True):
     accept_duplicates: bool = False
     #: State that may be left behind, by name: `uid` or `uid/state`.
     allow_non_restored_state: tuple[str, ...] = ()
+    #: The span that the submission is part of, as W3C's header says it.
+    traceparent: str = ""
 
 
 DEFAULT_OPTIONS = SubmitOptions()

@@ -269,4 +269,6 @@ class ClusterView(_View, frozen=True, kw_only=True):
     taskmanagers: int
     slots: int
     free_slots: int
+    #: Spans that the collector has taken, and that were dropped.
+    spans: tuple[int, int] = (0, 0)
     jobs: tuple[JobSummary, ...]

@@ -9,6 +9,8 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from penstock.core.logs import settled_context
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -48,7 +50,7 @@ class AsyncRunner:
 
     def start(self, entries: list[Entry]) -> None:
         """Begin with these rows."""
-        self._loop.call_soon_threadsafe(self._begin, entries)
+        self._loop.call_soon_threadsafe(self._begin, entries, context=settled_context())
 
     @property
     def ready(self) -> bool:

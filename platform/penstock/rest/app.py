@@ -186,7 +186,9 @@ def _add_operation_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
 def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
     @router.post("/penstock/submit", status_code=202)
     async def submit(request: Request) -> dict[str, Any]:
-        return await essential.submit(dispatcher, await request.body(), request.query_params)
+        return await essential.submit(
+            dispatcher, await request.body(), request.query_params, request.headers.get("traceparent", "")
+        )
 
     @router.get("/penstock/jobs/{job_id}/summary")
     async def summary(job_id: str) -> dict[str, Any]:

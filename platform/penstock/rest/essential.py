@@ -22,6 +22,7 @@ from penstock.core.errors import (
     UsageError,
 )
 from penstock.core.secrets import redact
+from penstock.jobmanager.spans import parse_traceparent
 from penstock.jobmanager.submit_options import SubmitOptions
 from penstock.rest import flink_json
 from penstock.rest.counts import is_count
@@ -42,8 +43,10 @@ _MAX_WAIT_MS = 30_000
 _WAIT = "/v1/penstock/jobs/ID/wait"
 
 
-async def submit(dispatcher: Dispatcher, graph: bytes, query: Mapping[str, str]) -> dict[str, Any]:
-    """`POST /penstock/submit`: start a job."""
+async def submit(
+    dispatcher: Dispatcher, graph: bytes, query: Mapping[str, str], traceparent: str = ""
+) -> dict[str, Any]:
+    """`POST /penstock/submit`: start a job; `traceparent`: the header of that name."""
     if len(graph) > _MAX_GRAPH_BYTES:
         raise _too_large(len(graph))
     digest = query.get("sha256", "")
@@ -56,6 +59,7 @@ async def submit(dispatcher: Dispatcher, graph: bytes, query: Mapping[str, str])
         claim=query.get("claim", "true") == "true",
         accept_duplicates=query.get("accept-duplicates", "false") == "true",
         allow_non_restored_state=tuple(filter(None, query.get("allow-non-restored-state", "").split(","))),
+        traceparent=traceparent if parse_traceparent(traceparent) is not None else "",
     )
     return {"jobid": await dispatcher.submit(graph, options)}
 
@@ -177,7 +181,9 @@ class Door:
     async def _answer(self, scope: dict[str, Any], receive: Receive) -> tuple[int, dict[str, Any]]:
         path, query = scope["path"], dict(parse_qsl(scope["query_string"].decode()))
         if path == "/v1/penstock/submit":
-            return 202, await submit(self._dispatcher, await _body(receive), query)
+            headers = dict(scope.get("headers") or ())
+            traceparent = headers.get(b"traceparent", b"").decode("latin-1")
+            return 202, await submit(self._dispatcher, await _body(receive), query, traceparent)
         if path == "/v1/taskmanagers":
             return 200, taskmanagers(self._dispatcher)
         view, job_id = _of_a_job(path)

@@ -127,6 +127,8 @@ def cluster_values(cluster: ClusterView) -> Values:
         "taskSlotsTotal": cluster.slots,
         "taskSlotsAvailable": cluster.free_slots,
         "numRunningJobs": sum(not job.terminal for job in cluster.jobs),
+        "numSpansExported": cluster.spans[0],
+        "numSpansDropped": cluster.spans[1],
     }
 
 

@@ -7,7 +7,6 @@ import json
 import signal
 import socket
 import ssl
-import sys
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -16,6 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from penstock.config.security import Security, check_listening
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
+from penstock.core.logs import say
 from penstock.jobmanager.main import JobManager, run_jobmanager
 from penstock.rest.essential import Door
 from penstock.rest.guard import Guard
@@ -141,8 +141,7 @@ async def _run(config: JobManagerConfig, announce: Callable[[str], None]) -> int
 
 
 def _log(text: str) -> None:
-    sys.stderr.write(f"penstock: {text}\n")
-    sys.stderr.flush()
+    say("penstock.rest", text, "penstock: ")
 
 
 def _tls(security: Security) -> ssl.SSLContext | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from penstock.core import logs
 from penstock.core.elements import (
     MAX_TIMESTAMP,
     MIN_TIMESTAMP,
@@ -29,6 +30,7 @@ from penstock.task.barriers import Aligned, Barriers
 from penstock.task.combining import combine_outputs, expect_combined
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
+from penstock.task.log_scope import TaskScope
 from penstock.task.mailbox import Mailbox
 from penstock.task.reports import TaskReports
 from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain, restored_watermark
@@ -69,6 +71,7 @@ class Subtask:
         self._pieces = RowPieces(self._chain, deployment.operators, self._clock)
         self._barriers = Barriers(self._gate, self._chain, self._clock, self.reports)
         self._barriers.cut = self._cut
+        self._log_scope = TaskScope(deployment, self._chain.budget)
         channels = self._gate.channel_count if self._gate is not None else 0
         self._watermarks = WatermarkMerger(channels, restored_watermark(deployment))
         self._stores: tuple[KeyedState, ...] = ()
@@ -135,6 +138,7 @@ class Subtask:
         """Do one bounded piece of work; a failure ends the subtask and is reported, never raised."""
         if self.over:
             return StepResult.DONE
+        logs.enter(self._log_scope)
         try:
             result = self._step()
         except (Exception, SystemExit) as error:  # noqa: BLE001 - user code may raise anything

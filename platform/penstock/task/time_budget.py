@@ -46,6 +46,11 @@ class TimeBudget:
         """Place of the edges."""
         return len(self._names) - 1
 
+    @property
+    def place(self) -> int:
+        """Who is at work: an operator, by its place, then the edges, then nobody."""
+        return self._place
+
     def begin(self, place: int) -> None:
         """The chain is called at `place`."""
         self._place = place

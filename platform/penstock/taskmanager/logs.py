@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from penstock.core.logs import readable
 from penstock.core.secrets import redact
 
 #: Of the files of workers that are gone, this many are kept.
@@ -48,7 +49,7 @@ def tail_of(path: Path, max_bytes: int) -> str:
     text = data.decode(errors="replace")
     if size > max_bytes:
         text = text.partition("\n")[2] or text
-    return redact(text)
+    return redact(readable(text))
 
 
 def redirect_output(path: Path) -> None:

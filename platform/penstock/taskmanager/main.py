@@ -15,6 +15,7 @@ from pathlib import Path
 from penstock.config.security import UNPROTECTED, Security, check_data_port
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
+from penstock.core.logs import LogFormat
 from penstock.rpc.client import TaskManagerLink
 from penstock.taskmanager.metrics_server import MetricsServer
 from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig, log_to_stderr
@@ -43,6 +44,7 @@ class TaskManagerConfig:
     data_bind: str = ""
     #: Port of `/metrics` on loopback; 0: any that is free, told to the JobManager.
     metrics_port: int = 0
+    log_format: LogFormat = "text"
 
 
 def run_taskmanager(config: TaskManagerConfig, announce: Callable[[str], None]) -> int:
@@ -70,6 +72,7 @@ async def _run(config: TaskManagerConfig, announce: Callable[[str], None]) -> No
             worker_memory_limit_bytes=config.worker_memory_limit_bytes,
             security=config.security,
             data_address=data_address,
+            log_format=config.log_format,
         ),
         SystemClock(),
         log_to_stderr,

@@ -11,7 +11,6 @@ import contextlib
 import os
 import shutil
 import socket
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ import msgspec
 from penstock.config.security import UNPROTECTED, Security
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError
-from penstock.core.secrets import redact
+from penstock.core.logs import LogFormat, say
 from penstock.metrics.threads import thread_dump
 from penstock.rpc.messages import (
     FetchLog,
@@ -88,6 +87,7 @@ class SupervisorConfig:
     security: Security = UNPROTECTED
     #: `tcp:<address>:0=<host>`: where its workers listen for those of other hosts; empty: they do not.
     data_address: str = ""
+    log_format: LogFormat = "text"
 
 
 class Supervisor:
@@ -295,6 +295,7 @@ class Supervisor:
             state_dir=str(state_dir),
             key=workers_key(self._config.security.secret, command.job_id),
             certificates=() if tls is None else (str(tls.certificate), str(tls.key), str(tls.ca)),
+            log_format=self._config.log_format,
         )
         worker = WorkerProcess(spec, self._relay, self._worker_ended)
         self._workers[command.worker_id] = worker
@@ -383,5 +384,4 @@ class Supervisor:
 
 def log_to_stderr(text: str) -> None:
     """Write one line; the TaskManager's own log."""
-    sys.stderr.write(f"{redact(text)}\n")
-    sys.stderr.flush()
+    say("penstock.taskmanager", text)

@@ -22,6 +22,7 @@ import warnings
 from pathlib import Path
 
 from penstock.core import failpoints
+from penstock.core.logs import configure_logs
 from penstock.taskmanager.lineage import (
     arm_lease,
     close_other_descriptors,
@@ -192,6 +193,9 @@ def become_worker(request: ForkWorker, descriptor: int) -> int:
     arm_lease(START_LEASE_MS)
     name_process(f"ps-worker-{spec.slot}")
     redirect_output(Path(spec.log_path))
+    configure_logs(
+        spec.log_format, process="worker", worker=spec.worker_id, taskmanager=spec.taskmanager_id, job=spec.job_id
+    )
     sys.path[:0] = [path for path in spec.import_path if path not in sys.path]
     return run_worker(socket.socket(fileno=descriptor), spec)
 

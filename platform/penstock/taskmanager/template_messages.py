@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 #: Longest packet; requests hold names and paths only.
@@ -32,6 +34,7 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes = b""
     #: The cluster's certificate, its key and CA, for connections to other hosts; empty: without TLS.
     certificates: tuple[str, ...] = ()
+    log_format: Literal["text", "json"] = "text"
     #: Put in front of `sys.path`: installed requirements, then the job's own folders.
     import_path: tuple[str, ...] = ()
 
