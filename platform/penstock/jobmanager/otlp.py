@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from typing import cast
 
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
@@ -42,7 +43,7 @@ class OtlpSpans:
         counting = _CountingExporter(OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH))
         self._counts = counting.counts
         self._resource = Resource.create({"service.name": "penstock-jobmanager"})
-        self._processor = BatchSpanProcessor(counting, MOST_WAITING, _DELAY_MS, _BATCH)
+        self._processor = BatchSpanProcessor(cast("SpanExporter", counting), MOST_WAITING, _DELAY_MS, _BATCH)
         self._put = self._refused = 0
 
     @property
@@ -92,7 +93,7 @@ def _context(context: SpanContext) -> OtelContext:
     )
 
 
-class _CountingExporter(SpanExporter):
+class _CountingExporter:
     """An exporter that counts what becomes of its spans."""
 
     def __init__(self, inner: SpanExporter) -> None:
@@ -111,4 +112,5 @@ class _CountingExporter(SpanExporter):
         self._inner.shutdown()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        return self._inner.force_flush(timeout_millis)
+        flushed: bool = self._inner.force_flush(timeout_millis)
+        return flushed
