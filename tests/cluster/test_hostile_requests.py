@@ -3,7 +3,6 @@
 import http.client
 import json
 import os
-import secrets
 import socket
 import subprocess
 import sys
@@ -13,13 +12,11 @@ from urllib.parse import urlsplit
 import polars as pl
 import pytest
 from tests.cluster.proc_tree import wait_until
+from tests.cluster.tokens import Tokens
 
-from penstock.client.access import ClientAccess
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
-from penstock.client.rest_client import RestClient
 from penstock.config.security import token_digest
 from penstock.core.errors import UsageError
-from penstock.core.secrets import Secret
 
 ROWS, RATE = 4000, 400
 LIMIT_S = 120.0
@@ -39,15 +36,7 @@ env.submit("prey")
 
 @pytest.fixture
 def tokens(tmp_path):
-    """A folder with tokens, and the tokens by role."""
-    folder = tmp_path / "security"
-    folder.mkdir()
-    tokens = {role: secrets.token_hex(32) for role in ("viewer", "operator", "admin")}
-    lines = [f"{role} {role}-of-the-test {token_digest(token)}" for role, token in tokens.items()]
-    (folder / "tokens").write_text("\n".join(lines))
-    (folder / "tokens").chmod(0o644)
-    (folder / "admin.token").write_text(tokens["admin"])
-    return folder, tokens
+    return Tokens(tmp_path / "security")
 
 
 def send(url, method, path, *, token="", body=None, headers=None):
@@ -142,13 +131,11 @@ def _password(token):
 
 
 def test_a_cluster_under_hostile_requests_goes_on_exactly(tmp_path, tokens):
-    folder, by_role = tokens
-    config = LocalClusterConfig(
-        taskmanagers=1, directory=tmp_path / "cluster", environment={"PENSTOCK_SECURITY": str(folder)}
-    )
-    environment = {**os.environ, "PENSTOCK_TOKEN_FILE": str(folder / "admin.token")}
+    by_role = tokens.of
+    config = LocalClusterConfig(taskmanagers=1, directory=tmp_path / "cluster", environment=tokens.environment)
+    environment = {**os.environ, "PENSTOCK_TOKEN_FILE": str(tokens.folder / "admin.token")}
     with LocalCluster(config) as cluster:
-        rest = RestClient(cluster.rest_url, access=ClientAccess(token=Secret(by_role["admin"])))
+        rest = tokens.client(cluster.rest_url)
         (tmp_path / "job.py").write_text(JOB)
         environment["PENSTOCK_CLUSTER"] = cluster.rest_url
         subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
@@ -174,7 +161,7 @@ def test_a_cluster_under_hostile_requests_goes_on_exactly(tmp_path, tokens):
         endless = raw(cluster.rest_url, b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000)
         assert endless.startswith((b"HTTP/1.1 400", RESET)), "what it had not read is reset"
         with pytest.raises(UsageError, match="needs admin"):
-            RestClient(cluster.rest_url, access=ClientAccess(token=Secret(by_role["viewer"]))).shutdown()
+            tokens.client(cluster.rest_url, "viewer").shutdown()
         for sender in slow:
             sender.join(LIMIT_S)
         assert slow[0].answer == slow[1].answer == b"", "nothing was asked"

@@ -27,11 +27,14 @@ env.execute({name!r})
 class Place:
     """A cluster of one TaskManager, and jobs that never end."""
 
-    def __init__(self, folder, slots=2):
-        self.folder = folder
-        self.cluster = LocalCluster(
-            LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=slots, directory=folder / "cluster")
+    def __init__(self, folder, slots=2, tokens=None):
+        """`tokens`: `tests.cluster.tokens.Tokens` of a protected cluster."""
+        self.folder, self.tokens = folder, tokens
+        environment = {} if tokens is None else tokens.environment
+        config = LocalClusterConfig(
+            taskmanagers=1, slots_per_taskmanager=slots, directory=folder / "cluster", environment=environment
         )
+        self.cluster = LocalCluster(config)
 
     @property
     def address(self):

@@ -28,21 +28,27 @@ def dashboard(rest_url):
                 return
             length = int(self.headers.get("Content-Length") or 0)
             request = urllib.request.Request(rest_url + self.path, method=self.command)
+            if "Authorization" in self.headers:
+                request.add_header("Authorization", self.headers["Authorization"])
             if length:
                 request.data = self.rfile.read(length)
                 request.add_header("Content-Type", self.headers.get("Content-Type", "application/json"))
+            asks = []
             try:
                 with urllib.request.urlopen(request, timeout=20) as found:
                     status, kind, body = found.status, found.headers.get("Content-Type", ""), found.read()
             except urllib.error.HTTPError as error:
                 status, kind, body = error.code, error.headers.get("Content-Type", ""), error.read()
+                asks = error.headers.get_all("WWW-Authenticate", [])
             passed.append((self.command, self.path, status))
-            self.send(status, kind, body)
+            self.send(status, kind, body, asks)
 
         do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = answer
 
-        def send(self, status, kind, body):
+        def send(self, status, kind, body, asks=()):
             self.send_response(status)
+            for way in asks:
+                self.send_header("WWW-Authenticate", way)
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -77,11 +77,12 @@ def _installer() -> list[str]:
 class FlinkCli:
     """Runs `flink` against one REST address: the class that Flink's script of that name starts, with its options."""
 
-    def __init__(self, folder: Path, address: str) -> None:
-        """`address` is host:port."""
+    def __init__(self, folder: Path, address: str, token: str = "") -> None:
+        """`address` is host:port; a token goes as a header, which Flink's client takes from its environment."""
         self.address = address
+        self._headers = {"FLINK_REST_CLIENT_HEADERS": f"Authorization:Bearer {token}"} if token else {}
         self._conf = folder / "flink-conf"
-        self._conf.mkdir()
+        self._conf.mkdir(exist_ok=True)
         host, port = address.rsplit(":", 1)
         settings = f"rest.address: {host}\nrest.port: {port}\njobmanager.rpc.address: {host}\n"
         (self._conf / "config.yaml").write_text(settings, encoding="utf-8")
@@ -92,7 +93,7 @@ class FlinkCli:
         log = f"-Dlog.file={self._conf}/cli.log", f"-Dlog4j.configurationFile={self._conf}/log4j-cli.properties"
         classes = ["-cp", f"{home()}/pyflink/lib/*", "org.apache.flink.client.cli.CliFrontend"]
         command = [java_program(), "-XX:TieredStopAtLevel=1", *log, *classes, *words]
-        environment = {**os.environ, "FLINK_CONF_DIR": str(self._conf)}
+        environment = {**os.environ, "FLINK_CONF_DIR": str(self._conf), **self._headers}
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
         assert done.returncode == code, f"flink {' '.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr

@@ -45,9 +45,13 @@ def chromium():
 class Visit:
     """One reader: a page at a URL, every request it made, and all that went wrong in it."""
 
-    def __init__(self, browser, url, *, scheme="light"):
+    def __init__(self, browser, url, *, scheme="light", token=None):
+        """`token` is what the reader gives when the browser asks for a password."""
         self.url = url
-        self.context = browser.new_context(viewport=SIZE, color_scheme=scheme, locale="en-GB", timezone_id="UTC")
+        answer = None if token is None else {"username": "me", "password": token, "origin": url}
+        self.context = browser.new_context(
+            viewport=SIZE, color_scheme=scheme, locale="en-GB", timezone_id="UTC", http_credentials=answer
+        )
         self.context.set_default_timeout(PATIENCE_MS)
         self.page = self.context.new_page()
         self.problems, self.requests = [], []

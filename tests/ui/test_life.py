@@ -10,6 +10,7 @@ from playwright.sync_api import expect
 from tests.cluster.proc_tree import wait_until
 from tests.ui import jobs
 from tests.ui.browser import Visit
+from tests.ui.lifecycle_way import confirmed
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.snapshots.opening import open_snapshot
@@ -23,16 +24,6 @@ def cluster(tmp_path):
     config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=tmp_path / "cluster")
     with LocalCluster(config) as found:
         yield found
-
-
-def confirmed(page, action, button, **fields):
-    """Choose an action, fill in its question, confirm."""
-    page.get_by_role("group", name="Actions").get_by_role("button", name=action).click()
-    dialog = page.get_by_role("dialog")
-    expect(dialog).to_be_visible()
-    for label, value in fields.items():
-        dialog.get_by_label(label.replace("_", " ")).fill(value)
-    dialog.get_by_role("button", name=button).click()
 
 
 def test_a_life(browser, cluster, tmp_path):

@@ -40,6 +40,9 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     generation: int = 0
     #: The request that made the job what it is, when it was rescaled.
     rescale_token: str = ""
+    #: The request that has stopped it, and where its savepoint lies.
+    stop_token: str = ""
+    stop_uri: str = ""
     #: The newest upgrade.
     upgrade: UpgradeRecord | None = None
 

@@ -46,6 +46,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     barrier: str = ""
     #: Savepoint: where its self-contained copy lies; seal/end: a reason.
     note: str = ""
+    #: Stop and drain: the request that asked for it, so that the next leader can answer it.
+    request: str = ""
     #: Savepoint: the folder of the job it was taken of.
     origin: str = ""
     #: In all entries of a run that began as an upgrade: sequence of the other version's checkpoint it went on from.

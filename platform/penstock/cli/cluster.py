@@ -124,7 +124,8 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
         print_json({**overview, "taskmanager-list": managers})
         return
     slots = f"{overview['slots-available']} of {overview['slots-total']} slots free"
-    say(f"{overview['taskmanagers']} TaskManagers, {slots}")
+    count = overview["taskmanagers"]
+    say(f"{count} TaskManager{'' if count == 1 else 's'}, {slots}")
     for manager in managers:
         say(f"  {manager['id']} {manager['freeSlots']}/{manager['slotsNumber']} slots free")
 

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from penstock.cli.live_state import print_live
-from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, print_json, say
+from penstock.cli.options import (
+    ClusterOption,
+    JsonOption,
+    TokenOption,
+    connect,
+    find_job,
+    job_to_change,
+    print_json,
+    say,
+)
 from penstock.cli.terminal import terminal
 from penstock.client.handle import JobHandle
 
+#: A job whose tasks do not leave within 10 s is ended all the same.
+_CANCEL_MS = 60_000.0
 JobArgument = Annotated[str, typer.Argument(metavar="JOB", help="Job id, a unique beginning of it, or the job's name.")]
 
 
@@ -78,42 +89,50 @@ def show(
         console.print(f"last failure: {str(failures['root-exception']).strip().splitlines()[0]}", markup=False)
 
 
-def cancel(job: JobArgument, *, cluster: ClusterOption = None) -> None:
-    """Cancel a job; its checkpoints are kept and a later run resumes them."""
+def cancel(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
+    """Cancel a job and wait for its end; its checkpoints are kept and a later run resumes them."""
     with connect(cluster) as client:
-        found = find_job(client, job)
-        client.cancel(found["jid"])
-    say(f"canceling {found['jid']} {found['name']}")
+        found = job_to_change(client, job)
+        found.cancel()
+        state = found.wait(timeout_ms=_CANCEL_MS)
+    if json:
+        print_json({"jobid": found.job_id, "name": found.name, "state": state})
+    else:
+        say(f"{found.name} {found.job_id} is {state}")
 
 
 def stop(
     job: JobArgument,
     *,
     drain: Annotated[bool, typer.Option(help="Fire all windows and timers first, as at the end of input.")] = False,
-    target: Annotated[str | None, typer.Option(help="URI of the savepoint.")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="Folder or URI below which the savepoint is written; default: the job's own.")
+    ] = None,
+    token: TokenOption = "",
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Stop a job with a savepoint and print where it lies."""
     with connect(cluster) as client:
-        found = find_job(client, job)
-        uri = JobHandle(client, found["jid"], found["name"]).stop(drain=drain, target=target)
+        found = job_to_change(client, job, token)
+        uri = found.stop(drain=drain, target=target, token=token)
     _print_savepoint(found, uri, as_json=json)
 
 
 def savepoint(
     job: JobArgument,
     uri: Annotated[
-        str | None, typer.Argument(help="Where to write it; default: under the job's checkpoint root.")
+        str | None, typer.Argument(help="Folder or URI below which it is written; default: the job's own.")
     ] = None,
     *,
+    token: TokenOption = "",
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Take a savepoint of a running job and print where it lies."""
     with connect(cluster) as client:
-        found = find_job(client, job)
-        location = JobHandle(client, found["jid"], found["name"]).savepoint(uri)
+        found = job_to_change(client, job, token)
+        location = found.savepoint(uri, token=token)
     _print_savepoint(found, location, as_json=json)
 
 
@@ -132,19 +151,26 @@ def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption =
         say(f"{_when(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
 
 
-def logs(job: JobArgument, *, cluster: ClusterOption = None) -> None:
+def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Print the tail of the logs of a job's workers."""
     with connect(cluster) as client:
-        for worker in client.workers(find_job(client, job)["jid"]):
-            say(f"--- {worker['id']} (pid {worker['pid']}, {worker['taskmanager']})")
-            say(client.log(worker["id"]))
+        found = find_job(client, job)
+        workers = [{**worker, "log": client.log(worker["id"])} for worker in client.workers(found["jid"])]
+    if json:
+        print_json(workers)
+        return
+    if not workers:
+        say(f"job {found['name']} is {found['state']} and has no workers; see `penstock show` and `penstock story`")
+    for worker in workers:
+        say(f"--- {worker['id']} (pid {worker['pid']}, {worker['taskmanager']})")
+        say(worker["log"])
 
 
-def _print_savepoint(job: dict[str, Any], uri: str, *, as_json: bool) -> None:
+def _print_savepoint(job: JobHandle, uri: str, *, as_json: bool) -> None:
     if as_json:
-        print_json({"jobid": job["jid"], "name": job["name"], "savepoint": uri})
+        print_json({"jobid": job.job_id, "name": job.name, "savepoint": uri})
     else:
-        say(f"savepoint of {job['name']}: {uri}")
+        say(f"savepoint of {job.name}: {uri}")
 
 
 def _when(timestamp_ms: int) -> str:

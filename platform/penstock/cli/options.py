@@ -10,7 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.client.access import access_of
+from penstock.client.access import ClientAccess, access_of
+from penstock.client.executors import ClusterExecutor, SubmitOptions
+from penstock.client.handle import TERMINAL, JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.errors import UsageError
@@ -19,6 +21,8 @@ ClusterOption = Annotated[
     str | None, typer.Option("--cluster", help="URL of the JobManager; default: $PENSTOCK_CLUSTER, else the local one.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
+TokenOption = Annotated[str, typer.Option(help="Two calls with the same token are one.")]
 
 SecurityOption = Annotated[
     str, typer.Option(help="Folder of certificates, tokens, secret; default: $PENSTOCK_SECURITY.", show_default=False)
@@ -53,15 +57,29 @@ def connect(cluster: str | None) -> RestClient:
     Raises:
         UsageError: there is none.
     """
-    url = cluster or os.environ.get("PENSTOCK_CLUSTER")
+    return RestClient(*_known(cluster))
+
+
+def cluster_executor(cluster: str | None, options: SubmitOptions) -> ClusterExecutor:
+    """Return what submits to the same cluster.
+
+    Raises:
+        UsageError: there is none.
+    """
+    url, access = _known(cluster)
+    return ClusterExecutor(url=url, options=options, access=access)
+
+
+def _known(cluster: str | None) -> tuple[str, ClientAccess]:
+    url, access = cluster or os.environ.get("PENSTOCK_CLUSTER"), access_of()
     if url is None and cluster_file().exists():
         record = json.loads(cluster_file().read_text(encoding="utf-8"))
         folder = {FOLDER_VARIABLE: record["security"]} if record.get("security") else {}
-        return RestClient(record["rest"], access=access_of({**folder, **os.environ}))
+        url, access = record["rest"], access_of({**folder, **os.environ})
     if url is None:
         msg = "no cluster is known"
         raise UsageError(msg, hint="start one with `penstock cluster start`, or pass --cluster URL")
-    return RestClient(url)
+    return url, access
 
 
 def find_job(client: RestClient, job: str) -> dict[str, Any]:
@@ -79,6 +97,21 @@ def find_job(client: RestClient, job: str) -> dict[str, Any]:
         return found[0]
     msg = f"no job {job!r}" if not found else f"{len(found)} jobs begin with {job!r}"
     raise UsageError(msg, hint="`penstock list` shows ids and names")
+
+
+def job_to_change(client: RestClient, job: str, token: str = "") -> JobHandle:
+    """Return the job that a command is to act on.
+
+    With a token it may have ended: the answer to a call before is asked for again.
+
+    Raises:
+        UsageError: none or several fit, or it has ended.
+    """
+    found = find_job(client, job)
+    if found["state"] in TERMINAL and not token:
+        msg = f"job {found['name']!r} ({found['jid']}) is {found['state']}"
+        raise UsageError(msg, hint="only a running job takes requests; `penstock run` goes on from where it ended")
+    return JobHandle(client, found["jid"], found["name"])
 
 
 def print_json(value: object) -> None:

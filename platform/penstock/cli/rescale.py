@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.jobs import JobArgument
-from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, print_json, say
-from penstock.client.handle import JobHandle
+from penstock.cli.options import ClusterOption, JsonOption, TokenOption, connect, job_to_change, print_json, say
 from penstock.core.errors import UsageError
 
 
@@ -21,20 +20,20 @@ def rescale(
     vertex: Annotated[
         list[str] | None, typer.Option(metavar="UID=N", help="Subtasks of one operator, by its uid; may be repeated.")
     ] = None,
-    token: Annotated[str, typer.Option(help="Two calls with the same token are one.")] = "",
+    token: TokenOption = "",
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
     """Give a running job another parallelism; it goes on from a checkpoint, or as before if there are no slots."""
     vertices = dict(map(_of, vertex or []))
     with connect(cluster) as client:
-        found = find_job(client, job)
-        JobHandle(client, found["jid"], found["name"]).rescale(parallelism, vertices=vertices, token=token)
-        after = {v["name"]: v["parallelism"] for v in client.job(found["jid"])["vertices"]}
+        found = job_to_change(client, job, token)
+        found.rescale(parallelism, vertices=vertices, token=token)
+        after = {v["name"]: v["parallelism"] for v in client.job(found.job_id)["vertices"]}
     if json:
-        print_json({"jobid": found["jid"], "name": found["name"], "parallelism": after})
+        print_json({"jobid": found.job_id, "name": found.name, "parallelism": after})
         return
-    say(f"{found['name']} runs with " + ", ".join(f"{name} x{count}" for name, count in after.items()))
+    say(f"{found.name} runs with " + ", ".join(f"{name} x{count}" for name, count in after.items()))
 
 
 def _of(text: str) -> tuple[str, int]:

@@ -8,20 +8,28 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.options import JsonOption, cluster_executor, print_json, say
 from penstock.cli.progress import JobProgress
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
+from penstock.client.handle import TERMINAL
 from penstock.client.job_file import execute_file, planned
 from penstock.core.errors import UsageError
 from penstock.graph.executor import JobResult
 from penstock.graph.job_graph import encode_graph
+
+_ClusterOption = Annotated[
+    str | None,
+    typer.Option(
+        help="URL of a JobManager; default: an embedded one, with --detached, --token or --attach the known one."
+    ),
+]
 
 
 def run(
     job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
     *,
     parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
-    cluster: Annotated[str | None, typer.Option(help="URL of a JobManager; default: an embedded cluster.")] = None,
+    cluster: _ClusterOption = None,
     from_uri: Annotated[str | None, typer.Option("--from", help="Savepoint to start from.")] = None,
     fresh: Annotated[bool, typer.Option(help="Start a new history instead of resuming the newest checkpoint.")] = False,
     no_claim: Annotated[
@@ -34,12 +42,10 @@ def run(
         list[str] | None,
         typer.Option(metavar="UID[/STATE]", help="With --from: leave behind state that the job no longer has."),
     ] = None,
-    detached: Annotated[bool, typer.Option(help="With --cluster: return once the job is submitted.")] = False,
-    token: Annotated[
-        str, typer.Option(metavar="ID", help="With --cluster: runs with the same token are one job.")
-    ] = "",
+    detached: Annotated[bool, typer.Option(help="On a cluster: return once the job is submitted.")] = False,
+    token: Annotated[str, typer.Option(metavar="ID", help="On a cluster: runs with the same token are one job.")] = "",
     attach: Annotated[
-        bool, typer.Option(help="With --cluster: take the job of this identity that runs already for this one.")
+        bool, typer.Option(help="On a cluster: take the job of this identity that runs already for this one.")
     ] = False,
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
@@ -53,8 +59,6 @@ def run(
     if not job.is_file():
         msg = f"there is no job file {job}"
         raise UsageError(msg, hint="pass the path of a Python file")
-    if cluster is None:
-        _check_embedded(detached=detached, others=bool(token) or attach)
     overrides = parse_overrides(settings or [])
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)
@@ -72,12 +76,13 @@ def run(
     )
     with JobProgress(enabled=not json) as progress, contextlib.ExitStack() as stack:
         executor: ClusterExecutor | EmbeddedExecutor
-        if cluster is None:
+        if cluster is None and not (detached or token or attach):
             executor = EmbeddedExecutor(options=options, on_poll=progress.on_poll)
             stack.callback(executor.close)
             executor.launch()
         else:
-            executor = ClusterExecutor(url=cluster, options=options, on_poll=progress.on_poll, detached=detached)
+            executor = cluster_executor(cluster, options)
+            executor.on_poll, executor.detached = progress.on_poll, detached
         # What follows is imported while the cluster's processes start.
         from penstock.api.executors import use_executor
 
@@ -93,17 +98,10 @@ def _tell(results: list[JobResult], *, as_json: bool) -> None:
     for result in results:
         if as_json:
             print_json({"jobid": result.job_id, "name": result.name, "state": result.state})
-        else:
+        elif result.state in TERMINAL:
             say(f"{result.name} {result.job_id} {result.state} after {result.duration_ms / 1000:.1f} s")
-
-
-def _check_embedded(*, detached: bool, others: bool) -> None:
-    if detached:
-        msg = "--detached needs --cluster: an embedded cluster ends with this command"
-        raise UsageError(msg, hint="start one with `penstock cluster start`")
-    if others:
-        msg = "--token and --attach need --cluster: an embedded cluster has no other job"
-        raise UsageError(msg, hint="pass --cluster URL, or leave them out")
+        else:
+            say(f"{result.name} {result.job_id} is submitted; `penstock show {result.name}` tells how it is")
 
 
 def _write(job: Path, overrides: dict[str, str], to: Path) -> None:

@@ -8,9 +8,17 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.jobs import JobArgument
-from penstock.cli.options import ClusterOption, JsonOption, connect, find_job, print_json, say
+from penstock.cli.options import (
+    ClusterOption,
+    JsonOption,
+    TokenOption,
+    connect,
+    find_job,
+    job_to_change,
+    print_json,
+    say,
+)
 from penstock.cli.run import parse_overrides
-from penstock.client.handle import JobHandle
 from penstock.client.job_file import planned
 from penstock.client.rest_client import RestClient, UpgradeOptions
 from penstock.core.clock import SystemClock
@@ -29,7 +37,7 @@ def upgrade(
     from_checkpoint: Annotated[
         bool, typer.Option("--from-checkpoint", help="Go on from a checkpoint, not from a stop with a savepoint.")
     ] = False,
-    target: Annotated[str, typer.Option(help="URI of the savepoint.")] = "",
+    target: Annotated[str, typer.Option(help="Folder or URI below which the savepoint is written.")] = "",
     checkpoints: Annotated[int, typer.Option(help="Checkpoints it has to complete to be healthy.")] = 3,
     max_restarts: Annotated[int, typer.Option(help="Restarts it may take meanwhile.")] = 0,
     deadline: Annotated[str, typer.Option(help="By when it has to be healthy, from its start.")] = "5m",
@@ -48,7 +56,7 @@ def upgrade(
     settings: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
     ] = None,
-    token: Annotated[str, typer.Option(help="Two calls with the same token are one.")] = "",
+    token: TokenOption = "",
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -72,20 +80,19 @@ def upgrade(
         "allow_non_restored_state": tuple(allow_non_restored_state or ()),
     }
     with connect(cluster) as client:
-        found = find_job(client, job)
         if new is None:
-            _judge_or_tell(client, found["jid"], (healthy, unhealthy), as_json=json)
+            _judge_or_tell(client, find_job(client, job)["jid"], (healthy, unhealthy), as_json=json)
             return
+        found = job_to_change(client, job, token)
         overrides = parse_overrides(settings or [])
         if parallelism is not None:
             overrides["parallelism"] = str(parallelism)
-        handle = JobHandle(client, found["jid"], found["name"])
         progress = _Progress(silent=json)
-        uri = handle.upgrade(planned(new, overrides, found["name"]), token=token, on_poll=progress.show, **options)
+        uri = found.upgrade(planned(new, overrides, found.name), token=token, on_poll=progress.show, **options)
     if json:
-        print_json({"jobid": found["jid"], "name": found["name"], "savepoint": uri})
+        print_json({"jobid": found.job_id, "name": found.name, "savepoint": uri})
         return
-    say(f"{found['name']} runs as {new}" + (f"; savepoint of the version before: {uri}" if uri else ""))
+    say(f"{found.name} runs as {new}" + (f"; savepoint of the version before: {uri}" if uri else ""))
 
 
 class _Progress:

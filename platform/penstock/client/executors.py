@@ -25,6 +25,7 @@ from penstock.graph.regions import required_slots
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from penstock.client.access import ClientAccess
     from penstock.config.settings import JobSettings
 
 
@@ -53,10 +54,12 @@ class ClusterExecutor:
     on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
     #: `execute` returns once the job is submitted.
     detached: bool = False
+    #: By default that of the environment.
+    access: ClientAccess | None = None
 
     def submit(self, graph: JobGraph) -> JobHandle:
         """Submit and return at once."""
-        return _submit(RestClient(self.url), graph, self.options)
+        return _submit(RestClient(self.url, self.access), graph, self.options)
 
     def execute(self, graph: JobGraph) -> JobResult:
         """Submit and wait for the end (or not, when detached)."""

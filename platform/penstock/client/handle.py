@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from penstock.client.job_file import planned
-from penstock.client.lasting import operation_of
+from penstock.client.lasting import operation_of, trigger_id_of
 from penstock.client.upgrading import upgraded
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import JobFailedError, PenstockError
@@ -74,14 +74,30 @@ class JobHandle:
         """Cancel; checkpoints are retained."""
         self.client.cancel(self.job_id)
 
-    def stop(self, *, drain: bool = False, target: str | None = None, timeout_ms: float = 300_000) -> str:
-        """Stop with a savepoint and return its URI."""
-        request = self.client.stop(self.job_id, drain=drain, target=located(target or ""))
-        return self._await_savepoint(request, timeout_ms)
+    def stop(
+        self, *, drain: bool = False, target: str | None = None, token: str = "", timeout_ms: float = 300_000
+    ) -> str:
+        """Stop with a savepoint and return its URI.
 
-    def savepoint(self, target: str | None = None, *, timeout_ms: float = 300_000) -> str:
-        """Take a savepoint of the running job and return its URI."""
-        return self._await_savepoint(self.client.savepoint(self.job_id, located(target or "")), timeout_ms)
+        Calls with the same token are one, also over a restart of the JobManager.
+
+        Raises:
+            UsageError: the target cannot be written, and the job goes on.
+            PenstockError: there is no savepoint, or no answer in time.
+        """
+        place = located(target or "")
+        return self._saved(
+            lambda id_: self.client.stop(self.job_id, drain=drain, target=place, token=id_), token, timeout_ms
+        )
+
+    def savepoint(self, target: str | None = None, *, token: str = "", timeout_ms: float = 300_000) -> str:
+        """Take a savepoint of the running job and return its URI.
+
+        Calls with the same token are one; over a restart of the JobManager it is taken again, under the
+        same name. Raises as `stop`.
+        """
+        place = located(target or "")
+        return self._saved(lambda id_: self.client.savepoint(self.job_id, place, token=id_), token, timeout_ms)
 
     def rescale(
         self,
@@ -155,20 +171,22 @@ class JobHandle:
         given = key if isinstance(key, (tuple, list, dict)) else [key]
         return self.client.state_value(self.job_id, uid, name, [json.dumps(given, default=_text)], limit)
 
-    def _await_savepoint(self, request_id: str, timeout_ms: float) -> str:
-        deadline = self.clock.monotonic_ms() + timeout_ms
-        while self.clock.monotonic_ms() < deadline:
-            answer = self.client.savepoint_status(self.job_id, request_id)
-            if answer["status"]["id"] == "COMPLETED":
-                operation = answer["operation"]
-                if "failure-cause" in operation:
-                    cause = operation["failure-cause"]
-                    msg = f"savepoint of {self.name} failed: {cause.get('stack-trace') or cause.get('class')}"
-                    raise PenstockError(msg)
-                return str(operation["location"])
-            self.clock.sleep_ms(_POLL_MS)
-        msg = f"savepoint of {self.name} was not complete within {timeout_ms / 1000:.0f} s"
-        raise PenstockError(msg, hint="see its checkpoints with `penstock show`")
+    def _saved(self, ask: Callable[[str], str], token: str, timeout_ms: float) -> str:
+        request_id = trigger_id_of(token) if token else secrets.token_hex(16)
+        operation = operation_of(
+            lambda: ask(request_id),
+            lambda: self.client.savepoint_status(self.job_id, request_id),
+            self.clock,
+            timeout_ms,
+            _POLL_MS,
+        )
+        if operation is None:
+            msg = f"savepoint of {self.name} was not complete within {timeout_ms / 1000:.0f} s"
+            raise PenstockError(msg, hint="see its checkpoints with `penstock show`")
+        if "failure-cause" in operation:
+            cause = operation["failure-cause"]
+            raise PenstockError(f"savepoint of {self.name} failed: {cause.get('stack-trace') or cause.get('class')}")
+        return str(operation["location"])
 
     def _job_through_restarts(self, wait_ms: float) -> dict[str, Any] | None:
         """Return the job, or None while a JobManager is being restarted (bounded by the caller's deadline)."""

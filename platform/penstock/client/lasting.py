@@ -1,16 +1,25 @@
 """Asking for something that takes long, and for its answer, over restarts of the JobManager.
 
-Called by `client.handle` for a rescale and by `client.upgrading`: both are one operation by their token, so asking
-anew is safe.
+Called by `client.handle` for savepoint, stop and rescale and by `client.upgrading`: each is one operation by its token,
+so asking anew is safe.
 """
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Callable
 from typing import Any
 
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError, PenstockError
+
+_TRIGGER_ID = re.compile(r"[0-9a-f]{32}")
+
+
+def trigger_id_of(token: str) -> str:
+    """Return a user's token as Flink has the ids of requests for savepoints: 32 hex digits."""
+    return token if _TRIGGER_ID.fullmatch(token) else hashlib.sha256(token.encode()).hexdigest()[:32]
 
 
 def operation_of(

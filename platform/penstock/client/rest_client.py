@@ -60,13 +60,20 @@ class RestClient:
     """One JobManager, by URL; use as a context manager or close it."""
 
     def __init__(
-        self, url: str, *, timeout_seconds: float = _TIMEOUT_SECONDS, access: ClientAccess | None = None
+        self, url: str, access: ClientAccess | None = None, *, timeout_seconds: float = _TIMEOUT_SECONDS
     ) -> None:
-        """`url` like `http://127.0.0.1:8081`; `access` is by default that of the environment. Nothing is sent yet."""
+        """`url` like `http://127.0.0.1:8081`; `access` is by default that of the environment. Nothing is sent yet.
+
+        Raises:
+            UsageError: it is no such URL, or would show the token to others.
+        """
         self.url = url.rstrip("/")
         self._access = access or access_of()
         self._context: ssl.SSLContext | None = None
         place = urlsplit(self.url)
+        if place.scheme not in ("http", "https") or not place.hostname:
+            msg = f"{url!r} is no address of a JobManager"
+            raise UsageError(msg, hint="write it like http://127.0.0.1:8081, as `penstock cluster start` prints it")
         if self._access.token and place.scheme != "https" and not is_loopback(place.hostname or ""):
             msg = f"{self.url} would get the token where everybody on the way can read it"
             raise UsageError(msg, hint="use its https:// address, or unset PENSTOCK_TOKEN and PENSTOCK_TOKEN_FILE")
@@ -268,7 +275,8 @@ class RestClient:
         except ssl.SSLError as error:
             msg = f"{self.url} and this client do not trust each other: {error}"
             raise PenstockError(
-                msg, hint="look at PENSTOCK_CA, PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY"
+                msg,
+                hint="look at PENSTOCK_CA, PENSTOCK_CLIENT_CERT and PENSTOCK_CLIENT_KEY; http if it has no certificate",
             ) from error
         except (OSError, http.client.HTTPException) as error:
             msg = f"no JobManager answers at {self.url}: {error}"

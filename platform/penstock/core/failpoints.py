@@ -32,7 +32,9 @@ NAMES = frozenset(
         "jobmanager.before_upgrade_record",
         "jobmanager.after_upgrade_record",
         "jobmanager.during_rescale",
+        "jobmanager.before_stop",
         "jobmanager.during_stop",
+        "jobmanager.after_end",
         "segment.upload",
         "airflow.after_submit",
     }

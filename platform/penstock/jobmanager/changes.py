@@ -26,14 +26,16 @@ from penstock.jobmanager import enumerators
 from penstock.jobmanager.commands import RecordRescale, RecordUpgrade
 from penstock.jobmanager.events import Event, RescaleRequested, UpgradeJudged, UpgradeRequested
 from penstock.jobmanager.job_driver import JobDriver
-from penstock.jobmanager.job_store import savepoint_uri
 from penstock.jobmanager.known_jobs import KnownJob
 from penstock.jobmanager.operations import Operations
 from penstock.jobmanager.recorded_jobs import rescaled_record, upgraded_record
+from penstock.jobmanager.savepoint_target import savepoint_target
 from penstock.jobmanager.upgrade_check import require_upgradable
 from penstock.jobmanager.upgrading import Phase, Upgrading
 from penstock.jobmanager.views import OperationStatus, UpgradeView
 
+#: Until a verdict that is not durable yet is answered all the same.
+_VERDICT_MS = 20_000
 _STATUS = {"cut": "IN_PROGRESS", "trial": "IN_PROGRESS", "completed": "COMPLETED"}
 
 
@@ -78,8 +80,9 @@ class Changes:
         """Replace a running job by another version of it; return a request id: the token, if one is given.
 
         Raises:
-            UsageError: the job does not run, the graph is no version of it, or it could not be taken back as wanted;
-                what else stands against it is told as the request's failure. ConnectorError: a connector cannot work.
+            UsageError: the job does not run, the graph is no version of it, it could not be taken back as wanted, or
+                its savepoint cannot be written; what else stands against it is told as the request's failure.
+                ConnectorError: a connector cannot work.
         """
         parts = self._parts
         found, request_id = parts.find(job), token or parts.rand.token()
@@ -95,16 +98,15 @@ class Changes:
             msg = f"the new version needs {needed} slots, there are {there} for it"
             raise UsageError(msg, hint="start another TaskManager, or lower its parallelism")
         await enumerators.validate(new)
+        uri = "" if policy.from_checkpoint else await savepoint_target(found, policy.target, request_id, probe=True)
         if self._is_known(found, request_id):  # asked again meanwhile
             return request_id
-        name = f"savepoint-{found.record.job_id[:6]}-{request_id[:12]}"
-        uri = "" if policy.from_checkpoint else savepoint_uri(found.graph, policy.target, name)
         event = UpgradeRequested(request_id, parts.rand.token(16), parts.rand.token(16), new, policy, uri)
         parts.operate(found, request_id, event)
         return request_id
 
-    def judge(self, job: str, *, healthy: bool) -> None:
-        """Say whether the new version on trial is healthy.
+    async def judge(self, job: str, *, healthy: bool) -> None:
+        """Say whether the new version on trial is healthy; return when that will outlive this leader.
 
         Raises:
             UsageError: none is on trial.
@@ -116,6 +118,8 @@ class Changes:
             hint = "see `penstock upgrade JOB --status`; if the JobManager has just started, ask again"
             raise UsageError(msg, hint=hint)
         found.driver.post(UpgradeJudged(healthy))
+        if upgrading.record is not None:
+            await self._parts.operations.wait(upgrading.record.token, _VERDICT_MS)
 
     def view(self, job: str) -> UpgradeView | None:
         """Return the newest upgrade of a job, if there was one."""
@@ -127,6 +131,10 @@ class Changes:
     def told(self, request_id: str) -> OperationStatus | None:
         """Return what a leader before us has recorded of a request."""
         for record in (job.record for job in self._parts.jobs.values()):
+            if record.stop_token and record.stop_token == request_id:
+                return OperationStatus(
+                    request_id=request_id, job_id=record.job_id, status="COMPLETED", uri=record.stop_uri
+                )
             if record.rescale_token and record.rescale_token == request_id:
                 return OperationStatus(request_id=request_id, job_id=record.job_id, status="COMPLETED")
             upgrade = record.upgrade
@@ -172,12 +180,12 @@ class Changes:
 
 
 def _upgrading(job: KnownJob) -> Upgrading | None:
-    master = job.driver.master if job.driver is not None else None
+    master = job.master
     return master.in_place.upgrading if master is not None else None
 
 
 def _view(record: UpgradeRecord, upgrading: Upgrading | None, job: KnownJob) -> UpgradeView:
-    master = job.driver.master if job.driver is not None else None
+    master = job.master
     trial = record.phase == "trial" and master is not None
     held = [c for c in master.checkpointing.pending.values() if c.run_id == record.run_id] if trial and master else []
     return UpgradeView(

@@ -98,6 +98,8 @@ class Checkpointing:
         self._ending: _Ending | None = None
         #: A stop whose append was under way when the deployment failed, or was not answered: the log decides.
         self._undecided_stop = ""
+        #: The answer to the stop that has ended the job.
+        self.stopped: OperationEnded | None = None
 
     # --- deployments -----------------------------------------------------------------------------------------------
 
@@ -151,7 +153,7 @@ class Checkpointing:
         """The last cut was durable before the failure, and its output is published now: copy it and finish."""
         timeout = self._running().graph.settings.checkpoint_timeout_ms
         uri = manifest.note if manifest.barrier in ("stop", "drain") else ""
-        self._ending = _Ending(manifest, uri, self._undecided_stop, now_ms + timeout)
+        self._ending = _Ending(manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout)
         self._undecided_stop = ""
         return self._advance_ending()
 
@@ -180,6 +182,8 @@ class Checkpointing:
 
     def request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[CheckpointCommand]:
         """A user wants a cut."""
+        if self._ending is not None and self._ending.request_id == request_id:
+            return []  # asked again of the leader that goes on with it
         if self._coordinator is None or self._ending is not None:
             return [OperationEnded(request_id, error="the job is not running")]
         self._uris[request_id] = uri
@@ -383,7 +387,8 @@ class Checkpointing:
         if not ending.uri or ending.saved:
             done: list[CheckpointCommand] = [JobCanFinish(ending.manifest)]
             if ending.request_id:
-                done.insert(0, OperationEnded(ending.request_id, ending.uri, ending.manifest.checkpoint_id))
+                self.stopped = OperationEnded(ending.request_id, ending.uri, ending.manifest.checkpoint_id)
+                done.insert(0, self.stopped)
             self._ending = None
             return done
         if ending.writing:

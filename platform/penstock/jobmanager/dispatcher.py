@@ -32,11 +32,17 @@ from penstock.jobmanager.events import (
     StopRequested,
 )
 from penstock.jobmanager.job_driver import DriverHooks, DriverParts, JobDriver
-from penstock.jobmanager.job_master import JobMaster
-from penstock.jobmanager.job_store import JobStore, savepoint_uri
+from penstock.jobmanager.job_store import JobStore
 from penstock.jobmanager.known_jobs import KnownJob, find_job, refuse_running
 from penstock.jobmanager.operations import Operations
-from penstock.jobmanager.recorded_jobs import forget_oldest, recorded_jobs, start_of, submitted_record
+from penstock.jobmanager.recorded_jobs import (
+    forget_oldest,
+    recorded_jobs,
+    start_of,
+    stopped_record,
+    submitted_record,
+)
+from penstock.jobmanager.savepoint_target import savepoint_target
 from penstock.jobmanager.spans import SpanSink
 from penstock.jobmanager.stories import Stories
 from penstock.jobmanager.submit_options import DEFAULT_OPTIONS, SubmitOptions
@@ -103,7 +109,7 @@ class Dispatcher:
         )
         self._hooks = DriverHooks(
             ended=self._on_ended,
-            operation_ended=self._operations.end,
+            operation_ended=lambda driver, ended: self._operations.end(ended, driver.record.job_id),
             rescaled=self.changes.record_rescale,
             upgraded=self.changes.record_upgrade,
             handled=lambda driver, master: self._stories.grew(driver.record.job_id, master),
@@ -153,7 +159,7 @@ class Dispatcher:
 
     def jobs(self) -> tuple[JobSummary, ...]:
         """Return all jobs, newest first."""
-        found = [job_views.summary_of(j.record, j.graph, _master(j)) for j in self._jobs.values()]
+        found = [job_views.summary_of(j.record, j.graph, j.master) for j in self._jobs.values()]
         return tuple(sorted(found, key=lambda job: job.start_ms, reverse=True))
 
     def resolve(self, job: str) -> str:
@@ -163,46 +169,57 @@ class Dispatcher:
     def summary(self, job: str) -> JobSummary:
         """Return one job's line."""
         found = self._find(job)
-        return job_views.summary_of(found.record, found.graph, _master(found))
+        return job_views.summary_of(found.record, found.graph, found.master)
 
     def detail(self, job: str) -> JobDetail:
         """Return one job with graph, subtasks and their newest metrics."""
         found = self._find(job)
-        return job_views.detail_of(found.record, found.graph, _master(found), self._parts.clock.now_ms())
+        return job_views.detail_of(found.record, found.graph, found.master, self._parts.clock.now_ms())
 
     def checkpoints(self, job: str) -> CheckpointsView:
         """Return the checkpoint history."""
-        return job_views.checkpoints_of(_master(self._find(job)))
+        return job_views.checkpoints_of(self._find(job).master)
 
     def exceptions(self, job: str) -> tuple[ExceptionView, ...]:
         """Return the failures, newest first."""
         found = self._find(job)
-        return job_views.exceptions_of(found.record, _master(found))
+        return job_views.exceptions_of(found.record, found.master)
 
     async def story(self, job: str) -> tuple[StoryEntry, ...]:
         """Return what was seen and decided, by leaders before this one too, oldest first."""
         found = self._find(job)
-        return await self._stories.of(found.record.job_id, _master(found))
+        return await self._stories.of(found.record.job_id, found.master)
 
     def metrics(self, job: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics: `<vertex>/<subtask>` -> name -> value."""
-        master = _master(self._find(job))
+        master = self._find(job).master
         return {} if master is None else dict(master.metrics)
 
     async def cancel(self, job: str) -> None:
         """Cancel; checkpoints are kept. Returns at once; see `wait`."""
-        self._post(self._find(job), CancelRequested())
+        self._find(job).post(CancelRequested())
 
     async def stop(self, job: str, *, drain: bool = False, uri: str = "", token: str = "") -> str:
-        """Stop with a savepoint under `uri` (default: `<checkpoint root>/<job>/savepoints`); return a request id."""
+        """Stop with a savepoint under `uri` (default: `<checkpoint root>/<job>/savepoints`); return a request id.
+
+        Raises:
+            UsageError: nothing can be written there.
+        """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        event = StopRequested(request_id, self._savepoint(found, uri, request_id), drain)
+        if self.changes.told(request_id) is not None:
+            return request_id
+        event = StopRequested(request_id, await self._savepoint(found, uri, request_id), drain)
         return self._operate(found, request_id, event)
 
     async def savepoint(self, job: str, uri: str = "", *, token: str = "") -> str:
-        """Take a savepoint; return a request id: the token, if one is given, which makes two requests one."""
+        """Take a savepoint; return a request id: the token, if one is given, which makes two requests one.
+
+        Raises:
+            UsageError: nothing can be written there.
+        """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        return self._operate(found, request_id, SavepointRequested(request_id, self._savepoint(found, uri, request_id)))
+        place = await self._savepoint(found, uri, request_id)
+        return self._operate(found, request_id, SavepointRequested(request_id, place))
 
     async def trigger_checkpoint(self, job: str) -> str:
         """Take a checkpoint now; return a request id."""
@@ -220,11 +237,8 @@ class Dispatcher:
 
     def operation(self, request_id: str) -> OperationStatus:
         """Return what became of a stop, savepoint, checkpoint or rescale request."""
-        if not self._operations.known(request_id):
-            told = self.changes.told(request_id)  # a leader before us has seen to it
-            if told is not None:
-                return told
-        return self._operations.status(request_id)
+        told = None if self._operations.known(request_id) else self.changes.told(request_id)
+        return told or self._operations.status(request_id)
 
     async def wait_operation(self, request_id: str, timeout_ms: int) -> OperationStatus:
         """Return when the request has ended or the time is over."""
@@ -329,12 +343,12 @@ class Dispatcher:
         parts = self._parts
         store = JobStore(job.graph, start_of(job.record), parts.holder, parts.clock, parts.rand)
         driver_parts = DriverParts(parts.taskmanagers, store, parts.clock, parts.rand, parts.spans)
-        return JobDriver(job.record, job.graph, driver_parts, self._hooks)
+        return JobDriver(job.record, job.graph, driver_parts, self._hooks, job.driver)
 
     def _on_ended(self, driver: JobDriver, state: str, error: str) -> None:
         job = self._jobs[driver.record.job_id]
         job.record = msgspec.structs.replace(
-            job.record,
+            stopped_record(job.record, driver.stop),
             ended=state,
             ended_ms=self._parts.clock.now_ms(),
             error=error if state == "FAILED" else "",
@@ -359,25 +373,18 @@ class Dispatcher:
     def _find(self, name: str) -> KnownJob:
         return find_job(self._jobs, name)
 
-    def _savepoint(self, job: KnownJob, target: str, request_id: str) -> str:
-        return savepoint_uri(job.graph, target, f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}")
+    async def _savepoint(self, job: KnownJob, target: str, request_id: str) -> str:
+        return await savepoint_target(job, target, request_id, probe=not self._operations.known(request_id))
 
     def _operate(self, job: KnownJob, request_id: str, event: Event) -> str:
         if self._operations.known(request_id):
             return request_id  # asked again
         self._operations.begin(request_id, job.record.job_id)
         try:
-            self._post(job, event)
+            job.post(event)
         except PenstockError as error:
-            self._operations.end(OperationEnded(request_id, error=str(error)))
+            self._operations.end(OperationEnded(request_id, error=str(error)), job.record.job_id)
         return request_id
-
-    def _post(self, job: KnownJob, event: Event) -> None:
-        if job.driver is None or job.driver.master is None or job.record.ended:
-            state = job.record.ended or "not started yet"
-            msg = f"job {job.record.name!r} ({job.record.job_id}) is {state}"
-            raise UsageError(msg, hint="only a running job takes requests")
-        job.driver.post(event)
 
     def _spawn(self, work: object) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
@@ -389,7 +396,3 @@ class Dispatcher:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._parts.fault(error)
-
-
-def _master(job: KnownJob) -> JobMaster | None:
-    return job.driver.master if job.driver is not None else None

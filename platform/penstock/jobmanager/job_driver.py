@@ -41,7 +41,7 @@ class DriverHooks:
     """What the driver tells its owner."""
 
     ended: Callable[[JobDriver, str, str], None]
-    operation_ended: Callable[[cmd.OperationEnded], None]
+    operation_ended: Callable[[JobDriver, cmd.OperationEnded], None]
     #: Put the new run and its graph into the job's record.
     rescaled: Callable[[JobDriver, cmd.RecordRescale], Awaitable[None]]
     #: Put an upgrade's state into the job's record, with the new run and its graph if there is one.
@@ -67,8 +67,15 @@ class DriverParts:
 class JobDriver:
     """One running job."""
 
-    def __init__(self, record: JobRecord, graph: JobGraph, parts: DriverParts, hooks: DriverHooks) -> None:
-        """Nothing runs before `start`."""
+    def __init__(
+        self,
+        record: JobRecord,
+        graph: JobGraph,
+        parts: DriverParts,
+        hooks: DriverHooks,
+        before: JobDriver | None = None,
+    ) -> None:
+        """Nothing runs before `start`; what was asked of `before`, which did not come to begin, is taken over."""
         self.record = record
         self.graph = graph
         self.ended = asyncio.Event()
@@ -77,7 +84,7 @@ class JobDriver:
         self._hooks = hooks
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"store-{record.job_id[:8]}")
         self._enumerators = Enumerators(graph, self.post)
-        self._events: deque[ev.Event] = deque()
+        self._events: deque[ev.Event] = deque(before.unhandled if before is not None else ())
         self._handling = False
         self._closed = False
         self._closing = asyncio.Event()
@@ -129,6 +136,16 @@ class JobDriver:
             self._fault(error)
         finally:
             self._handling = False
+
+    @property
+    def unhandled(self) -> tuple[ev.Event, ...]:
+        """What was asked of it before it began."""
+        return tuple(self._events) if self.master is None else ()
+
+    @property
+    def stop(self) -> cmd.OperationEnded | None:
+        """The answer to the stop that has ended the job."""
+        return None if self.master is None else self.master.checkpointing.stopped
 
     async def close(self, *, release: bool) -> None:
         """Stop driving; the job itself goes on elsewhere unless it has ended. Idempotent."""
@@ -193,7 +210,7 @@ class JobDriver:
             case cmd.WakeAt(at_ms):
                 self._wake_at(at_ms)
             case cmd.OperationEnded():
-                self._hooks.operation_ended(command)
+                self._hooks.operation_ended(self, command)
             case cmd.JobTerminal(state, error):
                 self._hooks.ended(self, state, error)
 

@@ -24,11 +24,12 @@ from penstock.jobmanager.held_slots import HeldSlots
 from penstock.jobmanager.in_place import InPlace
 from penstock.jobmanager.job_state import Become, ChangeStep, Failed, Failure, Leave, Note, Step
 from penstock.jobmanager.log_entries import appended_text, end_entry, told_by
-from penstock.jobmanager.recover import JobIdentity, ended_as, recover
+from penstock.jobmanager.recover import JobIdentity, ended_as, recover, stop_of
 from penstock.jobmanager.restart import restart_decider
 from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.status import JobStatus, StatusMachine
 from penstock.jobmanager.upgrading import RELEASE_TAG, Situation
+from penstock.jobmanager.waiting_requests import UserRequest, WaitingRequests
 from penstock.jobmanager.watermark_alignment import WatermarkAlignment
 from penstock.jobmanager.worker_reports import steps_of
 from penstock.rpc import worker_commands as orders
@@ -63,6 +64,7 @@ class JobMaster:
         self._restart = restart_decider(graph.settings.restart)
         self._held = HeldSlots()
         self.in_place = InPlace(upgrade)
+        self._waiting = WaitingRequests()
         self._deployments = 0
         self._deadline_ms: int | None = None
         self._end_state = JobStatus.FINISHED
@@ -113,12 +115,10 @@ class JobMaster:
                 return self._on_discovery(event, now_ms)
             case ev.CancelRequested():
                 return self._cancel(now_ms)
-            case ev.StopRequested() | ev.SavepointRequested() | ev.CheckpointRequested():
-                return self._request(event, now_ms)
             case ev.Tick():
                 return self._on_tick(now_ms)
             case _:
-                return self._on_change(event, now_ms)
+                return self._wanted(event, now_ms)
 
     def _on_log(self, event: ev.LogRead, now_ms: int) -> list[cmd.Command]:
         deployment = self.deployment
@@ -126,7 +126,7 @@ class JobMaster:
             return []
         self.story.earlier = self.story.earlier or told_by(event.entries, self.identity.generation)
         if ended := ended_as(event.entries, self.identity.run_id):
-            return self._ended_before(JobStatus(ended), now_ms)
+            return self._ended_before(JobStatus(ended), event, now_ms)
         try:
             recovered = recover(self.graph, self.identity, event, deployed_before=self._deployments > 1)
         except PenstockError as error:
@@ -204,10 +204,15 @@ class JobMaster:
             text = f"the job did not start in time; it waits for {waiting}"
             return self._fail(Failure(now_ms, text), now_ms)
         running = self.deployment if self.step is Step.RUNNING else None
-        commands = running.tick(now_ms) if running is not None else []
+        commands = [*self._waiting.overdue(now_ms), *(running.tick(now_ms) if running is not None else [])]
         return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
 
-    def _on_change(self, event: ev.Change, now_ms: int) -> list[cmd.Command]:
+    def _wanted(self, event: ev.CutRequested | ev.Change, now_ms: int) -> list[cmd.Command]:
+        if self.step in (Step.IDLE, Step.STARTING) and isinstance(event, UserRequest):
+            self._waiting.add(event, now_ms)
+            return []
+        if isinstance(event, ev.CutRequested):
+            return self._request(event, now_ms)
         commands = self._apply(self.in_place.handle(event, self._situation(now_ms)), now_ms)
         if self.step is Step.CHANGING and not self.in_place.unrecorded:
             self.step, self._deadline_ms = Step.WAITING, now_ms
@@ -237,8 +242,13 @@ class JobMaster:
                 self.story.add(now_ms, "running", f"{len(deployment.executions)} subtasks")
                 commands += self.in_place.rescaling.running()
                 commands += self._apply(self.checkpointing.start(now_ms), now_ms)
+                for request in self._waiting.take():
+                    commands += self._answers(self._wanted(request, now_ms), now_ms)
             elif (last := deployment.last_cut) is not None:
                 self.step = Step.RUNNING
+                for request in self._waiting.take():
+                    if request.request_id != last.request:  # that one is answered by what follows
+                        commands.append(cmd.OperationEnded(request.request_id, error="the job is about to end"))
                 commands += self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
         if self.step in (Step.FINISHING, Step.CANCELLING) and not self.in_place.recording:
             open_tasks = deployment is not None and deployment.deployed and deployment.open > 0
@@ -275,7 +285,7 @@ class JobMaster:
 
     def _halt(self, reason: str, now_ms: int) -> list[cmd.Command]:
         """End the deployment: its workers are killed, everything they may still do is fenced or repeatable."""
-        commands = self.checkpointing.halt(reason, now_ms)
+        commands = [*self.checkpointing.halt(reason, now_ms), *self._waiting.refuse(reason)]
         workers = self.deployment.workers.values() if self.deployment is not None else ()
         self.deployment = None
         commands += self.in_place.halted(reason) + self._held.halt(workers, now_ms)
@@ -332,12 +342,13 @@ class JobMaster:
         entry = end_entry(self.graph, self.identity, state.value, owed, now_ms)
         return [*commands, cmd.AppendManifest(_END_TAG, entry)]
 
-    def _ended_before(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
+    def _ended_before(self, state: JobStatus, log: ev.LogRead, now_ms: int) -> list[cmd.Command]:
         """The leader before us wrote the end of this run, but died before it was recorded: nothing is started again."""
         self.story.add(now_ms, "recovery", f"the run has ended already: {state}")
         self.status.to({"CANCELED": JobStatus.CANCELLING, "FAILED": JobStatus.FAILING}.get(state, state), now_ms)
         self.step, self._end_state, self._end_written = Step.CLOSING, state, True
-        return self._halt(f"the job is {state}", now_ms)
+        stopped = self.checkpointing.stopped = stop_of(log.entries, self.identity.run_id)
+        return [*([stopped] if stopped is not None else []), *self._halt(f"the job is {state}", now_ms)]
 
     def _request(self, event: ev.CutRequested, now_ms: int) -> list[cmd.Command]:
         kind, uri = ev.cut_of(event)
@@ -370,7 +381,7 @@ class JobMaster:
         return commands
 
     def _next_wake(self) -> int | None:
-        times = [self.checkpointing.wake_ms(), self.in_place.upgrading.wake_ms()]
+        times = [self.checkpointing.wake_ms(), self.in_place.upgrading.wake_ms(), self._waiting.wake_ms()]
         if self._held.wake_ms() is not None and self.step in (Step.WAITING, Step.CLOSING):
             times.append(self._held.wake_ms())
         elif self.step in (Step.WAITING, Step.STARTING, Step.FINISHING, Step.CANCELLING):

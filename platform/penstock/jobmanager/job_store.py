@@ -126,9 +126,10 @@ class JobStore:
         where: dict[str, Any] = {"tag": tag, "checkpoint": manifest.checkpoint_id}
         if manifest.kind != "end":
             failpoints.hit("jobmanager.before_manifest", **where)
+        if manifest.barrier in ("stop", "drain"):
+            failpoints.hit("jobmanager.before_stop", **where)
         entry = self._opened().append(manifest)
-        if manifest.kind != "end":
-            failpoints.hit("jobmanager.after_manifest", **where)
+        failpoints.hit("jobmanager.after_end" if manifest.kind == "end" else "jobmanager.after_manifest", **where)
         if manifest.barrier in ("stop", "drain"):
             failpoints.hit("jobmanager.during_stop", **where)
         return entry
@@ -252,9 +253,3 @@ def _tried(seal: Manifest, trial: Trial | None) -> Manifest:
     if trial is None:
         return seal
     return msgspec.structs.replace(seal, upgrade_of=trial.base, on_trial=trial.open, held=trial.held)
-
-
-def savepoint_uri(graph: JobGraph, target: str, name: str) -> str:
-    """Return where a savepoint goes: a folder of its own below `target`, by default below the job's folder."""
-    base = target or join_uri(graph.settings.checkpoint_root, graph.name, "savepoints")
-    return join_uri(base, name)

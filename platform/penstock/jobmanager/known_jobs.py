@@ -6,9 +6,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.checkpoint.job_records import JobRecord
-from penstock.core.errors import JobIdentityError, NotFoundError
+from penstock.core.errors import JobIdentityError, NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.events import CancelRequested, Event
 from penstock.jobmanager.job_driver import JobDriver
+from penstock.jobmanager.job_master import JobMaster
 
 
 @dataclass(slots=True)
@@ -18,6 +20,23 @@ class KnownJob:
     record: JobRecord
     graph: JobGraph
     driver: JobDriver | None = None
+
+    @property
+    def master(self) -> JobMaster | None:
+        """Who decides, once it has been started under this leader."""
+        return self.driver.master if self.driver is not None else None
+
+    def post(self, event: Event) -> None:
+        """Hand on what a user wants; of a job that is still being recovered all but its end waits for that.
+
+        Raises:
+            UsageError: it does not run.
+        """
+        early = isinstance(event, CancelRequested) and self.master is None
+        if self.driver is None or early or self.record.ended:
+            msg = f"job {self.record.name!r} ({self.record.job_id}) is {self.record.ended or 'not started yet'}"
+            raise UsageError(msg, hint="only a running job takes requests")
+        self.driver.post(event)
 
 
 def find_job(jobs: Mapping[str, KnownJob], name: str) -> KnownJob:

@@ -45,6 +45,7 @@ def checkpoint_entry(
         runs=(ids.run_id,),
         barrier=pending.label,
         note=uri,
+        request=pending.request_id if pending.kind.ends_job else "",
     )
 
 

@@ -34,11 +34,11 @@ class Operations:
         """Whether it was taken by this leader."""
         return request_id in self._statuses
 
-    def end(self, ended: OperationEnded) -> None:
-        """It has ended; unknown ids (of an earlier leader) are ignored."""
-        status = self._statuses.get(ended.request_id)
-        if status is None:
-            return
+    def end(self, ended: OperationEnded, job_id: str) -> None:
+        """It has ended; an earlier leader may have taken it."""
+        if ended.request_id not in self._statuses:
+            self.begin(ended.request_id, job_id)
+        status = self._statuses[ended.request_id]
         self._statuses[ended.request_id] = msgspec.structs.replace(
             status,
             status="FAILED" if ended.error else "COMPLETED",
@@ -53,7 +53,7 @@ class Operations:
         """A job has ended: nothing of it is in progress any more."""
         for request_id, status in list(self._statuses.items()):
             if status.job_id == job_id and status.status == "IN_PROGRESS":
-                self.end(OperationEnded(request_id, error=reason))
+                self.end(OperationEnded(request_id, error=reason), job_id)
 
     def status(self, request_id: str) -> OperationStatus:
         """Return what became of a request; raises NotFoundError."""

@@ -12,7 +12,7 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.story_records import prune_stories
 from penstock.core.errors import StorageError
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
-from penstock.jobmanager.commands import RecordRescale, RecordUpgrade
+from penstock.jobmanager.commands import OperationEnded, RecordRescale, RecordUpgrade
 from penstock.jobmanager.job_store import StartFrom
 from penstock.jobmanager.submit_options import SubmitOptions
 
@@ -100,6 +100,13 @@ def upgraded_record(record: JobRecord, command: RecordUpgrade, generation: int) 
         graph=encode_graph(command.graph),
         options={"allow_non_restored_state": allowed} if allowed else {},
     )
+
+
+def stopped_record(record: JobRecord, stop: OperationEnded | None) -> JobRecord:
+    """Return the record of a job that has ended with the answer to the stop that has ended it, if one did."""
+    if stop is None:
+        return record
+    return msgspec.structs.replace(record, stop_token=stop.request_id, stop_uri=stop.uri)
 
 
 def forget_oldest(store: ObjectStore, records: Iterable[JobRecord]) -> set[str]:

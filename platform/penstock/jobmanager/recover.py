@@ -14,6 +14,7 @@ from penstock.core.errors import StateMismatchError
 from penstock.graph.execution_graph import PlanIds
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.restore_plan import assign_state, with_held
+from penstock.jobmanager.commands import OperationEnded
 from penstock.jobmanager.deployment import Recovered, publishing_sinks
 from penstock.jobmanager.events import LogRead
 
@@ -69,3 +70,14 @@ def ended_as(entries: Sequence[LogEntry], run_id: str) -> str:
     """Return the terminal state a leader of this run has written into the log, or nothing."""
     ends = [e.manifest for e in live_entries(entries) if e.manifest.kind == "end" and e.manifest.run_id == run_id]
     return ends[-1].note if ends else ""
+
+
+def stop_of(entries: Sequence[LogEntry], run_id: str) -> OperationEnded | None:
+    """Return the answer to the stop or drain that was this run's last cut, if somebody asked for one."""
+    cuts = [
+        e.manifest for e in live_entries(entries) if e.manifest.kind == "checkpoint" and e.manifest.run_id == run_id
+    ]
+    last = cuts[-1] if cuts else None
+    if last is None or last.barrier not in ("stop", "drain") or not last.request:
+        return None
+    return OperationEnded(last.request, last.note, last.checkpoint_id)

@@ -108,11 +108,11 @@ class Disposals:
         try:
             await asyncio.to_thread(dispose, uri, tuple(self._job_folders()))
         except PenstockError as error:
-            self._operations.end(OperationEnded(request_id, error=str(error), error_class=type(error).__name__))
+            self._operations.end(OperationEnded(request_id, error=str(error), error_class=type(error).__name__), "")
         except Exception as error:  # noqa: BLE001 - a store may raise anything, and whoever asked waits for an end
-            self._operations.end(OperationEnded(request_id, error=f"{type(error).__name__}: {error}"))
+            self._operations.end(OperationEnded(request_id, error=f"{type(error).__name__}: {error}"), "")
         else:
-            self._operations.end(OperationEnded(request_id))
+            self._operations.end(OperationEnded(request_id), "")
 
 
 def job_folder(checkpoint_root: str, job_name: str) -> str:

@@ -55,6 +55,19 @@ class Refusal:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Whoever was let in; without tokens the user of the machine."""
+
+    role: Role = "admin"
+    #: As in the tokens file; empty without tokens.
+    name: str = ""
+
+    def may(self, needed: Role) -> bool:
+        """Whether the role is that one or has more rights."""
+        return ROLES.index(self.role) >= ROLES.index(needed)
+
+
 def needed_role(method: str, path: str) -> Role:
     """Return the least role that may send this request."""
     if method in _READING:
@@ -88,10 +101,10 @@ def judge(asked: Asked, security: Security, same_user: Callable[[Ends], bool]) -
     return None
 
 
-def caller(asked: Asked, security: Security) -> str:
-    """Return the name of whoever sent a request that was let in, for the log."""
+def caller(asked: Asked, security: Security) -> Caller:
+    """Return who sent a request that was let in."""
     entry = security.role_of(_token_of(asked.headers.get("authorization", ""))[0]) if security.tokens else None
-    return entry.name if entry is not None else "the user"
+    return Caller(entry.role, entry.name) if entry is not None else Caller()
 
 
 def _by_token(asked: Asked, security: Security) -> Refusal | None:

@@ -30,8 +30,10 @@ from penstock.rest import (
     watch,
     web,
 )
+from penstock.rest.access import Caller
 from penstock.rest.budget import budget
 from penstock.rest.essential import status_of
+from penstock.rest.guard import CALLER
 from penstock.rest.trigger_id import trigger_id
 
 if TYPE_CHECKING:
@@ -92,8 +94,9 @@ def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Cal
         return flink_json.overview(dispatcher.cluster(), penstock.__version__)
 
     @router.get("/config")
-    async def config() -> dict[str, Any]:
-        features = {"web-submit": False, "web-cancel": True, "web-rescale": True, "web-history": False}
+    async def config(request: Request) -> dict[str, Any]:
+        acts = _caller(request).may("operator")
+        features = {"web-submit": False, "web-cancel": acts, "web-rescale": acts, "web-history": False}
         return {
             "refresh-interval": 3000,
             "timezone-name": "UTC",
@@ -106,6 +109,11 @@ def _add_cluster_routes(router: APIRouter, dispatcher: Dispatcher, shutdown: Cal
     @router.get("/taskmanagers")
     async def taskmanagers() -> dict[str, Any]:
         return essential.taskmanagers(dispatcher)
+
+    @router.get("/penstock/access")
+    async def access(request: Request) -> dict[str, Any]:
+        who = _caller(request)
+        return {"role": who.role, "name": who.name}
 
     @router.delete("/cluster")
     async def end() -> dict[str, Any]:
@@ -221,6 +229,12 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
                 return {"text": await dispatcher.log_tail(manager.taskmanager_id, worker_id)}
         msg = f"no worker {worker_id}"
         raise NotFoundError(msg)
+
+
+def _caller(request: Request) -> Caller:
+    """Return who asks, as the guard has found it; the user of the machine where none stands before."""
+    found: Caller = request.scope.get(CALLER, Caller())
+    return found
 
 
 async def _body(request: Request) -> dict[str, Any]:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from penstock.config.security import Security
     from penstock.rest.essential import Application, Receive, Send
 
+#: Where the application finds the `rest.access.Caller` of a request in its scope.
+CALLER = "penstock.caller"
 _CLOSE = (b"connection", b"close")
 _MOST_DROPPED_BYTES = 256 << 20
 _MOST_SHOWN = 200
@@ -86,9 +88,10 @@ class Guard:
             self._log(f"refused {_shown(asked)} of {_sender(asked)}: {_cut(redact(refusal.error))}")
             await self._refuse(refusal, receive, send)
             return
+        sender = caller(asked, self._security)
         if asked.method not in _BODYLESS:
-            self._log(f"{redact(caller(asked, self._security))} at {_sender(asked)}: {_shown(asked)}")
-        await self._application(scope, _once(body, receive), _with_headers(send))
+            self._log(f"{redact(sender.name or 'the user')} at {_sender(asked)}: {_shown(asked)}")
+        await self._application({**scope, CALLER: sender}, _once(body, receive), _with_headers(send))
 
     async def _body(self, asked: Asked, receive: Receive) -> bytes:
         limit = body_limit(asked.method, asked.path)

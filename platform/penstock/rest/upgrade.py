@@ -65,7 +65,7 @@ def add_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
 
     @router.post("/penstock/jobs/{job_id}/upgrade/verdict", status_code=202)
     async def verdict(job_id: str, *, healthy: bool) -> dict[str, Any]:
-        dispatcher.changes.judge(job_id, healthy=healthy)
+        await dispatcher.changes.judge(job_id, healthy=healthy)
         return {}
 
 

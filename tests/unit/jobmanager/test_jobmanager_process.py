@@ -309,6 +309,28 @@ async def test_a_graph_that_is_none_is_refused(cluster_of):
         await manager.dispatcher.submit(b"{}")
 
 
+async def test_a_cut_whose_savepoint_cannot_be_written_is_refused_and_the_job_goes_on(cluster_of, encoded, tmp_path):
+    manager, machine = await cluster_of()
+    dispatcher = manager.dispatcher
+    job_id = await dispatcher.submit(encoded())
+    await running(manager, job_id)
+    file = tmp_path / "file"
+    file.touch()
+    for target in (str(file), str(file / "below"), "ftp://somewhere"):
+        for ask in (dispatcher.stop, dispatcher.savepoint):
+            with pytest.raises(UsageError, match=r"cannot be written.*the job goes on") as caught:
+                await ask(job_id, uri=target)
+            assert target in caught.value.message
+    done = dispatcher.checkpoints(job_id).completed
+    await until(lambda: dispatcher.checkpoints(job_id).completed > done, "another checkpoint")
+    assert dispatcher.summary(job_id).restarts == 0
+    assert machine.world.savepoints == []
+    target = tmp_path / "saved"
+    status = await dispatcher.wait_operation(await dispatcher.stop(job_id, uri=str(target)), 10_000)
+    assert (status.status, status.uri) == ("COMPLETED", machine.world.savepoints[-1])
+    assert list(target.iterdir()) == [], "what was tried is gone"
+
+
 async def test_names_of_state_to_leave_behind_are_refused_without_a_savepoint(cluster_of, encoded):
     manager, _ = await cluster_of(taskmanager=False)
     with pytest.raises(UsageError, match="from a savepoint only") as caught:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from penstock.checkpoint.manifest import decode_manifest
 from penstock.core.errors import StorageError
 from penstock.jobmanager import commands as cmd
@@ -104,3 +106,73 @@ def test_a_stop_whose_manifest_was_never_written_is_refused_after_the_restart(wo
     world.pass_time(500)
     assert world.operations["req"].error
     assert world.master.status.state is JobStatus.RUNNING
+
+
+def successor(world_of, world):
+    """A new leader of the same log; the old one has lost all its workers."""
+    found = world_of(generation=world.generation + 1)
+    found.output, found.splits, found.owed = world.output, world.splits, []
+    return found
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_the_next_leader_answers_the_stop_it_finds_in_the_log(world_of, drain):
+    world = world_of().start()
+    world.deaf.add(orders.WriteSavepoint)
+    world.post(ev.StopRequested("req", "memory://sp", drain))
+    assert "req" not in world.operations
+    after = successor(world_of, world)
+    after.post(ev.StopRequested("req", "memory://sp", drain))  # asked again before it has read the log
+    assert after.operations == {}
+    after.start()
+    assert after.terminal.state == "FINISHED"
+    assert after.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
+    assert after.savepoints == ["memory://sp"]
+    assert after.master.checkpointing.stopped == after.operations["req"]
+
+
+def test_the_next_leader_answers_a_stop_whose_job_has_ended_already(world_of):
+    world = world_of().start()
+    world.post(ev.StopRequested("req", "memory://sp"))
+    assert world.terminal.state == "FINISHED"
+    after = successor(world_of, world).start()
+    assert after.terminal.state == "FINISHED"
+    assert after.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
+    assert after.savepoints == []
+
+
+def test_another_request_behind_a_stop_in_the_log_is_refused(world_of):
+    world = world_of().start()
+    world.deaf.add(orders.WriteSavepoint)
+    world.post(ev.StopRequested("req", "memory://sp"))
+    after = successor(world_of, world)
+    after.post(ev.SavepointRequested("other", "memory://other")).start()
+    assert after.operations["other"].error == "the job is about to end"
+    assert after.operations["req"].error == ""
+
+
+def test_what_is_asked_of_a_job_that_starts_waits_for_it(world_of):
+    world = world_of()
+    world.hold_discovery = True
+    world.start().post(ev.SavepointRequested("req", "memory://sp"))
+    assert world.operations == {}
+    for found in world.held_discovery:
+        world.post(found)
+    assert world.operations["req"].uri == "memory://sp"
+
+
+def test_it_does_not_wait_for_ever(world_of):
+    world = world_of()
+    world.free = []
+    world.start().post(ev.StopRequested("req", "memory://sp")).pass_time(29_000)
+    assert world.operations == {}
+    world.pass_time(2_000)
+    assert world.operations["req"].error == "the job is not running"
+
+
+def test_it_is_refused_when_the_start_fails(world_of):
+    world = world_of()
+    world.hold_discovery = True
+    world.start().post(ev.StopRequested("req", "memory://sp"))
+    world.kill(next(iter(world.workers)))
+    assert "was lost" in world.operations["req"].error

@@ -127,6 +127,25 @@ async def test_what_cannot_be_an_upgrade_is_refused_at_once(cluster_of, encoded)
     with pytest.raises(UsageError, match=r"--accept out.*--no-rollback"):
         await manager.dispatcher.changes.upgrade(job_id, newer(encoded(delivery="at-least-once")), TRIAL)
     with pytest.raises(UsageError, match="no new version on trial"):
-        manager.dispatcher.changes.judge(job_id, healthy=True)
+        await manager.dispatcher.changes.judge(job_id, healthy=True)
     assert manager.dispatcher.summary(job_id).restarts == 0
     assert manager.dispatcher.changes.view(job_id) is None
+
+
+async def test_a_savepoint_that_cannot_be_written_is_refused_before_the_old_version_stops(
+    cluster_of, encoded, tmp_path
+):
+    manager, _machine, job_id = await running(cluster_of, encoded)
+    dispatcher, file = manager.dispatcher, tmp_path / "file"
+    file.touch()
+    policy = msgspec.structs.replace(TRIAL, target=str(file))
+    before = dispatcher.summary(job_id).run_id
+    with pytest.raises(UsageError, match="cannot be written"):
+        await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
+    assert dispatcher.changes.view(job_id) is None
+    done = dispatcher.checkpoints(job_id).completed
+    await until(lambda: dispatcher.checkpoints(job_id).completed > done)
+    assert (dispatcher.summary(job_id).run_id, dispatcher.summary(job_id).restarts) == (before, 0)
+    policy = msgspec.structs.replace(policy, from_checkpoint=True)
+    await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
+    assert (await dispatcher.wait_operation("mine", 9000)).status == "COMPLETED", "it needs no savepoint"

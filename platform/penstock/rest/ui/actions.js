@@ -1,8 +1,10 @@
 // What can be done to a running job; each asks first, and tells what became of it.
 
+import { lacking, may } from "./access.js";
 import { completion, send } from "./api.js";
 import { confirm, say } from "./dialogs.js";
 import { h } from "./dom.js";
+import { note } from "./parts.js";
 
 const FOLDER = {
   name: "target", label: "Folder or bucket for the savepoint",
@@ -29,7 +31,7 @@ export function actions(job, reload) {
       action: "Rescale",
       run: ({ parallelism }) => asked("Rescale", "PATCH", `${path}/rescaling?parallelism=${Number(parallelism)}`, undefined, "rescaling", () => `${name} runs with ${parallelism} subtasks`),
     }],
-    ["Upgrade", {
+    ["Upgrade", { needs: "admin",
       title: `Put another version in the place of ${name}?`,
       text: "The job stops with a savepoint, and the new version goes on from it, on trial: what it writes is held back. If it fails, or has not completed its checkpoints in time, the old version comes back from the same savepoint.",
       fields: [
@@ -58,7 +60,9 @@ export function actions(job, reload) {
       },
     }],
   ];
-  return h("div", { class: "actions", role: "group", "aria-label": "Actions" }, choices.map(([label, question]) =>
+  if (!may("operator")) return note(lacking("Acting on jobs needs", "operator"));
+  const allowed = choices.filter(([, question]) => may(question.needs ?? "operator"));
+  return h("div", { class: "actions", role: "group", "aria-label": "Actions" }, allowed.map(([label, question]) =>
     h("button", { key: label, type: "button", class: question.danger ? "danger" : "", onclick: () => confirm(question) }, label)));
 }
 

@@ -1,5 +1,6 @@
 // The frame of all pages: which page is shown (by the address behind #), asking again every two seconds, errors, theme.
 
+import { learn, reader } from "./access.js";
 import { ApiError } from "./api.js";
 import { h, render } from "./dom.js";
 import * as job from "./job.js";
@@ -57,6 +58,7 @@ async function reload() {
   const [mine, own] = [new AbortController(), shown];
   asking = mine;
   try {
+    await learn(mine.signal);
     const data = await own.page.load(own, mine.signal);
     if (shown !== own) return;
     own.data = data;
@@ -79,6 +81,7 @@ function draw() {
   const context = { ...shown, update: draw, reload };
   document.title = `${page.title(shown)} · penstock`;
   pulse.textContent = error && !error.status ? "not connected, trying again" : data ? "live" : "loading";
+  document.getElementById("reader").textContent = reader();
   pulse.className = `pulse ${error ? "bad" : "good"}`;
   render(document.getElementById("sections"), SECTIONS.map(([href, name]) =>
     h("a", { href, "aria-current": (location.hash || "#/") === href ? "page" : null }, name)));

@@ -1,5 +1,6 @@
 // Start a job from a file that `penstock run --write` has made.
 
+import { lacking, may } from "./access.js";
 import { get, send } from "./api.js";
 import { h } from "./dom.js";
 import { note } from "./parts.js";
@@ -11,6 +12,7 @@ export async function load(_, signal) {
 }
 
 export function view({ data, ui, update }) {
+  if (!may("admin")) return [h("h1", { tabindex: -1 }, "Submit a job"), note(lacking("Bringing code needs", "admin"))];
   const submit = async (event) => {
     event.preventDefault();
     const fields = event.target.elements;

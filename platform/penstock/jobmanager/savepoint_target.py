@@ -1,0 +1,50 @@
+"""Where a savepoint goes, and whether it can be written there, asked before a job is touched for it.
+
+Called by `jobmanager.dispatcher` (savepoint, stop, drain) and `jobmanager.changes` (upgrade): behind a stop the sources
+are silent, and a copy that cannot be written then would hold the job up, or end it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from penstock.checkpoint.stores import join_uri, open_store
+from penstock.core.errors import PenstockError, UsageError
+from penstock.jobmanager.known_jobs import KnownJob
+
+#: A store that is away is asked several times by its client.
+_LIMIT_S = 20.0
+_HINT = "the job goes on as it was; give another target, or see to it that this one can be written"
+
+
+async def savepoint_target(job: KnownJob, target: str, request_id: str, *, probe: bool) -> str:
+    """Return the folder of a request's savepoint below `target`, by default below the job's own folder.
+
+    With `probe`, and unless the job has ended, an object is written beside it and removed.
+
+    Raises:
+        UsageError: it cannot be written, or not within 20 s.
+    """
+    base = target or join_uri(job.graph.settings.checkpoint_root, job.graph.name, "savepoints")
+    name = f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}"
+    if probe and not job.record.ended:
+        await _probe(base, name)
+    return join_uri(base, name)
+
+
+async def _probe(base: str, name: str) -> None:
+    try:
+        await asyncio.wait_for(asyncio.to_thread(_write, base, name), _LIMIT_S)
+    except TimeoutError as error:
+        msg = f"the savepoint's target {base} did not answer within {_LIMIT_S:.0f} s"
+        raise UsageError(msg, hint=_HINT) from error
+    except (PenstockError, OSError) as error:
+        reason = error.message if isinstance(error, PenstockError) else (error.strerror or str(error))
+        raise UsageError(f"the savepoint's target {base} cannot be written: {reason}", hint=_HINT) from error
+
+
+def _write(base: str, name: str) -> None:
+    # beside the savepoint: where the request is refused all the same, no empty folder of its name stays behind
+    store, key = open_store(base), f".probe-{name}"
+    store.put(key, b"")
+    store.delete(key)

@@ -1,0 +1,161 @@
+"""Every lifecycle action on a running job, by the command line, by plain REST and from Python; exact after each."""
+
+import json
+import urllib.request
+
+import pytest
+from tests.cluster import lifecycle
+from tests.cluster.lifecycle import ACTIONS, WAYS, Place, live
+from tests.cluster.proc_tree import wait_until
+from tests.cluster.stage import cli
+from tests.ui.lifecycle_way import BrowserWay
+
+from penstock.client.executors import ClusterExecutor, SubmitOptions
+from penstock.client.handle import JobHandle
+from penstock.client.job_file import planned
+from penstock.graph.job_graph import encode_graph
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+class CliWay:
+    """`penstock` commands."""
+
+    def __init__(self, url, folder):
+        self.folder, self.environment = folder, {"PENSTOCK_CLUSTER": url, "PENSTOCK_HOME": str(folder / "home")}
+        self.url = url
+
+    def _run(self, *words):
+        said = cli(*words, "--json", cwd=self.folder, environment=self.environment)
+        assert said.code == 0, said
+        return said.value
+
+    def submit(self, file, token, from_uri=""):
+        where = ("--from", from_uri) if from_uri else ()
+        return self._run("run", file, "--cluster", self.url, "--detached", "--token", token, *where)["jobid"]
+
+    def savepoint(self, job_id, target):
+        return self._run("savepoint", job_id, target)["savepoint"]
+
+    def rescale(self, job_id, parallelism):
+        self._run("rescale", job_id, parallelism)
+
+    def upgrade(self, job_id, file):
+        self._run("upgrade", job_id, file, "--checkpoints", 2)
+
+    def cancel(self, job_id):
+        assert self._run("cancel", job_id)["state"] == "CANCELED"
+
+    def stop(self, job_id, target):
+        return self._run("stop", job_id, "--target", target)["savepoint"]
+
+    def drain(self, job_id, target):
+        return self._run("stop", job_id, "--drain", "--target", target)["savepoint"]
+
+
+class RestWay:
+    """Requests as anybody can send them, with nothing of penstock's client."""
+
+    def __init__(self, url, _folder):
+        self.url = f"{url}/v1"
+
+    def _ask(self, method, path, body=None):
+        data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return json.load(answer)
+
+    def _done(self, path, request):
+        found = {}
+
+        def ended():
+            found.update(self._ask("GET", f"{path}/{request}"))
+            return found["status"]["id"] == "COMPLETED"
+
+        wait_until(ended, lifecycle.LIMIT_S, lambda: str(found), 0.1)
+        operation = found["operation"] or {}
+        assert "failure-cause" not in operation, operation
+        return operation.get("location", "")
+
+    def submit(self, file, token, from_uri=""):
+        where = f"&from={from_uri}" if from_uri else ""
+        graph = encode_graph(planned(file, {}, ""))
+        return self._ask("POST", f"/penstock/submit?token={token}{where}", graph)["jobid"]
+
+    def savepoint(self, job_id, target):
+        path = f"/jobs/{job_id}/savepoints"
+        return self._done(path, self._ask("POST", path, {"target-directory": target})["request-id"])
+
+    def rescale(self, job_id, parallelism):
+        path = f"/jobs/{job_id}/rescaling"
+        self._done(path, self._ask("PATCH", f"{path}?parallelism={parallelism}")["request-id"])
+
+    def upgrade(self, job_id, file):
+        path = f"/penstock/jobs/{job_id}/upgrade"
+        self._done(path, self._ask("POST", f"{path}?checkpoints=2", encode_graph(planned(file, {}, "")))["request-id"])
+
+    def cancel(self, job_id):
+        self._ask("PATCH", f"/jobs/{job_id}?mode=cancel")
+
+    def stop(self, job_id, target):
+        return self._stop(job_id, {"targetDirectory": target})
+
+    def drain(self, job_id, target):
+        return self._stop(job_id, {"targetDirectory": target, "drain": True})
+
+    def _stop(self, job_id, body):
+        return self._done(f"/jobs/{job_id}/savepoints", self._ask("POST", f"/jobs/{job_id}/stop", body)["request-id"])
+
+
+class PythonWay:
+    """Executors and handles, as job files and programs use them."""
+
+    def __init__(self, url, _folder):
+        self.url = url
+        self.handle: JobHandle
+
+    def submit(self, file, token, from_uri=""):
+        options = SubmitOptions(token=token, from_uri=from_uri or None)
+        self.handle = ClusterExecutor(url=self.url, options=options).submit(planned(file, {}, ""))
+        return self.handle.job_id
+
+    def savepoint(self, _job_id, target):
+        return self.handle.savepoint(target)
+
+    def rescale(self, _job_id, parallelism):
+        self.handle.rescale(parallelism)
+
+    def upgrade(self, _job_id, file):
+        self.handle.upgrade(file, checkpoints=2)
+
+    def cancel(self, _job_id):
+        self.handle.cancel()
+        assert self.handle.wait(timeout_ms=60_000) == "CANCELED"
+
+    def stop(self, _job_id, target):
+        return self.handle.stop(target=target)
+
+    def drain(self, _job_id, target):
+        return self.handle.stop(drain=True, target=target)
+
+
+BY = {"cli": CliWay, "rest": RestWay, "python": PythonWay}
+
+
+@pytest.fixture
+def running(tmp_path):
+    with lifecycle.cluster(tmp_path) as found:
+        yield found
+
+
+def test_no_cell_of_the_table_is_missing():
+    assert (*BY, "ui") == WAYS
+    missing = [
+        (way.__name__, action) for way in (*BY.values(), BrowserWay) for action in ACTIONS if not hasattr(way, action)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("way", BY)
+def test_a_life(running, tmp_path, way):
+    live(Place(running, tmp_path, f"life-by-{way}"), BY[way](running.rest_url, tmp_path))

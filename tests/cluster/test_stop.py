@@ -1,0 +1,51 @@
+"""A JobManager that dies while a job is stopped or drained: whoever asked waits, and gets the one savepoint."""
+
+import pytest
+from tests.cluster import lifecycle
+from tests.cluster.lifecycle import USERS, Place, saved
+from tests.cluster.proc_tree import wait_until
+
+from penstock.client.executors import ClusterExecutor
+from penstock.client.job_file import planned
+from penstock.core.errors import UsageError
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+
+#: Where it dies.
+KILLS = {
+    "not in the log": "jobmanager.before_stop",
+    "in the log": "jobmanager.during_stop",
+    "its end in the log, and not recorded": "jobmanager.after_end",
+}
+
+
+@pytest.mark.parametrize(("when", "action"), [*((when, "stop") for when in KILLS), ("in the log", "drain")])
+def test_a_jobmanager_that_dies_in_the_middle(tmp_path, when, action):
+    failpoints = {"PENSTOCK_FAILPOINTS": f"{KILLS[when]}=kill", "PENSTOCK_FAILPOINT_DIR": str(tmp_path / "hits")}
+    with lifecycle.cluster(tmp_path, environment=failpoints, restart_dead=True) as running:
+        place, target = Place(running, tmp_path, "stopped"), tmp_path / "savepoints"
+        job = ClusterExecutor(url=running.rest_url).submit(planned(place.file("first"), {}, ""))
+        place.goes_on(job.job_id)
+        stop = lambda token: job.stop(drain=action == "drain", target=str(target / "stopped"), token=token)
+        uri = saved(place, stop("mine"), action)
+        wait_until(lambda: running.restarts == ["jobmanager"], 10, lambda: f"a dead JobManager: {running.restarts}")
+        _, closed = place.ended(job.job_id)
+        assert len(closed) == (USERS if action == "drain" else 0)
+        assert stop("mine") == uri, "asked again"
+        assert [path.name for path in (target / "stopped").iterdir()] == [uri.rpartition("/")[2]]
+        with pytest.raises(Exception, match="is FINISHED"):
+            stop("another")
+
+
+def test_a_target_that_cannot_be_written_is_refused_and_the_job_goes_on(tmp_path):
+    with lifecycle.cluster(tmp_path) as running:
+        place, file = Place(running, tmp_path, "kept"), tmp_path / "file"
+        file.touch()
+        job = ClusterExecutor(url=running.rest_url).submit(planned(place.file("first"), {}, ""))
+        place.goes_on(job.job_id)
+        second = place.file("second", step=lifecycle.STEP)
+        for ask in (job.stop, job.savepoint, lambda target: job.upgrade(second, target=target)):
+            with pytest.raises(UsageError, match=r"cannot be written.*the job goes on as it was"):
+                ask(target=str(file))
+        place.goes_on(job.job_id)
+        assert place.rest.summary(job.job_id)["restarts"] == 0
