@@ -3,7 +3,7 @@
 import contextlib
 from unittest import mock
 
-from penstock.state import remote, remote_keys, remote_timers, segment_file, segments
+from penstock.state import remote, remote_keys, remote_runs, remote_timers, segment_file, segments
 
 #: Fetched state beyond which it is dropped: at once, after some regions, never.
 LOCAL_BYTES = (1, 1 << 31, 1 << 50)
@@ -18,6 +18,11 @@ def small_pieces():
         mock.patch.object(remote_keys, "ROW_GROUP", 3),
         mock.patch.object(remote_keys, "_ROWS", 6),
         mock.patch.object(remote_keys, "_ROWS_BEHIND", 3),
+        mock.patch.object(remote_runs, "ROW_GROUP", 3),
+        mock.patch.object(remote_runs, "REGIONS", 4),
+        mock.patch.object(remote_runs, "_ROWS", 6),
+        mock.patch.object(remote_runs, "_ROWS_BEHIND", 3),
+        mock.patch.object(remote_runs, "_FILE", 1 << 13),
         mock.patch.object(remote_timers, "_ROWS", 6),
         mock.patch.object(remote, "_FEW_ROWS", 2),
         mock.patch.object(remote, "_MANY_PIECES", 1),

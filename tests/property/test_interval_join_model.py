@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.property.process_job import keys_leave_for_rocksdb
+from tests.property.small_pieces import small_pieces
 from tests.property.two_inputs import (
     BACKENDS,
     CONFIG,
@@ -19,12 +20,15 @@ from tests.property.two_inputs import (
     KEYS,
     LATE_TO,
     OPERATIONS,
+    REMOTE,
+    REMOTE_OPERATIONS,
     SCHEMAS,
     UID,
     Job,
     Out,
     go_on,
     joined,
+    rows_are_remote,
     run,
 )
 
@@ -101,18 +105,16 @@ def leaving(monkeypatch):
     keys_leave_for_rocksdb(monkeypatch, 1)
 
 
-KINDS = pytest.mark.parametrize(
-    ("lower", "upper", "how"),
-    [
-        *((*bounds, "inner") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
-        *((*bounds, "full") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
-        (-10, 50, "left"),
-        (-60, 5, "right"),
-    ],
-)
+KINDS = [
+    *((*bounds, "inner") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
+    *((*bounds, "full") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
+    (-10, 50, "left"),
+    (-60, 5, "right"),
+]
+EACH = pytest.mark.parametrize(("lower", "upper", "how"), KINDS)
 
 
-@KINDS
+@EACH
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_output_is_the_models(lower, upper, how, operations, backend):
@@ -120,11 +122,20 @@ def test_output_is_the_models(lower, upper, how, operations, backend):
 
 
 @pytest.mark.usefixtures("leaving")
-@KINDS
+@EACH
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS)
 def test_output_is_the_models_when_keys_leave_memory(lower, upper, how, operations):
     compare((lower, upper, how), operations, "rocksdb", most_keys=1)
+
+
+@pytest.mark.parametrize(("keys", "local_bytes"), REMOTE)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(kind=st.sampled_from(KINDS), operations=REMOTE_OPERATIONS)
+def test_output_is_the_models_wherever_rows_lie(monkeypatch, keys, local_bytes, kind, operations):
+    rows_are_remote(monkeypatch, keys, local_bytes)
+    with small_pieces():
+        compare(kind, operations, "remote")
 
 
 def compare(kind, operations, backend, most_keys=None):

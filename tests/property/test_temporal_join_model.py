@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from tests.property.process_job import keys_leave
+from tests.property.small_pieces import small_pieces
 from tests.property.two_inputs import (
     BACKENDS,
     CONFIG,
@@ -18,10 +19,13 @@ from tests.property.two_inputs import (
     LATE_TO,
     LEFT,
     OPERATIONS,
+    REMOTE,
+    REMOTE_OPERATIONS,
     RIGHT,
     UID,
     Job,
     joined,
+    rows_are_remote,
     run,
 )
 
@@ -109,6 +113,16 @@ def test_output_is_the_models(how, operations, backend):
 @given(operations=OPERATIONS)
 def test_output_is_the_models_when_versions_leave_memory(how, operations):
     compare(how, operations, "rocksdb", most_keys=1)
+
+
+@pytest.mark.parametrize(("keys", "local_bytes"), REMOTE)
+@pytest.mark.parametrize("how", ["inner", "left"])
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=REMOTE_OPERATIONS)
+def test_output_is_the_models_wherever_rows_and_versions_lie(monkeypatch, keys, local_bytes, how, operations):
+    rows_are_remote(monkeypatch, keys, local_bytes)
+    with small_pieces():
+        compare(how, operations, "remote")
 
 
 def compare(how, operations, backend, most_keys=None):

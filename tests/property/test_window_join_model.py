@@ -12,7 +12,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.property.process_job import keys_leave_for_rocksdb
-from tests.property.two_inputs import BACKENDS, CONFIG, KEY_NAMES, KEYS, LATE_TO, OPERATIONS, UID, Job, joined, run
+from tests.property.small_pieces import small_pieces
+from tests.property.two_inputs import (
+    BACKENDS,
+    CONFIG,
+    KEY_NAMES,
+    KEYS,
+    LATE_TO,
+    OPERATIONS,
+    REMOTE,
+    REMOTE_OPERATIONS,
+    UID,
+    Job,
+    joined,
+    rows_are_remote,
+    run,
+)
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 from penstock.eventtime.windows import cumulative_windows, sliding_windows
@@ -103,20 +118,18 @@ def leaving(monkeypatch):
     keys_leave_for_rocksdb(monkeypatch, 1)
 
 
-KINDS = pytest.mark.parametrize(
-    ("window", "how"),
-    [
-        ((60, 60, 0), "inner"),
-        ((60, 20, 7), "full"),
-        ((50, 35, 0), "left"),
-        ((30, 45, 10), "right"),
-        (("cumulative", 20, 80, 30), "inner"),
-        (("cumulative", 15, 60, 0), "full"),
-    ],
-)
+KINDS = [
+    ((60, 60, 0), "inner"),
+    ((60, 20, 7), "full"),
+    ((50, 35, 0), "left"),
+    ((30, 45, 10), "right"),
+    (("cumulative", 20, 80, 30), "inner"),
+    (("cumulative", 15, 60, 0), "full"),
+]
+EACH = pytest.mark.parametrize(("window", "how"), KINDS)
 
 
-@KINDS
+@EACH
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_output_is_the_models(window, how, operations, backend):
@@ -124,11 +137,38 @@ def test_output_is_the_models(window, how, operations, backend):
 
 
 @pytest.mark.usefixtures("leaving")
-@KINDS
+@EACH
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS)
 def test_output_is_the_models_when_keys_leave_memory(window, how, operations):
     compare(window, how, operations, "rocksdb", most_keys=1)
+
+
+@pytest.mark.parametrize(("keys", "local_bytes"), REMOTE)
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(kind=st.sampled_from(KINDS), operations=REMOTE_OPERATIONS)
+def test_output_is_the_models_wherever_rows_lie(monkeypatch, keys, local_bytes, kind, operations):
+    rows_are_remote(monkeypatch, keys, local_bytes)
+    with small_pieces():
+        compare(*kind, operations, "remote")
+
+
+def test_windows_whose_rows_were_dropped_before_anybody_saw_them_come_out(tmp_path, monkeypatch):
+    rows_are_remote(monkeypatch, 100, 1)
+    job = Job(tmp_path, spec((60, 60, 0), "inner"), Model((60, 60, 0), "inner"))
+    with small_pieces():
+        for seed in range(4):
+            job.batch(seed % 2, seed, 30, 0)
+        job.checkpoint()
+        job.backend = "remote"
+        job.restart(1)
+        for seed in range(3):
+            job.batch(seed % 2, seed + 9, 10, 0)
+            job.checkpoint()
+        assert job.subtasks[0][0]._state.rows.far_rows.dropped_regions > 0, "or this shows nothing"
+        job.watermark(0, MAX_TIMESTAMP)
+    assert job.emitted > 10
+    job.close()
 
 
 def compare(window, how, operations, backend, most_keys=None):

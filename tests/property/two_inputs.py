@@ -11,6 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
+from tests.property.process_job import PlainStore, keys_leave_for_rocksdb
+from tests.property.small_pieces import Fetching, part
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
@@ -96,7 +98,9 @@ def go_on(operator, out):
         assert len(out.rows) - before < 2 * output_pieces.PIECE_ROWS + timed_run.CHUNK
 
 
-class Job:
+class Job(Fetching):
+    fetching = ()
+
     def __init__(self, folder, spec, model, schemas=SCHEMAS, *, broadcast=False, backend="hashmap"):
         self.broadcast, self.backend = broadcast, backend
         self.folder, self.spec, self.model, self.schemas = Path(folder), spec, model, schemas
@@ -116,7 +120,7 @@ class Job:
             operator.close()
             store.close()
         self.attempt += 1
-        self.frozen = []
+        self.frozen, self.fetching = [], []
         saved, model = self.complete
         self.model = model.copy()
         self.late = self.model.late
@@ -131,7 +135,7 @@ class Job:
                 snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
                 hash_range=owned,
                 settings=JobSettings(state_backend=self.backend),
-                read=lambda file: self.files[file.path],
+                read=lambda file: part(self.files[file.path], file),
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
                 budget=MemoryBudget(64 << 20),
@@ -253,13 +257,15 @@ class Job:
     def rows_of(self, state):
         """What the newest complete checkpoint holds of a state, as an offline reader sees it."""
         keyed = [s for s in (self.complete[0] or ([], []))[0] if s.state == state]
-        return [row for k in keyed for t in read_state(k, lambda f: self.files[f.path]) for row in t.to_pylist()]
+        return [
+            row for k in keyed for t in read_state(k, lambda f: part(self.files[f.path], f)) for row in t.to_pylist()
+        ]
 
     def compact(self):
         for _, store in self.subtasks:
             job = store.compaction()
             if job is not None:
-                store.compacted(job, self.write(job.run(lambda f: self.files[f.path])))
+                store.compacted(job, self.write(job.run(lambda f: part(self.files[f.path], f))))
 
     def write(self, encoded):
         name = f"{self.attempt}/{len(self.files)}"
@@ -290,6 +296,36 @@ OPERATIONS = st.lists(
     min_size=15,
     max_size=50,
 )
+
+
+#: With state in the object store: what the background fetches goes in between.
+REMOTE_OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(5, 40)),
+        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(5, 40)),
+        st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 200)),
+        st.tuples(st.just("checkpoint")),
+        st.tuples(st.just("checkpoint")),
+        st.tuples(st.just("freeze")),
+        st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
+        st.tuples(st.just("compact")),
+        st.tuples(st.just("begin_fetch")),
+        st.tuples(st.just("end_fetch")),
+        st.tuples(st.just("restart"), st.integers(1, 4)),
+        st.tuples(st.just("restart"), st.integers(1, 4)),
+    ),
+    min_size=15,
+    max_size=50,
+)
+#: Keys in memory, and fetched bytes beyond which some are dropped: all at once, after some, never.
+REMOTE = ((1, 1), (100, 1), (100, 40_000), (1, 1 << 50))
+
+
+def rows_are_remote(monkeypatch, keys, local_bytes):
+    """Have no more than so many keys in memory, and keep so many bytes of what was fetched."""
+    monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._open_store", lambda store, name: PlainStore())
+    keys_leave_for_rocksdb(monkeypatch, keys)
+    monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._local_bytes", local_bytes)
 
 
 def run(job, operations):

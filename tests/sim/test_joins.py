@@ -14,6 +14,7 @@ from tests.sim.world import World
 
 import penstock as ps
 from penstock.eventtime.windows import sliding_windows
+from penstock.state.remote_runs import RemoteRuns
 from penstock.state.timed_rows import TimedRows
 
 _LOWER, _UPPER = -20_000, 15_000
@@ -89,8 +90,9 @@ def few_rows_at_a_time(monkeypatch):
     monkeypatch.setattr("penstock.operators.interval_join.CHUNK", 2)
 
 
-def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm):
+def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm, backend: str = "hashmap"):
     plan = kind.drawn(random.Random(f"plan {seed}"))
+    plan.settings["state_backend"] = backend
     plan.phases, plan.input_ms, plan.inline_bytes = phases, 1500.0, 0
     plan.settings["checkpoint_tolerated_failures"] = 100
     return World(seed, plan, swarm).execute()
@@ -119,3 +121,36 @@ def test_a_side_that_is_lost_on_restore_is_caught(kind, monkeypatch):
     monkeypatch.setattr(TimedRows, "load", lambda self, rows: None)
     with pytest.raises(SimulationError):
         run(kind, 3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)))
+
+
+@pytest.fixture
+def fetched(monkeypatch):
+    """How many pieces were fetched when rows of them were asked for; keys leave memory now and then."""
+    monkeypatch.setattr(RemoteRuns, "next_fetch", lambda self: None)
+    monkeypatch.setattr("penstock.state.row_eviction.Recency.full", lambda recency, held: held > 1 << 14)
+    pieces, bring = [], RemoteRuns._bring
+
+    def counted(self, missing):
+        pieces.extend(missing.tolist())
+        bring(self, missing)
+
+    monkeypatch.setattr(RemoteRuns, "_bring", counted)
+    return pieces
+
+
+@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan, TemporalPlan])
+def test_rows_in_the_object_store_are_joined_behind_killed_workers(kind, fetched):
+    points = {"upload-delayed": 0.05, "read-fails": 0.02}
+    swarm = Swarm(random.Random(1), points, strikes_={"worker-killed": 1.0}, every_ms=300.0)
+    result = run(kind, 1, [Phase(2, "stop"), Phase(3, from_savepoint=True)], swarm, "remote")
+    assert result.counts["worker-killed"] > 0
+    assert result.rows > 10
+    assert len(fetched) > 5
+
+
+@pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan, TemporalPlan])
+def test_rows_that_are_not_fetched_are_missed(kind, monkeypatch):
+    monkeypatch.setattr(RemoteRuns, "_bring", lambda self, missing: None)
+    monkeypatch.setattr(RemoteRuns, "next_fetch", lambda self: None)
+    with pytest.raises(SimulationError):
+        run(kind, 3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)), "remote")

@@ -25,6 +25,9 @@ _REMOTE = frozenset(
         "process",
         "co_process",
         "broadcast_process",
+        "interval_join",
+        "window_join",
+        "temporal_join",
     }
 )
 #: Aggregates that keep one of the values, of whatever length it is.
@@ -45,7 +48,7 @@ def check_backend(graph: StreamGraph, node: StreamNode) -> None:
         return
     cannot = f"{node.label} cannot keep its state with state_backend='remote'"
     if operator.kind not in _REMOTE:
-        only = "remote is for process functions, running aggregates, deduplicate and windows with aggregates"
+        only = "remote is for process functions, joins, running aggregates, deduplicate and windows with aggregates"
         raise GraphError(cannot, hint=f"{only}; {_WAY_OUT}")
     if operator.config.get("ttl") is not None:
         raise GraphError(f"{cannot}: it has a time-to-live", hint=f"leave ttl= out, or {_WAY_OUT}")

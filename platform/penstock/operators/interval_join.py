@@ -55,8 +55,9 @@ class IntervalJoinOperator(JoinOperator):
             lower, upper = -upper, -lower
         keys, own = arrived.columns(self._keys[side]), arrived.columns(self._state.names[side])
         lows, highs = arrived.times + lower, arrived.times + upper
-        for run, slots in self._state.tables[1 - side].asked(arrived.slots, lows, highs):
-            for asking, found in run.pairs(slots, lows, highs):
+        for run, places, slots in self._state.tables[1 - side].asked(arrived.slots, lows, highs):
+            for some, found in run.pairs(slots, lows[places], highs[places]):
+                asking = places[some]
                 rows, met = pa.array(asking), pa.array(found)
                 mine = [column.take(rows) for column in own]
                 others = [column.take(met) for column in run.values]
@@ -90,8 +91,8 @@ class IntervalJoinOperator(JoinOperator):
         alone = run.times + over > self._state.marks(hashes)  # else it has come out already
         lower, upper = self._interval.lower, self._interval.upper
         lows, highs = run.times + (-upper if side else lower), run.times + (-lower if side else upper)
-        for other, asking in self._state.tables[1 - side].asked(run.slots, lows, highs):
-            alone &= other.ranges(asking, lows, highs)[1] == 0
+        for other, asking, slots in self._state.tables[1 - side].asked(run.slots, lows, highs):
+            alone[asking] &= other.ranges(slots, lows[asking], highs[asking])[1] == 0
         places = np.flatnonzero(alone).astype(np.int32)
         for first in range(0, len(places), CHUNK):
             piece = places[first : first + CHUNK]

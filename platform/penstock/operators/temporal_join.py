@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
+from penstock.core.errors import StateMismatchError
 from penstock.operators.join_schema import parse_sides, temporal_join_schema, validate_temporal_join, value_fields
 from penstock.operators.join_side import JoinOperator, JoinOutput, JoinState
 from penstock.operators.output_pieces import OutputPieces
@@ -47,6 +48,11 @@ class TemporalJoinOperator(JoinOperator):
         self._current = self._state.rows.value(_CURRENT, (_VERSION, *fields))
         self._state.check_all_declared()
         if anew:
+            if self._state.rows.remote is not None and self._current.source.log.rows:
+                msg = f"{context.spec.uid}: all versions are to be looked at again behind a drained savepoint"
+                raise StateMismatchError(
+                    msg, hint="restore once with state_backend='rocksdb', then go back to 'remote'"
+                )
             self._await_again()
             self._state.rows.keeps_all = False
         self._output = JoinOutput(temporal_join_schema(config, left, right), sides, left)

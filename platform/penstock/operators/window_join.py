@@ -45,6 +45,7 @@ class WindowJoinOperator(JoinOperator):
         #: Where the panes begin that rows in memory are in.
         self._panes: set[int] = set()
         for table in self._state.tables:
+            table.noted = self._note
             for run in table.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
                 self._note(run.times)
 
@@ -62,8 +63,10 @@ class WindowJoinOperator(JoinOperator):
 
     def _pass(self, watermark: int) -> Iterator[Batch]:
         """Yield the windows that close, in order, then forget what is in no other."""
-        window = self._window
-        for due in due_windows(window, self._panes, self._state.watermarks.low, watermark):
+        window, before = self._window, self._state.watermarks.low
+        if self._closed(watermark) > self._closed(before):
+            self._state.see(self._closed(watermark))
+        for due in due_windows(window, self._panes, before, watermark):
             yield from self._fire(due)
         yield from self._output.flush()
         self._state.watermarks.advance(watermark)
@@ -78,6 +81,12 @@ class WindowJoinOperator(JoinOperator):
     def _last(self, time: Any) -> Any:
         """Return the start of the last windows that begin at `time` or before."""
         return time - (time - self._window.offset) % self._window.slide
+
+    def _closed(self, watermark: int) -> int:
+        """Return up to which time there may be rows in windows that the watermark has closed."""
+        window = self._window
+        step = window.step or window.slide
+        return watermark - (watermark + 1 - window.offset - window.size) % step
 
     def _usable(self, times: I64) -> I64:
         """Return the last watermark before which rows are not late."""

@@ -17,7 +17,9 @@ from penstock.state.regions import FileRegions, StoreRegions
 from penstock.state.remote import RemoteRows
 from penstock.state.remote_keys import RemoteKeys
 from penstock.state.remote_log import Reader
+from penstock.state.remote_runs import RemoteRuns
 from penstock.state.remote_segments import RemoteSegments
+from penstock.state.spilled_rows import SpillArea
 
 if TYPE_CHECKING:
     from penstock.state.cold import ColdRows, ColdStore
@@ -35,9 +37,9 @@ class ColdPlaces:
         """Nothing is opened yet."""
         self._request = request
         self._share = request.settings.managed_memory_bytes // _COLD_SHARE
-        self._opened: list[ColdRows | ColdHome] = []
+        self._opened: list[ColdRows | ColdHome | RemoteRuns] = []
         #: What stays in the object store and may be fetched before anybody asks.
-        self.remote: list[RemoteRows | RemoteKeys] = []
+        self.remote: list[RemoteRows | RemoteKeys | RemoteRuns] = []
 
     def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
         """Return the cold side of a table of panes; None: it stays in memory, as cells do that refer to strings.
@@ -81,6 +83,18 @@ class ColdPlaces:
             home.remote = RemoteKeys(home, self._request.hash_range, self._reader, self._local_bytes)
             self.remote.append(home.remote)
         return home
+
+    def area(self) -> SpillArea | None:
+        """Return where rows of joins go, or come to from the object store; None: they stay in memory."""
+        request = self._request
+        if request.settings.state_backend == "hashmap":
+            return None
+        area = SpillArea(request.directory)
+        if request.settings.state_backend == "remote":
+            area.remote = RemoteRuns(request.directory, request.hash_range, self._reader, self._local_bytes)
+            self._opened.append(area.remote)
+            self.remote.append(area.remote)
+        return area
 
     def close(self) -> None:
         """Give the local disk back; idempotent."""

@@ -101,7 +101,7 @@ class RowState:
         """No state is declared yet; `holder` names it to the budget.
 
         Without `cold` all keys stay in memory, without `area` all rows of joins; where `cold` has
-        something remote keys are fetched from the object store.
+        something remote keys are fetched from the object store, and where `area` has, rows of joins.
         """
         self.cold = cold
         self.remote = None if cold is None else cold.remote
@@ -111,6 +111,7 @@ class RowState:
         self._budget = budget
         self._declare = declare
         self._area = area
+        self.far_rows = None if area is None else area.remote
         #: Whether no key leaves for the moment.
         self.keeps_all = False
         self._tables: list[_SlotTable] = []
@@ -332,6 +333,8 @@ class RowState:
         for table in self._timed:
             table.merge_some(self._together)
             table.release()
+        if self.far_rows is not None:
+            self.far_rows.settle()
 
     @property
     def _together(self) -> int:
@@ -344,6 +347,7 @@ class RowState:
         """
         owned = next(iter(self._timed)).source.hash_range
         held = sum(table.file_bytes(low, high) for table in self._timed)
+        held += 0 if self.far_rows is None else self.far_rows.far_bytes(low, high)
         return even_parts(owned, 1 + held // self._together)
 
     def _evict(self) -> None:

@@ -48,13 +48,8 @@ class RunKeys:
     @classmethod
     def of(cls, keys: Keys, slots: I32) -> tuple[RunKeys, I32]:
         """Return the keys of rows, and which of them each row has."""
-        distinct, places = np.unique(slots, return_inverse=True)
-        hashes = keys.hashes[distinct]
-        order = np.argsort(hashes, kind="stable")
-        number = np.empty(len(order), np.int32)
-        number[order] = np.arange(len(order), dtype=np.int32)
-        found = cls(keys.schema, hashes[order], keys.gather(distinct[order]))
-        return found, number[places]
+        distinct, places = in_order(keys, slots)
+        return cls(keys.schema, keys.hashes[distinct], keys.gather(distinct)), places
 
     def gather(self, slots: I32) -> list[pa.Array]:
         """Return the key columns of numbers."""
@@ -67,19 +62,28 @@ class RunKeys:
         return int(first), int(np.searchsorted(self.hashes, part.high, side="right"))
 
     def numbers_of(self, keys: Keys, slots: I32) -> I32:
-        """Return the number of each of some keys, which occur once each; -1: it is not among these."""
-        order = np.argsort(keys.hashes[slots], kind="stable")
-        asking = slots[order]
-        hashes = keys.hashes[asking]
+        """Return the number of each of some keys, in ascending order of their hashes; -1: it is not among these."""
+        numbers = np.full(len(slots), -1, np.int32)
+        hashes = keys.hashes[slots]
+        first, stop = np.searchsorted(hashes, self.hashes[0]), np.searchsorted(hashes, self.hashes[-1], side="right")
+        asking, hashes = slots[first:stop], hashes[first:stop]
         firsts = np.searchsorted(self.hashes, hashes)
         counts = np.searchsorted(self.hashes, hashes, side="right") - firsts
-        numbers = np.full(len(slots), -1, np.int32)
         for further in range(int(counts.max(initial=0))):  # more than one: of keys whose hashes are the same
             some = np.flatnonzero(counts > further)
             found = (firsts[some] + further).astype(np.int32)
             same = _same(keys, asking[some], self, found)
-            numbers[order[some[same]]] = found[same]
+            numbers[first + some[same]] = found[same]
         return numbers
+
+
+def in_order(keys: Keys, slots: I32) -> tuple[I32, I32]:
+    """Return the distinct keys of rows in ascending order of their hashes, and which of these each row has."""
+    distinct, places = np.unique(slots, return_inverse=True)
+    order = np.argsort(keys.hashes[distinct], kind="stable")
+    number = np.empty(len(order), np.int32)
+    number[order] = np.arange(len(order), dtype=np.int32)
+    return distinct[order], number[places]
 
 
 def columns_of(keys: Keys, slots: I32) -> KeyColumns:

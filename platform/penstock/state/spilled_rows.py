@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.compile import I32, I64
+    from penstock.state.remote_runs import RemoteRuns
 
 _ALIGNED = 64
 #: What a file takes at least, as long as there is room on the disk; more than one run is written behind one another.
@@ -91,11 +92,16 @@ class _File:
 class SpillArea:
     """A folder of the subtask's own."""
 
-    def __init__(self, folder: Path) -> None:
-        """`folder` is made when the first rows come."""
-        self._folder = folder
+    def __init__(self, folder: Path, least: int = _FILE, larger: int = _LARGER) -> None:
+        """`folder` is made when the first rows come.
+
+        A file takes at least `least` bytes, and one part in `larger` of what was written before.
+        """
+        self._folder, self._least, self._larger = folder, least, larger
         self._file: _File | None = None
         self._written = 0
+        #: What fetches rows of joins from the object store; None: all are here or in memory.
+        self.remote: RemoteRuns | None = None
 
     def close(self) -> None:
         """Write nothing more; what was written stays for who has it."""
@@ -139,7 +145,7 @@ class SpillArea:
             if self._file is None or not self._file.has_room(len(data)):
                 self.close()
                 self._folder.mkdir(parents=True, exist_ok=True)
-                self._file = _File(self._folder, max(_FILE, self._written // _LARGER, len(data)))
+                self._file = _File(self._folder, max(self._least, self._written // self._larger, len(data)))
             self._written += len(data)
             return self._file.mapped, self._file.write(data)
         except OSError as error:

@@ -26,7 +26,6 @@ from penstock.state.segment_file import SegmentFile
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import clip_of, read_visible
 from penstock.state.session_table import SessionTable
-from penstock.state.spilled_rows import SpillArea
 from penstock.state.table_home import TableHome
 
 if TYPE_CHECKING:
@@ -155,9 +154,8 @@ class KeyedState:
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
         cold = self._cold.home() if leaves else None
-        area = SpillArea(request.directory) if request.settings.state_backend == "rocksdb" else None
         holder = f"{request.writer}/{request.uid}"
-        self._rows = RowState(key_schema, holder, request.budget, self._declare, cold=cold, area=area)
+        self._rows = RowState(key_schema, holder, request.budget, self._declare, cold=cold, area=self._cold.area())
         return self._rows
 
     @property

@@ -44,7 +44,7 @@ def written(run: Run, keys: Keys, area: SpillArea, group: int) -> Run:
     own, numbers = RunKeys.of(keys, run.slots)
     ordered = Run.of(numbers, run.times, run.values)
     file = area.write(own, ordered.slots, ordered.times, ordered.values)
-    return Run(file.numbers, file.times, file.values, 0, run.low, run.high, file, group)
+    return Run(file.numbers, file.times, file.values, 0, run.low, run.high, file, group, run.stop)
 
 
 def spans(low: int, high: int, parts: int) -> Iterator[tuple[int, int]]:
@@ -86,15 +86,14 @@ def to_merge(runs: list[Run]) -> list[Run]:
 
 
 def merged(
-    runs: list[Run], area: SpillArea, cleaned: Callable[[], int], piece: int, group: int
+    runs: list[Run], area: SpillArea, cleaned: Callable[[], int], files: int, group: int
 ) -> Iterator[Run | None]:
-    """Yield the rows of runs in files as one group, in files of about `piece` bytes; None where a file has no row.
+    """Yield the rows of runs in files as one group, in so many files; None where one would have no row.
 
     Of rows of one key and time those of earlier runs come first.
     """
-    size = sum(run.length for run in runs)
     low, high = max(min(run.low for run in runs), cleaned() + 1), max(run.high for run in runs)
-    for first, last in spans(low, high, max(1, size // piece, min(_CUTS, size // max(1, LEAST_SPILLED)))):
+    for first, last in spans(low, high, files):
         index, parts = KeyIndex(runs[0].file.keys.schema), []
         for run in runs:
             if run.low > last or run.high < first:
@@ -105,7 +104,27 @@ def merged(
                 parts.append((slots, run.times[rows], [value.take(chosen) for value in run.values]))
         for run in runs:
             run.file.release()
-        yield written(joined(parts), index.view(), area, group) if parts else None
+        if not parts:
+            yield None
+            continue
+        made = joined(parts)
+        made.stop = max(run.stop for run in runs)
+        yield written(made, index.view(), area, group)
+
+
+def halved(runs: list[Run], area: SpillArea, cleaned: int) -> list[Run]:
+    """Return runs in files with the newest ones merged until each is larger than twice the next."""
+    runs = list(runs)
+    while len(runs) > 1 and runs[-2].length <= 2 * runs[-1].length:
+        last = [runs.pop(), runs.pop()]
+        runs += [run for run in merged(last[::-1], area, lambda: cleaned, 1, 0) if run is not None]
+    return runs
+
+
+def parts_of_time(runs: list[Run], piece: int) -> int:
+    """Return into how many files of about `piece` bytes runs are to be merged: enough that some go early."""
+    size = sum(run.length for run in runs)
+    return max(1, size // piece, min(_CUTS, size // max(1, LEAST_SPILLED)))
 
 
 def joined(parts: list[tuple[I32, I64, list[pa.Array]]]) -> Run:

@@ -9,6 +9,7 @@ part is encoded by any.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -23,12 +24,13 @@ from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.look_up import rows_of
+from penstock.state.run_keys import in_order
 from penstock.state.timed_added import Added, FrozenTimedRows
 from penstock.state.timed_run import Run
 from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
@@ -56,7 +58,12 @@ class TimedRows:
         self._runs: list[Run] = []
         self._added: list[Added] = []
         self._added_bytes = 0
-        self._next_row = 0
+        self._remote = None if state.far_rows is None else state.far_rows.follow(self)
+        self._next_row = 0 if self._remote is None else self._remote.below
+        #: Told of the times of rows that came from the object store.
+        self.noted: Callable[[I64], None] = lambda _: None
+        #: Where in the log the rows of former freezes are, and the first number of each.
+        self._frozen: list[tuple[int, int]] = []
         #: Rows up to this time are gone, some of them only to whoever asks.
         self._cleaned = MIN_TIMESTAMP
         self._tombstone_at = MIN_TIMESTAMP
@@ -77,27 +84,36 @@ class TimedRows:
         self._next_row += len(slots)
         self._put(slots, times, values)
 
-    def asked(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[Run, I32]]:
-        """Yield the runs that may hold rows of slots, each in its span of time (inclusive), and what they call these.
+    def asked(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[Run, I64, I32]]:
+        """Yield the runs that may hold rows of slots, each in its span of time (inclusive).
 
-        -1 stands for a key of which a run has no row.
+        With each: which of the slots it knows, by their places, and what it calls these.
         """
+        view = self._state.index.view()
+        if self._remote is not None:
+            self._remote.ensure(np.unique(view.hashes[slots]))
         distinct = places = None
         for run in self.runs(int(lows.min()), int(highs.max())):
             if run.spilled is None:
-                yield run, slots
+                yield run, np.arange(len(slots)), slots
                 continue
-            if distinct is None:
-                distinct, places = np.unique(slots, return_inverse=True)
-            numbers = run.file.keys.numbers_of(self._state.index.view(), distinct)
-            if (numbers >= 0).any():
-                yield run, numbers[places]
+            if distinct is None or places is None:
+                distinct, places = in_order(view, slots)
+            own = run.file.keys.numbers_of(view, distinct)[places]
+            rows = np.flatnonzero(own >= 0)
+            if len(rows):
+                yield run, rows, own[rows]
 
     def runs(self, low: int, high: int) -> tuple[Run, ...]:
         """Return the runs that may hold rows of a span of time (inclusive)."""
-        found = tuple(run for run in self._runs if run.low <= high and run.high >= low)
+        found = tuple(run for run in self._every if run.low <= high and run.high >= low)
         self._looked_at += [run.spilled for run in found if run.spilled is not None]
         return found
+
+    @property
+    def _every(self) -> Iterator[Run]:
+        """All runs that are here, in the order their rows came."""
+        return iter(self._runs) if self._remote is None else itertools.chain(self._remote.runs, self._runs)
 
     def within(self, low: int, high: int, part: HashRange = ALL_HASHES) -> Run | None:
         """Return all rows of a span of time (inclusive) and a range of hashes as one run; None when there are none.
@@ -105,6 +121,8 @@ class TimedRows:
         Keys that are not in memory get slots.
         """
         parts, low = [], max(low, self._cleaned + 1)
+        if self._remote is not None:
+            self._remote.bring(low, high, part)
         for run in self.runs(low, high):
             first, stop = 0, len(run.times)
             if run.spilled is not None:
@@ -130,7 +148,7 @@ class TimedRows:
     def file_bytes(self, low: int, high: int) -> int:
         """Return about how many bytes the rows of a span of time take in files."""
         total = 0
-        for run in self._runs:
+        for run in self._every:
             both = min(high, run.high) - max(low, run.low)
             if run.spilled is not None and both >= 0:
                 total += run.length * (both + 1) // (run.high - run.low + 1)
@@ -139,6 +157,8 @@ class TimedRows:
     def look_up(self, keys: KeyColumns, hashes: I64, most: int) -> pa.Table:
         """Return the first `most` rows of one key, in order of time; see `state.store.StateTable`."""
         view, slots, here = self._state.find(keys, hashes)
+        if self._remote is not None:
+            self._remote.ensure(hashes)
         found = []
         for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
             own = slots if run.spilled is None else run.file.keys.numbers_of(view, slots)
@@ -173,6 +193,8 @@ class TimedRows:
         if up_to <= self._cleaned:
             return
         self._cleaned = up_to
+        if self._remote is not None:
+            self._remote.clean(up_to)
         if any(up_to >= run.look_at for run in self._runs):
             left = (run.without(up_to) if up_to >= run.look_at else run for run in self._runs)
             self._runs = [run for run in left if run is not None]
@@ -181,9 +203,14 @@ class TimedRows:
             self._added_bytes = sum(piece.size for piece in self._added)
 
     @property
+    def cleaned(self) -> int:
+        """Up to when rows are gone."""
+        return self._cleaned
+
+    @property
     def count(self) -> int:
         """How many rows there are, in memory and in files."""
-        return sum(len(run.slots) for run in self._runs)
+        return sum(len(run.slots) for run in self._every)
 
     # --- snapshots --------------------------------------------------------------------------------------------------
 
@@ -197,6 +224,7 @@ class TimedRows:
         self._added, self._added_bytes = [], 0
         if pieces:
             self._waiting.add(FrozenTimedRows(self.spec, self._state.index.view(), pieces, self._cleaned), None)
+            self._frozen.append((log.entries[-1].position, pieces[0].first))
         return self._waiting.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
@@ -283,7 +311,8 @@ class TimedRows:
             self._unmerged = bool(inputs)
             if inputs:
                 self._groups += 1
-                made = timed_files.merged(inputs, area, lambda: self._cleaned, piece, self._groups)
+                files = timed_files.parts_of_time(inputs, piece)
+                made = timed_files.merged(inputs, area, lambda: self._cleaned, files, self._groups)
                 self._merging = _Merging(inputs, made, [])
         if self._merging is not None and not self._merging.go_on():
             self._runs = self._merging.put_in(self._runs, self._cleaned)
@@ -302,7 +331,30 @@ class TimedRows:
                     np.concatenate([last.times, new.times]),
                     [pa.concat_arrays([a, b]) for a, b in zip(last.values, new.values, strict=True)],
                 )
+        new.stop = self._next_row
         self._runs.append(new)
+
+    # --- rows that become the log's ---------------------------------------------------------------------------------
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that rows that are not the log's take in files."""
+        return sum(run.length for run in self._runs)
+
+    def forget_durable(self) -> int | None:
+        """Forget the oldest rows that came in here, as far as all of them are in durable segments.
+
+        Returns the number below which all rows are the log's now; None: nothing was forgotten.
+        """
+        waiting = {entry.position for entry in self.source.log.entries if entry.segment is None}
+        self._frozen = [(position, first) for position, first in self._frozen if position in waiting]
+        firsts = [*(first for _, first in self._frozen), *(piece.first for piece in self._added)]
+        least, runs = min(firsts, default=self._next_row), self._runs
+        gone = list(itertools.takewhile(lambda run: run.stop <= least, runs))
+        if not gone:
+            return None
+        self._runs, self._merging = runs[len(gone) :], None
+        return gone[-1].stop
 
 
 @dataclass(slots=True)

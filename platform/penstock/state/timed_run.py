@@ -39,6 +39,8 @@ class Run:
     spilled: SpilledRows | None = None
     #: Of runs in files: which went there together.
     group: int = 0
+    #: Of runs of rows that came in here: all of them are numbered below this, those of later runs are not.
+    stop: int = 0
 
     @classmethod
     def of(cls, slots: I32, times: I64, values: list[pa.Array]) -> Run:
@@ -82,13 +84,14 @@ class Run:
 
     def chosen(self, kept: np.ndarray) -> Run:
         """Return some of the rows, at least one."""
-        mask = pa.array(kept)
-        return Run.ordered(self.slots[kept], self.times[kept], [value.filter(mask) for value in self.values])
+        return self.taken(np.flatnonzero(kept))
 
     def taken(self, rows: I64) -> Run:
         """Return some of the rows, at least one, in order."""
         chosen = pa.array(rows)
-        return Run.ordered(self.slots[rows], self.times[rows], [value.take(chosen) for value in self.values])
+        made = Run.ordered(self.slots[rows], self.times[rows], [value.take(chosen) for value in self.values])
+        made.stop = self.stop
+        return made
 
     def ranges(self, slots: I32, lows: I64, highs: I64) -> tuple[I64, I64]:
         """Return where the rows of each asking slot in its span (inclusive) begin, and how many they are."""

@@ -119,8 +119,8 @@ def test_what_is_written_is_what_is_read(tmp_path):
 def test_keys_of_the_same_hash_are_told_apart():
     schema = pa.schema([pa.field("k", pa.string())])
     own = RunKeys(schema, np.array([1, 4, 4, 4, 8]), [pa.array(["a", "b", None, "", "c"])])
-    asking = RunKeys(schema, np.array([8, 4, 1, 4, 4, 3]), [pa.array(["c", "", "z", "b", "q", "a"])])
-    assert own.numbers_of(asking, np.arange(6, dtype=np.int32)).tolist() == [4, 3, -1, 1, -1, -1]
+    asking = RunKeys(schema, np.array([1, 3, 4, 4, 4, 8, 9]), [pa.array(["z", "a", "", "b", "q", "c", "d"])])
+    assert own.numbers_of(asking, np.arange(7, dtype=np.int32)).tolist() == [-1, -1, 3, 1, -1, 4, -1]
     assert own.numbers_of(asking, np.array([3], np.int32)).tolist() == [1]
     assert own.numbers_of(asking, np.array([], np.int32)).tolist() == []
 
@@ -180,8 +180,10 @@ def test_keys_that_do_not_fit_in_memory_wait_in_files_with_their_rows(tmp_path):
     columns = key_columns(pa.record_batch({"k": pa.array([5, 199_999, 200_000])}), ("k",))
     slots = rows.upsert(columns, hash_key_columns(columns, 3)).copy()
     lows, highs = np.zeros(3, np.int64), np.full(3, 1 << 40)
-    met = [(row, run.times[at]) for run, own in table.asked(slots, lows, highs) for a, f in run.pairs(own, lows, highs)
-           for row, at in zip(a.tolist(), f.tolist(), strict=True)]  # fmt: skip
+    met = []
+    for run, places, own in table.asked(slots, lows, highs):
+        for asking, found in run.pairs(own, lows[places], highs[places]):
+            met += zip(places[asking].tolist(), run.times[found].tolist(), strict=True)
     assert sorted(met) == [(0, 5), (1, 199_999)]
     assert len(rows.parts(0, 1 << 40)) > 4
     store.close()

@@ -1,0 +1,318 @@
+"""Rows of joins that stay in the object store until they are asked for: the far side of `state.timed_rows`.
+
+Rows of a side are numbered in the order they come. Those below a number are the log's: they are here where the piece
+of the hashes they lie in has been fetched, and may go again. The others came in since, and are in memory or in files of
+the table's own; when these take too much of the local disk, those that are durable become the log's too. A piece is
+fetched of both sides when a key in it comes, or when rows of a time are asked for that it may have. Called by
+`state.timed_rows` and `state.row_state` in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.core.evolution import conform
+from penstock.core.keygroup import ALL_HASHES, HashRange
+from penstock.kernels.columns import key_columns
+from penstock.state import timed_files
+from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
+from penstock.state.hash_ranges import even_parts
+from penstock.state.key_index import KeyIndex
+from penstock.state.pieces import FREED, Pieces
+from penstock.state.regions import REGIONS
+from penstock.state.remote_log import RemoteLog
+from penstock.state.segments import ROW_GROUP
+from penstock.state.spilled_rows import SpillArea
+from penstock.state.timed_run import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+
+    from penstock.kernels.compile import I64
+    from penstock.state.remote_log import Reader
+    from penstock.state.segment_file import SegmentFile
+    from penstock.state.timed_rows import TimedRows
+
+#: Rows of a side fetched at a time, about; in the background fewer, as the subtask stands still while they go in.
+_ROWS, _ROWS_BEHIND = 32 * ROW_GROUP, 4 * ROW_GROUP
+#: The first file of a region; a later one takes one part in so many of what was written before.
+_FILE, _LARGER = 4 << 20, 2
+#: What a row that is not here is taken for, where memory for it is planned.
+_ROW_BYTES = 128
+
+
+class RemoteSide:
+    """One side's rows that are the log's."""
+
+    def __init__(self, table: TimedRows, owner: RemoteRuns, reader: Reader) -> None:
+        """Read the footers of what was restored."""
+        self.table = table
+        self.log = RemoteLog(table.source, reader)
+        self._owner = owner
+        #: Rows with lower numbers are the log's.
+        self.below = 1 + max((_last_row(file) for file in self.log.files()), default=-1)
+        #: The rows that are here, by region.
+        self.here: list[list[Run]] = [[] for _ in owner.regions]
+        self._spans: dict[int, tuple[SegmentFile, I64]] = {}
+
+    @property
+    def runs(self) -> Iterator[Run]:
+        """The runs that are here."""
+        return (run for runs in self.here for run in runs)
+
+    def ensure(self, hashes: I64) -> None:
+        """Have the rows of these hashes here."""
+        self._owner.ensure(hashes)
+
+    def bring(self, low: int, high: int, part: HashRange) -> None:
+        """Have the rows between two times (inclusive) and of a range of hashes here."""
+        self._owner.bring(low, high, part)
+
+    def clean(self, up_to: int) -> None:
+        """Forget runs that have no row later than this."""
+        self.here = [[run for run in runs if run.high > up_to] for runs in self.here]
+
+    def spans(self) -> I64:
+        """Return lowest and highest hash, lowest and highest time and rows of every row group, one a column."""
+        files = self.log.files()
+        self._spans = {id(f): self._spans.get(id(f)) or (f, _spans_of(f)) for f in files}
+        found = [self._spans[id(file)][1] for file in files]
+        return np.concatenate([np.empty((5, 0), np.int64), *found], axis=1)
+
+    def put(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray] | None = None) -> None:
+        """Take in rows of the log; `wanted` says of hashes which of them."""
+        rows = self._chosen(tables, wanted)
+        if rows is None:
+            return
+        index, spec = KeyIndex(self.table.spec.rows.key_schema), self.table.spec.rows
+        hashes = rows.column(KEY_HASH).to_numpy()
+        slots = index.upsert(key_columns(rows, tuple(spec.key_schema.names)), hashes).copy()
+        times, values = rows.column(NAMESPACE).to_numpy(), [rows.column(name) for name in spec.value_names]
+        regions = self._owner.pieces.regions_of(hashes)
+        for region in np.unique(regions).tolist():
+            mine = np.flatnonzero(regions == region)
+            run = Run.of(slots[mine], times[mine], [value.take(pa.array(mine)) for value in values])
+            area = self._owner.areas[region]
+            self.here[region].append(timed_files.written(run, index.view(), area, 0))
+            self.here[region] = timed_files.halved(self.here[region], area, self.table.cleaned)
+        self.table.noted(times)
+
+    def _chosen(self, tables: Iterable[pa.Table], wanted: Callable[[I64], np.ndarray] | None) -> pa.RecordBatch | None:
+        """Return the rows that are the log's and were not cleaned, in the order they came; None: there are none."""
+        schema = self.table.spec.segment_schema
+        every = [conform(table, schema) for table in tables if table.num_rows]
+        if not every:
+            return None
+        table = pa.concat_tables(every)
+        numbers = table.column(ROW).to_numpy()
+        kept = (numbers < self.below) & (table.column(NAMESPACE).to_numpy() > self.table.cleaned)
+        if wanted is not None:
+            kept &= wanted(table.column(KEY_HASH).to_numpy())
+        rows = np.flatnonzero(kept)
+        rows = rows[np.argsort(numbers[rows], kind="stable")]
+        if len(rows) == 0:
+            return None
+        return table.take(pa.array(rows)).combine_chunks().to_batches(max_chunksize=len(rows))[0]
+
+
+@dataclass(slots=True)
+class FetchedRuns:
+    """Pieces to be fetched in the background: `run` in any thread, then `install` in the owner's."""
+
+    owner: RemoteRuns
+    pieces: I64
+    cut: int
+    reads: list[Callable[[], Iterator[pa.Table]]]
+    tables: list[list[pa.Table]] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Read the rows.
+
+        Raises:
+            StorageError: the object store cannot be read.
+            SnapshotDamagedError: a file is missing or damaged.
+        """
+        self.tables = [list(read()) for read in self.reads]
+
+    def install(self) -> None:
+        """Put them in."""
+        self.owner.install(self)
+
+
+class RemoteRuns:
+    """Both sides' rows that are the log's: which pieces of the hashes are here."""
+
+    def __init__(self, folder: Path, owned: HashRange, reader: Reader, limit_bytes: int) -> None:
+        """No side is known yet; about `limit_bytes` may be taken on the local disk."""
+        self.regions = even_parts(owned, REGIONS)
+        self._folder = folder
+        self.areas = [self._area() for _ in self.regions]
+        self._reader = reader
+        self._limit = limit_bytes
+        self._sides: list[RemoteSide] = []
+        self._cut: Pieces | None = None
+        #: Pieces of which the tables were told all rows (`TimedRows.noted`).
+        self._seen = np.empty(0, np.bool_)
+        self.fetched_pieces = 0
+        self.dropped_regions = 0
+
+    def follow(self, table: TimedRows) -> RemoteSide:
+        """One more side; both are known before the first key comes."""
+        table.source.remote = True
+        side = RemoteSide(table, self, self._reader)
+        self._sides.append(side)
+        return side
+
+    @property
+    def pieces(self) -> Pieces:
+        """The pieces; made when they are asked for first, from the footers of what was restored."""
+        if self._cut is None:
+            largest = max(self._sides, key=lambda side: side.log.rows)
+            restored = largest.log.rows > 0
+            self._cut = Pieces(
+                self.regions, largest.log.cuts() if restored else np.empty(0, np.int64), here=not restored
+            )
+            self._seen = self._cut.here.copy()
+        return self._cut
+
+    def ensure(self, hashes: I64) -> None:
+        """Have the pieces here that these hashes lie in.
+
+        Raises:
+            StorageError: the object store cannot be read.
+            SnapshotDamagedError: a file is missing or damaged.
+        """
+        self.pieces.touch(hashes)
+        if len(self.pieces.missing(self.pieces.of(hashes))):
+            self._make_space()
+            self._bring(self.pieces.missing(self.pieces.of(hashes)))
+
+    def bring(self, low: int, high: int, part: HashRange = ALL_HASHES, *, unseen: bool = False) -> None:
+        """Have the pieces here that may have rows between two times and in a range of hashes.
+
+        With `unseen` those alone of which the tables may not have been told all rows. Raises as `ensure`.
+        """
+        pieces = self.pieces
+        if (self._seen if unseen else pieces.here).all():
+            return
+        self._make_space()
+        low_hash, high_hash = max(part.low, self.regions[0].low), min(part.high, self.regions[-1].high)
+        wanted = np.zeros(pieces.count + 1, np.int64)
+        for side in self._sides:
+            hash_low, hash_high, first, last, _ = side.spans()
+            some = (last >= low) & (first <= high) & (hash_high >= low_hash) & (hash_low <= high_hash)
+            np.add.at(wanted, pieces.of(np.maximum(hash_low[some], low_hash)), 1)
+            np.add.at(wanted, pieces.of(np.minimum(hash_high[some], high_hash)) + 1, -1)
+        asked = np.flatnonzero(np.cumsum(wanted[:-1]) > 0)
+        self._bring(asked[~self._seen[asked]] if unseen else pieces.missing(asked))
+
+    def far_bytes(self, low: int, high: int) -> int:
+        """Return about how many bytes the rows between two times take that may not be here."""
+        if self.pieces.here.all():
+            return 0
+        total = 0
+        for side in self._sides:
+            _, _, first, last, rows = side.spans()
+            total += int(rows[(last >= low) & (first <= high)].sum())
+        return total * _ROW_BYTES
+
+    def next_fetch(self) -> FetchedRuns | None:
+        """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
+        if not self._sides or int(self._sizes().sum()) * (FREED + 1) > self._limit * FREED:
+            return None
+        some = self.pieces.unasked(self._together(_ROWS_BEHIND))
+        if len(some) == 0:
+            return None
+        ranges = self.pieces.ranges(some)
+        return FetchedRuns(self, some, self.pieces.cut, [side.log.base(ranges) for side in self._sides])
+
+    def install(self, fetched: FetchedRuns) -> None:
+        """Put in what was fetched in the background, but for pieces that were asked for meanwhile."""
+        pieces = self.pieces
+        if not fetched.tables or fetched.cut != pieces.cut:  # pieces have other numbers now
+            return
+        new = fetched.pieces[~pieces.been[fetched.pieces]]
+        for side, tables in zip(self._sides, fetched.tables, strict=True):
+            side.put(tables, lambda hashes: np.isin(pieces.of(hashes), new))
+        self._came(new)
+
+    def settle(self) -> None:
+        """Let durable rows that came in since be the log's, if rows take more of the local disk than they may."""
+        own = sum(side.table.own_bytes for side in self._sides)
+        if own * 2 <= self._limit:
+            return
+        gone = [side.table.forget_durable() for side in self._sides]
+        if any(below is not None for below in gone):
+            for side, below in zip(self._sides, gone, strict=True):
+                side.below = side.below if below is None else below
+            for region in range(len(self.regions)):
+                self._drop(region)
+
+    def close(self) -> None:
+        """Give the disk back."""
+        for side in self._sides:
+            side.here = [[] for _ in self.regions]
+        for area in self.areas:
+            area.close()
+
+    # --- pieces -----------------------------------------------------------------------------------------------------
+
+    def _area(self) -> SpillArea:
+        return SpillArea(self._folder, _FILE, _LARGER)
+
+    def _bring(self, missing: I64) -> None:
+        step = self._together(_ROWS)
+        for first in range(0, len(missing), step):
+            some = missing[first : first + step]
+            ranges = self.pieces.ranges(some)
+            for side in self._sides:
+                side.put(table for tables in side.log.tables(ranges) for table in tables)
+            self._came(some)
+
+    def _came(self, pieces: I64) -> None:
+        self.pieces.came(pieces)
+        self._seen[pieces] = True
+        self.fetched_pieces += len(pieces)
+
+    def _sizes(self) -> I64:
+        return np.array([sum(r.length for side in self._sides for r in side.here[n]) for n in range(len(self.regions))])
+
+    def _together(self, rows: int) -> int:
+        most = max(side.log.rows for side in self._sides)
+        return max(1, rows * self.pieces.count // max(1, most, ROW_GROUP))
+
+    def _make_space(self) -> None:
+        """Drop the regions that were not asked for longest, if what is here takes more than it may."""
+        for region in list(self.pieces.to_drop(self._sizes(), self._limit)):
+            self._drop(region)
+
+    def _drop(self, region: int) -> None:
+        most = max(side.log.rows for side in self._sides)
+        for side in self._sides:
+            side.here[region] = []
+        self.areas[region].close()
+        self.areas[region] = self._area()
+        before = self.pieces.within(self.regions[region])
+        self.pieces.drop(region, most // len(self.regions) // ROW_GROUP)
+        seen = np.full(len(self.pieces.within(self.regions[region])), self._seen[before].all())
+        self._seen = np.concatenate([self._seen[: before[0]], seen, self._seen[before[-1] + 1 :]])
+        self.dropped_regions += 1
+
+
+def _spans_of(file: SegmentFile) -> I64:
+    rows = [(group.low, group.high, *file.namespaces_of(group), group.rows) for group in file.groups]
+    return np.array(rows, np.int64).reshape(-1, 5).T
+
+
+def _last_row(file: SegmentFile) -> int:
+    """Return the highest number of a row; a file whose footer does not say is read."""
+    spans = [file.span(group, ROW) for group in file.groups]
+    told = [span[1] for span in spans if span is not None]
+    if len(told) == len(spans):
+        return max(told, default=-1)
+    return max((int(table.column(ROW).to_numpy().max()) for table in file.tables(ALL_HASHES)), default=-1)
