@@ -1,4 +1,4 @@
-"""`penstock explain JOB [watermark]`: which operator takes how much of the time, or what holds the watermark back."""
+"""`penstock explain JOB [WHAT]`: which operator takes how much of the time, what holds the watermark back, scaling."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import enum
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 
 from penstock.cli.jobs import JobArgument
@@ -19,25 +20,51 @@ class What(enum.StrEnum):
 
     BUDGET = "budget"
     WATERMARK = "watermark"
+    SCALING = "scaling"
 
 
 def explain(
     job: JobArgument,
-    what: Annotated[What, typer.Argument(help="The time budget, or what holds the watermark back.")] = What.BUDGET,
+    what: Annotated[
+        What, typer.Argument(help="The time budget, what holds the watermark back, or what the autoscaler does.")
+    ] = What.BUDGET,
     *,
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the time budget of a job, operator by operator, or the partition that holds its watermark back."""
+    """Show the time budget of a job, the partition that holds its watermark back, or the autoscaler's decisions."""
     with connect(cluster) as client:
         job_id = find_job(client, job)["jid"]
-        found = client.budget(job_id) if what is What.BUDGET else client.watermark(job_id)
+        match what:
+            case What.BUDGET:
+                found = client.budget(job_id)
+            case What.WATERMARK:
+                found = client.watermark(job_id)
+            case What.SCALING:
+                found = client.autoscaler(job_id)
     if json:
         print_json(found)
-    elif what is What.BUDGET:
-        _print_budget(found)
-    else:
-        _print_watermark(found)
+        return
+    {What.BUDGET: _print_budget, What.WATERMARK: _print_watermark, What.SCALING: _print_scaling}[what](found)
+
+
+def _print_scaling(found: dict[str, Any]) -> None:
+    console = terminal()
+    mode = "off" if not found["enabled"] else "dry run" if found["dry-run"] else "on"
+    known = f"measured, {found['restarts-measured']}" if found["restarts-measured"] else "assumed"
+    cost = f"a restart costs {found['restart-ms'] / 1000:.1f} s ({known})"
+    console.print(f"[bold]{found['name']}[/] {found['jid']} autoscaler {mode}, {cost}")
+    log = Table("since", "until", "decision", "", "outcome", box=None)
+    for entry in found["decisions"]:
+        log.add_row(_time(entry["at"]), _time(entry["until"]), entry["kind"], escape(entry["text"]), entry["outcome"])
+    console.print(log)
+    if found["decisions"]:
+        last = Table("operators", "subtasks", "wanted", "true rate", "wanted rate", "utilization", box=None)
+        for row in found["decisions"][0]["vertices"].values():
+            rates = [f"{row[name]:,.0f}" for name in ("true-rate", "wanted-rate")]
+            counts = [str(row["parallelism"]), str(row["wanted"])]
+            last.add_row(escape(row["name"]), *counts, *rates, f"{row['utilization']:.0%}")
+        console.print(last)
 
 
 def _print_watermark(found: dict[str, Any]) -> None:

@@ -133,6 +133,10 @@ class RestClient:
         """Return what holds a running job's watermark back, and since when."""
         return self._get(_own(job_id, "/watermark"))
 
+    def autoscaler(self, job_id: str) -> dict[str, Any]:
+        """Return what the autoscaler saw of a job and did, or would do, newest first."""
+        return self._get(_own(job_id, "/autoscaler"))
+
     def metrics(self, job_id: str) -> dict[str, dict[str, float]]:
         """Return the newest metrics of each subtask, by `<vertex>/<subtask>`."""
         tasks: dict[str, dict[str, float]] = self._get(_own(job_id, "/metrics"))["tasks"]

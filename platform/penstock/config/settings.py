@@ -33,6 +33,30 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     rate_interval_ms: int = 60_000
 
 
+class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """When the JobManager changes a job's parallelism by itself (`jobmanager.scaling`); names as Flink has."""
+
+    enabled: bool = False
+    #: Say what would be done, and do nothing.
+    dry_run: bool = True
+    #: What is looked at is the mean of so long.
+    metrics_window_ms: int = 60_000
+    #: After a start nothing is looked at for so long.
+    stabilization_interval_ms: int = 30_000
+    #: Part of its time that a subtask should work, and how far from it is still well.
+    target_utilization: float = 0.7
+    utilization_boundary: float = 0.2
+    #: Of each vertex; never more than there are slots and key groups for.
+    min_parallelism: int = 1
+    max_parallelism: int = 200
+    #: What has piled up should be worked off in so long, and a restart pay in it.
+    catch_up_duration_ms: int = 600_000
+    #: Nothing is made smaller for so long after a change, and what did not work is not tried again.
+    scale_down_interval_ms: int = 600_000
+    #: What a restart costs, until some were measured.
+    restart_time_ms: int = 10_000
+
+
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Everything a job carries from its submitter."""
 
@@ -66,6 +90,7 @@ class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Nor one that would be left with more than this part of its rows; then the next are not tried for some time.
     combine_ratio: float = 0.1
     restart: RestartStrategy = RestartStrategy()
+    autoscaler: AutoscalerSettings = AutoscalerSettings()
     #: Sink back-pressure limits for output not yet known published.
     sink_pending_max_bytes: int = 4 << 30
     sink_pending_max_epochs: int = 1000

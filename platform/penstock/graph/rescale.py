@@ -47,12 +47,12 @@ def rescaled(graph: JobGraph, parallelism: int | None, by_uid: Mapping[str, int]
     if parallelism is None and not by_uid:
         msg = "no parallelism is given"
         raise UsageError(msg, hint="say how many subtasks: `penstock rescale JOB N`, or --vertex UID=N")
-    groups = _alike(graph)
+    groups = alike(graph)
     chosen: dict[str, int] = {}
     if parallelism is not None:
         own = graph.settings.parallelism
         for group in groups:
-            if all(v.parallelism == own for v in group) and not any(_is_single(v) for v in group):
+            if all(v.parallelism == own for v in group) and not any(is_single(v) for v in group):
                 chosen.update((v.id, parallelism) for v in group)
         if not chosen and not by_uid:
             msg = f"no part of job {graph.name!r} has the job's own parallelism {own}"
@@ -94,7 +94,7 @@ def within(graph: JobGraph, bounds: Mapping[str, tuple[int, int]], slots: int) -
     raise UsageError(msg, hint="start another TaskManager, or lower the bounds")
 
 
-def _alike(graph: JobGraph) -> tuple[tuple[JobVertex, ...], ...]:
+def alike(graph: JobGraph) -> tuple[tuple[JobVertex, ...], ...]:
     """Return the vertices in groups of one parallelism: rows go from subtask i to subtask i."""
     forward = [(e.source, e.target) for e in graph.edges if isinstance(e.partitioner, Forward)]
     vertices = {v.id: v for v in graph.vertices}
@@ -128,8 +128,8 @@ def _names(vertex: JobVertex) -> set[str]:
     return {vertex.id, *(operator.uid for operator in vertex.operators)}
 
 
-def _is_single(vertex: JobVertex) -> bool:
-    """Whether one subtask has to see everything."""
+def is_single(vertex: JobVertex) -> bool:
+    """Whether one subtask has to see everything, so that it cannot be rescaled."""
     return any(o.kind == "window_top" and not o.config.get("local") for o in vertex.operators)
 
 
@@ -142,6 +142,6 @@ def _check(graph: JobGraph, vertex: JobVertex, parallelism: int) -> None:
     if parallelism > graph.settings.key_groups:
         msg = f"{vertex.name}: parallelism {parallelism} is more than the {graph.settings.key_groups} key groups"
         raise UsageError(msg, hint="lower it; the number of key groups is given to ps.Environment(key_groups=...)")
-    if _is_single(vertex):
+    if is_single(vertex):
         msg = f"{vertex.name}: one subtask chooses among the rows of all keys, so {parallelism} cannot be"
         raise UsageError(msg, hint="leave it out")

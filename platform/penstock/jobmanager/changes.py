@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -23,6 +24,7 @@ from penstock.graph.regions import required_slots
 from penstock.graph.rescale import RescaleTo
 from penstock.graph.submitted import read_submitted
 from penstock.jobmanager import enumerators
+from penstock.jobmanager.autoscaler import Autoscaler
 from penstock.jobmanager.commands import RecordRescale, RecordUpgrade
 from penstock.jobmanager.events import Event, RescaleRequested, UpgradeJudged, UpgradeRequested
 from penstock.jobmanager.job_driver import JobDriver
@@ -60,6 +62,12 @@ class Changes:
     def __init__(self, parts: ChangeParts) -> None:
         """Nothing is under way, but what `resume` says."""
         self._parts = parts
+        #: Rescales by itself the jobs that want it.
+        self.autoscaler = Autoscaler(parts.jobs, parts.operations, self._slots, self._begin_rescale)
+
+    def scaling_log(self, job: str) -> dict[str, Any]:
+        """Return what the autoscaler saw of a job, and did or would do; see `Autoscaler.document`."""
+        return self.autoscaler.document(self._parts.find(job))
 
     def resume(self, record: JobRecord) -> None:
         """A leader before has begun an upgrade of this job: those who asked for it may ask us."""
@@ -68,8 +76,10 @@ class Changes:
 
     async def rescale(self, job: str, to: RescaleTo) -> str:
         """See `Dispatcher.rescale`."""
-        parts = self._parts
-        found, request_id = parts.find(job), to.token or parts.rand.token()
+        return self._begin_rescale(self._parts.find(job), to)
+
+    def _begin_rescale(self, found: KnownJob, to: RescaleTo) -> str:
+        parts, request_id = self._parts, to.token or self._parts.rand.token()
         if found.record.rescale_token == request_id or parts.operations.known(request_id):
             return request_id
         graph = to.applied(found.graph, self._slots(found))

@@ -138,6 +138,8 @@ class JobManager:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), managers.check_interval_ms / 1000)
             managers.check()
+            if self._dispatcher is not None:
+                self._dispatcher.changes.autoscaler.look(self._clock.now_ms())
             if self._clock.monotonic_ms() - checked_ms < _LEADER_CHECK_MS:
                 continue
             try:

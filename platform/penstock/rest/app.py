@@ -18,6 +18,7 @@ import penstock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.secrets import redact
 from penstock.rest import (
+    autoscaling,
     essential,
     flink_json,
     job_routes,
@@ -67,6 +68,7 @@ def create_app(
     _add_own_routes(router, dispatcher, clock)
     live.add_routes(router, dispatcher, clock)
     rescale.add_routes(router, dispatcher)
+    autoscaling.add_routes(router, dispatcher)
     upgrade.add_routes(router, dispatcher)
     savepoints.add_routes(router, dispatcher)
     watch.add_routes(router, jobs or watch.JobWatch(dispatcher, clock))

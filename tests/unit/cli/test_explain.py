@@ -28,6 +28,23 @@ BUDGET = {
 }
 
 
+SCALING = {
+    "jid": "a" * 32, "name": "orders", "enabled": True, "dry-run": True, "restart-ms": 7_200, "restarts-measured": 2,
+    "decisions": [
+        {
+            "at": 1_700_000_000_000, "until": 1_700_000_060_000, "kind": "rescale", "text": "map 1 -> [3]",
+            "outcome": "",
+            "vertices": {
+                "v": {
+                    "name": "map", "parallelism": 1, "wanted": 3, "true-rate": 1000.0, "wanted-rate": 2000.0,
+                    "utilization": 2.0,
+                }
+            },
+        }
+    ],
+}  # fmt: skip
+
+
 class Client:
     def jobs(self):
         return [{"jid": "a" * 32, "name": "orders", "state": "RUNNING", "start-time": 1}]
@@ -35,6 +52,10 @@ class Client:
     def budget(self, job_id):
         assert job_id == "a" * 32
         return BUDGET
+
+    def autoscaler(self, job_id):
+        assert job_id == "a" * 32
+        return SCALING
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +77,11 @@ def test_a_line_an_operator(capsys):
 def test_the_document_as_json(capsys):
     module.explain("orders", json=True)
     assert json.loads(capsys.readouterr().out) == BUDGET
+
+
+def test_the_log_of_the_autoscaler(capsys):
+    module.explain("orders", module.What.SCALING)
+    text = capsys.readouterr().out
+    assert "autoscaler dry run, a restart costs 7.2 s (measured, 2)" in text
+    assert "map 1 -> [3]" in text
+    assert text.splitlines()[-1].split() == ["map", "1", "3", "1,000", "2,000", "200%"]

@@ -4,16 +4,21 @@ import msgspec
 import pytest
 from documents import names, rows
 
-from penstock.config.settings import ClusterSettings, JobSettings, RestartStrategy
+from penstock.config.settings import AutoscalerSettings, ClusterSettings, JobSettings, RestartStrategy
 
-TABLES = {"Of a job": JobSettings, "Of the restart strategy": RestartStrategy, "Of a cluster": ClusterSettings}
+TABLES = {
+    "Of a job": JobSettings,
+    "Of the restart strategy": RestartStrategy,
+    "Of the autoscaler": AutoscalerSettings,
+    "Of a cluster": ClusterSettings,
+}
 
 
 def shown(default):
     """Return a default as the page writes it."""
     if default is None or default == ():
         return "none"
-    return "" if isinstance(default, RestartStrategy) else str(default)
+    return "" if isinstance(default, (RestartStrategy, AutoscalerSettings)) else str(default)
 
 
 @pytest.mark.parametrize("heading", TABLES)

@@ -23,10 +23,11 @@ export const title = ({ data }) => data?.base.job.name ?? "Job";
 
 export async function load({ args, ui }, signal) {
   const [id, tab = "graph"] = args;
-  const [job, health, summary] = await Promise.all([
+  const [job, health, summary, scaling] = await Promise.all([
     get(`/jobs/${id}`, signal), get(`/penstock/jobs/${id}/health`, signal), get(`/penstock/jobs/${id}/summary`, signal),
+    get(`/penstock/jobs/${id}/autoscaler`, signal),
   ]);
-  const base = { job, health, summary };
+  const base = { job, health, summary, scaling };
   return { base, tab, inner: await page(tab).load({ id: job.jid, ui, base }, signal) };
 }
 
@@ -47,9 +48,18 @@ export function view({ args, data, ui, update, reload }) {
         h("code", { title: "The job's id" }, job.jid)),
       ended ? null : actions(job, reload)),
     h("ul", { class: "findings", "aria-label": "What is to be said" }, health.findings.map((found) => finding(found, health.now, ended))),
+    autoscaler(data.base.scaling),
     h("nav", { class: "tabs", "aria-label": "Parts of the job" },
       Object.entries(TABS).map(([tab, [name]]) =>
         h("a", { key: tab, href: href(tab), "aria-current": tab === data.tab ? "page" : null }, name))),
     h("div", { key: data.tab, class: "tab" }, page(data.tab).view({ id: job.jid, base: data.base, data: data.inner, ui, update, reload })),
   ];
+}
+
+// The autoscaler's last decision, where it looks at the job.
+function autoscaler(scaling) {
+  const [last] = scaling.decisions;
+  if (!scaling.enabled || !last) return null;
+  const words = { wait: "waits", keep: "leaves it as it is", rescale: scaling["dry-run"] ? "would rescale" : "rescales", "not-worth": "leaves it as it is" };
+  return h("p", { class: "note", key: "autoscaler" }, `Autoscaler${scaling["dry-run"] ? " (dry run)" : ""} ${words[last.kind]}: ${last.text}${last.outcome ? ` (${last.outcome})` : ""}, since `, time(last.at));
 }

@@ -1,0 +1,110 @@
+"""A slow job on real processes is made wider by the JobManager itself, or only said to be; its output is exact."""
+
+import json
+import urllib.request
+from collections import defaultdict
+
+import pyarrow.parquet as pq
+import pytest
+from tests.cluster.proc_tree import wait_until
+
+from penstock.client.executors import ClusterExecutor, SubmitOptions
+from penstock.client.job_file import planned
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROWS, USERS = 150_000, 50
+JOB = """
+from collections.abc import Iterator
+
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+
+class Numbered(ps.Schema):
+    user_id: int
+    number: int
+
+
+class Number(ps.KeyedProcessFunction):
+    seen: ps.ValueState[int] = ps.value_state()
+
+    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Numbered]:
+        number = (self.seen.value() or 0) + 1
+        self.seen.update(number)
+        sum(i * i for i in range(1000))
+        yield Numbered(user_id=row.user_id, number=number)
+
+
+env = ps.Environment(
+    parallelism=1, checkpoint_interval="500ms", checkpoint_root={root!r}, buffer_size_bytes=8192,
+    autoscaler={{
+        "enabled": True, "dry_run": {dry_run}, "metrics_window_ms": 4000, "stabilization_interval_ms": 1000,
+        "restart_time_ms": 3000,
+    }},
+)
+orders = env.from_source(DatagenSource(rows={rows}, users={users}, rows_per_second=200_000), uid="orders")
+(orders.name("orders").key_by("user_id").process(Number()).uid("number").name("number orders")
+       .sink_to(FileSink({root!r} + "/out"), uid="out"))
+env.execute("numbers")
+"""
+
+
+def asked(cluster, job_id):
+    with urllib.request.urlopen(f"{cluster.rest_url}/v1/penstock/jobs/{job_id}/autoscaler", timeout=30) as answer:
+        return json.load(answer)
+
+
+def widths(job):
+    return {vertex["name"]: vertex["parallelism"] for vertex in job.client.job(job.job_id)["vertices"]}
+
+
+def started(cluster, folder, *, dry_run):
+    path = folder / "numbers.py"
+    path.write_text(JOB.format(root=str(folder / "root"), dry_run=dry_run, rows=ROWS, users=USERS), encoding="utf-8")
+    return ClusterExecutor(url=cluster.rest_url, options=SubmitOptions()).submit(planned(path, {}, "numbers"))
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=3, directory=tmp_path / "cluster")
+    with LocalCluster(config) as running:
+        yield running
+
+
+def test_a_slow_job_is_made_wider_and_its_output_is_exact(cluster, tmp_path):
+    job = started(cluster, tmp_path, dry_run=False)
+    done = lambda: [d for d in asked(cluster, job.job_id)["decisions"] if d["outcome"] == "done"]
+    wait_until(done, 120, lambda: f"a rescale by itself: {asked(cluster, job.job_id)}", step=0.5)
+    (decision,) = done()
+    assert decision["kind"] == "rescale"
+    slow = next(v for v in decision["vertices"].values() if "number" in v["name"])
+    assert (slow["parallelism"], slow["utilization"] > 0.9) == (1, True)
+    assert max(widths(job).values()) == slow["wanted"] > 1
+    story = [entry["text"] for entry in job.client.story(job.job_id) if entry["kind"] == "autoscaler"]
+    assert story == [decision["text"]]
+    wait_until(lambda: job.client.summary(job.job_id)["state"] == "FINISHED", 150, "the end", step=0.5)
+    log = asked(cluster, job.job_id)
+    assert log["restarts-measured"] >= 1
+    numbers = defaultdict(list)
+    for part in (tmp_path / "root" / "out").glob("*.parquet"):
+        for row in pq.read_table(part).to_pylist():
+            numbers[row["user_id"]].append(row["number"])
+    assert sum(map(len, numbers.values())) == ROWS
+    for found in numbers.values():
+        assert sorted(found) == list(range(1, len(found) + 1)), "no row twice, none lost, state went along"
+
+
+def test_a_dry_run_says_it_and_does_nothing(cluster, tmp_path):
+    job = started(cluster, tmp_path, dry_run=True)
+    would = lambda: [d for d in asked(cluster, job.job_id)["decisions"] if d["kind"] == "rescale"]
+    wait_until(would, 120, lambda: f"what it would do: {asked(cluster, job.job_id)}", step=0.5)
+    first = would()[-1]["at"]
+    wait_until(lambda: would()[0]["until"] > first, 20, "another look that says the same", step=0.5)
+    assert {decision["outcome"] for decision in would()} == {""}
+    assert set(widths(job).values()) == {1}
+    story = [entry["text"] for entry in job.client.story(job.job_id) if entry["kind"] == "autoscaler"]
+    assert story[0].startswith("would do: ")
+    job.cancel()
