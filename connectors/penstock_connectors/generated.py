@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.connector.source import PollResult, SourceBatch, SourceSplit
+from penstock.connector.source import HistorySplit, PollResult, SourceBatch, SourceSplit
+from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
     import pyarrow as pa
 
@@ -79,7 +81,7 @@ class RowReader:
         now = self._clock.monotonic_ms()
         for split in splits:
             position, index = int(split.state["position"]), int(split.state["index"])
-            end = self._rows.end(index)
+            end = split.state.get("end", self._rows.end(index))
             self._splits[split.id] = _Progress(index, position, end, position, now, finished=split.finished)
 
     def poll(self, max_rows: int) -> PollResult:
@@ -127,3 +129,35 @@ class RowReader:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def history(
+    rows: Rows, enumerator: SplitEnumerator, until: dict[str, Any], piece_rows: int | None
+) -> tuple[HistorySplit, ...]:
+    """Return every split up to its position in `until`, or to its end; see `HistoryFactory`.
+
+    Raises:
+        UsageError: a split without end is given none.
+    """
+    if "timestamp" in until:
+        raise UsageError("rows that are generated have no time of writing", hint="give positions: orders-0=1000,...")
+    splits = enumerator.discover(frozenset())
+    positions = until.get("positions", {})
+    unknown = sorted(set(positions) - {split.id for split in splits})
+    if unknown:
+        raise UsageError(f"there is no split {unknown[0]!r}", hint=f"there are {', '.join(s.id for s in splits)}")
+    found = []
+    for split in splits:
+        index = int(split.state["index"])
+        end = rows.end(index)
+        cut = int(positions.get(split.id, 0)) if "positions" in until else end
+        if cut is None:
+            raise UsageError(f"split {split.id!r} has no end", hint="give positions: orders-0=1000,...")
+        cut = cut if end is None else min(cut, end)
+        bounds = [*range(0, cut, piece_rows or max(1, cut)), cut]
+        pieces = tuple(
+            SourceSplit(id=split.id, state={"index": index, "position": low, "end": high}, finished=low >= high)
+            for low, high in zip(bounds, bounds[1:] or bounds, strict=False)
+        )
+        found.append(HistorySplit(pieces, SourceSplit(id=split.id, state={"index": index, "position": cut})))
+    return tuple(found)

@@ -7,7 +7,7 @@ reader started, with the injected clock.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,12 +15,12 @@ from penstock.connector.source import SourceSpec
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock_connectors.datagen.orders import ORDER_SCHEMA, OrderPattern, orders
-from penstock_connectors.generated import RowReader, SplitEnumerator
+from penstock_connectors.generated import RowReader, SplitEnumerator, history
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.connector.source import SourceContext
+    from penstock.connector.source import HistorySplit, SourceContext
 
 _FACTORY = "penstock_connectors.datagen.source:DatagenSourceFactory"
 
@@ -122,3 +122,8 @@ class DatagenSourceFactory:
     def validate(self, spec: SourceSpec) -> None:
         """Check the config's form; there is nothing outside to reach."""
         msgspec.convert(spec.config, _Config)
+
+    def history(self, spec: SourceSpec, until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
+        """Return the splits up to a cut; see `HistoryFactory`."""
+        rows = msgspec.convert(spec.config, _Config)
+        return history(rows, self.create_enumerator(spec, first_run=True), until, piece_rows)

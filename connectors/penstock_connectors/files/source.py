@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import pyarrow as pa
 
-from penstock.connector.source import PollResult, SourceBatch, SourceSpec, SourceSplit
+from penstock.connector.source import HistorySplit, PollResult, SourceBatch, SourceSpec, SourceSplit
 from penstock.connector.staging import DEAD_LETTER_SCHEMA
-from penstock.core.errors import BadRecordError, ConnectorError, GraphError
+from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
 from penstock_connectors.files.cursors import open_cursor
 
@@ -100,6 +100,14 @@ class FileSourceFactory:
         """Return a reader for one subtask."""
         del context
         return FileReader(msgspec.convert(spec.config, _Config), schema_from_text(spec.schema))
+
+    def history(self, spec: SourceSpec, until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
+        """Return the files, each as a whole and read to its end; see `HistoryFactory`."""
+        del piece_rows
+        if until:
+            raise UsageError("a file source has no cut but its end", hint="use --until latest")
+        splits = self.create_enumerator(spec, first_run=True).discover(frozenset())
+        return tuple(HistorySplit((s,), msgspec.structs.replace(s, finished=True)) for s in splits)
 
     def validate(self, spec: SourceSpec) -> None:
         """Check that there is a file and that the first one can be opened.

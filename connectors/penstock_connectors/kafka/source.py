@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from penstock.config.settings import parse_duration_ms
-from penstock.connector.source import SourceContext, SourceReader, SourceSpec, SplitEnumerator
+from penstock.connector.source import HistorySplit, SourceContext, SourceReader, SourceSpec, SplitEnumerator
 from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_to_text
 from penstock_connectors.formats.timestamps import TimestampUnit
@@ -155,6 +155,12 @@ class KafkaSourceFactory:
         from penstock_connectors.kafka.reader import KafkaReader
 
         return KafkaReader(spec, context)
+
+    def history(self, spec: SourceSpec, until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
+        """Return the partitions up to a cut, positions being offsets; see `HistoryFactory`."""
+        from penstock_connectors.kafka.history import history
+
+        return history(spec.config, until, piece_rows)
 
     def validate(self, spec: SourceSpec) -> None:
         """Check that the broker answers and has the topics.

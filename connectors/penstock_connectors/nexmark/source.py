@@ -8,21 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from penstock.connector.source import SourceSpec
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
-from penstock_connectors.generated import RowReader, SplitEnumerator
+from penstock_connectors.generated import RowReader, SplitEnumerator, history
 from penstock_connectors.nexmark.events import SCHEMAS, EventMaker, Kind, NexmarkPattern
 from penstock_connectors.workloads.marks import first_record
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.connector.source import SourceContext
+    from penstock.connector.source import HistorySplit, SourceContext
 
 _FACTORY = "penstock_connectors.nexmark.source:NexmarkSourceFactory"
 _PRELOAD = "penstock_connectors.nexmark.source"
@@ -139,6 +139,11 @@ class NexmarkSourceFactory:
             first_record(config.marks, context.subtask, context.clock.now_ms())
 
         return RowReader(_Events(config), context.clock, mark if config.marks else None)
+
+    def history(self, spec: SourceSpec, until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
+        """Return the splits up to a cut; see `HistoryFactory`."""
+        rows = _Events(msgspec.convert(spec.config, _Config))
+        return history(rows, self.create_enumerator(spec, first_run=True), until, piece_rows)
 
     def validate(self, spec: SourceSpec) -> None:
         """Check the config's form; there is nothing outside to reach."""

@@ -1,4 +1,7 @@
-"""`penstock check job.py --against URI`: a table of verdicts, state by state, before the job is started from it."""
+"""`penstock check job.py --against URI`: a table of verdicts, state by state, before the job is started from it.
+
+With `--backfill` instead: which of its operators a backfill takes.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from penstock.cli.options import JsonOption, print_json, say
 from penstock.cli.run import parse_overrides
 from penstock.cli.terminal import terminal
 from penstock.client.job_file import planned
+from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.checkpoint.manifest import Manifest
@@ -25,7 +29,11 @@ _SAVEPOINT = "stop the job with a savepoint (penstock stop) and start with --fro
 def check(
     job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
     *,
-    against: Annotated[str, typer.Option(help="A savepoint's folder, or CHECKPOINT_ROOT/JOB.")],
+    against: Annotated[str | None, typer.Option(help="A savepoint's folder, or CHECKPOINT_ROOT/JOB.")] = None,
+    backfill: Annotated[bool, typer.Option("--backfill", help="Whether `penstock backfill` takes the job.")] = False,
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="UID", help="With --backfill: an operator accepted by name.")
+    ] = None,
     parallelism: Annotated[int | None, typer.Option(help="Overrides the job's own.")] = None,
     allow_non_restored_state: Annotated[
         list[str] | None, typer.Option(metavar="UID[/STATE]", help="State that may be left behind.")
@@ -37,8 +45,14 @@ def check(
 ) -> None:
     """Say whether a snapshot's state fits a job: same, migrates, new, dropped or blocked; exit code 1 if one is.
 
-    A checkpoint's job must be unchanged too.
+    A checkpoint's job must be unchanged too. With --backfill: whether its operators give in a backfill what they give
+    live; exit code 1 if one does not and is not accepted.
     """
+    if (against is None) != backfill:
+        raise UsageError("check needs --against URI or --backfill", hint="one of the two")
+    if against is None:
+        _check_backfill(planned(job, parse_overrides(settings or []), ""), accept or [], as_json=json)
+        return
     from penstock.graph.state_check import check_states
     from penstock.snapshots.declared import with_states
     from penstock.snapshots.opening import open_snapshot
@@ -75,6 +89,22 @@ def check(
         if savepoint:
             say(f"{savepoint}\n    {_SAVEPOINT}")
     if blocked:
+        raise typer.Exit(1)
+
+
+def _check_backfill(graph: JobGraph, accept: list[str], *, as_json: bool) -> None:
+    from penstock.backfill.qualify import findings
+
+    found = findings(graph, accept)
+    refused = sum(not finding.accepted for finding in found)
+    if as_json:
+        print_json({"job": graph.name, "ok": not refused, "findings": [msgspec.to_builtins(f) for f in found]})
+    else:
+        for finding in found:
+            way = "accepted" if finding.accepted else f"--accept {finding.uid}" if finding.acceptable else "refused"
+            say(f"{finding.uid} ({finding.kind}): {finding.reason} [{way}]")
+        say(f"{refused} refused" if refused else f"{graph.name} can be backfilled")
+    if refused:
         raise typer.Exit(1)
 
 

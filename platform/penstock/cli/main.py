@@ -34,6 +34,7 @@ _COMMANDS = {
     "cluster": "penstock.cli.cluster:commands",
     "check": "penstock.cli.check:check",
     "state": "penstock.cli.state:commands",
+    "backfill": "penstock.cli.backfill:backfill",
     "bench": "penstock.cli.bench:bench",
 }
 #: What a shell gives a process that ended by Ctrl-C.

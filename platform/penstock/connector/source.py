@@ -150,3 +150,28 @@ class SourceFactory(Protocol):
         Raises:
             ConnectorError: with the way out.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySplit:
+    """What there is of one split up to a cut."""
+
+    #: Each is read until it is finished, which is where the next one begins.
+    pieces: tuple[SourceSplit, ...]
+    #: How the live job goes on with it.
+    rest: SourceSplit
+
+
+class HistoryFactory(SourceFactory, Protocol):
+    """A source whose past a backfill can read: each split from where the job would start up to a cut."""
+
+    def history(self, spec: SourceSpec, until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
+        """Return all splits in the order that ties in event time are settled by.
+
+        `until` is `{}` (all there is now), `{"timestamp": ms}` or `{"positions": {split id: position}}`, where a
+        position is one that the connector counts by; with `piece_rows` splits may be read in pieces of about so many
+        rows.
+
+        Raises:
+            UsageError: the source has no such cut. ConnectorError: the outside system cannot be reached.
+        """

@@ -1,0 +1,99 @@
+"""What runs the stages of a backfill: the interface, and the engine that needs nothing but this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.backfill.stages import Stage, TaskResult
+from penstock.backfill.task import run_parts, run_source
+from penstock.backfill.wire import EDGE, NO_EDGE, ORDER, RESULT, input_schema, nudges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Told how many tasks of how many have ended.
+Progress = Callable[[Stage, int, int], None]
+_BATCH_ROWS = 32_768
+
+
+class Engine(Protocol):
+    """Runs one stage after the other; what a stage gives stays with the engine until it is closed."""
+
+    def run(self, stage: Stage, progress: Progress) -> list[TaskResult]:
+        """Run all tasks of a stage whose inputs have run; return their results by part.
+
+        Raises:
+            PenstockError: a task failed.
+        """
+
+    def close(self) -> None:
+        """Free what stages gave."""
+
+
+class LocalEngine:
+    """One task after the other in this process, rows between stages in memory: small histories, and tests."""
+
+    def __init__(self) -> None:
+        """Nothing has run."""
+        self._given: dict[tuple[str, int], list[pa.RecordBatch]] = {}
+
+    def run(self, stage: Stage, progress: Progress) -> list[TaskResult]:
+        """Run all tasks of a stage; see `Engine`."""
+        results: list[TaskResult] = []
+        tasks: Sequence[Iterable[pa.RecordBatch]]
+        if stage.vertex.is_source:
+            tasks = [run_source(stage, number) for number in range(stage.parts)]
+        else:
+            tasks = [run_parts(stage, self._input(stage))]
+        for done, task in enumerate(tasks, 1):
+            for batch in task:
+                results += self._keep(stage, batch)
+            progress(stage, done, len(tasks))
+        return sorted(results, key=lambda result: result.part)
+
+    def close(self) -> None:
+        """Forget all rows."""
+        self._given.clear()
+
+    def _keep(self, stage: Stage, batch: pa.RecordBatch) -> list[TaskResult]:
+        edges = batch.column(EDGE).to_numpy()
+        if edges[0] == NO_EDGE:
+            return [msgspec.msgpack.decode(data, type=TaskResult) for data in batch.column(RESULT).to_pylist()]
+        self._given.setdefault((stage.vertex.id, int(edges[0])), []).append(batch)
+        return []
+
+    def _input(self, stage: Stage) -> Iterator[pa.RecordBatch]:
+        schema = input_schema(stage)
+        batches = [nudges(stage)]
+        for number, (vertex_id, index) in enumerate(feeds(stage)):
+            batches += [as_input(batch, index, number, schema) for batch in self._given.get((vertex_id, index), ())]
+        table = pa.Table.from_batches(batches, schema=schema)
+        keys = [table.column(name).to_numpy() for name in reversed(ORDER)]
+        ordered = table.take(pa.array(np.lexsort(keys))).combine_chunks()
+        return iter(ordered.to_batches(max_chunksize=_BATCH_ROWS))
+
+
+def feeds(stage: Stage) -> list[tuple[str, int]]:
+    """Return for each input of a stage the vertex that feeds it and the edge's place among that one's outputs."""
+    return [(edge.source, place) for edge, place in zip(stage.inputs, stage.places, strict=True)]
+
+
+def as_input(batch: pa.RecordBatch, index: int, number: int, schema: pa.Schema) -> pa.RecordBatch:
+    """Return rows that a stage gave on output `index` as rows of input `number` of the next."""
+    count = batch.num_rows
+    columns = []
+    for field in schema:
+        if field.name == EDGE:
+            columns.append(pa.array(np.full(count, number, np.int32)))
+        elif field.name == f"i{number}":
+            columns.append(batch.column(f"e{index}"))
+        elif field.name in batch.schema.names and not field.name.startswith("i"):
+            columns.append(batch.column(field.name))
+        else:
+            columns.append(pa.nulls(count, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)

@@ -1,0 +1,234 @@
+"""`penstock backfill`: plans a job's stages, has an engine run them, and writes the savepoint that is the result.
+
+The manifest is written last: until then there is no savepoint, and what is there of files is nobody's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from penstock.backfill.engine import Engine, Progress
+from penstock.backfill.qualify import require_qualified
+from penstock.backfill.stages import (
+    Stage,
+    TaskResult,
+    parts_of,
+    pieces_of,
+    places_of,
+    readable_in_pieces,
+    source_snapshots,
+    watermark_behind,
+)
+from penstock.backfill.task import CHECKPOINT_ID
+from penstock.checkpoint.manifest import Manifest
+from penstock.checkpoint.store import ObjectStore
+from penstock.connector.sink import load_factory
+from penstock.connector.source import HistorySplit, SourceSpec
+from penstock.core.clock import Clock
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.errors import UsageError
+from penstock.core.rand import Rand
+from penstock.core.snapshot import SubtaskSnapshot
+from penstock.eventtime.strategy import strategy_from_builtins
+from penstock.graph.job_graph import JobGraph, JobVertex
+from penstock.snapshots.opening import open_target
+from penstock.task.savepoint import SavepointWriter
+
+#: Rows of one piece, about, where a split may be read in pieces.
+PIECE_ROWS = 2_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillOptions:
+    """What the user asked for."""
+
+    #: Where the savepoint goes: an empty place.
+    target: str
+    #: See `connector.source.HistoryFactory`.
+    until: dict[str, Any] = field(default_factory=dict)
+    #: Key ranges, each the work of one task.
+    parts: int = 16
+    #: uids of operators that are accepted though they do not qualify.
+    accept: tuple[str, ...] = ()
+    piece_rows: int = PIECE_ROWS
+    #: Of state, in one task.
+    memory_bytes: int = 1 << 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BackfillResult:
+    """What became of it."""
+
+    uri: str
+    run_id: str
+    rows_read: int
+    rows_staged: int
+    #: Microseconds, of the source furthest behind; None: one has none yet, and nothing that waits for it has fired.
+    watermark: int | None
+    #: uid of a source -> split id -> position, as the connector has it.
+    positions: dict[str, dict[str, Any]]
+
+
+class Backfill:
+    """One backfill of one job."""
+
+    def __init__(self, graph: JobGraph, options: BackfillOptions, clock: Clock, rand: Rand) -> None:
+        """Check all that can be checked before anything is read.
+
+        Raises:
+            UsageError: an operator does not qualify, a source has no history, or the target is not empty.
+        """
+        require_qualified(graph, options.accept)
+        self._graph, self._options, self._clock = graph, options, clock
+        self._target = open_target(options.target)
+        self.run_id = f"backfill-{rand.token(12)}"
+        self._parts = {v.id: parts_of(v, options.parts, graph.settings.key_groups) for v in graph.vertices}
+        self._histories = {v.id: self._history(v) for v in graph.vertices if v.is_source}
+        self._watermarks: dict[str, int] = {}
+
+    def run(self, engine: Engine, progress: Progress) -> BackfillResult:
+        """Run all stages, then write the manifest.
+
+        Raises:
+            PenstockError: a task failed; there is no savepoint then.
+        """
+        subtasks: list[SubtaskSnapshot] = []
+        read = 0
+        for vertex in self._graph.vertices:
+            stage = self._stage(vertex)
+            results = engine.run(stage, progress)
+            if [result.part for result in results] != list(range(stage.parts)):
+                msg = f"stage {vertex.name!r} gave the results of {len(results)} of {stage.parts} tasks"
+                raise UsageError(msg, hint="this is a fault of penstock")
+            subtasks += self._finish(stage, results)
+            read += sum(result.rows_in for result in results) if vertex.is_source else 0
+        remove_unnamed(self._target, subtasks)
+        return self._write(tuple(subtasks), read)
+
+    def _history(self, vertex: JobVertex) -> tuple[HistorySplit, ...]:
+        spec = msgspec.convert(vertex.operators[0].config["source"], SourceSpec)
+        factory = load_factory(spec.factory)
+        if not hasattr(factory, "history"):
+            msg = f"source {vertex.operators[0].uid!r} ({spec.factory.rpartition(':')[2]}) has no history to read"
+            raise UsageError(msg, hint="Kafka, files and the generators have")
+        pieces = self._options.piece_rows if readable_in_pieces(vertex) else None
+        found: tuple[HistorySplit, ...] = factory.history(spec, self._until_of(vertex), pieces)
+        return found
+
+    def _until_of(self, vertex: JobVertex) -> dict[str, Any]:
+        """Return the cut of one source: of several each has its positions by `UID/SPLIT`."""
+        until = self._options.until
+        sources = [v.operators[0].uid for v in self._graph.vertices if v.is_source]
+        if "positions" not in until or len(sources) == 1:
+            return until
+        uid = vertex.operators[0].uid
+        for name in until["positions"]:
+            if name.partition("/")[0] not in sources:
+                msg = f"position of {name!r}: the job has {len(sources)} sources, and it names none of them"
+                raise UsageError(msg, hint=f"write UID/SPLIT=POSITION with a UID of {', '.join(sources)}")
+        own = {n.partition("/")[2]: at for n, at in until["positions"].items() if n.partition("/")[0] == uid}
+        return {"positions": own}
+
+    def _stage(self, vertex: JobVertex) -> Stage:
+        graph = self._graph
+        inputs, outputs = graph.in_edges(vertex.id), graph.out_edges(vertex.id)
+        pieces = pieces_of(self._histories.get(vertex.id, ()))
+        settings = graph.settings
+        if settings.state_backend == "remote":
+            settings = msgspec.structs.replace(settings, state_backend="hashmap")
+        return Stage(
+            job_name=graph.name,
+            run_id=self.run_id,
+            vertex=vertex,
+            parts=len(pieces) if vertex.is_source else self._parts[vertex.id],
+            key_groups=settings.key_groups,
+            inputs=inputs,
+            outputs=outputs,
+            places=places_of(graph, inputs),
+            targets=tuple(self._parts[edge.target] for edge in outputs),
+            settings=msgspec.json.encode(settings),
+            target_uri=self._target.uri,
+            watermark=min((self._watermarks[edge.source] for edge in inputs), default=MIN_TIMESTAMP),
+            pieces=pieces,
+            accepted=self._options.accept,
+            memory_bytes=self._options.memory_bytes,
+            python_path=settings.python_path,
+        )
+
+    def _finish(self, stage: Stage, results: Sequence[TaskResult]) -> list[SubtaskSnapshot]:
+        """Note how far event time is behind a stage; return its subtasks as the savepoint has them."""
+        if not stage.vertex.is_source:
+            self._watermarks[stage.vertex.id] = watermark_behind(results, quiet_are_idle=False)
+            return [result.snapshot for result in results]
+        quiet = _quiet_are_idle(stage.vertex)
+        by_split = source_snapshots(stage, self._histories[stage.vertex.id], results, quiet_are_idle=quiet)
+        self._watermarks[stage.vertex.id] = watermark_behind(furthest(stage, results), quiet_are_idle=quiet)
+        return by_split
+
+    def _write(self, subtasks: tuple[SubtaskSnapshot, ...], read: int) -> BackfillResult:
+        graph, target = self._graph, self._target
+        pending = tuple(output for part in subtasks for output in part.committables)
+        counts = {v.id: sum(part.vertex_id == v.id for part in subtasks) for v in graph.vertices}
+        SavepointWriter(target, target).manifest(
+            Manifest(
+                kind="savepoint",
+                sequence=0,
+                job_id="0" * 32,
+                job_name=graph.name,
+                run_id=self.run_id,
+                generation=0,
+                nonce=self.run_id,
+                created_ms=self._clock.now_ms(),
+                checkpoint_id=CHECKPOINT_ID,
+                graph_fingerprint=graph.fingerprint,
+                key_groups=graph.settings.key_groups,
+                operators={o.uid: (counts[v.id], v.id) for v in graph.vertices for o in v.operators if o.stateful},
+                subtasks=subtasks,
+                pending=pending,
+                runs=(self.run_id,),
+                barrier="savepoint",
+                note=target.uri,
+                origin=target.uri,
+            )
+        )
+        reached = min((self._watermarks[vertex_id] for vertex_id in self._histories), default=MIN_TIMESTAMP)
+        return BackfillResult(
+            uri=target.uri,
+            run_id=self.run_id,
+            rows_read=read,
+            rows_staged=sum(output.rows for output in pending),
+            watermark=None if reached == MIN_TIMESTAMP else reached,
+            positions={
+                v.operators[0].uid: {split.rest.id: split.rest.state for split in self._histories[v.id]}
+                for v in graph.vertices
+                if v.is_source
+            },
+        )
+
+
+def furthest(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
+    """Return of each split the piece that is furthest in event time."""
+    found: dict[int, TaskResult] = {}
+    for result in results:
+        number = stage.pieces[result.part].number
+        if number not in found or result.watermark > found[number].watermark:
+            found[number] = result
+    return list(found.values())
+
+
+def remove_unnamed(store: ObjectStore, subtasks: Collection[SubtaskSnapshot]) -> None:
+    """Remove files of tasks that were run twice or failed."""
+    named = {s.file.path for part in subtasks for state in part.keyed for s in state.segments}
+    named |= {ref.path for part in subtasks for output in part.committables for ref in output.files}
+    for key in store.list(""):
+        if key not in named:
+            store.delete(key)
+
+
+def _quiet_are_idle(vertex: JobVertex) -> bool:
+    strategies = [o.config.get("watermarks") for o in vertex.operators if o.kind in ("source", "assign_watermarks")]
+    return strategy_from_builtins(strategies[-1]).idle_timeout_ms is not None

@@ -1,0 +1,147 @@
+"""The stages of a backfill on Spark. Called by `penstock backfill --master`.
+
+A stage is `mapInArrow` over pieces of history, or over the rows of the stages before, repartitioned by key range and
+sorted within each partition. What a stage gives is kept on the executors' disks until the end; what is lost with an
+executor Spark computes again, under other file names, of which nothing is ever named.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark import StorageLevel
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
+
+from penstock.backfill.engine import feeds
+from penstock.backfill.stages import Stage, TaskResult
+from penstock.backfill.task import run_parts, run_source
+from penstock.backfill.wire import EDGE, NO_EDGE, ORDER, PART, RESULT, TIME, input_schema, output_schema
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.types import StructType
+
+    from penstock.backfill.engine import Progress
+
+_Task = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+_BATCH_ROWS = 32_768
+#: Column that the rows of a part are brought together by.
+_SLOT = "__slot"
+#: Numbers among which one is looked for that Spark puts into a certain partition.
+_TRIED_A_PARTITION = 64
+
+
+class BackfillFailedError(PenstockError):
+    """A task of Spark failed more often than Spark tries."""
+
+
+class SparkEngine:
+    """Runs stages as jobs of one Spark session."""
+
+    def __init__(self, session: SparkSession) -> None:
+        """Nothing has run; the session stays the caller's."""
+        self._session = session
+        self._given: dict[str, DataFrame] = {}
+        session.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(_BATCH_ROWS))
+
+    def run(self, stage: Stage, progress: Progress) -> list[TaskResult]:
+        """Run all tasks of a stage; see `engine.Engine`.
+
+        Raises:
+            BackfillFailedError: with what the last attempt of the task said.
+        """
+        schema = from_arrow_schema(output_schema(stage))
+        rows = self._pieces(stage) if stage.vertex.is_source else self._parts(stage)
+        given = _map_in_arrow(rows, _task_of(msgspec.msgpack.encode(stage)), schema).persist(StorageLevel.DISK_ONLY)
+        self._given[stage.vertex.id] = given
+        progress(stage, 0, stage.parts)
+        try:
+            found = given.where(F.col(EDGE) == NO_EDGE).select(RESULT).collect()
+        except (PySparkException, Py4JError) as error:
+            lines = [line.strip() for line in str(error).splitlines()]
+            said = [line for line in lines if line.startswith("penstock.") and "Error" in line]
+            why = said[-1] if said else next((line for line in lines if line), "Spark gave no reason")
+            raise BackfillFailedError(f"stage {stage.vertex.name!r} failed on Spark: {why}") from error
+        progress(stage, stage.parts, stage.parts)
+        results = [msgspec.msgpack.decode(bytes(row[0]), type=TaskResult) for row in found]
+        return sorted(results, key=lambda result: result.part)
+
+    def close(self) -> None:
+        """Give up what stages gave."""
+        for given in self._given.values():
+            given.unpersist()
+        self._given.clear()
+
+    def _pieces(self, stage: Stage) -> DataFrame:
+        return self._session.range(0, stage.parts, 1, stage.parts)
+
+    def _parts(self, stage: Stage) -> DataFrame:
+        schema = input_schema(stage)
+        names = {field.name: field.dataType for field in from_arrow_schema(schema)}
+        rows = self._session.range(0, stage.parts, 1, 1).select(
+            *(_of_nudge(name).cast(kind).alias(name) for name, kind in names.items())
+        )
+        for number, (vertex_id, index) in enumerate(feeds(stage)):
+            given = self._given[vertex_id].where(F.col(EDGE) == index)
+            own = {f"i{number}": F.col(f"e{index}"), EDGE: F.lit(number)}
+            known = set(given.columns) - {RESULT}
+            columns = [
+                own.get(name, F.col(name) if name in known and name in ORDER else F.lit(None)).cast(kind).alias(name)
+                for name, kind in names.items()
+            ]
+            rows = rows.unionByName(given.select(*columns))
+        slots = F.array(*(F.lit(slot) for slot in self._slots(stage.parts)))
+        placed = rows.withColumn(_SLOT, F.element_at(slots, F.col(PART) + 1))
+        return placed.repartition(stage.parts, _SLOT).drop(_SLOT).sortWithinPartitions(*ORDER)
+
+    def _slots(self, parts: int) -> list[int]:
+        """Return for each part a number that Spark's hash puts into a partition of its own."""
+        return _slots_of(self._session, parts)
+
+
+@functools.lru_cache(maxsize=16)
+def _slots_of(session: SparkSession, parts: int) -> list[int]:
+    candidates = session.range(0, parts * _TRIED_A_PARTITION).select(F.col("id").cast("int").alias(_SLOT))
+    hashed = candidates.select(_SLOT, F.pmod(F.hash(_SLOT), F.lit(parts)).alias(PART))
+    found = {row[PART]: row["slot"] for row in hashed.groupBy(PART).agg(F.min(_SLOT).alias("slot")).collect()}
+    return [found.get(part, part) for part in range(parts)]
+
+
+def _of_nudge(name: str) -> Any:
+    """Return a column of `wire.nudges`."""
+    known = {PART: F.col("id"), TIME: F.lit(MIN_TIMESTAMP), EDGE: F.lit(NO_EDGE)}
+    return known.get(name, F.lit(0) if name in ORDER else F.lit(None))
+
+
+def _map_in_arrow(rows: DataFrame, task: _Task, schema: StructType) -> DataFrame:
+    """Do what `DataFrame.mapInArrow` does; that one asks for Pandas, which nothing of it uses."""
+    function = UserDefinedFunction(task, returnType=schema, evalType=PythonEvalType.SQL_MAP_ARROW_ITER_UDF)
+    column: Any = function(*(rows[name] for name in rows.columns))
+    plan: Any = rows._jdf.mapInArrow(column._jc, False, None)  # noqa: SLF001 - Spark's own way to it
+    return DataFrame(plan, rows.sparkSession)
+
+
+def _task_of(encoded: bytes) -> _Task:
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        stage = msgspec.msgpack.decode(encoded, type=Stage)
+        if not stage.vertex.is_source:
+            yield from run_parts(stage, batches)
+            return
+        for batch in batches:
+            for number in batch.column(0).to_numpy():
+                yield from run_source(stage, int(np.int64(number)))
+
+    return run

@@ -1,0 +1,132 @@
+"""A job as stages of a batch: what a task of each is told, and what it gives back. Pure; used by driver and tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from penstock.connector.source import HistorySplit, SourceSplit
+from penstock.core.elements import MIN_TIMESTAMP
+from penstock.core.keygroup import ALL_HASHES, HashRange, hash_range_of
+from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
+from penstock.graph.job_graph import JobEdge, JobGraph, JobVertex
+
+#: Kinds that keep the rows of a batch in their order and nothing else: their input may be read in pieces.
+_STATELESS = frozenset({"project", "key_selector", "constant_key", "map", "flat_map", "filter_rows", "sink"})
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task of a source reads: a split from its position to an end."""
+
+    split: SourceSplit
+    #: Which of the source's splits it is of, and whether the split has no rows.
+    number: int
+    empty: bool = False
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One vertex of the job: all that its tasks are told, and the same for each of them."""
+
+    job_name: str
+    run_id: str
+    vertex: JobVertex
+    #: Subtasks: key ranges, or for a source its pieces.
+    parts: int
+    key_groups: int
+    #: Edges that end here in the order of inputs, those that begin here, and how many parts each of these has.
+    inputs: tuple[JobEdge, ...]
+    outputs: tuple[JobEdge, ...]
+    #: For each input the place of its edge among the outputs of the vertex that feeds it.
+    places: tuple[int, ...]
+    targets: tuple[int, ...]
+    #: Settings as JSON: `config.settings.JobSettings`.
+    settings: bytes
+    #: The store that files are written to.
+    target_uri: str
+    #: Where event time ends.
+    watermark: int = MIN_TIMESTAMP
+    pieces: tuple[Piece, ...] = ()
+    accepted: tuple[str, ...] = ()
+    memory_bytes: int = 1 << 30
+    python_path: tuple[str, ...] = ()
+
+    def hashes(self, part: int) -> HashRange:
+        """Return the key hashes of one part."""
+        return ALL_HASHES if self.vertex.is_source else hash_range_of(part, self.parts, self.key_groups)
+
+
+class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one task has done: its part of the savepoint, and how far event time is behind it."""
+
+    vertex_id: str
+    part: int
+    snapshot: SubtaskSnapshot
+    watermark: int
+    rows_in: int
+    rows_out: int
+    #: Rows of a source that came out of event time's bounds are counted by the operators themselves.
+    late: int = 0
+
+
+def parts_of(vertex: JobVertex, parts: int, key_groups: int) -> int:
+    """Return how many parts a vertex behind a shuffle is cut into; one that is alone in the job stays alone."""
+    keyed = any(operator.keyed for operator in vertex.operators)
+    return min(parts, key_groups) if keyed or vertex.parallelism > 1 else 1
+
+
+def readable_in_pieces(vertex: JobVertex) -> bool:
+    """Whether the rows of one split may be read by several tasks: each one's watermarks follow from its rows alone."""
+    source, *behind = vertex.operators
+    kind = (source.config.get("watermarks") or {"kind": "none"})["kind"]
+    return kind in ("bounded", "none", "unmarked") and all(operator.kind in _STATELESS for operator in behind)
+
+
+def pieces_of(history: Sequence[HistorySplit]) -> tuple[Piece, ...]:
+    """Return the pieces of all splits in the order of splits."""
+    return tuple(
+        Piece(split=piece, number=number, empty=piece.finished)
+        for number, split in enumerate(history)
+        for piece in split.pieces
+    )
+
+
+def places_of(graph: JobGraph, inputs: Iterable[JobEdge]) -> tuple[int, ...]:
+    """Return `Stage.places` of edges that end at one vertex."""
+    return tuple(graph.out_edges(edge.source).index(edge) for edge in inputs)
+
+
+def watermark_behind(results: Iterable[TaskResult], *, quiet_are_idle: bool) -> int:
+    """Return how far event time is behind a stage: where its last part is.
+
+    `quiet_are_idle`: a part without rows holds nobody back, as a split would not that has an idle time-out.
+    """
+    known = [r.watermark for r in results if not (quiet_are_idle and r.watermark == MIN_TIMESTAMP)]
+    return min(known, default=MIN_TIMESTAMP)
+
+
+def source_snapshots(
+    stage: Stage, history: Sequence[HistorySplit], results: Sequence[TaskResult], *, quiet_are_idle: bool
+) -> list[SubtaskSnapshot]:
+    """Return one subtask a split, which stands where the live job goes on; what its pieces saved is put together."""
+    found = []
+    uid = stage.vertex.operators[0].uid
+    for number, split in enumerate(history):
+        own = [r for r in results if stage.pieces[r.part].number == number]
+        watermark = max((r.watermark for r in own), default=MIN_TIMESTAMP)
+        rest = msgspec.structs.replace(split.rest, watermark=None if watermark == MIN_TIMESTAMP else watermark)
+        states = [
+            OperatorStateSnapshot(uid=uid, name="splits", mode="split", items=(msgspec.to_builtins(rest),)),
+            *_last_states(uid, own),
+        ]
+        if watermark != MIN_TIMESTAMP or not quiet_are_idle:
+            states.append(OperatorStateSnapshot(uid=uid, name="watermark", mode="union", items=(watermark,)))
+        outputs = tuple(c for r in own for c in r.snapshot.committables)
+        part = SubtaskSnapshot(vertex_id=stage.vertex.id, subtask=number, operator=tuple(states), committables=outputs)
+        found.append(part)
+    return found
+
+
+def _last_states(uid: str, own: Sequence[TaskResult]) -> list[OperatorStateSnapshot]:
+    """Return what operators behind the source saved: there is one piece then."""
+    return [state for r in own[-1:] for state in r.snapshot.operator if state.uid != uid]

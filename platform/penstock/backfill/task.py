@@ -1,0 +1,296 @@
+"""One task of a backfill: the live job's chain over a piece of history or over the sorted rows of one part.
+
+Called by the engines (`local`, `spark`) in whatever process the task runs. A task that runs twice writes other files:
+only those that the driver was told of are named by the savepoint.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from penstock.backfill.stages import Stage, TaskResult
+from penstock.backfill.staging import HistoryOperator, operators_of
+from penstock.backfill.wire import EDGE, NO_EDGE, PART, TIME, Outbox, rows_of, runs
+from penstock.checkpoint.stores import checksum_of, open_store, read_file
+from penstock.config.settings import JobSettings
+from penstock.core.clock import SystemClock
+from penstock.core.elements import MIN_TIMESTAMP, Barrier, BarrierKind, Batch, Watermark, WatermarkStatus
+from penstock.core.errors import UsageError
+from penstock.core.rand import SystemRand
+from penstock.core.schema import schema_from_text
+from penstock.core.snapshot import FileRef, KeyedStateSnapshot, SubtaskSnapshot
+from penstock.graph.deployment import ExecutionId, InputSpec, TaskDeployment
+from penstock.graph.job_graph import KeyGroup
+from penstock.kernels.hashing import hash_columns
+from penstock.kernels.split import split_by_key_group
+from penstock.operators.columns import conform
+from penstock.state.budget import MemoryBudget
+from penstock.task.environment import TaskEnvironment
+from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain
+from penstock.task.savepoint import SavepointWriter
+
+if TYPE_CHECKING:
+    from penstock.operators.operator import OperatorSnapshot
+    from penstock.state.store import KeyedState
+    from penstock.task.chain import Chain
+
+#: The one cut of a backfill.
+CHECKPOINT_ID = 1
+_IDLE_MS = 2.0
+#: Kinds for which rows of two inputs are fed in the order of time; joins take those of a batch input by input.
+_ORDERED = frozenset({"co_process"})
+#: Kinds whose timers of processing time would have to fire before the cut.
+_PROCESS = frozenset({"process", "co_process", "plain_process"})
+
+
+class _Edge:
+    """Stands for `network.output.ResultPartition`: rows of one outgoing edge, with the part they go to."""
+
+    def __init__(self, stage: Stage, number: int, box: Outbox, part: int) -> None:
+        self.spec = stage.outputs[number]
+        self._schema = schema_from_text(self.spec.schema)
+        self._number, self._box, self._part = number, box, part
+        self._parts, self._key_groups = stage.targets[number], stage.key_groups
+
+    def batch(self, batch: Batch) -> None:
+        rows = conform(batch.data, self._schema, f"edge to {self.spec.target}")
+        self._box.add(self._number, rows, self._owners(rows))
+
+    def _owners(self, rows: pa.RecordBatch) -> np.ndarray[Any, Any]:
+        count = rows.num_rows
+        if not isinstance(self.spec.partitioner, KeyGroup):
+            return np.full(count, self._part % self._parts, np.int32)
+        hashes = hash_columns(rows, self.spec.partitioner.columns)
+        order, offsets = split_by_key_group(hashes, self._key_groups, self._parts)
+        owners = np.empty(count, np.int32)
+        owners[order] = np.repeat(np.arange(self._parts, dtype=np.int32), np.diff(offsets))
+        return owners
+
+    def watermark(self, watermark: Watermark) -> None:
+        """The next stage has its watermark from the driver."""
+
+    def status(self, status: WatermarkStatus) -> None:
+        """Nothing is idle in a backfill."""
+
+
+class _Part:
+    """One subtask of a stage: opened, fed, cut."""
+
+    def __init__(self, stage: Stage, number: int) -> None:
+        for folder in reversed(stage.python_path):
+            if folder not in sys.path:
+                sys.path.insert(0, folder)
+        self.stage, self.number = stage, number
+        self.box = Outbox(stage, number)
+        self.rows_in = 0
+        self._store = open_store(stage.target_uri)
+        #: Of this attempt alone.
+        self._prefix = f"{SystemRand().token(12)}-"
+        self._folder = tempfile.TemporaryDirectory(prefix="penstock-backfill-")
+        clock = SystemClock()
+        environment = TaskEnvironment(
+            worker_id="backfill",
+            clock=clock,
+            network=cast("Any", None),
+            report=lambda _message: None,
+            background=cast("Any", None),
+            blocking=cast("Any", None),
+            managed_memory_bytes=stage.memory_bytes,
+            state_dir=Path(self._folder.name),
+            create_operator=operators_of(self._store, self._prefix),
+        )
+        self._clock = clock
+        self._deployment = _deployment(stage, number)
+        edges = [_Edge(stage, i, self.box, number) for i in range(len(stage.outputs))]
+        self.chain: Chain = build_chain(self._deployment, environment, cast("Any", edges))
+        self._stores: tuple[KeyedState, ...] = ()
+        try:
+            self._stores = open_chain(self.chain, self._deployment, environment, self._services())
+        except BaseException:
+            self.close()
+            raise
+
+    def _services(self) -> ChainServices:
+        return ChainServices(
+            wake=lambda: None,
+            run_async=_never,
+            report_published=_never,
+            read_file=lambda ref: read_file(self._store, ref),
+            budget=MemoryBudget(self.stage.memory_bytes),
+        )
+
+    def read(self) -> Iterator[list[pa.RecordBatch]]:
+        """Read this number's piece of history to its end."""
+        piece = self.stage.pieces[self.number]
+        if piece.empty:
+            return
+        source = cast("HistoryOperator", self.chain.links[0].operator)
+        source.add_splits([piece.split], no_more=False)
+        while not source.read_to_end:
+            if not self.chain.poll(backpressured=False) and not source.read_to_end:
+                self._clock.sleep_ms(_IDLE_MS)
+            self._drain()
+            yield self.box.take()
+        self.rows_in = self.chain.links[0].records_out
+
+    def feed(self, rows: pa.RecordBatch, edge: int) -> None:
+        """Take rows of one input."""
+        self.rows_in += rows.num_rows
+        self.chain.batch(Batch(rows), self.stage.inputs[edge].input_index)
+        self._drain()
+
+    def advance(self, watermark: int) -> None:
+        """Event time has come so far, and no further than to where it ends."""
+        reached = min(watermark, self.stage.watermark)
+        if reached > self._reached:
+            self._reached = reached
+            self.chain.watermark(Watermark(reached))
+            self._drain()
+
+    _reached = MIN_TIMESTAMP
+
+    def _drain(self) -> None:
+        while self.chain.continues and self.chain.go_on(past_limits=True):
+            pass
+
+    def cut(self) -> TaskResult:
+        """Write the state as files of a savepoint; what is staged is written already."""
+        self._check_timers()
+        taken = self.chain.snapshot(Barrier(CHECKPOINT_ID, BarrierKind.SAVEPOINT))
+        writer = SavepointWriter(self._store, self._store, self._prefix)
+        own = () if self.stage.vertex.is_source else input_watermark_state(self._deployment, self._reached)
+        snapshot = SubtaskSnapshot(
+            vertex_id=self.stage.vertex.id,
+            subtask=self.number,
+            keyed=tuple(writer.state(state) for part in taken for state in _frozen(part)),
+            operator=(*own, *(state for part in taken for state in part.operator)),
+            committables=tuple(c for part in taken for c in part.committables),
+        )
+        return TaskResult(
+            vertex_id=self.stage.vertex.id,
+            part=self.number,
+            snapshot=snapshot,
+            watermark=self.chain.last_watermark,
+            rows_in=self.rows_in,
+            rows_out=self.box.rows,
+            late=sum(link.metrics.late_records_dropped for link in self.chain.links),
+        )
+
+    def _check_timers(self) -> None:
+        for link in self.chain.links:
+            due = getattr(link.operator, "next_timer_ms", None)
+            if link.spec.kind in _PROCESS and due is not None and link.spec.uid not in self.stage.accepted:
+                msg = f"{link.spec.uid!r} has set a timer of processing time, which has no meaning in a backfill"
+                raise UsageError(msg, hint="use timers of event time")
+
+    def close(self) -> None:
+        """Free everything."""
+        self.chain.close()
+        for store in self._stores:
+            store.close()
+        self._folder.cleanup()
+
+
+def run_source(stage: Stage, number: int) -> Iterator[pa.RecordBatch]:
+    """Read one piece; yields rows for the next stages and, last, the result."""
+    part = _Part(stage, number)
+    try:
+        for batches in part.read():
+            yield from batches
+        yield from _end(part)
+    finally:
+        part.close()
+
+
+def run_parts(stage: Stage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Take the rows of some parts, sorted by `wire.ORDER`; yields as `run_source`, part by part."""
+    schemas = [schema_from_text(edge.schema) for edge in stage.inputs]
+    ordered = any(operator.kind in _ORDERED for operator in stage.vertex.operators)
+    part: _Part | None = None
+    try:
+        for batch in batches:
+            for number, start, stop in runs(batch.column(PART).to_numpy()):
+                if part is None or part.number != number:
+                    if part is not None:
+                        yield from _end(part)
+                        part.close()
+                        part = None
+                    part = _Part(stage, number)
+                rows = batch.slice(start, stop - start)
+                _feed(part, rows, schemas, ordered=ordered)
+                yield from part.box.take()
+        if part is not None:
+            yield from _end(part)
+    finally:
+        if part is not None:
+            part.close()
+
+
+def _feed(part: _Part, batch: pa.RecordBatch, schemas: list[pa.Schema], *, ordered: bool) -> None:
+    edges = batch.column(EDGE).to_numpy()
+    if not ordered and len(schemas) > 1:
+        batch = batch.take(pa.array(np.argsort(edges, kind="stable")))
+        last = batch.column(TIME).to_numpy().max(initial=MIN_TIMESTAMP)
+        edges = np.sort(edges, kind="stable")
+    else:
+        last = batch.column(TIME).to_numpy()[-1]
+    for edge, start, stop in runs(edges):
+        if edge != NO_EDGE:
+            part.feed(rows_of(batch.slice(start, stop - start), edge, schemas[edge]), edge)
+    if last > MIN_TIMESTAMP:
+        # rows of this very time may still come
+        part.advance(int(last) - 1)
+
+
+def _end(part: _Part) -> Iterator[pa.RecordBatch]:
+    if not part.stage.vertex.is_source:
+        part.advance(part.stage.watermark)
+    result = part.cut()
+    part.box.result(msgspec.msgpack.encode(result))
+    yield from part.box.take()
+
+
+def _deployment(stage: Stage, number: int) -> TaskDeployment:
+    hashes = stage.hashes(number)
+    settings = msgspec.json.decode(stage.settings, type=JobSettings)
+    return TaskDeployment(
+        job_id="0" * 32,
+        job_name=stage.job_name,
+        run_id=stage.run_id,
+        generation=0,
+        execution=ExecutionId(stage.vertex.id, number, 0),
+        vertex_name=stage.vertex.name,
+        parallelism=stage.parts,
+        hash_low=hashes.low,
+        hash_high=hashes.high,
+        operators=stage.vertex.operators,
+        inputs=tuple(InputSpec(input_index=edge.input_index, schema=edge.schema) for edge in stage.inputs),
+        outputs=(),
+        settings=settings,
+    )
+
+
+def _frozen(taken: OperatorSnapshot) -> Iterator[KeyedStateSnapshot]:
+    """Encode what an operator has frozen; the files are in memory, from where they are merged into one."""
+    for state in taken.keyed:
+        while not state.copy_pages(1 << 20):
+            pass
+        files = {
+            segment.position: FileRef(inline=segment.data, length=len(segment.data), checksum=checksum_of(segment.data))
+            for segment in state.encode()
+        }
+        state.durable(files)
+        yield state.snapshot()
+
+
+def _never(*_arguments: Any) -> None:
+    msg = "an operator of a backfill asked for what only a running job has"
+    raise NotImplementedError(msg)

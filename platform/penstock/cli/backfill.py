@@ -1,0 +1,123 @@
+"""`penstock backfill job.py`: a job's history on Spark or in this process, as a savepoint the live job starts from."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime as dt
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.run import parse_overrides
+from penstock.client.job_file import planned
+from penstock.core.clock import SystemClock
+from penstock.core.errors import UsageError
+from penstock.core.rand import SystemRand
+
+if TYPE_CHECKING:
+    from penstock.backfill.engine import Engine, Progress
+    from penstock.backfill.run import Backfill, BackfillResult
+    from penstock.backfill.stages import Stage
+
+_UNTIL = (
+    "latest, a time such as 2026-01-31T00:00Z (of writing, not of events), or SPLIT=POSITION,... (Kafka: orders-0=1200)"
+)
+
+
+def backfill(
+    job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
+    *,
+    target: Annotated[str, typer.Option("--to", metavar="URI", help="Where the savepoint goes: an empty place.")],
+    until: Annotated[str, typer.Option(help=_UNTIL)] = "latest",
+    master: Annotated[str | None, typer.Option(help="Spark's: local[4], yarn, ...; default: in this process.")] = None,
+    parts: Annotated[int, typer.Option(min=1, help="Key ranges, each the work of one task.")] = 16,
+    accept: Annotated[
+        list[str] | None, typer.Option(metavar="UID", help="An operator that does not qualify by itself.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Run a job over its source's history up to a cut; `penstock run --from` goes on from there.
+
+    What the job's sinks would have written is staged in the savepoint and published by that start, once.
+    """
+    from penstock.backfill.run import Backfill, BackfillOptions
+
+    options = BackfillOptions(target=target, until=parse_until(until), parts=parts, accept=tuple(accept or ()))
+    graph = planned(job, parse_overrides(settings or []), "")
+    clock = SystemClock()
+    began = clock.monotonic_ms()
+    result = _run(Backfill(graph, options, clock, SystemRand()), master, _progress(quiet=json))
+    seconds = (clock.monotonic_ms() - began) / 1000
+    if json:
+        print_json(_as_json(graph.name, result, seconds))
+        return
+    say(f"{graph.name}: {result.rows_read:,} rows in {seconds:.1f} s, {result.rows_staged:,} rows of output staged")
+    say(f"event time has come to {_time(result.watermark)}; start the job with: penstock run {job} --from {result.uri}")
+
+
+def _run(work: Backfill, master: str | None, progress: Progress) -> BackfillResult:
+    with contextlib.ExitStack() as stack:
+        engine: Engine
+        if master is None:
+            from penstock.backfill.engine import LocalEngine
+
+            engine = LocalEngine()
+        else:
+            from penstock.backfill.spark import SparkEngine
+            from penstock.snapshots.spark_repartition import open_session
+
+            engine = SparkEngine(stack.enter_context(open_session(master)))
+        stack.callback(engine.close)
+        return work.run(engine, progress)
+
+
+def _progress(*, quiet: bool) -> Progress:
+    def tell(stage: Stage, done: int, tasks: int) -> None:
+        if not quiet and done in (0, tasks):
+            say(f"{stage.vertex.name}: {'done' if done else 'runs'}, {tasks} tasks")
+
+    return tell
+
+
+def parse_until(text: str) -> dict[str, Any]:
+    """Return `--until` as `connector.source.HistoryFactory` takes it; raises UsageError."""
+    if text == "latest":
+        return {}
+    if "=" in text:
+        positions = {}
+        for item in text.split(","):
+            split, _, position = item.rpartition("=")
+            if not split or not position.isdecimal():
+                raise UsageError(f"--until {item!r} is no position", hint="write SPLIT=POSITION: orders-0=1200")
+            positions[split] = int(position)
+        return {"positions": positions}
+    try:
+        moment = dt.datetime.fromisoformat(text)
+    except ValueError as error:
+        raise UsageError(f"--until {text!r} is no cut", hint=_UNTIL) from error
+    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
+    return {"timestamp": int(moment.timestamp() * 1000)}
+
+
+def _time(watermark: int | None) -> str:
+    if watermark is None:
+        return "nowhere yet"
+    return f"{dt.datetime.fromtimestamp(watermark / 1e6, dt.UTC).isoformat(timespec='milliseconds')}"
+
+
+def _as_json(name: str, result: BackfillResult, seconds: float) -> dict[str, Any]:
+    return {
+        "job": name,
+        "savepoint": result.uri,
+        "run": result.run_id,
+        "rows": result.rows_read,
+        "staged_rows": result.rows_staged,
+        "watermark": result.watermark,
+        "positions": result.positions,
+        "seconds": round(seconds, 3),
+    }

@@ -1,0 +1,210 @@
+"""The golden jobs from outside: their input, what they must give (computed plainly), backfills, the live job behind."""
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import polars as pl
+
+import penstock as ps
+from penstock.backfill.run import Backfill, BackfillOptions
+from penstock.client.job_file import planned
+from penstock.connector.staging import decode_chunk
+from penstock.core.clock import SystemClock
+from penstock.core.rand import SystemRand
+from penstock.snapshots.opening import open_snapshot
+from penstock_connectors.datagen.orders import OrderPattern
+from penstock_connectors.datagen.orders import orders as generated
+
+JOB = Path(__file__).with_name("golden_job.py")
+SPLITS, USERS, RATE = 3, 40, 300
+SECOND, GAP, NEAR = 1_000_000, 150_000, 20_000
+KINDS = ("windows", "stages", "sessions", "join", "process", "dedup")
+START_US = 1_700_000_000_000_000
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One job with its input."""
+
+    kind: str
+    folder: Path
+    rows: int = 2_400
+    seed: int = 1
+    disorder_ms: int = 400
+    bound_ms: int = 500
+
+    @property
+    def environment(self):
+        return {
+            "GOLDEN_KIND": self.kind,
+            "GOLDEN_ROWS": str(self.rows),
+            "GOLDEN_SEED": str(self.seed),
+            "GOLDEN_FOLDER": str(self.folder),
+            "GOLDEN_DISORDER_MS": str(self.disorder_ms),
+            "GOLDEN_BOUND_MS": str(self.bound_ms),
+        }
+
+    def graph(self, monkeypatch):
+        for name, value in self.environment.items():
+            monkeypatch.setenv(name, value)
+        return planned(JOB, {}, "")
+
+    def ends(self):
+        return [self.rows // SPLITS + (1 if split < self.rows % SPLITS else 0) for split in range(SPLITS)]
+
+    def input(self, cuts=None, seed=None):
+        """(user, amount, time in us) of every row before the cuts."""
+        pattern = OrderPattern(
+            splits=SPLITS, users=USERS, max_amount=100, start_us=START_US, event_rate=RATE,
+            disorder_ms=self.disorder_ms, seed=self.seed if seed is None else seed,
+        )  # fmt: skip
+        found = []
+        for split, end in enumerate(self.ends()):
+            batch = generated(pattern, split, 0, min(end, cuts[split]) if cuts else end)
+            times = batch.column("ts").cast("int64").to_pylist()
+            found += zip(batch.column("user_id").to_pylist(), batch.column("amount").to_pylist(), times, strict=True)
+        return found
+
+    def until(self, cuts):
+        """`--until` for cuts by split."""
+        sources = ["orders/", "others/"] if self.kind == "join" else [""]
+        return {"positions": {f"{uid}orders-{i}": cut for uid in sources for i, cut in enumerate(cuts)}}
+
+    def watermark(self, cuts):
+        """How far the live job would be at the cuts."""
+        seeds = [self.seed, self.seed + 100] if self.kind == "join" else [self.seed]
+        marks = []
+        for seed in seeds:
+            for split in range(SPLITS):
+                only = [cuts[split] if i == split else 0 for i in range(SPLITS)]
+                marks.append(max((t for *_, t in self.input(only, seed)), default=None))
+        return None if None in marks else min(marks) - self.bound_ms * 1000 - 1
+
+    def expected(self, cuts=None, until=None):
+        """Count the rows the job gives of the input before the cuts whose time has come at `until` (None: all)."""
+        rows = self.input(cuts)
+        return Counter(row for at, row in _MODELS[self.kind](self, rows, cuts) if until is None or at <= until)
+
+    def backfill(self, monkeypatch, engine, cuts, name="savepoint", **options):
+        target = str(self.folder / name)
+        given = BackfillOptions(target=target, until=self.until(cuts), **{"parts": 3, "piece_rows": 150, **options})
+        work = Backfill(self.graph(monkeypatch), given, SystemClock(), SystemRand())
+        return work.run(engine, lambda *_: None)
+
+    def staged(self, uri, uid="out"):
+        """Count the rows of a savepoint's output."""
+        snapshot = open_snapshot(uri)
+        refs = [ref for output in snapshot.manifest.pending if output.uid == uid for ref in output.files]
+        return self.counted(row for ref in refs for row in decode_chunk(snapshot.read(ref)).to_pylist())
+
+    def published(self, uid="out"):
+        """Count the rows that the job has published."""
+        lines = [line for part in (self.folder / uid).glob("part-*") for line in part.read_text().splitlines()]
+        return self.counted(json.loads(line) for line in lines)
+
+    def counted(self, rows):
+        return Counter(_shown(self.kind, row) for row in rows)
+
+    def run_live(self, uri=None, limit_s=240):
+        """Run the job to the end of its input on an embedded cluster."""
+        start = [] if uri is None else ["--from", uri]
+        command = [sys.executable, "-m", "penstock.cli.main", "run", str(JOB), *start, "--json"]
+        environment = {**os.environ, **self.environment}
+        done = subprocess.run(
+            command, env=environment, cwd=self.folder, capture_output=True, text=True, timeout=limit_s
+        )
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout.splitlines()[-1])["state"] == "FINISHED"
+
+    def state(self, uid, name=None, uri=None):
+        """Return the live rows of one state as a set; of the newest checkpoint unless told."""
+        frame = ps.snapshots.read(uri or str(self.folder / "checkpoints" / f"golden-{self.kind}"), uid=uid, name=name)
+        return set(frame.collect().rows())
+
+
+def _us(value):
+    """Microseconds of a time in a row: a datetime, or its text in JSON."""
+    if isinstance(value, str):
+        return pl.Series([value]).str.to_datetime(time_unit="us", time_zone="UTC").cast(pl.Int64).item()
+    return int(value.timestamp() * 1_000_000 + 0.5) if hasattr(value, "timestamp") else int(value)
+
+
+def _shown(kind, row):
+    if kind == "windows":
+        return row["user_id"], _us(row["window_start"]), row["n"], row["total"]
+    if kind == "stages":
+        return row["n"], _us(row["window_start"]), row["windows"], row["amount"]
+    if kind == "sessions":
+        return row["user_id"], _us(row["window_start"]), _us(row["window_end"]), row["n"], row["total"]
+    if kind == "join":
+        return row["user_id"], row["amount"], _us(row["ts"]), row["amount_right"], _us(row["ts_right"])
+    if kind == "process":
+        return row["user_id"], row["second"], row["rows"]
+    return row["user_id"], row["amount"], _us(row["ts"])
+
+
+def _windows(_golden, rows, _cuts):
+    found = {}
+    for user, amount, at in rows:
+        key = user, at // SECOND * SECOND
+        n, total = found.get(key, (0, 0))
+        found[key] = n + 1, total + amount
+    return [(start + SECOND - 1, (user, start, n, total)) for (user, start), (n, total) in found.items()]
+
+
+def _stages(golden, rows, cuts):
+    found = {}
+    for closed, (_, start, n, total) in _windows(golden, rows, cuts):
+        key = n, start // (2 * SECOND) * 2 * SECOND
+        of = found.setdefault(key, [])
+        of.append((closed, total))
+    return [(start + 2 * SECOND - 1, (n, start, len(of), sum(t for _, t in of))) for (n, start), of in found.items()]
+
+
+def _sessions(_golden, rows, _cuts):
+    found = []
+    by_user = {}
+    for user, amount, at in sorted(rows, key=lambda row: row[2]):
+        sessions = by_user.setdefault(user, [])
+        if sessions and at <= sessions[-1][1]:
+            first, _, n, total = sessions[-1]
+            sessions[-1] = first, at + GAP, n + 1, total + amount
+        else:
+            sessions.append((at, at + GAP, 1, amount))
+    for user, sessions in by_user.items():
+        found += [(end - 1, (user, first, end, n, total)) for first, end, n, total in sessions]
+    return found
+
+
+def _join(golden, rows, cuts):
+    others = {}
+    for user, amount, at in golden.input(cuts, golden.seed + 100):
+        others.setdefault(user, []).append((amount, at))
+    return [
+        (START_US - 1_000 * SECOND, (user, amount, at, other, when))
+        for user, amount, at in rows
+        for other, when in others.get(user, ())
+        if at - NEAR <= when <= at + NEAR
+    ]
+
+
+def _process(_golden, rows, _cuts):
+    found = Counter((user, at // SECOND) for user, _, at in rows)
+    return [((second + 1) * SECOND - 1, (user, second, n)) for (user, second), n in found.items()]
+
+
+def _dedup(_golden, rows, _cuts):
+    first = {}
+    for user, amount, at in sorted(rows, key=lambda row: row[2]):
+        first.setdefault(user, (user, amount, at))
+    return [(START_US - 1_000 * SECOND, row) for row in first.values()]
+
+
+_MODELS = {
+    "windows": _windows, "stages": _stages, "sessions": _sessions, "join": _join, "process": _process, "dedup": _dedup
+}  # fmt: skip

@@ -1,0 +1,83 @@
+"""One of the golden jobs, chosen by environment variables; run live, or planned for a backfill."""
+
+import os
+from collections.abc import Iterator
+
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+KIND, ROWS, SEED = os.environ["GOLDEN_KIND"], int(os.environ["GOLDEN_ROWS"]), int(os.environ.get("GOLDEN_SEED", "1"))
+FOLDER = os.environ["GOLDEN_FOLDER"]
+DISORDER_MS = int(os.environ.get("GOLDEN_DISORDER_MS", "400"))
+BOUND_MS = int(os.environ.get("GOLDEN_BOUND_MS", "500"))
+USERS = 40
+
+
+def orders(env, uid, seed):
+    source = DatagenSource(rows=ROWS, splits=3, users=USERS, event_rate=300, disorder_ms=DISORDER_MS, seed=seed)
+    strategy = ps.WatermarkStrategy.bounded_out_of_orderness(BOUND_MS / 1000, timestamp="ts")
+    return env.from_source(source, watermarks=strategy, uid=uid)
+
+
+class Count(ps.Schema):
+    user_id: int
+    second: int
+    rows: int
+
+
+class BySecond(ps.KeyedProcessFunction):
+    """Counts the orders of each key by second, and tells each count when its second is over."""
+
+    counts: ps.MapState[int, int] = ps.map_state()
+    seen: ps.ValueState[int] = ps.value_state()
+
+    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Count]:
+        second = ctx.timestamp // 1_000_000
+        if self.counts.get(second) is None:
+            ctx.timers.event((second + 1) * 1_000_000 - 1)
+        self.counts.put(second, (self.counts.get(second) or 0) + 1)
+        self.seen.update((self.seen.value() or 0) + 1)
+        yield from ()
+
+    def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Count]:
+        second = timestamp // 1_000_000
+        yield Count(user_id=ctx.key, second=second, rows=self.counts.get(second) or 0)
+        self.counts.remove(second)
+
+
+def build(env):
+    main = orders(env, "orders", SEED)
+    late = None
+    if KIND in ("windows", "stages"):
+        windowed = main.key_by("user_id").window(ps.Tumbling("1s")).late_to("late")
+        out = windowed.aggregate(n=ps.count(), total=ps.sum("amount")).uid("windows")
+        late = out.side_output("late")
+        if KIND == "stages":
+            again = out.select("n", "total").key_by("n").window(ps.Tumbling("2s"))
+            out = again.aggregate(windows=ps.count(), amount=ps.sum("total")).uid("again")
+    elif KIND == "sessions":
+        out = main.key_by("user_id").window(ps.Session("150ms")).aggregate(n=ps.count(), total=ps.sum("amount"))
+        out = out.uid("sessions")
+    elif KIND == "join":
+        other = orders(env, "others", SEED + 100)
+        joined = main.key_by("user_id").interval_join(other.key_by("user_id"), "-20ms", "20ms")
+        out = joined.uid("join")
+    elif KIND == "process":
+        out = main.key_by("user_id").process(BySecond()).uid("by-second")
+    elif KIND == "dedup":
+        out = main.key_by("user_id").deduplicate(keep="first").uid("dedup")
+    else:
+        raise ValueError(KIND)
+    out.sink_to(FileSink(f"{FOLDER}/out", format="jsonl"), uid="out")
+    if late is not None:
+        late.sink_to(FileSink(f"{FOLDER}/late", format="jsonl"), uid="late-out")
+
+
+env = ps.Environment(
+    parallelism=int(os.environ.get("GOLDEN_PARALLELISM", "2")),
+    checkpoint_interval="500ms",
+    checkpoint_root=f"{FOLDER}/checkpoints",
+)
+build(env)
+env.execute(f"golden-{KIND}")

@@ -1,0 +1,151 @@
+"""A backfill on Spark is what it is in one process; the live job that goes on from it ends as the canonical result."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from tests.spark.golden import JOB, SECOND, Golden
+
+from penstock.backfill.engine import LocalEngine
+from penstock.backfill.spark import BackfillFailedError, SparkEngine
+from penstock.snapshots.opening import open_snapshot
+from penstock.snapshots.verify import verify
+
+#: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+CUTS = (510, 300, 700)
+
+
+@pytest.fixture
+def engine(spark):
+    engine = SparkEngine(spark)
+    yield engine
+    engine.close()
+
+
+def positions(uri):
+    states = [state for part in open_snapshot(uri).manifest.subtasks for state in part.operator]
+    return sorted((state.uid, state.name, repr(state.items)) for state in states)
+
+
+def keyed(uri):
+    manifest = open_snapshot(uri).manifest
+    return {(state.uid, state.state) for part in manifest.subtasks for state in part.keyed}
+
+
+@pytest.mark.parametrize("kind", ["windows", "stages", "sessions", "join", "process", "dedup"])
+def test_spark_gives_what_one_process_gives(engine, kind, tmp_path, monkeypatch):
+    golden = Golden(kind, tmp_path)
+    here = golden.backfill(monkeypatch, LocalEngine(), CUTS, "here")
+    there = golden.backfill(monkeypatch, engine, CUTS, "there")
+    assert (there.rows_read, there.rows_staged, there.watermark) == (here.rows_read, here.rows_staged, here.watermark)
+    assert golden.staged(there.uri) == golden.staged(here.uri)
+    assert positions(there.uri) == positions(here.uri)
+    assert keyed(there.uri) == keyed(here.uri) != set()
+    for uid, name in keyed(here.uri):
+        assert golden.state(uid, name, there.uri) == golden.state(uid, name, here.uri)
+    report = verify(there.uri)
+    assert (report.damaged, report.unknown) == ([], [])
+
+
+def test_a_task_that_fails_leaves_no_savepoint_and_says_why(engine, tmp_path, monkeypatch):
+    golden = Golden("windows", tmp_path)
+    graph = golden.graph(monkeypatch)
+    sinks = [o for vertex in graph.vertices for o in vertex.operators if o.kind == "sink"]
+    sinks[0].config["sink"]["schema"] = "none that an executor can read"
+    monkeypatch.setattr(Golden, "graph", lambda *_: graph)
+    with pytest.raises(BackfillFailedError, match=r"stage '.*Sink: .*' failed on Spark: "):
+        golden.backfill(monkeypatch, engine, CUTS)
+    assert not (tmp_path / "savepoint" / "manifest.json").exists()
+
+
+def command(golden, cuts, *options):
+    until = ",".join(f"{split}={cut}" for split, cut in golden.until(cuts)["positions"].items())
+    uri = str(golden.folder / "savepoint")
+    words = ["backfill", str(JOB), "--to", uri, "--until", until, "--parts", "3", *options, "--json"]
+    return [sys.executable, "-m", "penstock.cli.main", *words]
+
+
+def test_the_live_job_goes_on_from_the_command_line_with_late_rows_accounted_for(tmp_path):
+    golden = Golden("windows", tmp_path, disorder_ms=2_000, bound_ms=300)
+    environment = {**os.environ, **golden.environment}
+    done = subprocess.run(
+        command(golden, CUTS, "--master", "local[2]"), env=environment, cwd=tmp_path, capture_output=True, text=True,
+        timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert told["watermark"] == golden.watermark(CUTS)
+    before = golden.staged(told["savepoint"])
+    assert before == golden.expected(CUTS, told["watermark"])
+    golden.run_live(told["savepoint"])
+    given = golden.published()
+    assert not before - given, "staged output was lost"
+    assert max(given.values()) == 1, "staged output came out twice"
+    rows, amounts = Counter(), Counter()
+    for user, start, n, total in given:
+        rows[user, start] += n
+        amounts[user, start] += total
+    late = [json.loads(line) for part in (tmp_path / "late").glob("part-*") for line in part.read_text().splitlines()]
+    assert late, "no row was late: the test shows nothing"
+    for row in late:
+        user, _, at = next(iter(Golden("dedup", tmp_path).counted([row])))
+        rows[user, at // SECOND * SECOND] += 1
+        amounts[user, at // SECOND * SECOND] += row["amount"]
+    wanted = {(user, start): (n, total) for user, start, n, total in golden.expected()}
+    assert {key: (rows[key], amounts[key]) for key in rows} == wanted
+
+
+def executors(driver):
+    """Pids of the executors that a driver has started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            words = (entry / "cmdline").read_bytes().split(b"\0")
+            if b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in words and descends(int(entry.name), driver):
+                found.append(int(entry.name))
+    return found
+
+
+def descends(pid, ancestor):
+    while pid > 1:
+        if pid == ancestor:
+            return True
+        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return False
+
+
+def test_an_executor_that_is_killed_changes_nothing(tmp_path):
+    golden = Golden("windows", tmp_path, rows=6_000)
+    cuts = (1_500, 1_400, 1_990)
+    environment = {**os.environ, **golden.environment, "SPARK_LOCAL_IP": "127.0.0.1"}
+    with subprocess.Popen(
+        command(golden, cuts, "--master", "local-cluster[2,1,1024]"), env=environment, cwd=tmp_path,
+        stdout=subprocess.PIPE, stderr=(tmp_path / "stderr").open("w"), text=True,
+    ) as running:  # fmt: skip
+        killed = None
+        deadline = time.monotonic() + 500
+        while killed is None and running.poll() is None and time.monotonic() < deadline:
+            # staged or written files: tasks have begun, and the stages behind are still to come
+            if any((tmp_path / "savepoint").rglob("*.parquet")) and (found := executors(running.pid)):
+                killed = found[0]
+                os.kill(killed, signal.SIGKILL)
+            time.sleep(0.02)
+        out, _ = running.communicate(timeout=500)
+    assert killed is not None, (tmp_path / "stderr").read_text()[-2000:]
+    assert running.returncode == 0, (tmp_path / "stderr").read_text()[-2000:]
+    told = json.loads(out)
+    assert golden.staged(told["savepoint"]) == golden.expected(cuts, golden.watermark(cuts))
+    report = verify(told["savepoint"])
+    assert (report.damaged, report.unknown) == ([], [])
