@@ -143,3 +143,12 @@ def test_rows_that_came_in_since_become_the_logs_when_they_are_durable(side):
     assert side.table.own_bytes < 3 << 20
     side.table.clean(90)
     assert min(side.table.within(0, 200).times.tolist()) == 91
+
+
+def test_rows_that_are_here_and_in_the_log_are_found_once(side):
+    side.store.close()
+    side.open("remote")
+    keys = np.arange(50, 60)
+    side.add(keys, keys + 100)
+    side.checkpoint()
+    assert side.met(keys) == [[key + 5, key + 100] for key in keys.tolist()]
