@@ -27,13 +27,27 @@ from penstock.kernels.compile import (
     kernel,
     njit,
     tuple_of,
+    types,
 )
 
 #: Records behind the last home, for keys that find theirs taken.
 TAIL = 1024
 TAG, HASH, KEYS = 0, 1, 2
 
+#: Records that are read for a key at first; those of a run that is longer follow.
+_WINDOW = 16
+#: Records that the room of `cold_read` and `cold_write` has.
+ROOM = TAIL
+#: The disk refused.
+REFUSED = -1
+_NOWHERE = -(1 << 62)
+
+_system = types.int64(types.int32, types.uint64, types.uint64, types.int64)
+_pread, _pwrite = types.ExternalFunction("pread", _system), types.ExternalFunction("pwrite", _system)
+
 _RANGE = tuple_of(i8, f8)
+_FILE = tuple_of(i8, i8)
+_SORTED = tuple_of(I64_ROWS_IN, I64_IN)
 _TARGET = tuple_of(I64_ROWS, I64_IN)
 _OUT = tuple_of(I64_ROWS, I64_ROWS)
 
@@ -110,6 +124,103 @@ def cold_put(table: I64, owned: tuple[int, float], heads: I64, order: I64, cells
         j += 1
     state[0] = j
     return j
+
+
+@njit
+def _load(file: Any, room: Any, base: Any, count: Any) -> Any:
+    """Read records from `base` on; returns how many the file has of them, or REFUSED."""
+    descriptor, records = file
+    held = min(count, records - base)
+    size = held * room.shape[1] * 8
+    got = _pread(np.int32(descriptor), np.uint64(room.ctypes.data), np.uint64(size), base * room.shape[1] * 8)
+    return held if got == size else REFUSED
+
+
+@njit
+def _find_on_disk(file: Any, room: Any, owned: Any, heads: Any, i: Any, window: Any) -> Any:
+    """Like `_find`, of records that are read into `room` where they are not there yet; `_NOWHERE`: the disk refused.
+
+    `window` = [place in the file of the room's first record, records there]; a return of -1 - len means that the end
+    of the file or of the room was reached.
+    """
+    home = _home(heads[i, HASH], owned[0], owned[1])
+    if window[0] <= home < window[0] + window[1]:
+        at = _find(room[: window[1]], owned, heads, i, window[0])
+        if at != -1 - window[1]:
+            return at
+    for count in (_WINDOW, len(room)):
+        window[0] = home
+        window[1] = _load(file, room, home, count)
+        if window[1] < 0:
+            window[1] = 0
+            return _NOWHERE
+        at = _find(room[: window[1]], owned, heads, i, home)
+        if at != -1 - window[1]:
+            return at
+    return at
+
+
+@kernel(i8(_FILE, I64_ROWS, _RANGE, _SORTED, _TARGET))
+def cold_read(
+    file: tuple[int, int], room: I64, owned: tuple[int, float], keys: tuple[I64, I64], target: tuple[I64, I64]
+) -> Any:
+    """Do what `cold_get` does to (heads, order), by reading (descriptor, records) piece by piece instead of mapping it.
+
+    Returns how many keys were seen to, fewer than there are if one's run is longer than `room`, or REFUSED.
+    """
+    heads, order = keys
+    cells, cell = target
+    first = heads.shape[1]
+    window = np.zeros(2, np.int64)
+    for j in range(len(order)):
+        i = order[j]
+        if cells[cell[i], 0] != 0:  # of an earlier row with the same key
+            continue
+        at = _find_on_disk(file, room, owned, heads, i, window)
+        if at == _NOWHERE:
+            return REFUSED
+        if at == -1 - window[1] and window[0] + window[1] < file[1]:
+            return j
+        if at >= 0 and room[at, first] != 0:
+            for w in range(cells.shape[1]):
+                cells[cell[i], w] = room[at, first + w]
+    return len(order)
+
+
+@kernel(i8(_FILE, I64_ROWS, _RANGE, _SORTED, I64_ROWS_IN, I64_OUT))
+def cold_write(
+    file: tuple[int, int], room: I64, owned: tuple[int, float], keys: tuple[I64, I64], cells: I64, state: I64
+) -> Any:
+    """Do what `cold_put` does to (heads, order), by reading and writing (descriptor, records) instead of mapping it.
+
+    `state` = [reached, new records]; it stops at the file's end and at a run that is longer than `room`. Returns what
+    was reached, or REFUSED.
+    """
+    heads, order = keys
+    first = heads.shape[1]
+    size = room.shape[1] * 8
+    window = np.zeros(2, np.int64)
+    while state[0] < len(order):
+        i = order[state[0]]
+        at = _find_on_disk(file, room, owned, heads, i, window)
+        if at == _NOWHERE:
+            return REFUSED
+        if at == -1 - window[1]:
+            break
+        new = at < 0
+        if new:
+            at = -1 - at
+            for k in range(first):
+                room[at, k] = heads[i, k]
+        room[at, first] = cells[i, 0] & ~1
+        for w in range(1, cells.shape[1]):
+            room[at, first + w] = cells[i, w]
+        source = np.uint64(room.ctypes.data) + np.uint64(at * size)
+        if _pwrite(np.int32(file[0]), source, np.uint64(size), (window[0] + at) * size) != size:
+            return REFUSED
+        state[1] += new
+        state[0] += 1
+    return state[0]
 
 
 @kernel(i8(I64_ROWS, _RANGE, I64_ROWS_IN, i8))

@@ -38,6 +38,7 @@ _PIECE = 16_384
 #: Bytes of the file per record written, above which each record is written in its place.
 _SPARSE = 32 << 10
 _STRETCH = 1 << 20
+_AHEAD = 2 << 20
 #: Of the memory a store may map, a stretch takes this part at most.
 _STRETCH_PART = 2
 #: Records moved to a larger file between two looks at what is mapped.
@@ -49,8 +50,8 @@ _AROUND = 64 << 10
 class _File:
     """Records in one mapping; the disk is given back when nobody looks at `table` any more."""
 
-    def __init__(self, folder: Path, words: int, owned: HashRange, records: int) -> None:
-        self._folder, self._owned = folder, owned
+    def __init__(self, folder: Path, words: int, owned: HashRange, records: int, memory_bytes: int) -> None:
+        self._folder, self._owned, self._memory_bytes = folder, owned, memory_bytes
         self.capacity = records
         self.count = 0
         rows = records + kernels.TAIL
@@ -65,7 +66,13 @@ class _File:
             msg = f"{self.size >> 20} MB for state that does not fit in memory cannot be had in {folder}: {error}"
             raise StorageError(msg, hint="free space on the TaskManager's local disk") from error
         self._map = mmap.mmap(self._fd, self.size)
+        # else the kernel reads ahead in units of up to 2 MB, and writes all of one for each record changed in it
+        self._map.madvise(mmap.MADV_RANDOM)
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_RANDOM)
         self.table = np.frombuffer(self._map, np.int64).reshape(rows, words)
+        self._stays_mapped = self.size <= memory_bytes
+        self._on_disk = (self._fd, rows)
+        self._room = np.empty((0 if self._stays_mapped else kernels.ROOM, words), np.int64)
 
     @property
     def range(self) -> tuple[int, float]:
@@ -78,7 +85,7 @@ class _File:
         while capacity * _LOAD < records:
             capacity *= 2
         while True:
-            made = _File(self._folder, self.table.shape[1], self._owned, capacity)
+            made = _File(self._folder, self.table.shape[1], self._owned, capacity, self._memory_bytes)
             if self._move_to(made, key_words):
                 self.close()
                 return made
@@ -88,6 +95,7 @@ class _File:
     def _move_to(self, larger: _File, key_words: int) -> bool:
         """Fill a larger file from front to back; False: its end was reached."""
         for first in range(0, len(self.table), _MOVED):
+            self.ask_for(first)
             count = int(kernels.cold_move(self.table[first : first + _MOVED], larger.table, larger.range, key_words))
             if count < 0:
                 return False
@@ -96,15 +104,30 @@ class _File:
             larger.unmap()
         return True
 
+    def get(self, heads: I64, order: I64, target: tuple[I64, I64]) -> None:
+        """Copy cells to `target` as `kernels.cold_get` does.
+
+        Of a file that may not stay mapped records are read instead: a fault for one maps the pages around it, and each
+        has to be taken out again.
+        """
+        done = 0
+        if not self._stays_mapped:
+            done = int(kernels.cold_read(self._on_disk, self._room, self.range, (heads, order), target))
+            self._require(done)
+        kernels.cold_get(self.table, self.range, heads, order[done:], target)
+
     def put(self, heads: I64, order: I64, cells: I64, stretch_bytes: int) -> int:
         """Write cells; returns how many were, fewer than asked if the end of the file was reached.
 
-        Many are written a stretch of the file at a time: reading and writing that costs less than the page faults of
+        Many are written a stretch of the file at a time: reading and writing that costs less than doing so with
         records all over it.
         """
         state = np.zeros(3, np.int64)
         homes = [int(kernels.cold_home(heads[i, kernels.HASH], self.range)) for i in (order[0], order[-1])]
         if len(order) * _SPARSE < (homes[1] - homes[0]) * self.table.shape[1] * 8:
+            if not self._stays_mapped:
+                keys = (heads, order)
+                self._require(kernels.cold_write(self._on_disk, self._room, self.range, keys, cells, state))
             kernels.cold_put(self.table, self.range, heads, order, cells, state)
             self.count += int(state[1])
             return int(state[0])
@@ -125,6 +148,16 @@ class _File:
                 room = np.empty((limit, words), np.int64)
         self.count += int(state[1])
         return int(state[0])
+
+    def _require(self, done: int) -> None:
+        if done == kernels.REFUSED:
+            msg = f"state that does not fit in memory cannot be read or written in {self._folder}"
+            raise StorageError(msg, hint="look for errors of the TaskManager's local disk, and for free space on it")
+
+    def ask_for(self, record: int) -> None:
+        """Have the disk read what comes next of a file that is read in its order: nothing is read ahead by itself."""
+        start = record * self.table.shape[1] * 8 // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_WILLNEED, start, min(_AHEAD, self.size - start))
 
     def unmap(self) -> None:
         """Take the pages out of this process's resident memory; they stay in the page cache or on disk."""
@@ -176,7 +209,7 @@ class FileRows:
         if file is not None:
             heads = self._heads(keys, asked[0])
             order = hash_order(heads[:, kernels.HASH])
-            kernels.cold_get(file.table, file.range, heads, order, target)
+            file.get(heads, order, target)
             self._used(len(order))
 
     def put(self, keys: KeyView, rows: Rows) -> None:
@@ -216,6 +249,8 @@ class FileRows:
         while state[0] < len(file.table):
             heads = np.empty((min(most, _PIECE), self._key_words), np.int64)
             cells = np.empty((min(most, _PIECE), self._spec.width), np.int64)
+            if state[0] > 0:
+                file.ask_for(int(state[0]))
             count = kernels.cold_scan(file.table, file.range, inside.low, inside.high, (heads, cells), state)
             self._used(count)
             if count:
@@ -233,7 +268,8 @@ class FileRows:
             records = _FIRST_RECORDS
             while records * _LOAD < max(rows, self._expected):
                 records *= 2
-            self._file = _File(self._folder, self._key_words + self._spec.width, self._owned, records)
+            words = self._key_words + self._spec.width
+            self._file = _File(self._folder, words, self._owned, records, self._memory_bytes)
         elif self._file.count + rows > self._file.capacity * _LOAD:
             self._file = self._file.larger(self._key_words, self._file.count + rows)
         return self._file

@@ -1,6 +1,7 @@
 """Cold rows in a file: what comes back, growing, stretches and single places, collisions at the end, giving back."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -23,9 +24,12 @@ SPEC = PaneTableSpec(KEYS, (AccumulatorSpec("total", "int64", "sum"),), single_p
 class Table:
     """Keys in memory beside a file of cells."""
 
-    def __init__(self, folder, owned=ALL_HASHES, memory=1 << 20):
+    #: Bytes that may stay mapped; records of a larger file are read and written.
+    memory = 1 << 20
+
+    def __init__(self, folder, owned=ALL_HASHES):
         self.index = KeyIndex(KEYS)
-        self.rows = FileRows(SPEC, owned, folder, memory)
+        self.rows = FileRows(SPEC, owned, folder, self.memory)
 
     def slots(self, keys, hashes=None):
         batch = pa.RecordBatch.from_arrays(
@@ -56,6 +60,11 @@ class Table:
                 assert slot not in found
                 found[slot] = cell[1]
         return found
+
+
+@pytest.fixture(autouse=True, params=[1 << 20, 0], ids=["mapped", "read"])
+def _memory(request, monkeypatch):
+    monkeypatch.setattr(Table, "memory", request.param)
 
 
 @pytest.fixture
@@ -104,6 +113,33 @@ def test_many_keys_at_the_end_of_the_range_make_the_file_grow(tmp_path, monkeypa
     table.rows.close()
 
 
+@pytest.mark.parametrize("sparse", [1, 1 << 40])
+def test_keys_that_stand_far_behind_their_home_are_found(tmp_path, monkeypatch, sparse):
+    monkeypatch.setattr(module, "_SPARSE", sparse)
+    table = Table(tmp_path, HashRange(0, 1_000_000))
+    slots = table.slots([(n, 0) for n in range(2600)], [500_000] * 2500 + [500_000 + 100 * n for n in range(100)])
+    table.put(slots[::2], slots[::2])
+    table.put(slots[1::2], slots[1::2])
+    assert table.get(slots) == slots.tolist()
+    assert table.rows.rows_of(0) == 2600
+    table.rows.close()
+
+
+def test_a_disk_that_refuses_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(Table, "memory", 0)
+    monkeypatch.setattr(module, "_SPARSE", 1)
+    table = Table(tmp_path)
+    slots = table.slots([(n, 0) for n in range(10)])
+    table.put(slots, slots)
+    with Path(os.devnull).open("wb") as nothing:
+        monkeypatch.setattr(table.rows._file, "_on_disk", (nothing.fileno(), len(table.rows._file.table)))
+        with pytest.raises(StorageError, match=str(tmp_path)):
+            table.get(slots)
+        with pytest.raises(StorageError, match=str(tmp_path)):
+            table.put(slots, slots)
+    table.rows.close()
+
+
 def test_removed_rows_are_gone_until_they_are_written_again(table):
     slots = table.slots([(n, 0) for n in range(10)])
     table.put(slots, slots)
@@ -123,7 +159,7 @@ def test_cells_that_are_in_memory_are_left_alone(table):
 
 
 def test_the_file_has_no_name_and_goes_when_the_pane_does(tmp_path):
-    table = Table(tmp_path, memory=0)  # mapped pages are given back at every access
+    table = Table(tmp_path)
     slots = table.slots([(n, 0) for n in range(10)])
     table.put(slots, slots)
     assert table.get(slots) == slots.tolist()
