@@ -36,7 +36,7 @@ _FIRST_RECORDS = 8192
 _LOAD = 0.65
 _PIECE = 16_384
 #: Bytes of the file per record written, above which each record is written in its place.
-_SPARSE = 32 << 10
+_SPARSE = 4 << 10
 _STRETCH = 1 << 20
 _AHEAD = 2 << 20
 #: Of the memory a store may map, a stretch takes this part at most.
