@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.property import two_inputs
-from tests.property.process_job import keys_leave
+from tests.property.process_job import keys_are_remote, keys_leave
 from tests.property.two_inputs import BACKENDS, CONFIG, KEY_NAMES, KEYS, LATE_TO, LEFT, OPERATIONS, RIGHT, UID, run
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Watermark
@@ -149,19 +149,19 @@ def test_sessions_of_both_sides_are_the_models(gap, how, operations, backend):
     compare(gap, how, operations, backend)
 
 
-@pytest.fixture
-def leaving(monkeypatch):
+@pytest.fixture(params=["rocksdb", "remote"])
+def leaving(request, monkeypatch):
     """No more than two keys come in together, and hardly any stays behind a batch."""
     monkeypatch.setattr("penstock.state.row_eviction.Recency.at_once", lambda _, most: min(most, 2))
-    with keys_leave(monkeypatch, 1):
-        yield
+    leave = keys_leave(monkeypatch, 1) if request.param == "rocksdb" else keys_are_remote(monkeypatch, 1, 1)
+    with leave:
+        yield request.param
 
 
-@pytest.mark.usefixtures("leaving")
 @settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS)
-def test_sessions_of_both_sides_are_the_models_when_keys_leave_memory(operations):
-    compare(25, "full", operations, "rocksdb")
+def test_sessions_of_both_sides_are_the_models_when_keys_leave_memory(leaving, operations):
+    compare(25, "full", operations, leaving)
 
 
 def compare(gap, how, operations, backend):

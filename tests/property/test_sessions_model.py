@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.property import process_job
 from tests.property.process_job import keys_leave, keys_leave_for_rocksdb
+from tests.property.small_pieces import part
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import hash_range_of
@@ -179,7 +180,7 @@ class Job:
                 snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
                 hash_range=owned,
                 settings=process_job.SETTINGS,
-                read=lambda file: self.files[file.path],
+                read=self.read,
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
                 budget=MemoryBudget(64 << 20),
@@ -256,18 +257,20 @@ class Job:
             return
         keyed = []
         for snapshot in taken:
-            while not snapshot.keyed[0].copy_pages(1):
-                pass
-            encoded = snapshot.keyed[0].encode()
-            if outcome == "failed":
-                snapshot.keyed[0].failed()
-                continue
-            snapshot.keyed[0].durable({e.position: self.write(e) for e in encoded})
-            keyed.append(snapshot.keyed[0].snapshot())
+            for frozen in snapshot.keyed:
+                while not frozen.copy_pages(1):
+                    pass
+                encoded = frozen.encode()
+                if outcome == "failed":
+                    frozen.failed()
+                    continue
+                frozen.durable({e.position: self.write(e) for e in encoded})
+                keyed.append(frozen.snapshot())
         if outcome == "failed":
             return
         self.complete = ((keyed, [state for s in taken for state in s.operator]), model)
-        rows = [r for k in keyed for t in read_state(k, lambda f: self.files[f.path]) for r in t.to_pylist()]
+        sessions = [state for state in keyed if state.state == "sessions"]
+        rows = [r for k in sessions for t in read_state(k, self.read) for r in t.to_pylist()]
         assert all(r["__rows"] > 0 for r in rows), "what was emptied is shown as a row"
         for operator, _ in self.subtasks:
             operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
@@ -276,7 +279,10 @@ class Job:
         for _, store in self.subtasks:
             job = store.compaction()
             if job is not None:
-                store.compacted(job, self.write(job.run(lambda f: self.files[f.path])))
+                store.compacted(job, self.write(job.run(self.read)))
+
+    def read(self, file):
+        return part(self.files[file.path], file)
 
     def write(self, encoded):
         name = f"{self.attempt}/{len(self.files)}"

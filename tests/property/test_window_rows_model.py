@@ -14,12 +14,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.property import process_job
 from tests.property.process_job import keys_leave, keys_leave_for_rocksdb
+from tests.property.small_pieces import part
 from tests.property.window_rows_model import MINUTE, Model
 
 import penstock as ps
 from penstock.core.clock import ManualClock
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import hash_range_of
+from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef
 from penstock.graph.restore_plan import clip_keyed
@@ -179,7 +181,7 @@ class Job:
             snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
             hash_range=owned,
             settings=process_job.SETTINGS,
-            read=lambda file: self.files[file.path],
+            read=self.read,
             directory=self.folder / f"{self.attempt}-{subtask}",
             writer=f"run/v/{subtask}/{self.attempt}",
             budget=MemoryBudget(64 << 20),
@@ -237,6 +239,11 @@ class Job:
                 frozen.durable({e.position: self.write(e) for e in frozen.encode()})
                 keyed.append(frozen.snapshot())
         self.complete = ((keyed, restored), self.model.copy())
+        for operator, _ in self.subtasks:
+            operator.notify_complete(CommitPermit("j", "r", 1, self.checkpoint, self.checkpoint))
+
+    def read(self, file):
+        return part(self.files[file.path], file)
 
     def write(self, encoded):
         name = f"{self.attempt}/{len(self.files)}"

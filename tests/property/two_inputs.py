@@ -135,7 +135,7 @@ class Job(Fetching):
                 snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
                 hash_range=owned,
                 settings=JobSettings(state_backend=self.backend),
-                read=lambda file: part(self.files[file.path], file),
+                read=self.read,
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
                 budget=MemoryBudget(64 << 20),
@@ -265,7 +265,10 @@ class Job(Fetching):
         for _, store in self.subtasks:
             job = store.compaction()
             if job is not None:
-                store.compacted(job, self.write(job.run(lambda f: part(self.files[f.path], f))))
+                store.compacted(job, self.write(job.run(self.read)))
+
+    def read(self, file):
+        return part(self.files[file.path], file)
 
     def write(self, encoded):
         name = f"{self.attempt}/{len(self.files)}"

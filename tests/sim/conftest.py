@@ -1,8 +1,36 @@
 """The engine loads connectors by name, so the simulation's modules must be importable as `tests.sim`."""
 
 import sys
+from collections import Counter
 from pathlib import Path
+
+import pytest
+
+from penstock.state.remote_keys import RemoteKeys
+from penstock.state.remote_timers import RemoteTimers
 
 ROOT = str(Path(__file__).resolve().parents[2])
 if ROOT not in sys.path:
     sys.path.insert(0, ROOT)
+
+
+@pytest.fixture
+def counted(monkeypatch):
+    """How many pieces, and how often timers, were fetched when they were asked for; keys leave memory now and then."""
+    monkeypatch.setattr(RemoteKeys, "next_fetch", lambda self: None)
+    monkeypatch.setattr("penstock.state.row_eviction.Recency.full", lambda recency, held: held > 1 << 14)
+    counts = Counter()
+    ensure, bring_next = RemoteKeys.ensure, RemoteTimers.bring_next
+
+    def pieces(self, *arguments):
+        before = self.fetched_pieces
+        ensure(self, *arguments)
+        counts["pieces"] += self.fetched_pieces - before
+
+    def timers(self):
+        counts["timers"] += 1
+        bring_next(self)
+
+    monkeypatch.setattr(RemoteKeys, "ensure", pieces)
+    monkeypatch.setattr(RemoteTimers, "bring_next", timers)
+    return counts

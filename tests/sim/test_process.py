@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 import random
-from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -16,7 +15,6 @@ from tests.sim.world import World
 
 import penstock as ps
 from penstock.state.entry_table import EntryTable
-from penstock.state.remote_keys import RemoteKeys
 from penstock.state.remote_timers import RemoteTimers
 from penstock.state.row_table import RowTable
 from penstock.state.timers import TimerTable
@@ -160,28 +158,6 @@ def test_a_rescale_takes_state_and_timers_along(function):
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
     result = run(3, phases, Swarm.quiet(random.Random(3)), function)
     assert result.counts["rescaled"] == 3
-
-
-@pytest.fixture
-def counted(monkeypatch):
-    """How many pieces, and how often timers, were fetched when they were asked for; keys leave memory now and then."""
-    monkeypatch.setattr(RemoteKeys, "next_fetch", lambda self: None)
-    monkeypatch.setattr("penstock.state.row_eviction.Recency.full", lambda recency, held: held > 1 << 14)
-    counts = Counter()
-    ensure, bring_next = RemoteKeys.ensure, RemoteTimers.bring_next
-
-    def pieces(self, *arguments):
-        before = self.fetched_pieces
-        ensure(self, *arguments)
-        counts["pieces"] += self.fetched_pieces - before
-
-    def timers(self):
-        counts["timers"] += 1
-        bring_next(self)
-
-    monkeypatch.setattr(RemoteKeys, "ensure", pieces)
-    monkeypatch.setattr(RemoteTimers, "bring_next", timers)
-    return counts
 
 
 @pytest.mark.parametrize("function", [ByHand, ByEntries, Brief, ByFolds])

@@ -46,10 +46,10 @@ class RowsPlan(Plan):
         return kept.aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
 
 
-def run(seed: int, phases: list[Phase], swarm: Swarm):
+def run(seed: int, phases: list[Phase], swarm: Swarm, backend: str = "hashmap"):
     plan = RowsPlan.drawn(random.Random(f"plan {seed}"))
     plan.phases, plan.input_ms, plan.inline_bytes, plan.by_function = phases, 1500.0, 0, seed % 2 == 1
-    plan.settings["checkpoint_tolerated_failures"] = 100
+    plan.settings |= {"checkpoint_tolerated_failures": 100, "state_backend": backend}
     return World(seed, plan, swarm).execute()
 
 
@@ -65,6 +65,16 @@ def test_killed_workers_lose_no_window_and_fire_none_twice(seed):
 def test_a_rescale_takes_rows_windows_and_timers_along(seed):
     phases = [Phase(1, "stop"), Phase(2, "stop", from_savepoint=True), Phase(3, "stop"), Phase(2)]
     assert run(seed, phases, Swarm.quiet(random.Random(seed))).counts["rescaled"] == 3
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_windows_in_the_object_store_come_back_behind_killed_workers(seed, counted):
+    points = {"upload-delayed": 0.05, "read-fails": 0.02}
+    swarm = Swarm(random.Random(seed), points, strikes_={"worker-killed": 1.0}, every_ms=300.0)
+    result = run(seed, [Phase(2, "stop"), Phase(3, from_savepoint=True)], swarm, "remote")
+    assert result.counts["worker-killed"] > 0
+    assert counted["pieces"] > 5
+    assert counted["timers"] > 0
 
 
 def test_rows_that_are_lost_on_restore_are_caught(monkeypatch):

@@ -46,6 +46,18 @@ def aggregates_metadata(parts: Iterable[Part], window: str) -> dict[bytes, bytes
     return {EVOLVES: b"1", AGGREGATES: msgspec.json.encode(tuple(parts)), WINDOW: window.encode()}
 
 
+def require_same_window(saved: pa.Schema, wanted: pa.Schema) -> None:
+    """Check that both are the state of the same windows; of what says nothing of windows nothing is asked.
+
+    Raises:
+        StateMismatchError: the windows are others.
+    """
+    had, has = ((schema.metadata or {}).get(WINDOW) for schema in (saved, wanted))
+    if had is not None and has is not None and had != has:
+        msg = f"it is of windows of {had.decode()}, the job has {has.decode()}"
+        raise StateMismatchError(msg, hint="give the operator a new uid")
+
+
 def evolve_state(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
     """As `core.evolution.evolve`; where the state is of aggregates, whether each of them can go on, too.
 
@@ -55,10 +67,7 @@ def evolve_state(saved: pa.Schema, wanted: pa.Schema) -> Evolution:
     metadata = wanted.metadata or {}
     if AGGREGATES not in metadata:
         return evolve(saved, wanted)
-    before = (saved.metadata or {}).get(WINDOW, metadata[WINDOW])
-    if before != metadata[WINDOW]:
-        msg = f"it is of windows of {before.decode()}, the job has {metadata[WINDOW].decode()}"
-        raise StateMismatchError(msg, hint="give the operator a new uid")
+    require_same_window(saved, wanted)
     had = set(saved.names)
     late = {field.name for field in saved if LATE in (field.metadata or {})}
     for part in msgspec.json.decode(metadata[AGGREGATES], type=tuple[Part, ...]):

@@ -22,6 +22,9 @@ _REMOTE = frozenset(
         "window_aggregate",
         "zoned_window",
         "processing_window",
+        "window_rows",
+        "window_rows_join",
+        "session_aggregate",
         "process",
         "co_process",
         "broadcast_process",
@@ -30,6 +33,8 @@ _REMOTE = frozenset(
         "temporal_join",
     }
 )
+#: Those that keep rows, of which aggregates are made anew.
+_ROWS = frozenset({"window_rows"})
 #: Aggregates that keep one of the values, of whatever length it is.
 _PICKS = frozenset({"min", "max", "first", "last"})
 #: Digits of a decimal that fits the eight bytes of a cell.
@@ -48,12 +53,13 @@ def check_backend(graph: StreamGraph, node: StreamNode) -> None:
         return
     cannot = f"{node.label} cannot keep its state with state_backend='remote'"
     if operator.kind not in _REMOTE:
-        only = "remote is for process functions, joins, running aggregates, deduplicate and windows with aggregates"
+        only = "remote is for process functions, joins, running aggregates, deduplicate and windows"
         raise GraphError(cannot, hint=f"{only}; {_WAY_OUT}")
     if operator.config.get("ttl") is not None:
         raise GraphError(f"{cannot}: it has a time-to-live", hint=f"leave ttl= out, or {_WAY_OUT}")
     text = next((edge.schema for edge in graph.in_edges(node.id)), "")
-    picked = [(a["fn"], a["column"]) for a in operator.config.get("aggregates", ()) if a["fn"] in _PICKS]
+    cells = () if operator.kind in _ROWS else operator.config.get("aggregates", ())
+    picked = [(a["fn"], a["column"]) for a in cells if a["fn"] in _PICKS]
     if picked and text:
         from penstock.core.schema import schema_from_text
 

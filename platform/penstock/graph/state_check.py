@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from penstock.core.aggregate_evolution import evolve_state
+from penstock.core.aggregate_evolution import evolve_state, require_same_window
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import EVOLVES, MIGRATES, MIGRATES_BY, is_migrated
 from penstock.core.join_evolution import require_same_join
@@ -161,7 +161,7 @@ def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateV
     if ours == theirs and EVOLVES in (wanted.metadata or {}):
         return _evolved(uid, state, saved, wanted)
     if saved.names == wanted.names and saved.types == wanted.types:
-        return _same_join(uid, state, saved, wanted)
+        return _same_shape(uid, state, saved, wanted)
     if ours != theirs:
         reason = f"{uid!r} was keyed by ({', '.join(theirs)}), the job keys it by ({', '.join(ours)})"
         way = "key by the old columns and types, or give the operator a new uid"
@@ -171,9 +171,10 @@ def _compared(uid: str, state: str, saved_text: str, wanted_text: str) -> StateV
     return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)
 
 
-def _same_join(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> StateVerdict:
+def _same_shape(uid: str, state: str, saved: pa.Schema, wanted: pa.Schema) -> StateVerdict:
     try:
         require_same_join(saved, wanted)
+        require_same_window(saved, wanted)
     except StateMismatchError as error:
         reason, way = f"state {state!r} of {uid!r}: {error.message}", error.hint or "give the operator a new uid"
         return StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way)

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     from penstock.state.session_table import SessionTable
 
 _STATE = "sessions"
-_WATERMARK = "watermark"
+#: In the items of the watermark: it is known when sessions are due.
+_WATERMARK, _DUE = "watermark", "due"
 #: First and last time of a session, kept as aggregates behind the user's.
 _BOUNDS = (Aggregate("min", TS_COLUMN, "__first"), Aggregate("max", TS_COLUMN, "__last"))
 
@@ -72,6 +73,8 @@ class SessionAggregateOperator(Operator):
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
         self._table.closed_to = self._bound(self._watermarks.low, 0)
+        if not all(_DUE in item for item in saved):
+            self._table.look_for_due()
         self._window = np.array([config.size, config.size, config.size, 0], np.int64)
         self._late = LateRows(context.spec.config, context.metrics)
 
@@ -116,7 +119,8 @@ class SessionAggregateOperator(Operator):
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:  # noqa: ARG002 - nothing is emitted at a barrier
         """Freeze the sessions; the watermark goes with the hash range it holds for."""
-        items: tuple[Any, ...] = self._watermarks.items()
+        due = {_DUE: 1} if self._table.source.remote else {}
+        items: tuple[Any, ...] = tuple({**item, **due} for item in self._watermarks.items())
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
 

@@ -30,6 +30,8 @@ class WindowAssigner:
     def __init__(self, config: dict[str, Any], allowed_lateness: int) -> None:
         """`config` is the window's own, in microseconds."""
         kind = config["kind"]
+        #: The definition: what makes bounds those of a window.
+        self.shown = _shown(config)
         self.merges = kind == "session"
         self.is_global = kind == "global"
         self.processing = config.get("time") == "processing"
@@ -90,6 +92,21 @@ def _instants(zone: TimeZone, window: TimeWindow, end_shown: int) -> ZonedWindow
     made = ZonedWindow(*window)
     made.last = min(zone.instant(end_shown, last=True) - 1, zone.instant(end_shown - 1, last=True))
     return made
+
+
+def _shown(config: dict[str, Any]) -> str:
+    kind, numbers = config["kind"], {k: v for k, v in config.items() if k.endswith("_us") and v}
+    if kind == "sliding" and numbers.get("slide_us", numbers["size_us"]) == numbers["size_us"]:
+        kind = "tumbling"
+    if kind == "tumbling":
+        numbers.pop("slide_us", None)
+    lengths = [f"{name.removesuffix('_us')} {_seconds(value)} s" for name, value in sorted(numbers.items())]
+    time = ["processing time"] if config.get("time") == "processing" else []
+    return ", ".join([kind, *lengths, *time, *([config["time_zone"]] if config.get("time_zone") else [])])
+
+
+def _seconds(micros: int) -> str:
+    return f"{micros // 1_000_000}.{micros % 1_000_000:06}".rstrip("0").rstrip(".")
 
 
 def _windows_of(kind: str, config: dict[str, Any]) -> Callable[[int], Sequence[TimeWindow]]:

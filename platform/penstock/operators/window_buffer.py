@@ -162,12 +162,13 @@ class WindowBuffer:
         self._rows = self.state.entries("rows", (_NUMBER, tuple(schema)), codec, lists=False)
         packed = (pa.field("window", pa.binary()),)
         self._codec = _WindowCodec()
-        self._windows = self.state.entries("windows", (_BOUNDS, packed), self._codec, lists=False)
+        self._windows = self.state.windows("windows", (_BOUNDS, packed), self._codec, assigner.shown)
         self.event_timers, self.processing_timers = self.state.timers("event"), self.state.timers("processing")
         self._places: list[KeyWindows] = []
         self._slots: I32 = np.empty(0, np.int32)
         self._removed: list[tuple[int, int]] = []
         self._changed: dict[tuple[int, TimeWindow], None] = {}
+        self._row_codec = codec
         #: The number of the next row.
         self.next_number = codec.highest + 1
 
@@ -181,6 +182,8 @@ class WindowBuffer:
         for at, (held, windows, mark) in enumerate(known):
             rows = {} if held is None else held
             self._places.append(KeyWindows(at, rows, self._indexed(rows, windows), mark))
+        # where they stay in the object store, only the rows of keys that came back are known
+        self.next_number = max(self.next_number, self._row_codec.highest + 1)
         return self._places
 
     def _indexed(self, rows: dict[int, WindowElement], windows: dict[TimeWindow, BufferedWindow] | None) -> WindowIndex:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark
+from penstock.core.elements import MAX_TIMESTAMP, Batch, Watermark
 from penstock.core.errors import GraphError, PenstockError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
@@ -38,6 +38,7 @@ from penstock.operators.window_function import AppliedFunction, WindowContext
 from penstock.operators.window_outputs import AggregatedWindows, ProcessedWindows, ReducedWindows, WindowOutput
 from penstock.operators.window_rows_schema import parse_rows
 from penstock.state.row_columns import python_values
+from penstock.state.ttl import TtlClock
 
 if TYPE_CHECKING:
     from penstock.core.elements import Barrier
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 #: Timers that fire as one batch.
 _FIRE_ROWS = 16_384
-_WATERMARK = "watermark"
+_WATERMARK, _CLOCK = "watermark", "clock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,9 @@ class WindowRowsOperator(Operator):
             self._sink.time_of = lambda _: self._engine.time
         saved = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         self._watermarks = RangeWatermarks.restored(context.hash_range, saved)
-        self._now = MIN_TIMESTAMP
+        # windows of the clock that had fired must not be entered again where it was set back
+        self._clock = TtlClock(context.clock)
+        self._clock.restored(np.array([item[_CLOCK] for item in saved if _CLOCK in item], np.int64))
         self._next_processing = self._buffer.processing_timers.next_time()
         self._ended = False
 
@@ -187,7 +190,7 @@ class WindowRowsOperator(Operator):
         """When the next timer of processing time is due, as `Clock.now_ms` counts."""
         if self._next_processing is None or self._ended:
             return None
-        return -(-self._next_processing // 1000)
+        return 0.0 if self._next_processing <= self._clock.now else -(-self._next_processing // 1000)
 
     def process_time(self, now_ms: int, out: Collector) -> None:
         """Let the timers of processing time fire."""
@@ -213,11 +216,11 @@ class WindowRowsOperator(Operator):
 
     def _clock_now(self) -> int:
         """Return the machine's clock in microseconds; it never goes back."""
-        self._now = max(self._now, self._context.clock.now_ms() * 1000)
-        self._engine.context.processing_time = self._now
+        self._clock.tick()
+        self._engine.context.processing_time = self._clock.now
         if self._config.mode in ("apply", "process"):
-            self._function_context.processing_time = self._now
-        return self._now
+            self._function_context.processing_time = self._clock.now
+        return self._clock.now
 
     # --- a batch of keys --------------------------------------------------------------------------------------------
 
@@ -252,9 +255,9 @@ class WindowRowsOperator(Operator):
     # --- the rest ---------------------------------------------------------------------------------------------------
 
     def snapshot(self, barrier: Barrier, out: Collector) -> OperatorSnapshot:
-        """Freeze rows, windows and timers; the watermark goes with the hash range it holds for."""
+        """Freeze rows, windows and timers; watermark and clock go with the hash range they hold for."""
         self._ended = self._ended or barrier.kind.ends_job
-        items: tuple[Any, ...] = self._watermarks.items()
+        items: tuple[Any, ...] = tuple({**item, _CLOCK: self._clock.now} for item in self._watermarks.items())
         watermark = OperatorStateSnapshot(uid=self._context.spec.uid, name=_WATERMARK, mode="union", items=items)
         return OperatorSnapshot(keyed=self._store.freeze(barrier.checkpoint_id), operator=(watermark,))
 

@@ -65,8 +65,10 @@ class ColdPlaces:
         self._opened.append(rows)
         return rows
 
-    def home(self) -> ColdHome | None:
+    def home(self, name: str = "rows") -> ColdHome | None:
         """Return where keys go with all their values, or come to from the object store; None: they stay in memory.
+
+        Each has a name of its own.
 
         Raises:
             UsageError: the backend's library is not installed.
@@ -77,7 +79,7 @@ class ColdPlaces:
         from penstock.state import rocksdb
 
         rocksdb.require()
-        home = ColdHome(lambda: self._open_store("rows"), self._request.directory)
+        home = ColdHome(lambda: self._open_store(name), self._request.directory)
         self._opened.append(home)
         if backend == "remote":
             home.remote = RemoteKeys(home, self._request.hash_range, self._reader, self._local_bytes)

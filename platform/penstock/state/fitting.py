@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING
 
-from penstock.core.aggregate_evolution import evolve_state
+from penstock.core.aggregate_evolution import evolve_state, require_same_window
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import EVOLVES, conform, is_migrated
 from penstock.core.join_evolution import require_same_join
@@ -69,6 +69,7 @@ def fitted(snapshot: KeyedStateSnapshot, spec: StateSpec) -> StateSpec:
         )
     try:
         require_same_join(saved, wanted)
+        require_same_window(saved, wanted)
     except StateMismatchError as error:
         raise StateMismatchError(
             f"state {snapshot.state!r} of {snapshot.uid}: {error.message}", hint=error.hint

@@ -15,24 +15,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.evolution import conform
-from penstock.kernels.columns import key_column, key_columns
-from penstock.state.accumulators import KEY_HASH, LAST_ACCESS
-from penstock.state.hash_ranges import even_parts, inside
-from penstock.state.key_index import KeyIndex
+from penstock.state.accumulators import LAST_ACCESS
+from penstock.state.hash_ranges import even_parts
 from penstock.state.pieces import FREED, Pieces
 from penstock.state.regions import REGIONS
-from penstock.state.remote_log import RemoteLog
-from penstock.state.segments import ROW_GROUP, newest_rows
+from penstock.state.remote_records import RecordForm, RemoteRecords, in_memory
+from penstock.state.segments import ROW_GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compile import I64
     from penstock.state.cold_records import ColdHome, ColdRecords, PackedRows
     from penstock.state.frozen import FrozenSource
-    from penstock.state.key_index import KeyView
+    from penstock.state.key_index import KeyIndex
     from penstock.state.remote_log import Reader
     from penstock.state.row_spec import RowSpec
     from penstock.state.waiting import WaitingSegments
@@ -64,74 +61,6 @@ class LocalBytes:
         sizes = np.fromiter(map(len, records), np.int64, len(records)) + _RECORD_BYTES
         np.add.at(self.sizes, np.searchsorted(self._lows, hashes, side="right") - 1, sign * sizes)
         np.maximum(self.sizes, 0, out=self.sizes)
-
-
-@dataclass(frozen=True, slots=True)
-class _State:
-    """One state whose records are fetched."""
-
-    spec: RowSpec
-    log: RemoteLog
-    source: FrozenSource
-    waiting: WaitingSegments
-    records: ColdRecords
-
-    def rows(self, ranges: Sequence[HashRange], home: ColdHome) -> pa.Table:
-        """Return the rows that the log means in some ranges as of now."""
-        tables, saved = list[pa.Table](), iter(self.log.tables(ranges))
-        for entry in self.source.log.entries:
-            frozen = entry.segment is None
-            tables += self.waiting.within(entry.position, ranges, home) if frozen else next(saved)
-        return self.merged(tables)
-
-    def merged(self, tables: Iterable[pa.Table]) -> pa.Table:
-        """Return the rows that count, sorted by hash; any thread."""
-        schema = self.spec.segment_schema
-        every = [conform(table, schema) for table in tables if table.num_rows]
-        if not every:
-            return schema.empty_table()
-        return newest_rows(pa.concat_tables(every), schema, keep_deleted=False)
-
-    def packed(self, rows: pa.Table, known: tuple[KeyView, np.ndarray] | None) -> PackedRows | None:
-        """Return merged rows as records of their keys, without those of keys in memory; any thread."""
-        if rows.num_rows == 0:
-            return None
-        batch = rows.combine_chunks().to_batches(max_chunksize=rows.num_rows)[0]
-        index = KeyIndex(self.spec.key_schema)
-        hashes = batch.column(KEY_HASH).to_numpy()
-        slots = index.upsert(key_columns(batch, tuple(self.spec.key_schema.names)), hashes).copy()
-        wanted = np.ones(index.count, np.bool_)
-        if known is not None and len(known[1]):
-            wanted[_found(index, *known)] = False
-        entries = [field.name for field in self.spec.entries]
-        if len(entries) == 1:  # of a list the index; of a map any order will do
-            order = np.lexsort((_ordered(batch.column(entries[0])), slots))
-        else:
-            order = np.argsort(slots, kind="stable")
-        order = order[wanted[slots[order]]]
-        if len(order) == 0:
-            return None
-        columns = [batch.column(name).take(pa.array(order)) for name in (*entries, *self.spec.stored_names)]
-        if (
-            self.source.ttl is not None
-        ):  # what has expired stays until its key is touched: its removal belongs in the log
-            columns[-1] = pa.array(self.source.ttl.clock.bounded(columns[-1].to_numpy()))
-        counts = np.bincount(slots[order], minlength=index.count)
-        kept = np.flatnonzero(counts).astype(np.int32)
-        return self.records.packed(index.view(), kept, counts[kept], columns)
-
-
-def _ordered(entries: pa.Array) -> np.ndarray:
-    return entries.to_numpy() if pa.types.is_int64(entries.type) else np.zeros(len(entries), np.int64)
-
-
-def _found(index: KeyIndex, keys: KeyView, slots: np.ndarray) -> np.ndarray:
-    """Return the slots of an index that have one of some keys of another."""
-    count = index.count
-    arrays = keys.gather(slots)
-    columns = tuple(key_column(array, name) for array, name in zip(arrays, keys.schema.names, strict=True))
-    found = index.upsert(columns, keys.hashes[slots])
-    return found[found < count]
 
 
 @dataclass(slots=True)
@@ -169,8 +98,10 @@ class RemoteKeys:
         self.reader = reader
         self.limit = limit_bytes
         self._local = home.local = LocalBytes(owned)
-        self._states: list[_State] = []
+        self._states: list[RemoteRecords] = []
         self._cut = None
+        #: Whether nothing that is here may be dropped for the moment.
+        self.held = False
         self.fetched_pieces = 0
         self.dropped_regions = 0
 
@@ -179,14 +110,29 @@ class RemoteKeys:
 
         With a time-to-live, time goes on from the newest access that the footers know of.
         """
-        source.remote = True
-        log = RemoteLog(source, self.reader)
-        self._states.append(_State(spec, log, source, waiting, records))
+        ordered = len(spec.entries) == 1 and pa.types.is_int64(spec.entries[0].type)  # of a list the index
+        names = [*(field.name for field in spec.entries), *spec.stored_names]
+
+        def columns(batch: pa.RecordBatch) -> list[pa.Array]:
+            found = [batch.column(name) for name in names]
+            if source.ttl is not None:
+                # what has expired stays until its key is touched: its removal belongs in the log
+                found[-1] = pa.array(source.ttl.clock.bounded(found[-1].to_numpy()))
+            return found
+
+        form = RecordForm(spec.key_schema, columns, records, spec.entries[0].name if ordered else "")
+        state = RemoteRecords(
+            source, self.reader, lambda position, ranges: waiting.within(position, ranges, self.home), form
+        )
+        self.enter(state)
         if source.ttl is not None:
-            newest = [
-                span[1] for file in log.files() for group in file.groups if (span := file.span(group, LAST_ACCESS))
-            ]
+            files = state.log.files()
+            newest = [span[1] for file in files for group in file.groups if (span := file.span(group, LAST_ACCESS))]
             source.ttl.clock.restored(np.array(newest, np.int64))
+
+    def enter(self, state: RemoteRecords) -> None:
+        """As `follow`, for a state that has made its own way from rows to records."""
+        self._states.append(state)
 
     @property
     def pieces(self) -> Pieces:
@@ -216,10 +162,9 @@ class RemoteKeys:
         for first in range(0, len(missing), step):
             some = missing[first : first + step]
             ranges = pieces.ranges(some)
-            view = index.view()
-            here = np.flatnonzero(inside(view.hashes[:known], ranges)).astype(np.int32)
+            here = in_memory(index.view(), known, ranges)
             for state in self._states:
-                self._put(state, state.packed(state.rows(ranges, self.home), (view, here)))
+                self._put(state, state.packed(state.rows(ranges), here))
             pieces.came(some)
             self.fetched_pieces += len(some)
 
@@ -249,7 +194,7 @@ class RemoteKeys:
         pieces.came(new)
         self.fetched_pieces += len(new)
 
-    def _put(self, state: _State, packed: PackedRows | None) -> None:
+    def _put(self, state: RemoteRecords, packed: PackedRows | None) -> None:
         if packed is not None:
             state.records.put_packed(packed)
 
@@ -260,6 +205,8 @@ class RemoteKeys:
 
     def _make_space(self) -> None:
         """Drop the regions that were not asked for longest, if what is here takes more than it may."""
+        if self.held:
+            return
         most = max((state.log.rows for state in self._states), default=0)
         for region in list(self.pieces.to_drop(self._local.sizes, self.limit)):
             for state in self._states:

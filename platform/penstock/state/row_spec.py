@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.core.aggregate_evolution import WINDOW
 from penstock.core.evolution import EVOLVES, LAST_ID, MIGRATES, MIGRATES_BY, NULL
 from penstock.core.schema import schema_to_text
 from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
@@ -46,6 +47,8 @@ class RowSpec:
     carried: tuple[dict[bytes, bytes], ...] = ()
     #: What makes values of an older version's columns those of today, where that is no evolution.
     migration: Migration | None = None
+    #: The definition of the windows that it is the state of, if it is of any.
+    window: str = ""
 
     @property
     def stored(self) -> tuple[pa.Field, ...]:
@@ -73,7 +76,8 @@ class RowSpec:
         tail = [_field(DELETED, pa.bool_(), 3), _field(SEQ, pa.int64(), 4)]
         columns = [head, *keys, namespace, *entries, *values, *access, *tail]
         last = max([self.last_id, *ids], default=0)
-        return pa.schema(columns, {EVOLVES: b"1", LAST_ID: str(last).encode()} if self.evolves else None)
+        said = {WINDOW: self.window.encode()} if self.window else {}
+        return pa.schema(columns, {EVOLVES: b"1", LAST_ID: str(last).encode()} if self.evolves else said or None)
 
     @property
     def declared_schema(self) -> pa.Schema:

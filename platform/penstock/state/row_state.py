@@ -156,7 +156,16 @@ class RowState:
         `fields` are the entry columns and the value's.
         """
         spec = RowSpec(self.index.schema, fields[1], fields[0], ttl is not None, migration=self._named(migration))
+        return self._entries(name, spec, codec, ttl, lists=lists)
 
+    def windows(
+        self, name: str, fields: tuple[tuple[pa.Field, ...], tuple[pa.Field, ...]], codec: EntryCodec, shown: str
+    ) -> EntryTable:
+        """Declare a map, as `entries` does, by windows of the definition `shown`; others cannot go on with it."""
+        spec = RowSpec(self.index.schema, fields[1], fields[0], window=shown)
+        return self._entries(name, spec, codec, None, lists=False)
+
+    def _entries(self, name: str, spec: RowSpec, codec: EntryCodec, ttl: Ttl | None, *, lists: bool) -> EntryTable:
         def make(source: FrozenSource) -> EntryTable:
             table = EntryTable(source, spec, self, codec, ttl, lists=lists)
             self._enter(table)

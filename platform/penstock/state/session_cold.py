@@ -8,7 +8,7 @@ came. Used by `state.session_table` in the owner's thread.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,9 @@ import pyarrow as pa
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.state.cold_records import ColdRecords
 from penstock.state.cold_timers import ColdTimers
+from penstock.state.pane_rows import table_to_rows
 from penstock.state.panes import Rows
+from penstock.state.values import ValueHeap
 
 if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
@@ -62,14 +64,27 @@ class Returned:
     closed_to: I64
 
 
+class DueKeys(Protocol):
+    """Keys that are not in memory, by when they are due; a key may be there more than once."""
+
+    def put(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Enter keys."""
+
+    def forget(self, keys: KeyView, slots: I32, times: I64) -> None:
+        """Take keys out that come back, if that can be done."""
+
+    def take(self, key_schema: pa.Schema, until: int, limit: int) -> DueTimers | None:
+        """Take about `limit` keys out that are due, those due first; None when none is."""
+
+
 class ColdSessions:
     """Cells of sessions by key."""
 
-    def __init__(self, home: ColdHome, spec: PaneTableSpec) -> None:
-        """Nothing is cold yet."""
+    def __init__(self, home: ColdHome, spec: PaneTableSpec, due: DueKeys | None = None) -> None:
+        """Nothing is cold yet; `due` knows when keys are, else the store."""
         self._spec = spec
-        self._records = ColdRecords(home, [pa.int64()] * (_HEAD + spec.width))
-        self._due = ColdTimers(home)
+        self.records = ColdRecords(home, [pa.int64()] * (_HEAD + spec.width))
+        self._due = due or ColdTimers(home)
 
     def put(self, keys: KeyView, rows: Rows, due: I64, closed_to: int) -> None:
         """Take in the cells of keys that have none here, each with when it is due."""
@@ -87,12 +102,12 @@ class ColdSessions:
             cells[:, 0] &= ~1
             columns = [np.repeat(least, counts), np.full(len(at), closed_to, np.int64), rows.panes[at], *cells.T]
             arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
-            self._records.put(keys, slots[heads], counts, arrays)
+            self.records.put(keys, slots[heads], counts, arrays)
             self._due.put(keys, slots[heads], least)
 
     def take(self, keys: KeyView, slots: I32) -> Returned | None:
         """Return the cells of these keys, each of which occurs once; they are here no more."""
-        taken = self._records.take(keys, slots)
+        taken = self.records.take(keys, slots)
         if taken is None:
             return None
         firsts = np.cumsum(taken.counts) - taken.counts
@@ -101,12 +116,18 @@ class ColdSessions:
 
     def look_up(self, keys: KeyView, slots: I32) -> Rows | None:
         """Return the cells of these keys and leave them here."""
-        taken = self._records.look_up(keys, slots)
+        taken = self.records.look_up(keys, slots)
         return None if taken is None else self._rows(taken)
 
     def take_due(self, closed_to: int, keys: int) -> DueTimers | None:
         """Return about so many keys that are due, those due first; None when none is."""
         return self._due.take(self._spec.key_schema, closed_to, keys)
+
+    def columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
+        """Return rows of a segment as columns of records, of which it is not known when they are due."""
+        _, _, panes, cells = table_to_rows(self._spec, pa.Table.from_batches([batch]), ValueHeap())
+        head = [np.full(len(panes), MIN_TIMESTAMP, np.int64)] * (_HEAD - 1)
+        return [pa.array(np.ascontiguousarray(column)) for column in (*head, panes, *cells.T)]
 
     def _rows(self, taken: Taken) -> Rows:
         slots = np.repeat(taken.slots, taken.counts)

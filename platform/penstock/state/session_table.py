@@ -17,11 +17,13 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.kernels import merge
 from penstock.kernels import pages as kernels
 from penstock.state.eviction import Bounds
+from penstock.state.hash_ranges import even_parts
 from penstock.state.hot import CHUNK, Fired, overflow
 from penstock.state.key_index import KeyIndex
-from penstock.state.pane_rows import rows_to_table
+from penstock.state.pane_rows import rows_to_table, table_to_rows
 from penstock.state.pane_table import PaneTable
 from penstock.state.panes import Rows
+from penstock.state.remote_records import RecordForm, RemoteRecords
 from penstock.state.row_eviction import Recency
 from penstock.state.session_cold import ColdSessions, SessionRule
 
@@ -32,14 +34,17 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
     from penstock.state.accumulators import PaneTableSpec
     from penstock.state.cold_records import ColdHome
-    from penstock.state.frozen import FrozenSource
+    from penstock.state.frozen import FrozenSource, FrozenTable
     from penstock.state.session_cold import Returned
+    from penstock.state.session_due import LoggedDue
     from penstock.state.table_home import TableHome
 
 __all__ = ["SessionRule", "SessionTable"]
 
 #: Most keys that come back together because they are due.
 _DUE_KEYS = 65_536
+#: Rows that are read together to see when they are due, about.
+_LOOKED_ROWS = 250_000
 
 
 class SessionTable(PaneTable):
@@ -53,15 +58,25 @@ class SessionTable(PaneTable):
         rule: SessionRule,
         *,
         leaves: ColdHome | None = None,
+        due: LoggedDue | None = None,
     ) -> None:
-        """An empty table; without `leaves` all keys stay in memory."""
+        """An empty table; without `leaves` all keys stay in memory, with `due` they may be remote."""
         super().__init__(source, spec, home)
         self.rule = rule
         #: No open session's last time is below this, nor that of one that has yet to fire below the other.
         self.least_last = self.least_open = MAX_TIMESTAMP
         #: Sessions whose last time is at most this have fired.
         self.closed_to = MIN_TIMESTAMP
-        self._leaves = None if leaves is None else ColdSessions(leaves, self.spec)
+        #: Panes that start before this have been looked through, but for keys that are not in memory.
+        self._drop_to = MIN_TIMESTAMP
+        #: What fetches keys from the object store, what it reads there, and when they are due.
+        self._fetches = None if leaves is None else leaves.remote
+        self._logged = None if self._fetches is None else due
+        self._leaves = None if leaves is None else ColdSessions(leaves, self.spec, self._logged)
+        if self._fetches is not None and self._leaves is not None:
+            form = RecordForm(self.spec.key_schema, self._leaves.columns, self._leaves.records)
+            self._log = RemoteRecords(source, self._fetches.reader, self._changes.frozen_within, form)
+            self._fetches.enter(self._log)
         self._recency = Recency(home.budget, self._holder)
         #: What came back with the keys of the last call of `_upsert`.
         self._returned: Returned | None = None
@@ -69,7 +84,8 @@ class SessionTable(PaneTable):
     def take_ended(self, closed_to: int) -> Iterator[Fired]:
         """Yield the sessions whose last time is at most `closed_to`, merged, and forget them; to be exhausted.
 
-        Those of keys in memory alone. Afterwards no pane that ends by then holds anything there.
+        Those of keys in memory alone. Afterwards no pane that ends by then holds anything there; they are dropped when
+        all keys have been looked at (`bring_due`).
         """
         rule, memory, keys = self.rule, self._hot.memory, self._hot.index.view()
         panes = memory.panes
@@ -96,7 +112,7 @@ class SessionTable(PaneTable):
                 found = slots[:count].copy()
                 yield Fired(keys.gather(found), keys.hashes[found], ended_cells[:count].copy())
         self.least_last = int(state[5])
-        self.drop_below(drop_below)
+        self._drop_to = max(self._drop_to, drop_below)
 
     def sessions(self, slots: I32 | None = None) -> tuple[I32, I64]:
         """Return every session of these keys (None: of all in memory), merged: its slot and its cell.
@@ -195,14 +211,22 @@ class SessionTable(PaneTable):
         As many as there is room for: to be called again when that was done for those that are here. Returns their
         slots, and which of their sessions had fired before they left: those whose last time is at most that.
         """
-        if self._leaves is None:
-            return None
-        self._settle()
-        due = self._leaves.take_due(closed_to, self._recency.at_once(_DUE_KEYS))
+        due = None
+        if self._leaves is not None:
+            self._settle()
+            due = self._leaves.take_due(closed_to, self._recency.at_once(_DUE_KEYS))
+        if self._fetches is not None:
+            # what has fired just now and is kept must not be read anew, as the log does not say that it has
+            self._fetches.held = due is not None and self.rule.lateness > 0
         if due is None:
+            self.drop_below(self._drop_to)
             return None
+        known = self._hot.index.count
         slots = np.unique(self._upsert(due.keys, due.hashes))
+        if self._logged is not None:
+            self._logged.came(slots, self._hot.index.count)
         fired = np.full(self._hot.index.count, MIN_TIMESTAMP, np.int64)
+        fired[:known] = closed_to  # what has been in memory was looked at before
         if self._returned is not None:
             fired[self._returned.rows.slots] = self._returned.closed_to
             self._returned = None
@@ -213,6 +237,8 @@ class SessionTable(PaneTable):
         found = super().look_up(keys, hashes, most)
         if found.num_rows or self._leaves is None:
             return found
+        if self._fetches is not None:
+            self._fetches.ensure(hashes, self._hot.index, self._hot.index.count)
         asked = KeyIndex(self.spec.key_schema)
         slots = asked.upsert(keys, hashes).copy()
         rows = self._leaves.look_up(asked.view(), slots)
@@ -227,6 +253,8 @@ class SessionTable(PaneTable):
         self._returned, count = None, self._hot.index.count
         if self._leaves is not None:
             self._recency.touch(slots, count)
+            if count > known and self._fetches is not None:
+                self._fetches.ensure(self._hot.index.hashes[known:], self._hot.index, known)
             if count > known:
                 self._bring_in(self._leaves, np.arange(known, count, dtype=np.int32))
         return slots
@@ -238,6 +266,28 @@ class SessionTable(PaneTable):
             self._hot.memory.put(rows.slots, rows.panes, rows.cells, self._hot.index.count)
             least = int(rows.cells[:, self.rule.last_word].min())
             self.least_last, self.least_open = min(self.least_last, least), min(self.least_open, least)
+
+    # --- keys in the object store -----------------------------------------------------------------------------------
+
+    def freeze(self) -> FrozenTable:
+        """Freeze the table as it is, with timers for the keys in memory: a restore has none there."""
+        if self._logged is not None:
+            rows = self._hot.memory.present()
+            live = rows.cells[:, 0] > 1
+            rows = Rows(rows.slots[live], rows.panes[live], rows.cells[live])
+            self._logged.save(self._hot.index.view(), rows.slots, self.rule.due(rows, self.closed_to))
+        return super().freeze()
+
+    def look_for_due(self) -> None:
+        """Read all that was restored, to know when it is due: it was saved where that did not have to be known."""
+        if self._logged is None or self._log.log.rows == 0:
+            return
+        parts = even_parts(self.source.hash_range, 1 + self._log.log.rows // _LOOKED_ROWS)
+        for batch in self._log.pieces(parts):
+            keys, hashes, panes, cells = table_to_rows(self.spec, pa.Table.from_batches([batch]), self.heap)
+            index = KeyIndex(self.spec.key_schema)
+            slots = index.upsert(keys, hashes).copy()
+            self._logged.put(index.view(), slots, self.rule.due(Rows(slots, panes, cells), self.closed_to))
 
     def _hot_bytes(self) -> int:
         return super()._hot_bytes() + self._recency.memory_bytes
@@ -270,3 +320,5 @@ class SessionTable(PaneTable):
         super()._rebuild(keep)
         if self._leaves is not None:
             self._recency.moved(np.flatnonzero(keep).astype(np.int32))
+        if self._logged is not None:
+            self._logged.moved(np.flatnonzero(keep).astype(np.int32))

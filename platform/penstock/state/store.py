@@ -25,6 +25,7 @@ from penstock.state.running_table import RunningTable
 from penstock.state.segment_file import SegmentFile
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import clip_of, read_visible
+from penstock.state.session_due import LoggedDue
 from penstock.state.session_table import SessionTable
 from penstock.state.table_home import TableHome
 
@@ -134,17 +135,24 @@ class KeyedState:
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
         """Declare a table of sessions and restore it; with the rocksdb backend keys leave memory when it is full.
 
-        Cells that refer to strings stay in memory. Raises as `pane_table`.
+        Cells that refer to strings stay in memory. With the remote backend keys are fetched when they are touched or
+        due. Raises as `pane_table`.
         """
         leaves = None if spec.value_words else self._cold.home()
-        return self._declare(
-            name, spec, lambda source: SessionTable(source, spec, self._home(None), rule, leaves=leaves)
+        due = LoggedDue(self.row_state(spec.key_schema, leaves=True, place="due"))
+        table = self._declare(
+            name, spec, lambda source: SessionTable(source, spec, self._home(None), rule, leaves=leaves, due=due)
         )
+        due.declare()
+        if not table.source.remote:
+            due.clear()
+        return table
 
-    def row_state(self, key_schema: pa.Schema, *, leaves: bool = False) -> RowState:
+    def row_state(self, key_schema: pa.Schema, *, leaves: bool = False, place: str = "rows") -> RowState:
         """Declare the row path's state: values and timers by one set of keys, which are restored when declared.
 
-        With `leaves` keys leave memory when it is full (rocksdb), or are fetched when they are touched (remote).
+        With `leaves` keys leave memory when it is full (rocksdb), or are fetched when they are touched (remote);
+        `place` names where they go.
 
         Raises:
             GraphError: declared twice.
@@ -153,7 +161,7 @@ class KeyedState:
         request = self._request
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        cold = self._cold.home() if leaves else None
+        cold = self._cold.home(place) if leaves else None
         holder = f"{request.writer}/{request.uid}"
         self._rows = RowState(key_schema, holder, request.budget, self._declare, cold=cold, area=self._cold.area())
         return self._rows

@@ -159,7 +159,8 @@ class Uploader:
 
 
 def _inline(part: Part) -> FileRef:
-    return FileRef(inline=part.data, length=len(part.data), checksum=checksum_of(part.data))
+    data = bytes(part.data)  # what was spilled is mapped, and a manifest cannot hold that
+    return FileRef(inline=data, length=len(data), checksum=checksum_of(data))
 
 
 def _packs(indexes: list[int], parts: list[Part]) -> Iterator[list[int]]:

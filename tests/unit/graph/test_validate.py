@@ -151,7 +151,7 @@ def test_a_job_name_must_fit_paths(graphs):
     refused(lambda: graphs.job_graph("a/b"), "job name 'a/b'")
 
 
-@pytest.mark.parametrize("kind", ["session_aggregate", "window_rows", "window_rows_join"])
+@pytest.mark.parametrize("kind", ["of_another_version"])
 def test_an_operator_whose_state_cannot_be_remote_is_named(graphs, kind):
     kept = graphs.operator("mine", kind, graphs.source("a"), stateful=True, where="job.py:3")
     graphs.sink(kept)
@@ -160,8 +160,11 @@ def test_an_operator_whose_state_cannot_be_remote_is_named(graphs, kind):
     refused(graphs.job_graph, "job.py:3", "state_backend='remote'", "'rocksdb'")
 
 
-@pytest.mark.parametrize("kind", ["process", "co_process", "broadcast_process", "interval_join", "temporal_join"])
-def test_state_of_a_process_function_or_a_join_can_be_remote(graphs, kind):
+BY_ROWS = ["window_rows", "window_rows_join", "session_aggregate", "interval_join", "temporal_join"]
+
+
+@pytest.mark.parametrize("kind", ["process", "co_process", "broadcast_process", *BY_ROWS])
+def test_state_can_be_remote(graphs, kind):
     graphs.set(state_backend="remote")
     graphs.sink(graphs.operator("mine", kind, graphs.source("a"), stateful=True))
     assert graphs.job_graph().vertices

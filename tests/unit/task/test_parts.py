@@ -3,14 +3,17 @@
 import itertools
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.core.clock import ManualClock
 from penstock.core.errors import ConnectorError, SnapshotDamagedError, StorageError
+from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.state.budget import MemoryBudget
 from penstock.state.keyed import EncodedSegment
+from penstock.state.segments import mapped
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
 from penstock.task.mailbox import Mailbox, MailboxFullError
@@ -154,6 +157,13 @@ def test_only_small_parts_never_touch_the_store(uploads):
     assert [ref.inline for ref in got[0]] == [b"a", b"b"]
     assert not background.waiting
     assert store.list("") == []
+
+
+def test_a_small_part_that_is_mapped_can_be_written_into_a_manifest(uploads, tmp_path):
+    path, got = tmp_path / "spilled", []
+    path.write_bytes(b"spilled")
+    uploads[2].write((Part(mapped(path)),), lambda refs, error: got.append(refs))
+    assert msgspec.json.decode(msgspec.json.encode(got[0][0]), type=FileRef).inline == b"spilled"
 
 
 def test_an_error_of_the_users_function_names_its_line():

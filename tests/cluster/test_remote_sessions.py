@@ -1,0 +1,76 @@
+"""Sessions whose state stays in the object store, on real processes: a worker is killed, and each comes out once."""
+
+import json
+import os
+import signal
+from collections import Counter
+
+import pytest
+from tests.cluster.proc_tree import wait_until
+
+import penstock as ps
+from penstock.client.executors import ClusterExecutor
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.datagen.orders import OrderPattern, orders
+from penstock_connectors.files import FileSink
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROWS, USERS, RATE, SPLITS = 60_000, 10_000, 4_000, 4
+GAP_US = 2_000_000
+CHECKPOINTS = 4
+
+
+def job(folder):
+    env = ps.Environment(
+        parallelism=2,
+        state_backend="remote",
+        checkpoint_interval="500ms",
+        checkpoint_root=str(folder / "checkpoints"),
+        managed_memory="4MB",
+    )
+    stream = env.from_source(
+        DatagenSource(rows=ROWS, users=USERS, rows_per_second=RATE, event_rate=RATE, splits=SPLITS),
+        watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("1s", timestamp="ts"),
+        uid="orders",
+    ).key_by("user_id")
+    made = stream.window(ps.Session("2s")).aggregate(n=ps.count(), total=ps.sum("amount")).uid("sessions")
+    made.sink_to(FileSink(str(folder / "out"), format="jsonl"), uid="out")
+    return env
+
+
+def expected():
+    """Sessions of the orders, made by hand."""
+    pattern = OrderPattern(splits=SPLITS, users=USERS, event_rate=RATE)
+    by_user = {}
+    for split in range(SPLITS):
+        for row in orders(pattern, split, 0, ROWS // SPLITS).select(["user_id", "ts", "amount"]).to_pylist():
+            by_user.setdefault(row["user_id"], []).append((round(row["ts"].timestamp() * 1_000_000), row["amount"]))
+    found = Counter()
+    for user, rows in by_user.items():
+        rows.sort()
+        n = total = 0
+        for (time, amount), (after, _) in zip(rows, [*rows[1:], (rows[-1][0] + GAP_US + 1, 0)], strict=True):
+            n, total = n + 1, total + amount
+            if after - time > GAP_US:
+                found[user, n, total] += 1
+                n = total = 0
+    return found
+
+
+def test_a_kill_loses_no_session_and_makes_none_twice(tmp_path):
+    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=2, directory=tmp_path / "cluster")
+    with LocalCluster(config) as cluster:
+        handle = ClusterExecutor(url=cluster.rest_url).submit(job(tmp_path).job_graph("remote"))
+        summary = handle.client.summary
+        wait_until(
+            lambda: summary(handle.job_id).get("checkpoints-completed", 0) >= CHECKPOINTS, 150, "the checkpoints"
+        )
+        os.kill(handle.client.workers(handle.job_id)[0]["pid"], signal.SIGKILL)
+        handle.wait(timeout_ms=200_000)
+        assert any("restart" in entry["text"].lower() for entry in handle.client.story(handle.job_id))
+
+    paths = (tmp_path / "out").rglob("*.jsonl")
+    rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    assert Counter((row["user_id"], row["n"], row["total"]) for row in rows) == expected()

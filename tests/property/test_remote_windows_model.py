@@ -1,0 +1,101 @@
+"""Sessions, and windows that keep their rows, in the object store: as their models, whatever is here of their state.
+
+The histories of `test_sessions_model` and `test_window_rows_model`, with pieces and timers that are fetched when they
+are asked for or by the background, and dropped again.
+"""
+
+import tempfile
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.property import test_sessions_model as sessions
+from tests.property import test_window_rows_model as rows
+from tests.property.process_job import REMOTE, keys_are_remote
+from tests.property.small_pieces import Fetching
+
+from penstock.core.elements import Barrier
+
+
+class Sessions(sessions.Job, Fetching):
+    """Sessions, some of them fetched by the background."""
+
+    def restart(self, parallelism):
+        self.fetching = []
+        super().restart(parallelism)
+
+
+class Rows(rows.Job, Fetching):
+    """Windows by rows, likewise."""
+
+    def restart(self, parallelism):
+        self.fetching = []
+        super().restart(parallelism)
+
+    def lose(self):
+        """A checkpoint whose uploads fail: what it froze waits for the next one."""
+        self.checkpoint += 1
+        for operator, _ in self.subtasks:
+            for frozen in operator.snapshot(Barrier(self.checkpoint), rows.Out()).keyed:
+                frozen.failed()
+
+    def compact(self):
+        for _, store in self.subtasks:
+            job = store.compaction()
+            if job is not None:
+                store.compacted(job, self.write(job.run(self.read)))
+
+
+@pytest.fixture(params=REMOTE)
+def remote(request, monkeypatch):
+    """Keys are fetched when they are touched or due; no more than two come in together."""
+    monkeypatch.setattr("penstock.state.row_eviction.Recency.at_once", lambda _, most: min(most, 2))
+    monkeypatch.setattr("penstock.state.session_cold._PIECE", 2)
+    monkeypatch.setattr("penstock.state.pane_table._DEAD_KEYS", 1)
+    monkeypatch.setattr("penstock.state.session_table.SessionTable._hot_bytes", lambda table: table._hot.index.count)
+    monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
+    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
+    with keys_are_remote(monkeypatch, *request.param):
+        yield
+
+
+FETCHES = st.tuples(st.sampled_from(["begin_fetch", "end_fetch"]))
+LOSSES = st.tuples(st.sampled_from(["lose", "compact"]))
+
+
+def mixed(operations, *more):
+    """Histories with other steps between."""
+    return st.lists(st.one_of(operations, operations, operations, *more), max_size=6).map(
+        lambda parts: [step for part in parts for step in ([part] if isinstance(part, tuple) else part)]
+    )
+
+
+#: Some state is restored before anything else.
+RESTORED_SESSIONS = [
+    *[("batch", 1, 40), ("watermark", 0, 150), ("freeze",), ("finish", "done")],
+    *[("batch", 2, 40), ("freeze",), ("finish", "done"), ("restart", 2)],
+]
+RESTORED_ROWS = [("batch", 1, 30), ("watermark", 0, 100), ("save",), ("batch", 2, 30), ("save",), ("restart", 2)]
+
+
+@pytest.mark.usefixtures("remote")
+@pytest.mark.parametrize("lateness", [0, 40])
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(operations=mixed(sessions.OPERATIONS, FETCHES), gap=st.sampled_from([7, 30, 100]))
+def test_sessions_are_the_models_when_state_stays_in_the_object_store(gap, lateness, operations):
+    with tempfile.TemporaryDirectory() as folder:
+        job = Sessions(folder, gap, lateness, aggregates=sessions.FIXED)
+        sessions.run(job, [*RESTORED_SESSIONS, *operations])
+
+
+@pytest.mark.usefixtures("remote")
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    window=st.sampled_from(["tumbling", "sliding", "session", "global"]),
+    rule=rows.RULES,
+    operations=mixed(rows.OPERATIONS, FETCHES, LOSSES),
+    lateness=st.sampled_from([0, 60]),
+)
+def test_windows_by_rows_are_the_models_when_state_stays_in_the_object_store(window, rule, operations, lateness):
+    with tempfile.TemporaryDirectory() as folder:
+        rows.run(Rows(folder, window, rows.rule_of(window, rule), lateness), [*RESTORED_ROWS, *operations])

@@ -1,0 +1,166 @@
+"""What windows read of their state in the object store: the keys that come, and those that a watermark closes."""
+
+from types import SimpleNamespace
+
+import cloudpickle
+import pyarrow as pa
+import pytest
+from tests.property.process_job import PlainStore
+from tests.property.small_pieces import part, small_pieces
+
+import penstock as ps
+from penstock.config.settings import JobSettings
+from penstock.core.clock import ManualClock
+from penstock.core.elements import TS_COLUMN, Barrier, Batch, Watermark
+from penstock.core.keygroup import ALL_HASHES
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import FileRef
+from penstock.operators.operator import OperatorMetrics
+from penstock.operators.registry import create_operator
+from penstock.state.budget import MemoryBudget
+from penstock.state.store import KeyedStateRequest, open_keyed_state
+
+ROWS = pa.schema([pa.field("k", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
+OUTPUT = pa.schema([("k", pa.int64()), ("n", pa.int64())])
+KEYS, GAP = 600, 7
+COUNT = [{"fn": "count", "column": None, "alias": "n"}]
+KINDS = {
+    "window_rows": {"window": {"kind": "session", "gap_us": GAP}, "mode": "apply"},
+    "session_aggregate": {"window": {"kind": "session", "gap_us": GAP}, "aggregates": COUNT},
+}
+
+
+def count(key, window, rows):
+    del window
+    yield {"k": key, "n": len(rows)}
+
+
+class Out:
+    def __init__(self):
+        self.rows = []
+
+    def batch(self, batch):
+        self.rows += [(row["k"], row["n"]) for row in batch.data.to_pylist()]
+
+    def watermark(self, watermark):
+        pass
+
+
+class Job:
+    """One subtask, and how many bytes of row groups it has read."""
+
+    def __init__(self, folder, kind):
+        self.folder, self.kind, self.files, self.bytes, self.attempt = folder, kind, {}, 0, 0
+        self.saved = ((), ())
+
+    def open(self, backend):
+        self.attempt += 1
+        store = open_keyed_state(
+            KeyedStateRequest(
+                uid="w",
+                snapshots=self.saved[0],
+                hash_range=ALL_HASHES,
+                settings=JobSettings(state_backend=backend),
+                read=self.read,
+                directory=self.folder / str(self.attempt),
+                writer=f"run/v/0/{self.attempt}",
+                budget=MemoryBudget(1 << 30),
+            )
+        )
+        functions = (ps.trigger.event_time(), None, count, None)
+        config = {"key": ["k"], **KINDS[self.kind]}
+        payload, output = cloudpickle.dumps(functions), schema_to_text(OUTPUT)
+        self.operator = create_operator(self.kind)
+        self.operator.open(
+            SimpleNamespace(
+                spec=SimpleNamespace(uid="w", config=config, payload=payload, output_schema=output),
+                hash_range=ALL_HASHES,
+                metrics=OperatorMetrics(),
+                input_schemas=(ROWS,),
+                keyed_state=store,
+                restored=self.saved[1],
+                clock=ManualClock(),
+            )
+        )
+
+    def read(self, file):
+        self.bytes += 0 if file.checksum else file.length
+        return part(self.files[file.path], file)
+
+    def rows(self, keys, time):
+        out = Out()
+        data = pa.RecordBatch.from_pydict({"k": keys, TS_COLUMN: [time(key) for key in keys]}, schema=ROWS)
+        self.operator.process_batch(Batch(data), 0, out)
+        return out.rows
+
+    def watermark(self, time):
+        out = Out()
+        self.operator.process_watermark(Watermark(time), out)
+        return out.rows
+
+    def save(self):
+        taken = self.operator.snapshot(Barrier(1), Out())
+        for frozen in taken.keyed:
+            assert frozen.copy_pages(1 << 20)
+            frozen.durable({e.position: self.write(e) for e in frozen.encode()})
+        self.saved = tuple(frozen.snapshot() for frozen in taken.keyed), taken.operator
+
+    def write(self, encoded):
+        self.files[str(len(self.files))] = bytes(encoded.data)
+        return FileRef(path=str(len(self.files) - 1), length=len(encoded.data))
+
+    @property
+    def size(self):
+        return sum(s.file.length - s.footer_length for state in self.saved[0] for s in state.segments)
+
+
+def due(key):
+    """One key after the other, in no order of their hashes."""
+    return 10 * key
+
+
+@pytest.fixture
+def small(monkeypatch):
+    monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._open_store", lambda store, name: PlainStore())
+    with small_pieces():
+        yield
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_restore_reads_the_keys_that_come_and_those_that_are_due(kind, tmp_path):
+    job = Job(tmp_path, kind)
+    job.open("remote")
+    job.rows(list(range(KEYS)), due)
+    job.save()
+    job.open("remote")
+    assert job.bytes == 0
+    job.rows([KEYS // 2], due)
+    one = job.bytes
+    assert 0 < one < job.size / 20
+    assert job.watermark(due(5)) == [(key, 1) for key in range(5)]
+    few = job.bytes - one
+    assert 0 < few < job.size / 6
+    assert job.watermark(due(5) + 1) == []
+    assert job.bytes == one + few, "nothing more is due"
+    assert sorted(job.watermark(due(KEYS))) == [(key, 1 + (key == KEYS // 2)) for key in range(5, KEYS)]
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_goes_from_one_backend_to_another_and_back(kind, backend, tmp_path):
+    """Sessions that were made while nobody had to know when they are due come out at their time nevertheless."""
+    job = Job(tmp_path, kind)
+    for number, where in enumerate(("remote", backend, "remote", backend)):
+        job.open(where)
+        job.rows(list(range(number, KEYS, 4)), due)
+        job.rows(list(range(KEYS // 2, KEYS, 6)), lambda key, early=number: due(key) - early)
+        assert job.watermark(-100 + number) == []
+        job.save()
+    rows = {key: 1 + 4 * (key >= KEYS // 2 and key % 6 == 0) for key in range(KEYS)}
+    job.open("remote")
+    assert sorted(job.watermark(due(400))) == sorted(rows.items())[:400]
+    job.save()
+    job.open("remote")
+    assert sorted(job.watermark(due(KEYS))) == sorted(rows.items())[400:]
