@@ -13,6 +13,7 @@ from penstock.api.executors import current_executor
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.regions import endless_sources
 from penstock.graph.stream_graph import StreamNode
 from penstock.operators.collect import read_collected
 
@@ -41,10 +42,9 @@ def collect(stream: DataStream, name: str) -> pl.DataFrame:
             graph = environment.job_graph(name, only=[end])
         finally:
             environment.builder.remove(end)
-        for vertex in graph.vertices:
-            if vertex.is_source and not vertex.operators[0].config["source"]["bounded"]:
-                msg = f"{where}: execute_and_collect would never end: {vertex.operators[0].name} is not bounded"
-                raise GraphError(msg, hint="give the source an end (bounded=...), or use .sink_to(...) and env.execute")
+        if endless := endless_sources(graph):
+            msg = f"{where}: execute_and_collect would never end: {endless[0]} is not bounded"
+            raise GraphError(msg, hint="give the source an end (bounded=...), or use .sink_to(...) and env.execute")
         settings = msgspec.structs.replace(graph.settings, checkpoint_root=f"{folder}/checkpoints")
         current_executor().executor.execute(msgspec.structs.replace(graph, settings=settings))
         return pl.DataFrame(pl.from_arrow(read_collected(f"{folder}/rows", stream.schema)))

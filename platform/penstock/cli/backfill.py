@@ -69,7 +69,7 @@ def _run(work: Backfill, master: str | None, progress: Progress) -> BackfillResu
             engine = LocalEngine()
         else:
             from penstock.backfill.spark import SparkEngine
-            from penstock.snapshots.spark_repartition import open_session
+            from penstock.snapshots.spark_session import open_session
 
             engine = SparkEngine(stack.enter_context(open_session(master)))
         stack.callback(engine.close)

@@ -1,4 +1,4 @@
-"""`penstock cluster start|status|stop`: a local standalone cluster that outlives the command."""
+"""`penstock cluster start|status|stop`: a cluster that outlives the command, its TaskManagers here or on Spark."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -28,15 +29,20 @@ from penstock.cli.options import (
     say,
 )
 from penstock.cli.serve import LOG_VARIABLE, OTLP_VARIABLE
+from penstock.cli.spark import MasterOption, SparkConfOption, spark_cluster, spark_options
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError, UsageError
 
+if TYPE_CHECKING:
+    from penstock.client.spark_cluster import SparkCluster
+
 commands = typer.Typer(help="A local standalone cluster.", no_args_is_help=True, add_completion=False)
 commands.command("certs")(certs)
 _START_TIMEOUT_MS = 330_000
-_STOP_TIMEOUT_MS = 30_000
+_SPARK_START_TIMEOUT_MS = 960_000
+_STOP_TIMEOUT_MS = 60_000
 _POLL_MS = 50
 
 
@@ -47,6 +53,9 @@ def start(
     slots: Annotated[int, typer.Option(help="Slots (worker processes) of each TaskManager.")] = 2,
     rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
     host: Annotated[str, typer.Option(help="Address REST listens on.")] = "127.0.0.1",
+    provider: Annotated[str, typer.Option(help="Where TaskManagers run: local, or spark.")] = "local",
+    master: MasterOption = "",
+    spark_conf: SparkConfOption = None,
     security: SecurityOption = "",
     insecure: InsecureOption = False,
     otlp_endpoint: OtlpOption = "",
@@ -54,6 +63,9 @@ def start(
     json: JsonOption = False,
 ) -> None:
     """Start a cluster in the background and print its address."""
+    if (provider == "spark") != bool(master) or provider not in {"local", "spark"}:
+        msg = f"--provider {provider} with --master {master or '(none)'}"
+        raise UsageError(msg, hint="--provider spark takes a --master, --provider local (the default) none")
     record = cluster_file()
     if record.exists() and _alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
         msg = f"a cluster runs already ({record})"
@@ -63,6 +75,8 @@ def start(
     log = home() / "cluster.log"
     arguments = ["cluster", "serve", "--taskmanagers", str(taskmanagers), "--slots", str(slots)]
     arguments += ["--rest-port", str(rest_port), "--host", host, *(["--insecure"] if insecure else [])]
+    arguments += ["--master", master] if master else []
+    arguments += [part for setting in spark_conf or [] for part in ("--spark-conf", setting)]
     folder = str(Path(security).absolute()) if security else ""
     told = {FOLDER_VARIABLE: folder, OTLP_VARIABLE: otlp_endpoint, LOG_VARIABLE: log_format}
     environment = {**os.environ, **{name: value for name, value in told.items() if value}}
@@ -72,7 +86,7 @@ def start(
             stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=environment,
         )  # fmt: skip
     clock = SystemClock()
-    deadline = clock.monotonic_ms() + _START_TIMEOUT_MS
+    deadline = clock.monotonic_ms() + (_SPARK_START_TIMEOUT_MS if master else _START_TIMEOUT_MS)
     while not record.exists():
         if process.poll() is not None or clock.monotonic_ms() > deadline:
             msg = f"the cluster did not start: {log.read_text(errors='replace').strip().rpartition(chr(10))[2]}"
@@ -87,7 +101,14 @@ def start(
 
 @commands.command("serve", hidden=True)
 def serve(
-    taskmanagers: int = 2, slots: int = 2, rest_port: int = 8081, host: str = "127.0.0.1", *, insecure: bool = False
+    *,
+    taskmanagers: int = 2,
+    slots: int = 2,
+    rest_port: int = 8081,
+    host: str = "127.0.0.1",
+    insecure: bool = False,
+    master: str = "",
+    spark_conf: SparkConfOption = None,
 ) -> None:
     """Run a cluster in the foreground; what `start` puts into the background."""
     directory = home() / "cluster"
@@ -102,7 +123,13 @@ def serve(
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    with LocalCluster(config) as cluster:
+    cluster: LocalCluster | SparkCluster
+    if master:
+        spark = spark_options(master, spark_conf or [], taskmanagers=taskmanagers, slots=slots)
+        cluster = spark_cluster(replace(config, rpc_host=host), spark, ended.set)
+    else:
+        cluster = LocalCluster(config)
+    with cluster:
         temporary = cluster_file().with_suffix(".tmp")
         record = {"rest": cluster.rest_url, "pid": os.getpid(), "directory": str(directory)}
         record["security"] = os.environ.get(FOLDER_VARIABLE, "")

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import JsonOption, cluster_executor, print_json, say
+from penstock.cli.options import InsecureOption, JsonOption, cluster_executor, print_json, say
 from penstock.cli.progress import JobProgress
+from penstock.cli.spark import MasterOption, SparkConfOption, spark_executor
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL
 from penstock.client.job_file import execute_file, planned
 from penstock.core.errors import UsageError
-from penstock.graph.executor import JobResult
+from penstock.graph.executor import JobExecutor, JobResult
 from penstock.graph.job_graph import encode_graph
+
+if TYPE_CHECKING:
+    from penstock.client.spark_cluster import SparkExecutor
 
 _ClusterOption = Annotated[
     str | None,
@@ -23,6 +27,8 @@ _ClusterOption = Annotated[
         help="URL of a JobManager; default: an embedded one, with --detached, --token or --attach the known one."
     ),
 ]
+_TokenOption = Annotated[str, typer.Option(metavar="ID", help="On a cluster: runs with the same token are one job.")]
+_SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")]
 
 
 def run(
@@ -43,13 +49,17 @@ def run(
         typer.Option(metavar="UID[/STATE]", help="With --from: leave behind state that the job no longer has."),
     ] = None,
     detached: Annotated[bool, typer.Option(help="On a cluster: return once the job is submitted.")] = False,
-    token: Annotated[str, typer.Option(metavar="ID", help="On a cluster: runs with the same token are one job.")] = "",
+    token: _TokenOption = "",
     attach: Annotated[
         bool, typer.Option(help="On a cluster: take the job of this identity that runs already for this one.")
     ] = False,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
-    ] = None,
+    engine: Annotated[str, typer.Option(help="Without --cluster: embedded, or spark.")] = "embedded",
+    master: MasterOption = "",
+    spark_conf: SparkConfOption = None,
+    taskmanagers: Annotated[int, typer.Option(help="With Spark: TaskManagers, each a core of an executor.", min=1)] = 2,
+    host: Annotated[str, typer.Option(help="With Spark: this machine, as executors reach it.")] = "127.0.0.1",
+    insecure: InsecureOption = False,
+    settings: _SetOption = None,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Start nothing: write the job for the web interface to start.")
     ] = None,
@@ -59,6 +69,8 @@ def run(
     if not job.is_file():
         msg = f"there is no job file {job}"
         raise UsageError(msg, hint="pass the path of a Python file")
+    on_cluster = cluster is not None or detached or bool(token) or attach
+    _check_engine(engine, master, on_cluster=on_cluster)
     overrides = parse_overrides(settings or [])
     if parallelism is not None:
         overrides["parallelism"] = str(parallelism)
@@ -75,23 +87,32 @@ def run(
         attach=attach,
     )
     with JobProgress(enabled=not json) as progress, contextlib.ExitStack() as stack:
-        executor: ClusterExecutor | EmbeddedExecutor
-        if cluster is None and not (detached or token or attach):
-            executor = EmbeddedExecutor(options=options, on_poll=progress.on_poll)
+        executor: ClusterExecutor | EmbeddedExecutor | SparkExecutor
+        if engine == "spark":
+            executor = spark_executor(master, spark_conf or [], host, taskmanagers=taskmanagers, insecure=insecure)
+            executor.options = options
+        elif not on_cluster:
+            executor = EmbeddedExecutor(options=options)
             stack.callback(executor.close)
             executor.launch()
         else:
             executor = cluster_executor(cluster, options)
-            executor.on_poll, executor.detached = progress.on_poll, detached
-        # What follows is imported while the cluster's processes start.
-        from penstock.api.executors import use_executor
+            executor.detached = detached
+        executor.on_poll = progress.on_poll
+        results = _executed(job, executor, overrides)
+    _tell(results, as_json=json)
 
-        with use_executor(executor, overrides) as results:
-            execute_file(job)
+
+def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str]) -> list[JobResult]:
+    """Run the job file; what it needs is imported while the cluster's processes start."""
+    from penstock.api.executors import use_executor
+
+    with use_executor(executor, overrides) as results:
+        execute_file(job)
     if not results:
         msg = f"{job} ran to its end without calling env.execute(...)"
         raise UsageError(msg, hint="end the job file with env.execute('name')")
-    _tell(results, as_json=json)
+    return results
 
 
 def _tell(results: list[JobResult], *, as_json: bool) -> None:
@@ -102,6 +123,15 @@ def _tell(results: list[JobResult], *, as_json: bool) -> None:
             say(f"{result.name} {result.job_id} {result.state} after {result.duration_ms / 1000:.1f} s")
         else:
             say(f"{result.name} {result.job_id} is submitted; `penstock show {result.name}` tells how it is")
+
+
+def _check_engine(engine: str, master: str, *, on_cluster: bool) -> None:
+    if engine not in {"embedded", "spark"} or (engine == "spark") != bool(master):
+        msg = f"--engine {engine} with --master {master or '(none)'}"
+        raise UsageError(msg, hint="--engine spark takes a --master, --engine embedded (the default) none")
+    if master and on_cluster:
+        msg = "--engine spark brings a cluster of its own, and --cluster, --detached, --token or --attach name another"
+        raise UsageError(msg, hint="leave out one of them")
 
 
 def _write(job: Path, overrides: dict[str, str], to: Path) -> None:

@@ -185,7 +185,8 @@ def repartition(
         run: Run = in_turn
         if master is not None and state_bytes(snapshot) > spark_above:
             try:
-                from penstock.snapshots.spark_repartition import on_spark, open_session
+                from penstock.snapshots.spark_repartition import on_spark
+                from penstock.snapshots.spark_session import open_session
             except ImportError as error:
                 raise UsageError("Spark is not installed", hint="pip install 'penstock[spark]'") from error
             run = on_spark(stack.enter_context(open_session(master)))

@@ -59,14 +59,14 @@ class ClusterExecutor:
 
     def submit(self, graph: JobGraph) -> JobHandle:
         """Submit and return at once."""
-        return _submit(RestClient(self.url, self.access), graph, self.options)
+        return submit_graph(RestClient(self.url, self.access), graph, self.options)
 
     def execute(self, graph: JobGraph) -> JobResult:
         """Submit and wait for the end (or not, when detached)."""
         handle = self.submit(graph)
         if self.detached:
             return JobResult(job_id=handle.job_id, name=handle.name, state=handle.status(), duration_ms=0.0)
-        return _run(handle, self.on_poll)
+        return run_to_end(handle, self.on_poll)
 
 
 @dataclass(kw_only=True)
@@ -110,12 +110,12 @@ class EmbeddedExecutor:
                 if self.on_poll is not None:
                     self.on_poll(job, state)
 
-            return _run(handle, on_poll)
+            return run_to_end(handle, on_poll)
         finally:
             cluster.close()
 
     def _submit_to(self, cluster: LocalCluster, graph: JobGraph) -> JobHandle:
-        handle = _submit(cluster.client(), graph, self.options)
+        handle = submit_graph(cluster.client(), graph, self.options)
         if self.on_started is not None:
             self.on_started(cluster, handle)
         return handle
@@ -162,7 +162,12 @@ def default_executor() -> EmbeddedExecutor | ClusterExecutor:
     return ClusterExecutor(url=url) if url else EmbeddedExecutor()
 
 
-def _submit(client: RestClient, graph: JobGraph, options: SubmitOptions) -> JobHandle:
+def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) -> JobHandle:
+    """Submit a job whose state comes from where the options say.
+
+    Raises:
+        PenstockError: the JobManager refuses it.
+    """
     graph = msgspec.structs.replace(graph, settings=_located(graph.settings))
     if options.from_uri:
         from penstock.snapshots.declared import with_states
@@ -199,7 +204,12 @@ def _located(settings: JobSettings) -> JobSettings:
     return msgspec.structs.replace(settings, checkpoint_root=root)
 
 
-def _run(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]], None] | None) -> JobResult:
+def run_to_end(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]], None] | None) -> JobResult:
+    """Wait for the end of a job.
+
+    Raises:
+        PenstockError: it failed or was cancelled.
+    """
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
     state = handle.wait(on_poll=None if on_poll is None else lambda job: on_poll(handle, job))

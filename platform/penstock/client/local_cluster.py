@@ -26,6 +26,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.rand import SystemRand
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 _WATCH_MS = 50.0
@@ -44,8 +45,10 @@ class LocalClusterConfig:
     #: Folder for logs, HA records and artifacts; None = a temporary one, removed at the end.
     directory: Path | None = None
     rest_port: int = 0
-    #: Where REST listens; TaskManagers are on this machine anyway.
+    #: Where REST listens.
     rest_host: str = "127.0.0.1"
+    #: Where the JobManager listens for TaskManagers, and they dial; those of this class are on this machine anyway.
+    rpc_host: str = "127.0.0.1"
     #: Let it listen there without certificates and tokens.
     insecure: bool = False
     #: Where leadership and job records live; None = `<directory>/ha`.
@@ -69,13 +72,14 @@ class LocalCluster:
         self.jobmanager: ChildProcess | None = None
         self.taskmanagers: list[ChildProcess] = []
         self.rest_url = ""
-        self._rpc_address = ""
+        #: `host:port` that TaskManagers dial.
+        self.rpc_address = ""
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
         self.restarts: list[str] = []
         self._slots = config.slots_per_taskmanager
         #: Of this cluster alone: its processes inherit it, whatever folder protects them besides.
-        self._secret = SystemRand().token(64)
+        self.secret = SystemRand().token(64)
         #: Children that have been ready once.
         self._begun: set[str] = set()
 
@@ -95,14 +99,14 @@ class LocalCluster:
         self.launch()
         try:
             self.wait_for_jobmanager()
-            self._wait_registered()
+            self.wait_registered(self._config.taskmanagers, self.check)
         except BaseException:
             self.give_up()
             raise
 
     def launch(self) -> None:
         """Start all processes and wait for none."""
-        self._rpc_address = f"127.0.0.1:{_free_port()}"
+        self.rpc_address = f"{self._config.rpc_host}:{_free_port(self._config.rpc_host)}"
         self._start_jobmanager()
         for index in range(self._config.taskmanagers):
             child = self._child(f"taskmanager-{index}", self._taskmanager_arguments(index))
@@ -167,7 +171,7 @@ class LocalCluster:
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def _child(self, name: str, arguments: list[str]) -> ChildProcess:
-        environment = {SECRET_VARIABLE: self._secret, **self._config.environment}
+        environment = {SECRET_VARIABLE: self.secret, **self._config.environment}
         return ChildProcess(name, arguments, self.directory, self._clock, environment)
 
     def _start_jobmanager(self) -> None:
@@ -176,32 +180,36 @@ class LocalCluster:
 
     def _jobmanager_arguments(self, rest_port: str) -> list[str]:
         ha_root = self._config.ha_root or str(self.directory / "ha")
-        rpc_port = self._rpc_address.rpartition(":")[2]
-        listening = ["--rest-host", self._config.rest_host, "--insecure", str(self._config.insecure).lower()]
+        rpc_port = self.rpc_address.rpartition(":")[2]
+        listening = ["--host", self._config.rpc_host, "--rest-host", self._config.rest_host]
+        listening += ["--insecure", str(self._config.insecure).lower()]
         return ["jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", rpc_port, *listening]
 
     def _taskmanager_arguments(self, index: int) -> list[str]:
         hosts = self._config.data_hosts
         return [
             "taskmanager",
-            "--jobmanager", self._rpc_address,
+            "--jobmanager", self.rpc_address,
             "--slots", str(self._slots or 0),
             "--id", f"tm-{index}",
             "--work-dir", str(self.directory / f"tm-{index}"),
             *(["--data-host", hosts[index % len(hosts)]] if hosts else []),
         ]  # fmt: skip
 
-    def _wait_registered(self) -> None:
-        deadline = self._clock.monotonic_ms() + _REGISTER_TIMEOUT_MS
+    def wait_registered(self, count: int, check: Callable[[], None], timeout_ms: float = _REGISTER_TIMEOUT_MS) -> None:
+        """Return when so many TaskManagers have registered and those of this machine are ready.
+
+        Raises:
+            PenstockError: they have not in time, or `check`, which is asked meanwhile, says why they will not.
+        """
+        deadline = self._clock.monotonic_ms() + timeout_ms
         with self.client() as client:
             while self._clock.monotonic_ms() < deadline:
-                if len(client.taskmanagers()) >= self._config.taskmanagers and all(
-                    c.was_ready for c in self.taskmanagers
-                ):
+                if len(client.taskmanagers()) >= count and all(c.was_ready for c in self.taskmanagers):
                     return
-                self.check()
+                check()
                 self._clock.sleep_ms(_WATCH_MS)
-        msg = f"TaskManagers did not register within {_REGISTER_TIMEOUT_MS / 1000:.0f} s"
+        msg = f"TaskManagers did not register within {timeout_ms / 1000:.0f} s"
         raise PenstockError(msg, hint=f"their logs are in {self.directory}")
 
     def _watch(self) -> None:
@@ -218,8 +226,8 @@ class LocalCluster:
                 child.start()
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     """A port nobody listened on a moment ago: JobManager and TaskManagers are told it before either runs."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])

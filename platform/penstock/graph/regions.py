@@ -69,3 +69,9 @@ def required_slots(graph: JobGraph) -> int:
     for vertex in graph.vertices:
         widest[vertex.slot_sharing_group] = max(widest.get(vertex.slot_sharing_group, 0), vertex.parallelism)
     return sum(widest.values())
+
+
+def endless_sources(graph: JobGraph) -> tuple[str, ...]:
+    """Return the names of the sources that have no end: a job without any comes to its end by itself."""
+    heads = (vertex.operators[0] for vertex in graph.vertices if vertex.is_source)
+    return tuple(head.name for head in heads if not head.config["source"]["bounded"])

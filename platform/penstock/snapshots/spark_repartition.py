@@ -7,54 +7,22 @@ driver writes last, names what was written once.
 
 from __future__ import annotations
 
-import contextlib
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from penstock.checkpoint.stores import open_store
-from penstock.core.errors import StorageError, UsageError
+from penstock.core.errors import StorageError
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.snapshots.repartition import Cut, Run
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from penstock.checkpoint.store import ObjectStore
-
-#: Settings of a session of our own: only what it cannot do without; the rest is in the user's Spark configuration.
-_OWN_SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
-_LOCAL_SETTINGS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-
-
-@contextlib.contextmanager
-def open_session(master: str) -> Iterator[SparkSession]:
-    """Start a session, e.g. on `local[4]`, `spark://host:7077` or `yarn`, and stop it at the end.
-
-    Raises:
-        UsageError: Spark does not start with that master.
-    """
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.master(master).appName("penstock")
-    for name, value in {**_OWN_SETTINGS, **(_LOCAL_SETTINGS if master.startswith("local") else {})}.items():
-        builder = builder.config(name, value)
-    with tempfile.TemporaryDirectory(prefix="penstock-spark-") as folder:
-        try:
-            with contextlib.chdir(folder):  # the JVM leaves a folder of artifacts where it is started
-                session = builder.getOrCreate()
-        except (PySparkException, Py4JError) as error:
-            lines = str(error).strip().splitlines()
-            msg = f"Spark does not start with --master {master}: {lines[0]}"
-            raise UsageError(msg, hint="e.g. local[2]") from error
-        try:
-            yield session
-        finally:
-            session.stop()
 
 
 def on_spark(session: SparkSession) -> Run:

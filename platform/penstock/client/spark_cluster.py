@@ -1,0 +1,119 @@
+"""A cluster whose JobManager is here and whose TaskManagers are on Spark's executors; jobs that bring such a cluster.
+
+Used by `penstock cluster start --provider spark` and `penstock run --engine spark`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from penstock.client.executors import SubmitOptions, run_to_end, submit_graph
+from penstock.client.handle import JobHandle
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.client.spark_taskmanagers import SparkOptions, SparkTaskManagers, order_for
+from penstock.config.security import FOLDER_VARIABLE
+from penstock.core.errors import UsageError
+from penstock.graph.regions import endless_sources, required_slots
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from penstock.graph.executor import JobResult
+    from penstock.graph.job_graph import JobGraph
+
+#: Executors are waited for as long: a resource manager may have none free at once, and their JVMs start slowly.
+START_TIMEOUT_MS = 900_000.0
+
+
+class SparkCluster:
+    """A context manager: one JobManager, and TaskManagers that Spark holds."""
+
+    def __init__(
+        self, config: LocalClusterConfig, spark: SparkOptions, on_lost: Callable[[], None] = lambda: None
+    ) -> None:
+        """`config` is of the JobManager: its `rpc_host` must be reached from executors. `on_lost`: Spark is gone."""
+        self._config = config
+        self._spark = spark
+        self._on_lost = on_lost
+        self.jobmanager = LocalCluster(replace(config, taskmanagers=0))
+        self._taskmanagers: SparkTaskManagers | None = None
+
+    @property
+    def rest_url(self) -> str:
+        """Where the JobManager answers."""
+        return self.jobmanager.rest_url
+
+    def __enter__(self) -> Self:
+        """Start the JobManager and Spark, and wait until all TaskManagers have registered.
+
+        Raises:
+            PenstockError: one of them does not start.
+        """
+        cluster, spark = self.jobmanager, self._spark
+        cluster.start()
+        try:
+            folder = {**os.environ, **self._config.environment}.get(FOLDER_VARIABLE, "")
+            order = order_for(cluster.rpc_address, spark.slots, cluster.secret, folder, insecure=self._config.insecure)
+            self._taskmanagers = SparkTaskManagers(spark, order, self._on_lost)
+            self._taskmanagers.start()
+            cluster.wait_registered(spark.taskmanagers, self._taskmanagers.check, START_TIMEOUT_MS)
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End every process."""
+        self.close()
+
+    def close(self) -> None:
+        """End TaskManagers, Spark and the JobManager; idempotent."""
+        try:
+            if self._taskmanagers is not None:
+                self._taskmanagers.close()
+        finally:
+            self.jobmanager.close()
+
+
+@dataclass(kw_only=True)
+class SparkExecutor:
+    """Runs bounded jobs, each with TaskManagers of its own on Spark for as long as it takes."""
+
+    spark: SparkOptions
+    #: Address of this machine at which executors reach the JobManager.
+    host: str = "127.0.0.1"
+    insecure: bool = False
+    options: SubmitOptions = field(default_factory=SubmitOptions)
+    on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
+
+    def submit(self, graph: JobGraph) -> JobHandle:
+        """Refuse: nobody would be left to hold the executors.
+
+        Raises:
+            UsageError: always.
+        """
+        msg = f"--engine spark runs {graph.name} to its end, and env.submit does not wait for it"
+        raise UsageError(msg, hint="use env.execute, or `penstock cluster start --provider spark`")
+
+    def execute(self, graph: JobGraph) -> JobResult:
+        """Start the cluster, run the job to its end, end the cluster.
+
+        Raises:
+            UsageError: the job has no end, or Spark does not start.
+            PenstockError: the job failed.
+        """
+        if endless := endless_sources(graph):
+            msg = f"--engine spark is for jobs that come to an end, and source {endless[0]} does not"
+            raise UsageError(msg, hint="give it an end (bounded=...), or `penstock cluster start --provider spark`")
+        slots = required_slots(graph)
+        managers = max(1, min(self.spark.taskmanagers, slots))
+        spark = replace(self.spark, taskmanagers=managers, slots=-(-slots // managers))
+        config = LocalClusterConfig(rest_host=self.host, rpc_host=self.host, insecure=self.insecure)
+        with SparkCluster(config, spark) as cluster:
+            handle = submit_graph(cluster.jobmanager.client(), graph, self.options)
+            return run_to_end(handle, self.on_poll)

@@ -1,0 +1,100 @@
+"""A session of Spark of our own: what cuts snapshots anew (`penstock state repartition`) and holds TaskManagers.
+
+Only what it cannot do without is set here; the rest is in the user's Spark configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+from pyspark.errors import PySparkException
+from pyspark.find_spark_home import _find_spark_home
+from pyspark.sql import SparkSession
+
+from penstock.core.errors import UsageError
+
+_OWN_SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+_LOOPBACK = "127.0.0.1"
+_LOCAL_SETTINGS = {"spark.driver.host": _LOOPBACK, "spark.driver.bindAddress": _LOOPBACK}
+_JVM_END_SECONDS = 20.0
+_NO_SETTINGS: Mapping[str, str] = {}
+
+
+@contextlib.contextmanager
+def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Iterator[SparkSession]:
+    """Start a session, e.g. on `local[4]`, `spark://host:7077` or `yarn`, and stop it at the end.
+
+    Raises:
+        UsageError: Spark does not start with that master.
+    """
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.master(master).appName("penstock")
+    local = _LOCAL_SETTINGS if master.startswith("local") else {}
+    for name, value in {**_OWN_SETTINGS, **local, **settings}.items():
+        builder = builder.config(name, value)
+    others = SparkContext._gateway is not None  # noqa: SLF001 - a JVM that this process uses besides
+    with tempfile.TemporaryDirectory(prefix="penstock-spark-", ignore_cleanup_errors=True) as folder:
+        try:
+            with _on_this_machine(master, Path(folder)), contextlib.chdir(folder):  # the JVM leaves a folder there
+                session = builder.getOrCreate()
+        except (PySparkException, Py4JError) as error:
+            lines = str(error).strip().splitlines()
+            msg = f"Spark does not start with --master {master}: {lines[0]}"
+            raise UsageError(msg, hint="e.g. local[2]") from error
+        try:
+            yield session
+        finally:
+            with contextlib.suppress(Py4JError, OSError):  # its JVM may be gone, and with it all there is to stop
+                session.stop()
+            if not others:
+                _end_jvm()
+
+
+def _end_jvm() -> None:
+    """End the JVM, which else would go some seconds after this process."""
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None  # noqa: SLF001
+    if gateway is None:
+        return
+    with contextlib.suppress(Py4JError, OSError):
+        gateway.shutdown()
+    process: subprocess.Popen[bytes] = gateway.proc
+    if process.stdin is not None:
+        process.stdin.close()  # what it ends at
+    try:
+        process.wait(_JVM_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+@contextlib.contextmanager
+def _on_this_machine(master: str, folder: Path) -> Iterator[None]:
+    """Keep the processes of `local-cluster[...]` on loopback, and their folders out of Spark's installation."""
+    if not master.startswith("local-cluster"):
+        yield
+        return
+    home = folder / "home"
+    home.mkdir()
+    installation: str = _find_spark_home()  # type: ignore[no-untyped-call]  # PySpark has no types for it
+    for entry in Path(installation).iterdir():
+        if entry.name != "work":
+            (home / entry.name).symlink_to(entry)
+    wanted = {"SPARK_HOME": str(home), "SPARK_LOCAL_IP": _LOOPBACK, "SPARK_LOCAL_HOSTNAME": _LOOPBACK}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

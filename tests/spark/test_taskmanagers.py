@@ -1,0 +1,179 @@
+"""TaskManagers on Spark's executors: a job's output is exact when an executor is killed, and nothing stays behind."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+from tests.cluster import proc_tree
+from tests.cluster.ports import listening
+from tests.cluster.proc_tree import wait_until
+
+#: Two executors' JVMs beside the driver's, and again after a kill: minutes where the cores are busy.
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+MASTER = "local-cluster[2,1,1024]"
+START_S = 900
+ROWS = 9000
+JOB = """
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+env = ps.Environment(parallelism={parallelism}, checkpoint_interval="500ms", checkpoint_root={root!r})
+source = DatagenSource(splits=2, rows={rows}, rows_per_second={rate}, event_rate=100)
+orders = env.from_source(source, watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts"), uid="orders")
+counted = orders.key_by("user_id").window(ps.Tumbling("5s")).aggregate(n=ps.count()).uid("counts")
+counted.sink_to(FileSink({out!r}), uid="out")
+env.execute({name!r})
+"""
+
+
+class Console:
+    def __init__(self, folder):
+        self.folder = folder
+        self.environment = {**os.environ, "PENSTOCK_HOME": str(folder / "home")}
+
+    def command(self, *arguments):
+        return [sys.executable, "-m", "penstock.cli.main", *map(str, arguments)]
+
+    def __call__(self, *arguments, code=0, seconds=START_S):
+        done = subprocess.run(
+            self.command(*arguments), cwd=self.folder, env=self.environment,
+            capture_output=True, text=True, timeout=seconds,
+        )  # fmt: skip
+        assert done.returncode == code, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def job(self, name, **values):
+        given = {"name": name, "rows": ROWS, "rate": 300, "parallelism": 4, **values}
+        given |= {"root": str(self.folder / "checkpoints"), "out": str(self.folder / name)}
+        path = self.folder / f"{name}.py"
+        path.write_text(JOB.format(**given))
+        return path
+
+    def rows(self, name):
+        """The output of a job in an order of its own."""
+        parts = [p for p in (self.folder / name).rglob("*") if p.is_file() and not p.name.startswith((".", "_"))]
+        found = pl.concat([pl.read_parquet(part) for part in parts])
+        return found.sort(found.columns)
+
+
+@pytest.fixture
+def console(tmp_path):
+    found = Console(tmp_path)
+    yield found
+    record = tmp_path / "home" / "cluster.json"
+    if record.exists():  # a test that failed: nothing may stay behind
+        pid = json.loads(record.read_text())["pid"]
+        proc_tree.signal_all([pid, *proc_tree.descendants(pid)], signal.SIGKILL)
+
+
+def executors(pid):
+    """The JVMs of the executors."""
+    found = []
+    for process in proc_tree.descendants(pid):
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
+            if words[0].endswith(b"java") and b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in words:
+                found.append(process)
+    return found
+
+
+def test_an_executor_is_killed_in_the_middle(console, tmp_path):
+    console("run", console.job("expected", rate=100_000))
+    options = ("--provider", "spark", "--master", MASTER, "--slots", 2, "--rest-port", 0)
+    console("cluster", "start", *options)
+    pid = json.loads((tmp_path / "home" / "cluster.json").read_text())["pid"]
+    everything = {pid, *proc_tree.descendants(pid)}
+    assert {address for address, _ in listening(everything)} <= {"127.0.0.1"}
+    assert "2 TaskManagers, 4 of 4 slots free" in console("cluster", "status")
+    assert len(executors(pid)) == 2
+
+    url = json.loads((tmp_path / "home" / "cluster.json").read_text())["rest"]
+    command = console.command("run", console.job("counted"), "--cluster", url)
+    with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
+        manifests = tmp_path / "checkpoints"
+        wait_until(lambda: len(list(manifests.glob("counted/manifests/*"))) > 3, 120, "checkpoints", 0.5)
+        everything |= set(proc_tree.descendants(pid))
+        os.kill(executors(pid)[0], signal.SIGKILL)
+        assert run.wait(START_S) == 0
+    assert console.rows("counted").equals(console.rows("expected"))
+    assert "lost" in console("story", "counted")
+    everything |= set(proc_tree.descendants(pid))
+    console("cluster", "stop")
+    wait_until(lambda: not any(proc_tree.alive(one) for one in everything), 60, "the end of all processes", 0.5)
+
+
+GOLDEN = """
+from collections.abc import Iterator
+
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+
+class Second(ps.Schema):
+    user_id: int
+    second: int
+
+
+class Seconds(ps.KeyedProcessFunction):
+    # the seconds in which a user has ordered: in which order rows and timers come makes no difference
+    last: ps.ValueState[int] = ps.value_state()
+
+    def process(self, order, ctx: ps.ProcessContext) -> Iterator[Second]:
+        second = ctx.timestamp // 1_000_000
+        if second != self.last.value():
+            self.last.update(second)
+            ctx.timers.event((second + 1) * 1_000_000)
+        yield from ()
+
+    def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Second]:
+        yield Second(user_id=ctx.key, second=timestamp // 1_000_000)
+
+
+env = ps.Environment(parallelism=2, checkpoint_interval="1s", checkpoint_root={root!r})
+monotonic = ps.WatermarkStrategy.monotonic(timestamp="ts")
+orders, others = (
+    env.from_source(DatagenSource(splits=1, rows=20_000, users=50, event_rate=100, seed=s), watermarks=monotonic,
+                    uid=f"orders-{{s}}")
+    for s in (1, 2)
+)
+by_user = orders.key_by("user_id")
+total = {{"n": ps.count(), "total": ps.sum("amount")}}
+streams = {{
+    "windows": by_user.window(ps.Tumbling("5s")).aggregate(**total).uid("windows"),
+    "sessions": by_user.window(ps.Session("700ms")).aggregate(**total).uid("sessions"),
+    "join": by_user.interval_join(others.key_by("user_id"), "-100ms", "100ms").uid("join"),
+    "timers": by_user.process(Seconds()).uid("timers"),
+    "newest": by_user.deduplicate(keep="last", by="ts").uid("newest"),
+}}
+for name, stream in streams.items():
+    stream.sink_to(FileSink({out!r} + "/" + name), uid=f"out-{{name}}")
+env.execute({name!r})
+"""
+
+
+def test_a_bounded_job_on_spark_gives_what_the_embedded_engine_gives(console):
+    """Windows, sessions, an interval join, timers of a process function, deduplication."""
+    for name, options in (("embedded", ()), ("on-spark", ("--engine", "spark", "--master", MASTER))):
+        place = console.folder / f"{name}.py"
+        roots = {"root": str(console.folder / f"checkpoints-{name}"), "out": str(console.folder / name)}
+        place.write_text(GOLDEN.format(name=name, **roots))
+        assert "FINISHED" in console("run", place, *options)
+    for stream in ("windows", "sessions", "join", "timers", "newest"):
+        expected = console.rows(f"embedded/{stream}")
+        assert expected.height > 100
+        assert console.rows(f"on-spark/{stream}").equals(expected), stream
+
+
+def test_a_job_without_an_end_is_refused(console):
+    said = console("run", console.job("endless", rows=None, rate=None), "--engine", "spark", "--master", MASTER, code=2)
+    assert "does not" in said
+    assert "--provider spark" in said
