@@ -41,7 +41,7 @@ penstock.taskmanager.template.warm_up()
 penstock.kernels.warm.keep()
 """
 # levels of the tests that need no server, and those that look at a web interface
-WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui", "airflow"}
+WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui"}
 WITH_BROWSER = {"ui", "airflow", "flink_tools", ""}
 # levels that compute; beside them the others, which mostly wait, run in a process of their own
 COMPUTING = {"tidy", "unit", "property", "sim", "api_typing", "releases"}

@@ -61,6 +61,9 @@ def get_provider_info() -> dict[str, Any]:
                     "penstock_airflow.operators.submit",
                     "penstock_airflow.operators.savepoint",
                     "penstock_airflow.operators.job",
+                    "penstock_airflow.operators.upgrade",
+                    "penstock_airflow.operators.state",
+                    "penstock_airflow.operators.verify",
                 ],
             }
         ],

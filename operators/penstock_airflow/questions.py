@@ -49,29 +49,40 @@ class Started(msgspec.Struct, frozen=True, tag="started"):
 
 
 class Operation(msgspec.Struct, frozen=True, tag="operation"):
-    """Has a request (savepoint, stop or rescale) been carried out? After a stop the job has to have ended, too."""
+    """Has a request been carried out? After a stop the job has to have ended, too."""
 
     job_id: str
     request_id: str
-    what: Literal["savepoint", "stop", "rescale"]
+    what: Literal["savepoint", "stop", "rescale", "upgrade"]
 
     def ask(self, client: RestClient) -> Answer:
         """Look once."""
-        status = client.rescaling_status if self.what == "rescale" else client.savepoint_status
+        ways = {"rescale": client.rescaling_status, "upgrade": client.upgrade_status}
         try:
-            answer = status(self.job_id, self.request_id)
+            answer = ways.get(self.what, client.savepoint_status)(self.job_id, self.request_id)
         except NotFoundError as error:
             return Answer(kind="lost", text=str(error))
         if answer["status"]["id"] != "COMPLETED":
-            return Answer(kind="wait", text=f"the {self.what} is in progress")
+            return Answer(kind="wait", text=self._progress(client))
         operation = answer["operation"]
         if "failure-cause" in operation:
             cause = operation["failure-cause"]
-            return Answer(kind="failed", text=f"{self.what} failed: {cause.get('stack-trace') or cause.get('class')}")
+            why = " ".join(str(cause.get("stack-trace") or cause.get("class")).split())
+            return Answer(kind="failed", text=f"{self.what} failed: {why}")
         if self.what == "stop" and client.job(self.job_id)["state"] not in TERMINAL:
             return Answer(kind="wait", text="the savepoint is complete, the job is ending")
-        found = {"location": operation["location"]} if self.what != "rescale" else {}
+        found = {"location": operation.get("location", "")} if self.what != "rescale" else {}
         return Answer(kind="done", value={"job_id": self.job_id, **found})
+
+    def _progress(self, client: RestClient) -> str:
+        if self.what != "upgrade":
+            return f"the {self.what} is in progress"
+        view = client.newest_upgrade(self.job_id)
+        done, restarts = view["checkpoints"], view["restarts"]
+        return (
+            f"{view['phase']}: {done['completed']} of {done['wanted']} checkpoints, {restarts['seen']} of"
+            f" {restarts['allowed']} restarts, {view['held']['rows']} rows held"
+        )
 
 
 class InState(msgspec.Struct, frozen=True, tag="in_state"):

@@ -7,11 +7,16 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
+from urllib.parse import quote, unquote
 
 from tests.airflow.conftest import ROOT
 from tests.cluster.proc_tree import alive, wait_until
 
 LIMIT_S = 150
+SIZE = {"width": 1366, "height": 768}
+#: Of a picture; until the page has drawn what it has asked for.
+MOST_BYTES, SETTLED_MS = 150_000, 2_500
 
 
 class Airflow:
@@ -129,9 +134,76 @@ class Airflow:
         path = f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}/xcomEntries/return_value?deserialize=true"
         return self.api("GET", path)["value"]
 
+    def log(self, dag, run, task):
+        """What all tries of a task, and their triggers, have written."""
+        folder = self.home / "logs" / f"dag_id={dag}" / f"run_id={run}" / f"task_id={task}"
+        return "\n".join(path.read_text(errors="replace") for path in sorted(folder.glob("*.log*")))
+
     def clear(self, dag, run, task):
         body = {"dry_run": False, "dag_run_id": run, "task_ids": [task], "only_failed": False, "reset_dag_runs": True}
         self.api("POST", f"/api/v2/dags/{dag}/clearTaskInstances", body)
 
     def mark_failed(self, dag, run, task):
         self.api("PATCH", f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}", {"new_state": "failed"})
+
+
+class Reader:
+    """A user in front of Airflow's own UI; pictures go to a folder."""
+
+    def __init__(self, browser, airflow, pictures):
+        self.airflow, self.pictures = airflow, Path(pictures)
+        self.page = browser.new_page(viewport=SIZE)
+        self.page.set_default_timeout(60_000)
+        self.page.goto(f"{airflow.url}/")
+        self.page.locator("input[name=username]").fill("admin")
+        self.page.locator("input[name=password]").fill(airflow.password)
+        self.page.get_by_role("button", name="Sign in").click()
+        self.page.wait_for_url(lambda url: "/auth/login" not in url)
+
+    def run(self, dag, *, picture="", **fields):
+        """Fill the form of a DAG, start a run and wait for its success; return its id."""
+        self.page.goto(f"{self.airflow.url}/dags/{dag}")
+        self.page.get_by_test_id("trigger-dag-button").click()
+        form = self.page.get_by_role("dialog")
+        for field, value in fields.items():
+            if isinstance(value, dict):
+                self._edit(form.locator(f"#element_{field}"), json.dumps(value))
+                continue
+            box = form.locator(f"input[name=element_{field}]")
+            box.fill(str(value))
+            box.blur()
+        if picture:
+            self._take(picture)
+        form.get_by_role("button", name="Trigger", exact=True).click()
+        self.page.wait_for_url(f"**/dags/{dag}/runs/**")
+        run = unquote(self.page.url.partition("/runs/")[2].partition("/")[0].partition("?")[0])
+        self.airflow.wait_run(dag, run)
+        return run
+
+    def look(self, dag, *, picture):
+        """Open the page of a DAG, with the grid of its runs."""
+        self.page.goto(f"{self.airflow.url}/dags/{dag}")
+        self.page.get_by_text("restore").first.wait_for()
+        self._take(picture)
+
+    def link(self, dag, run, task, *, picture):
+        """Where the link to the job's page leads."""
+        self.page.goto(f"{self.airflow.url}/dags/{dag}/runs/{quote(run)}/tasks/{task}/details")
+        link = self.page.get_by_role("link", name="Job", exact=True)
+        link.wait_for()
+        self._take(picture)
+        return link.get_attribute("href")
+
+    def _edit(self, editor, text):
+        """Replace what an editor of JSON holds."""
+        editor.click()
+        self.page.keyboard.press("Control+A")
+        self.page.keyboard.insert_text(text)
+        self.page.keyboard.press("Control+Shift+End")  # what the editor has closed by itself
+        self.page.keyboard.press("Delete")
+
+    def _take(self, name):
+        self.page.wait_for_timeout(SETTLED_MS)
+        path = self.pictures / f"{name}.png"
+        self.page.screenshot(path=path)
+        assert path.stat().st_size < MOST_BYTES

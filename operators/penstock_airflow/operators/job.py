@@ -7,10 +7,10 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from penstock.core.errors import UsageError
+from penstock.core.errors import NotFoundError, UsageError
 from penstock_airflow import templated
 from penstock_airflow.operators.operator import PenstockOperator
-from penstock_airflow.questions import InState, Operation
+from penstock_airflow.questions import TERMINAL, InState, Operation
 
 
 class StopJobOperator(PenstockOperator):
@@ -41,24 +41,35 @@ class StopJobOperator(PenstockOperator):
 
 
 class CancelJobOperator(PenstockOperator):
-    """Cancel a job, its checkpoints are kept; done when it is CANCELED (at once, when it is already)."""
+    """Cancel a job, its checkpoints are kept; done when it is CANCELED (at once, when it is already).
+
+    `or_ended`: a job that has ended in another way, or that there never was, will do as well; for tasks that tidy up.
+    """
 
     template_fields: Collection[str] = (*PenstockOperator.template_fields, "job")
 
-    def __init__(self, *, job: str, **kwargs: Any) -> None:
+    def __init__(self, *, job: str, or_ended: bool = False, **kwargs: Any) -> None:
         """`job` is an id or a name."""
         super().__init__(**kwargs)
         self.job = job
+        self.or_ended = or_ended
 
     def execute(self, context: Context) -> Any:
         """Cancel, and wait."""
         attempts = self.attempts(context)
         attempts.begin()
-        attempts.note(attempts.job_id or self.job_id_of(self.job))
+        try:
+            attempts.note(attempts.job_id or self.job_id_of(self.job))
+        except NotFoundError:
+            if not self.or_ended:
+                raise
+            attempts.end()
+            return {"job_id": None, "state": None}
         self.about(context, attempts.job_id)
-        if self.hook.run(lambda client: client.job(attempts.job_id))["state"] != "CANCELED":
+        wanted = ("CANCELED", *sorted(TERMINAL - {"CANCELED"})) if self.or_ended else ("CANCELED",)
+        if self.hook.run(lambda client: client.job(attempts.job_id))["state"] not in wanted:
             self.hook.run(lambda client: client.cancel(attempts.job_id))
-        return self.wait_for(context, InState(attempts.job_id, ("CANCELED",)))
+        return self.wait_for(context, InState(attempts.job_id, wanted))
 
 
 class RescaleJobOperator(PenstockOperator):

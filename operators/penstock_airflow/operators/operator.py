@@ -16,7 +16,9 @@ from airflow.sdk.exceptions import AirflowException
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
+from penstock_airflow import deeds
 from penstock_airflow.attempts import Attempts
+from penstock_airflow.deeds import Deed
 from penstock_airflow.hooks.penstock import PenstockHook
 from penstock_airflow.links import LINK_KEY, JobLink
 from penstock_airflow.questions import Answer, Question, encoded
@@ -37,6 +39,8 @@ class PenstockOperator(BaseOperator):
     operator_extra_links: Collection[Any] = (JobLink(),)
     ui_color = "#d5e8f2"
     clock: ClassVar[Clock] = SystemClock()
+    #: What a task ends in when what was asked for has failed; a retry asks again.
+    failure: ClassVar[type[AirflowException]] = AirflowException
 
     def __init__(
         self,
@@ -77,7 +81,7 @@ class PenstockOperator(BaseOperator):
         """
         return str(self.hook.run(lambda client: client.job(str(job)))["jid"])
 
-    def wait_for(self, context: Context, question: Question, *, cancel_on_kill: str = "") -> Any:
+    def wait_for(self, context: Context, question: Question, *, when_killed: Deed | None = None) -> Any:
         """Return what `finished` makes of the answer; deferred, this does not return."""
         deadline_ms = self.clock.now_ms() + int(self.timeout_seconds * 1000)
         if self.deferrable:
@@ -87,7 +91,7 @@ class PenstockOperator(BaseOperator):
                     question=encoded(question),
                     poll_seconds=self.poll_seconds,
                     deadline_ms=deadline_ms,
-                    cancel_on_kill=cancel_on_kill,
+                    when_killed=deeds.encoded(when_killed),
                 ),
                 method_name="execute_complete",
                 timeout=timedelta(seconds=self.timeout_seconds) + _GRACE,
@@ -109,7 +113,7 @@ class PenstockOperator(BaseOperator):
             raise AirflowException(msg)
         if answer.kind != "done":
             attempts.end()
-            raise AirflowException(answer.text)
+            raise self.failure(answer.text)
         result = self.finished(context, answer.value)
         attempts.end()
         tell_assets(context, self.outlets, answer.value)

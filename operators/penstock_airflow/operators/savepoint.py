@@ -1,8 +1,9 @@
-"""Savepoints: taking one, removing old ones, and an alarm when the newest is too old."""
+"""Savepoints: taking one, finding the newest, removing old ones, and an alarm when the newest is too old."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow.sdk import Context
@@ -81,6 +82,41 @@ class CleanSavepointsOperator(PenstockOperator):
             self.log.info("%s stays: %s", savepoint.uri, error)
             return "in_use"
         return "removed"
+
+
+class NewestSavepointOperator(PenstockOperator):
+    """Find the newest savepoint of a running job below `target`; fail when there is none.
+
+    Returns its `location` and `taken_ms`, the job's `job_id` and `name`, and what it has come to by now: `now_ms` and
+    `watermark` (ISO 8601). The worker reads the folder itself.
+    """
+
+    template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target")
+
+    def __init__(self, *, job: str, target: str, **kwargs: Any) -> None:
+        """`job` is an id or a name."""
+        super().__init__(**kwargs)
+        self.job = job
+        self.target = target
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Look."""
+        job = self.hook.run(lambda client: client.job(self.job))
+        self.about(context, job["jid"])
+        found = [savepoint for savepoint in list_savepoints(self.target) if savepoint.job_name == job["name"]]
+        if not found:
+            raise AirflowException(f"there is no savepoint of {job['name']} below {self.target}")
+        reached = self.hook.run(lambda client: client.summary(job["jid"]))["watermark"]
+        if reached is None:
+            raise AirflowException(f"job {job['name']} has no event time yet")
+        return {
+            "location": found[0].uri,
+            "taken_ms": found[0].created_ms,
+            "job_id": job["jid"],
+            "name": job["name"],
+            "now_ms": self.clock.now_ms(),
+            "watermark": datetime.fromtimestamp(int(reached) / 1000, UTC).isoformat(),
+        }
 
 
 class CheckSavepointAgeOperator(PenstockOperator):

@@ -6,16 +6,19 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException
 
 from penstock.core import failpoints
-from penstock.core.errors import NotFoundError, PenstockError
-from penstock_airflow.job_command import JobCommand, JobFile
-from penstock_airflow.operators.operator import PenstockOperator
+from penstock.core.errors import NotFoundError
+from penstock_airflow.command_options import RUN, Kind
+from penstock_airflow.deeds import LAST_MS, Cancel, CancelSubmitted
+from penstock_airflow.operators.by_command import PARALLELISM, CommandOperator
 from penstock_airflow.questions import TERMINAL, Started
 
+_KNOWN: dict[str, Kind] = {**PARALLELISM, "from": "text"}
 
-class SubmitJobOperator(PenstockOperator):
+
+class SubmitJobOperator(CommandOperator):
     """Start the job of a file, or find it running; return its `job_id`, `name` and `state`.
 
     The file is run by the interpreter that the connection names, on the worker: `penstock run FILE --cluster ...`.
@@ -24,12 +27,13 @@ class SubmitJobOperator(PenstockOperator):
     job was cancelled or failed, or had ended and the task is cleared after its success.
 
     `from_uri` is a savepoint to start from. `options` are further ones of `penstock run`: `fresh`, `no_claim`,
-    `accept_duplicates` (true or false), `allow_non_restored_state` (a list) and `settings` (name -> value).
+    `accept_duplicates` (true or false), `name` (instead of the file's), `allow_non_restored_state` (a list), `settings`
+    (name -> value) and `environment` (variables that the job file reads).
     `on_kill`: what happens to the job when a user ends the task while it waits: `cancel` or `keep`.
     """
 
     template_fields: Collection[str] = (
-        *PenstockOperator.template_fields,
+        *CommandOperator.template_fields,
         "job_file",
         "parallelism",
         "from_uri",
@@ -56,7 +60,7 @@ class SubmitJobOperator(PenstockOperator):
         self.options = dict(options or {})
         self.job_on_kill = on_kill
         self.settle_seconds = settle_seconds
-        self._command: JobCommand | None = None
+        self._token = ""
         self._job_id = ""
 
     def execute(self, context: Context) -> Any:
@@ -72,21 +76,21 @@ class SubmitJobOperator(PenstockOperator):
                 return self.wait_for(context, self._question(attempts.job_id))
             else:
                 attempts.end()
-        token = attempts.begin()
-        self._job_id = attempts.job_id or self._submit(token)
+        self._token = attempts.begin()
+        self._job_id = attempts.job_id or self._submit(self._token)
         failpoints.hit("airflow.after_submit", job=self._job_id)
         attempts.note(self._job_id)
         self.about(context, self._job_id)
         self.log.info("job %s, waiting until it runs", self._job_id)
-        cancel = self._job_id if self.job_on_kill == "cancel" else ""
-        return self.wait_for(context, self._question(self._job_id), cancel_on_kill=cancel)
+        deed = Cancel(self._job_id) if self.job_on_kill == "cancel" else None
+        return self.wait_for(context, self._question(self._job_id), when_killed=deed)
 
     def on_kill(self) -> None:
         """End what this process has begun; the job is cancelled if that was asked for."""
-        if self._command is not None:
-            self._job_id = self._command.interrupted(let_end=self.job_on_kill == "cancel") or self._job_id
-        if self._job_id and self.job_on_kill == "cancel":
-            self.hook.run(lambda client: client.cancel(self._job_id))
+        self.end_command()
+        if self.job_on_kill == "cancel" and self._token:
+            deed = Cancel(self._job_id) if self._job_id else CancelSubmitted(self._token)
+            self.hook.run(lambda client: deed.do(client, self.clock, LAST_MS))
 
     def _question(self, job_id: str) -> Started:
         return Started(job_id, int(self.settle_seconds * 1000))
@@ -98,13 +102,7 @@ class SubmitJobOperator(PenstockOperator):
             return "FAILED"  # a cluster that knows nothing of it will not run it
 
     def _submit(self, token: str) -> str:
-        try:
-            job = JobFile.of(self.job_file, self.parallelism, self.from_uri, self.options)
-            self._command = JobCommand(job, self.hook.place, token)
-            return self._command.run()
-        except PenstockError as error:
-            if self._command is None or self._command.refused:
-                raise AirflowFailException(str(error)) from error
-            raise AirflowException(str(error)) from error
-        finally:
-            self._command = None
+        known = {"parallelism": self.parallelism, "from": self.from_uri}
+        tail = ["--cluster", self.hook.place.url, "--detached", "--token", token, "--attach"]
+        said = self.run_command(["run", self.job_file], (known, _KNOWN), (self.options, RUN), tail=tail)
+        return str(said["jobid"])

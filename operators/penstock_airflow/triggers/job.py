@@ -14,15 +14,19 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock_airflow import deeds
 from penstock_airflow.hooks.penstock import PenstockHook
 from penstock_airflow.questions import Answer, Question, decoded
+
+#: How long a deed may take that has to wait for its time.
+_DEED_SECONDS = 60.0
 
 
 class JobTrigger(BaseTrigger):
     """Fires once, with an `Answer` as JSON.
 
-    `deadline_ms` is wall-clock time; 0: none. `cancel_on_kill` is the id of a job that is cancelled when a user ends
-    the task while it waits (marked failed or succeeded, cleared); empty: the job is kept.
+    `deadline_ms` is wall-clock time; 0: none. `when_killed` is what is done when a user ends the task while it waits
+    (marked failed or succeeded, cleared), as `deeds.encoded` gives it; empty: nothing.
     """
 
     def __init__(
@@ -32,7 +36,7 @@ class JobTrigger(BaseTrigger):
         question: dict[str, Any],
         poll_seconds: float,
         deadline_ms: int = 0,
-        cancel_on_kill: str = "",
+        when_killed: dict[str, Any] | None = None,
     ) -> None:
         """Nothing is asked yet."""
         super().__init__()
@@ -40,12 +44,12 @@ class JobTrigger(BaseTrigger):
         self.question = question
         self.poll_seconds = poll_seconds
         self.deadline_ms = deadline_ms
-        self.cancel_on_kill = cancel_on_kill
+        self.when_killed = when_killed or {}
         self.clock: Clock = SystemClock()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """Return what the triggerer makes it of."""
-        names = ("penstock_conn_id", "question", "poll_seconds", "deadline_ms", "cancel_on_kill")
+        names = ("penstock_conn_id", "question", "poll_seconds", "deadline_ms", "when_killed")
         return f"{type(self).__module__}.{type(self).__qualname__}", {name: getattr(self, name) for name in names}
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
@@ -68,9 +72,12 @@ class JobTrigger(BaseTrigger):
 
     async def on_kill(self) -> None:
         """A user has ended the task."""
-        if self.cancel_on_kill:
-            self.log.info("the task was ended: cancelling job %s", self.cancel_on_kill)
-            await PenstockHook(self.penstock_conn_id).arun(lambda client: client.cancel(self.cancel_on_kill))
+        deed = deeds.decoded(self.when_killed)
+        if deed is not None:
+            self.log.info("the task was ended: %s", deed)
+            await PenstockHook(self.penstock_conn_id).arun(
+                lambda client: deed.do(client, self.clock, _DEED_SECONDS * 1000)
+            )
 
 
 async def ask(hook: PenstockHook, question: Question) -> Answer:

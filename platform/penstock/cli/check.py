@@ -58,9 +58,7 @@ def check(
     from penstock.snapshots.opening import open_snapshot
 
     snapshot = open_snapshot(against)
-    overrides = parse_overrides(settings or [])
-    if parallelism is not None:
-        overrides["parallelism"] = str(parallelism)
+    overrides = parse_overrides(settings or [], parallelism)
     graph = with_states(planned(job, overrides, snapshot.manifest.job_name))
     verdicts = check_states(
         graph,

@@ -53,6 +53,7 @@ def run(
     attach: Annotated[
         bool, typer.Option(help="On a cluster: take the job of this identity that runs already for this one.")
     ] = False,
+    name: Annotated[str, typer.Option(help="Instead of the name that the job file gives.")] = "",
     engine: Annotated[str, typer.Option(help="Without --cluster: embedded, or spark.")] = "embedded",
     master: MasterOption = "",
     spark_conf: SparkConfOption = None,
@@ -71,9 +72,7 @@ def run(
         raise UsageError(msg, hint="pass the path of a Python file")
     on_cluster = cluster is not None or detached or bool(token) or attach
     _check_engine(engine, master, on_cluster=on_cluster)
-    overrides = parse_overrides(settings or [])
-    if parallelism is not None:
-        overrides["parallelism"] = str(parallelism)
+    overrides = parse_overrides(settings or [], parallelism)
     if write is not None:
         _write(job, overrides, write)
         return
@@ -85,6 +84,7 @@ def run(
         allow_non_restored_state=tuple(allow_non_restored_state or ()),
         token=token,
         attach=attach,
+        name=name,
     )
     with JobProgress(enabled=not json) as progress, contextlib.ExitStack() as stack:
         executor: ClusterExecutor | EmbeddedExecutor | SparkExecutor
@@ -145,8 +145,8 @@ def _write(job: Path, overrides: dict[str, str], to: Path) -> None:
     say(f"{to}: {len(encoded):,} bytes; start it in the web interface, or send it to POST /v1/penstock/submit")
 
 
-def parse_overrides(settings: list[str]) -> dict[str, str]:
-    """Return settings of `key=value` texts; raises UsageError."""
+def parse_overrides(settings: list[str], parallelism: int | None = None) -> dict[str, str]:
+    """Return settings of `key=value` texts, and of `parallelism` if it is given; raises UsageError."""
     overrides = {}
     for setting in settings:
         key, equals, value = setting.partition("=")
@@ -154,4 +154,6 @@ def parse_overrides(settings: list[str]) -> dict[str, str]:
             msg = f"--set {setting!r} has no value"
             raise UsageError(msg, hint="write --set key=value")
         overrides[key] = value
+    if parallelism is not None:
+        overrides["parallelism"] = str(parallelism)
     return overrides

@@ -19,8 +19,10 @@ from penstock.cli.options import (
     say,
 )
 from penstock.cli.run import parse_overrides
+from penstock.client.handle import JobHandle
 from penstock.client.job_file import planned
 from penstock.client.rest_client import RestClient, UpgradeOptions
+from penstock.client.upgrading import asked
 from penstock.core.clock import SystemClock
 from penstock.core.errors import UsageError
 
@@ -57,6 +59,7 @@ def upgrade(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
     ] = None,
     token: TokenOption = "",
+    detached: Annotated[bool, typer.Option(help="Return once it is asked for; see --status.")] = False,
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -83,16 +86,23 @@ def upgrade(
         if new is None:
             _judge_or_tell(client, find_job(client, job)["jid"], (healthy, unhealthy), as_json=json)
             return
-        found = job_to_change(client, job, token)
-        overrides = parse_overrides(settings or [])
-        if parallelism is not None:
-            overrides["parallelism"] = str(parallelism)
-        progress = _Progress(silent=json)
-        uri = found.upgrade(planned(new, overrides, found.name), token=token, on_poll=progress.show, **options)
+        found, overrides = job_to_change(client, job, token), parse_overrides(settings or [], parallelism)
+        graph = planned(new, overrides, found.name)
+        if detached:
+            _tell_asked(found, asked(found, graph, token, options), as_json=json)
+            return
+        uri = found.upgrade(graph, token=token, on_poll=_Progress(silent=json).show, **options)
     if json:
         print_json({"jobid": found.job_id, "name": found.name, "savepoint": uri})
         return
     say(f"{found.name} runs as {new}" + (f"; savepoint of the version before: {uri}" if uri else ""))
+
+
+def _tell_asked(handle: JobHandle, request_id: str, *, as_json: bool) -> None:
+    if as_json:
+        print_json({"jobid": handle.job_id, "name": handle.name, "request-id": request_id})
+    else:
+        say(f"asked for; penstock upgrade {handle.name} --status tells how far it is")
 
 
 class _Progress:

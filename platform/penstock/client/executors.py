@@ -43,6 +43,8 @@ class SubmitOptions:
     token: str = ""
     #: Take a job of the same identity that runs already for this one, instead of an error.
     attach: bool = False
+    #: The job's name; empty: the one that the job file gives.
+    name: str = ""
 
 
 @dataclass(kw_only=True)
@@ -168,7 +170,7 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
     Raises:
         PenstockError: the JobManager refuses it.
     """
-    graph = msgspec.structs.replace(graph, settings=_located(graph.settings))
+    graph = msgspec.structs.replace(graph, settings=_located(graph.settings), name=options.name or graph.name)
     if options.from_uri:
         from penstock.snapshots.declared import with_states
 

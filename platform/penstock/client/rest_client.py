@@ -178,6 +178,10 @@ class RestClient:
         answer = self._send("POST", "/v1/penstock/submit", params=params, body=graph)
         return str(answer["jobid"])
 
+    def submitted(self, token: str) -> str:
+        """Return the id of the job that was submitted with a token; raises NotFoundError."""
+        return str(self._get(f"/v1/penstock/submissions/{_part(token)}")["jobid"])
+
     def cancel(self, job_id: str) -> None:
         """Cancel a job; its checkpoints are retained."""
         self._send("PATCH", _job(job_id), params={"mode": "cancel"})

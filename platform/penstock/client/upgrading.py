@@ -22,6 +22,18 @@ _POLL_MS = 200.0
 _GRACE_MS = 900_000.0
 
 
+def asked(handle: JobHandle, graph: JobGraph, token: str, options: UpgradeOptions) -> str:
+    """Ask for an upgrade and return the id of the request at once: the token, if one is given.
+
+    Raises:
+        PenstockError: it was refused.
+    """
+    sent = dict(options)
+    if sent.get("target"):
+        sent["target"] = _located(str(sent["target"]))
+    return handle.client.upgrade(handle.job_id, encode_graph(graph), token=token, **sent)  # type: ignore[arg-type]
+
+
 def upgraded(
     handle: JobHandle,
     graph: JobGraph,
@@ -34,11 +46,8 @@ def upgraded(
     Raises:
         PenstockError: it is not, and the old version runs (or the new one stays, as asked for); or no answer in time.
     """
-    sent = dict(options)
-    if sent.get("target"):
-        sent["target"] = _located(str(sent["target"]))
-    wait_ms = 2 * parse_duration_ms(str(sent.get("deadline") or "5m"), "deadline") + _GRACE_MS
-    client, job_id, data = handle.client, handle.job_id, encode_graph(graph)
+    wait_ms = 2 * parse_duration_ms(str(options.get("deadline") or "5m"), "deadline") + _GRACE_MS
+    client, job_id = handle.client, handle.job_id
 
     def status() -> dict[str, Any]:
         answer = client.upgrade_status(job_id, token)
@@ -46,10 +55,7 @@ def upgraded(
             on_poll(client.newest_upgrade(job_id))
         return answer
 
-    def ask() -> None:
-        client.upgrade(job_id, data, token=token, **sent)  # type: ignore[arg-type]
-
-    operation = operation_of(ask, status, handle.clock, wait_ms, _POLL_MS)
+    operation = operation_of(lambda: asked(handle, graph, token, options), status, handle.clock, wait_ms, _POLL_MS)
     if operation is not None:
         return _verdict(handle.name, operation)
     msg = f"nobody knows whether job {handle.name} was upgraded: no verdict within {wait_ms / 1000:.0f} s"

@@ -146,16 +146,18 @@ class Dispatcher:
         """
         decoded = read_submitted(graph)
         if options.allow_non_restored_state and not options.from_uri:
-            msg = "state is left behind at a start from a savepoint only, and none is given"
-            raise UsageError(msg, hint="add --from URI, or start without --allow-non-restored-state")
+            raise UsageError("--allow-non-restored-state is for a start from a savepoint", hint="add --from URI")
         async with self._submitting:
-            known = next((j for j in self._jobs.values() if options.token and j.record.token == options.token), None)
-            if known is not None:
-                return known.record.job_id
+            if known := self.submitted(options.token):
+                return known
             decoded = default_root(decoded, self._parts.ha_store.uri)
             refuse_running(self._jobs.values(), decoded)
             await enumerators.validate(decoded)
             return await self._begin(decoded, options)
+
+    def submitted(self, token: str) -> str:
+        """Return the id of the job that was submitted with a token; empty when none was."""
+        return next((j.record.job_id for j in self._jobs.values() if token and j.record.token == token), "")
 
     def jobs(self) -> tuple[JobSummary, ...]:
         """Return all jobs, newest first."""

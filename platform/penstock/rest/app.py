@@ -194,6 +194,15 @@ def _add_operation_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
 
 
 def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
+    @router.get("/penstock/submissions/{token}")
+    async def submission(token: str) -> dict[str, Any]:
+        job_id = dispatcher.submitted(token)
+        if not job_id:
+            raise NotFoundError(
+                "no job was submitted with this token", hint="it may be on its way; see `penstock list`"
+            )
+        return {"jobid": job_id}
+
     @router.post("/penstock/submit", status_code=202)
     async def submit(request: Request) -> dict[str, Any]:
         return await essential.submit(

@@ -1,6 +1,7 @@
 """The DAGs of the repository: they load, explain themselves, and their forms refuse what makes no sense."""
 
 import copy
+import json
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,27 @@ def test_all_there_and_documented(dags):
         ("job_rescale", {"job": "x", "parallelism": "many"}),
         ("savepoint_schedule", {"job": "x", "target": "s3://b", "keep": 0}),
         ("savepoint_schedule", {"job": "x"}),
+        ("job_upgrade", {"job": "x"}),
+        ("job_upgrade", {"job": "x", "job_file": "y", "deadline": "soon"}),
+        ("job_upgrade", {"job": "x", "job_file": "y", "checkpoints": 0}),
+        ("job_upgrade", {"job": "x", "job_file": "y", "on_kill": "cancel"}),
+        ("state_repartition", {"snapshot": "s", "target": "t", "key_groups": 0}),
+        ("state_repartition", {"snapshot": "s"}),
+        ("savepoint_verify", {"job": "x"}),
     ],
 )
 def test_forms_refuse(dags, dag, wrong):
     with pytest.raises(ParamValidationError):
         filled(dags[dag].params, wrong)
+
+
+def test_verify_is_scheduled_where_it_is_told_of_what(monkeypatch):
+    given = dict.fromkeys(("job", "target", "job_file", "scratch_root", "live", "scratch"), "x")
+    monkeypatch.setenv("PENSTOCK_VERIFY", json.dumps({**given, "environment": {"OUTPUT": "y"}}))
+    bag = DagBag(dag_folder=str(DAGS / "savepoint_verify.py"))
+    assert not bag.import_errors
+    assert bag.dags["savepoint_verify"].schedule == "30 2 * * *"
+    bag.dags["savepoint_verify"].params.validate()
 
 
 def filled(params, values):

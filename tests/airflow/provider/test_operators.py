@@ -1,11 +1,13 @@
 """Operators against a real cluster: what they make of a job, and that whoever goes on with a task makes it no twice."""
 
 import asyncio
+import threading
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from tests.airflow.job_file import write_job
 from tests.airflow.provider.stand_in import Instance, deferral, finish, fired, run
+from tests.cluster.proc_tree import wait_until
 
 from penstock.client.savepoints import list_savepoints
 from penstock_airflow.links import LINK_KEY
@@ -79,6 +81,31 @@ def test_cleared_after_the_job_was_cancelled_it_starts_again(client, tmp_path, n
     second = run(submit(path), instance)["job_id"]
     assert second != first
     assert [job["state"] for job in jobs(client, name)] == ["RUNNING", "CANCELED"]
+
+
+@pytest.mark.parametrize("wish", ["cancel", "keep"])
+def test_a_user_ends_the_task_while_it_submits(client, tmp_path, name, wish):
+    """The command has sent the job and does not come to its end: nobody has been told the job's id."""
+    text = write_job(tmp_path, name).read_text() + "\n__import__('time').sleep(100)\n"
+    task, errors = submit(write_job(tmp_path, name, text=text), on_kill=wish), []
+
+    def work():
+        try:
+            task.execute(Instance(name).context())
+        except AirflowException as error:
+            errors.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    wait_until(lambda: jobs(client, name), 60, "the job", step=0.1)
+    task.on_kill()
+    worker.join(30)
+    assert len(errors) == 1
+    job_id = jobs(client, name)[0]["jid"]
+    if wish == "cancel":
+        assert client.job_after(job_id, 20_000)["state"] == "CANCELED"
+    else:
+        assert client.job_after(job_id, 1_000)["state"] in ("CREATED", "RUNNING")
 
 
 @pytest.mark.parametrize("wish", ["cancel", "keep"])

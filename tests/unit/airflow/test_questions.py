@@ -51,7 +51,11 @@ class Cluster:
         done = self.facts["operation"] != {}
         return {"status": {"id": "COMPLETED" if done else "IN_PROGRESS"}, "operation": self.facts["operation"] or None}
 
-    rescaling_status = savepoint_status
+    rescaling_status = upgrade_status = savepoint_status
+
+    def newest_upgrade(self, job_id):
+        done, restarts = {"completed": 2, "wanted": 5}, {"seen": 1, "allowed": 3}
+        return {"phase": "trial", "checkpoints": done, "restarts": restarts, "held": {"rows": 40}}
 
 
 STARTED = Started("j", 10_000)
@@ -77,6 +81,8 @@ TAKEN = {"id": 3, "external_path": "p", "trigger_timestamp": 70, "end_to_end_dur
         (Operation("j", "r", "stop"), Cluster(operation={"failure-cause": {"stack-trace": "x"}}), "failed"),
         (Operation("j", "r", "rescale"), Cluster(operation={"location": ""}), "done"),
         (Operation("j", "r", "rescale"), Cluster(operation=None), "lost"),
+        (Operation("j", "r", "upgrade"), Cluster(operation={"location": "s"}), "done"),
+        (Operation("j", "r", "upgrade"), Cluster(operation=None), "lost"),
         (InState("j", ("CANCELED",)), Cluster(), "wait"),
         (InState("j", ("CANCELED",)), Cluster("CANCELED"), "done"),
         (InState("j", ("CANCELED",)), Cluster("FINISHED"), "failed"),
@@ -103,3 +109,10 @@ def test_answers(question, cluster, kind):
 
 def test_a_failed_job_is_told_with_the_last_line_of_its_cause():
     assert STARTED.ask(Cluster("FAILED")).text == "job 'n' (j) is FAILED: ValueError: why"
+
+
+def test_an_upgrade_tells_how_far_it_is_and_why_it_failed_in_one_line():
+    asked = Operation("j", "r", "upgrade")
+    assert asked.ask(Cluster(operation={})).text == "trial: 2 of 5 checkpoints, 1 of 3 restarts, 40 rows held"
+    answer = asked.ask(Cluster(operation={"failure-cause": {"stack-trace": "the old version runs again:\n  why\n"}}))
+    assert (answer.kind, answer.text) == ("failed", "upgrade failed: the old version runs again: why")

@@ -163,6 +163,7 @@ async def test_a_job_runs_survives_a_worker_and_stops_with_a_savepoint(cluster_o
     dispatcher = manager.dispatcher
     job_id = await dispatcher.submit(encoded(), SubmitOptions(token="t"))
     assert await dispatcher.submit(encoded(), SubmitOptions(token="t")) == job_id
+    assert (dispatcher.submitted("t"), dispatcher.submitted("u"), dispatcher.submitted("")) == (job_id, "", "")
     await running(manager, job_id)
     with pytest.raises(JobIdentityError, match="runs already"):
         await dispatcher.submit(encoded())

@@ -1,0 +1,46 @@
+"""### Write a snapshot anew with another number of key groups
+
+Reads a savepoint, or a checkpoint of a job's folder, and writes it anew as a savepoint: merged, and cut as the new
+number of key groups says. Nothing has to run. The task's result has the new savepoint's `location`: give it to
+`job_submit` as `from_uri`, of a job file with that many key groups.
+
+| parameter | |
+|---|---|
+| `snapshot` | a savepoint, or `CHECKPOINT_ROOT/JOB` for its newest checkpoint |
+| `target` | folder or `s3://` prefix that gets a folder for the new savepoint |
+| `key_groups` | their new number; empty: as many as it has |
+| `checkpoint` | of a job's folder, the checkpoint of that sequence instead of the newest |
+| `master` | of Spark, which does the work if there is much: `spark://host:7077`, `local[4]`; empty: the worker does |
+| `spark_above` | bytes of state that are much |
+
+Spark has to be installed for the `python` of the connection, on the workers.
+"""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from penstock_airflow.operators.state import RepartitionStateOperator
+
+with DAG(
+    dag_id="state_repartition",
+    schedule=None,
+    doc_md=__doc__,
+    tags=["penstock"],
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    params={
+        "snapshot": Param(type="string", minLength=1, title="Snapshot"),
+        "target": Param(type="string", minLength=1, title="Where the new savepoint goes"),
+        "key_groups": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Key groups"),
+        "checkpoint": Param(None, type=["integer", "null"], minimum=1, title="Checkpoint"),
+        "master": Param(None, type=["string", "null"], title="Master of Spark"),
+        "spark_above": Param(1 << 30, type="integer", minimum=0, title="Bytes above which Spark works"),
+    },
+):
+    RepartitionStateOperator(
+        task_id="repartition",
+        snapshot="{{ params.snapshot }}",
+        target="{{ params.target }}",
+        key_groups="{{ params.key_groups }}",
+        options={name: f"{{{{ params.{name} }}}}" for name in ("checkpoint", "master", "spark_above")},
+    )

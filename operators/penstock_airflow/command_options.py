@@ -1,0 +1,79 @@
+"""Options of the commands that operators run, as templates have made them, and as a command line has them.
+
+Which there are, and of which kind, is a table for each command; nothing here knows Airflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from penstock.core.errors import UsageError
+from penstock_airflow import templated
+
+Kind = Literal["flag", "text", "count", "amount", "texts", "settings", "environment"]
+
+#: What says how a job file is read, the same in every command; `environment` becomes that of its process.
+_OF_FILES: dict[str, Kind] = {"settings": "settings", "environment": "environment"}
+_LEFT_BEHIND: dict[str, Kind] = {"allow_non_restored_state": "texts"}
+RUN: dict[str, Kind] = {
+    "fresh": "flag",
+    "no_claim": "flag",
+    "accept_duplicates": "flag",
+    "name": "text",
+    **_LEFT_BEHIND,
+    **_OF_FILES,
+}
+CHECK: dict[str, Kind] = {**_LEFT_BEHIND, **_OF_FILES}
+UPGRADE: dict[str, Kind] = {
+    "checkpoints": "count",
+    "max_restarts": "amount",
+    "deadline": "text",
+    "from_checkpoint": "flag",
+    "target": "text",
+    "no_rollback": "flag",
+    "accept": "texts",
+    **_LEFT_BEHIND,
+    **_OF_FILES,
+}
+REPARTITION: dict[str, Kind] = {"key_groups": "count", "master": "text", "spark_above": "amount", "checkpoint": "count"}
+
+
+def environment_of(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the variables that a job file finds in its environment."""
+    return templated.mapping("environment", options.get("environment"))
+
+
+def arguments_of(options: Mapping[str, Any], kinds: Mapping[str, Kind]) -> list[str]:
+    """Return the options as arguments; those that are not given are left out.
+
+    Raises:
+        UsageError: an option does not exist, or a value is not what it has to be.
+    """
+    unknown = sorted(set(options) - set(kinds))
+    if unknown:
+        raise UsageError(f"unknown options {', '.join(unknown)}", hint=f"there are {', '.join(kinds)}")
+    found: list[str] = []
+    for name, value in options.items():
+        found += _one(name, value, kinds[name])
+    return found
+
+
+def _one(name: str, value: Any, kind: Kind) -> list[str]:
+    flag = f"--{name.replace('_', '-')}"
+    if kind == "flag":
+        return [flag] if templated.flag(name, value) else []
+    if kind == "texts":
+        return [part for text in templated.texts(name, value) for part in (flag, text)]
+    if kind == "settings":
+        given = templated.mapping(name, value)
+        return [part for key, text in given.items() for part in ("--set", f"{key}={text}")]
+    if kind == "environment":
+        return []
+    if not templated.text(value):
+        return []
+    if kind == "count":
+        return [flag, str(templated.count(name, value))]
+    if kind == "amount":
+        return [flag, str(int(templated.amount(name, value)))]
+    return [flag, templated.text(value)]

@@ -1,0 +1,93 @@
+"""What is done to a job when a user ends the task that waits for it, as values that travel to the triggerer as JSON.
+
+Used by the operators in a worker and by the trigger when they are deferred. Nothing here knows Airflow.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from penstock.client.rest_client import RestClient
+from penstock.core.clock import Clock
+from penstock.core.errors import NotFoundError, UsageError
+
+_POLL_MS = 200.0
+
+
+class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
+    """Cancel the job."""
+
+    job_id: str
+
+    def do(self, client: RestClient, clock: Clock, limit_ms: float) -> None:  # noqa: ARG002 - as the other
+        """Do it; it is asked for at once."""
+        client.cancel(self.job_id)
+
+
+class CancelSubmitted(msgspec.Struct, frozen=True, tag="cancel_submitted"):
+    """Cancel the job that was submitted with a token, also if that was on its way a moment ago; nothing if none was."""
+
+    token: str
+
+    def do(self, client: RestClient, clock: Clock, limit_ms: float) -> None:
+        """Do it.
+
+        Raises:
+            PenstockError: no JobManager answers.
+        """
+        deadline = clock.monotonic_ms() + limit_ms
+        while True:
+            try:
+                client.cancel(client.submitted(self.token))
+            except NotFoundError:
+                if clock.monotonic_ms() >= deadline:
+                    return
+                clock.sleep_ms(_POLL_MS)
+            else:
+                return
+
+
+class TakeBack(msgspec.Struct, frozen=True, tag="take_back"):
+    """Say that the new version of an upgrade is not healthy, as soon as it is on trial; nothing if it has ended."""
+
+    job_id: str
+    request_id: str
+
+    def do(self, client: RestClient, clock: Clock, limit_ms: float) -> None:
+        """Do it; an upgrade that still stops the old version is waited for.
+
+        Raises:
+            PenstockError: no JobManager answers, or it was not on trial within the time.
+        """
+        deadline = clock.monotonic_ms() + limit_ms
+        while True:
+            view = client.newest_upgrade(self.job_id)
+            if view["request-id"] != self.request_id or view["phase"] not in ("cut", "trial"):
+                return
+            try:
+                client.judge_upgrade(self.job_id, healthy=False)
+            except UsageError:
+                if clock.monotonic_ms() >= deadline:
+                    raise
+                clock.sleep_ms(_POLL_MS)
+            else:
+                return
+
+
+Deed = Cancel | CancelSubmitted | TakeBack
+#: A worker that is told to end has a few seconds for its deed.
+LAST_MS = 3_000.0
+
+
+def encoded(deed: Deed | None) -> dict[str, Any]:
+    """Return the deed as JSON values; empty for none."""
+    found: dict[str, Any] = {} if deed is None else msgspec.to_builtins(deed)
+    return found
+
+
+def decoded(document: dict[str, Any]) -> Deed | None:
+    """Return the deed of what `encoded` made."""
+    found: Deed | None = msgspec.convert(document, Deed) if document else None
+    return found

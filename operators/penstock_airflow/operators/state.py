@@ -1,0 +1,58 @@
+"""State of jobs, offline: a snapshot written anew with another number of key groups, here or by Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from airflow.sdk import Context
+
+from penstock.client.savepoints import list_savepoints
+from penstock_airflow.command_options import REPARTITION
+from penstock_airflow.operators.by_command import CommandOperator
+
+
+class RepartitionStateOperator(CommandOperator):
+    """Write a snapshot anew as a savepoint, merged, with another number of key groups; return its `location`.
+
+    `snapshot` is a savepoint, or CHECKPOINT_ROOT/JOB (its newest checkpoint, or the one of `checkpoint`); no job has to
+    run, and no cluster. The savepoint gets a folder of its own below `target`. With `master` Spark does the work where
+    the state has more than `spark_above` bytes (1 GiB); Spark has to be installed for the connection's `python`. A task
+    that is run again takes the savepoint that an earlier try has finished; what one that died has left stays.
+    """
+
+    template_fields: Collection[str] = (
+        *CommandOperator.template_fields,
+        "snapshot",
+        "target",
+        "options",
+    )
+
+    def __init__(
+        self, *, snapshot: str, target: str, key_groups: int | str | None = None, options: Any = None, **kwargs: Any
+    ) -> None:
+        """`options`: `master`, `spark_above` (bytes), `checkpoint` (its sequence)."""
+        super().__init__(**kwargs)
+        self.snapshot = snapshot
+        self.target = target
+        self.options = {"key_groups": key_groups, **(options or {})}
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Write it, in the worker."""
+        attempts = self.attempts(context)
+        name = f"repartitioned-{attempts.begin()[:12]}"
+        folder = self.target.rstrip("/")
+        written = [found.uri for found in list_savepoints(folder) if found.uri.rpartition("/")[2].startswith(name)]
+        location = written[0] if written else f"{folder}/{name}-{context['ti'].try_number}"
+        if not written:
+            self._write(location)
+        attempts.end()
+        return {"location": location}
+
+    def on_kill(self) -> None:
+        """End the process; what it has written is no savepoint yet."""
+        self.end_command()
+
+    def _write(self, location: str) -> None:
+        said = self.run_command(["state", "repartition", self.snapshot, location], (self.options, REPARTITION))
+        self.log.info("%s rows, %s bytes, %s key groups", said["rows"], said["bytes"], said["key-groups"])

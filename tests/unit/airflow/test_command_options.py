@@ -1,0 +1,33 @@
+"""Options of commands: what templates made of them, as a command line has them."""
+
+import pytest
+
+from penstock.core.errors import UsageError
+from penstock_airflow.command_options import CHECK, REPARTITION, RUN, UPGRADE, arguments_of, environment_of
+
+
+def test_each_kind():
+    given = {
+        "checkpoints": "5", "max_restarts": "0", "deadline": " 90s ", "from_checkpoint": "True", "no_rollback": "False",
+        "accept": '["out", "side"]', "settings": {"a": 1, "b": "x y"}, "target": "None", "environment": {"N": 1},
+    }  # fmt: skip
+    assert arguments_of(given, UPGRADE) == [
+        "--checkpoints", "5", "--max-restarts", "0", "--deadline", "90s", "--from-checkpoint", "--accept", "out",
+        "--accept", "side", "--set", "a=1", "--set", "b=x y",
+    ]  # fmt: skip
+    assert environment_of(given) == {"N": 1}
+
+
+def test_what_is_not_given_is_left_out():
+    assert arguments_of(dict.fromkeys(RUN), RUN) == []
+    assert arguments_of(dict.fromkeys(REPARTITION, ""), REPARTITION) == []
+
+
+@pytest.mark.parametrize("wrong", [{"fresh": True}, {"settings": "[1]"}, {"allow_non_restored_state": "totals"}])
+def test_refused(wrong):
+    with pytest.raises(UsageError):
+        arguments_of(wrong, CHECK)
+
+
+def test_zero_bytes_are_an_amount():
+    assert arguments_of({"spark_above": "0"}, REPARTITION) == ["--spark-above", "0"]
