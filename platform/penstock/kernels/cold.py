@@ -35,7 +35,7 @@ TAIL = 1024
 TAG, HASH, KEYS = 0, 1, 2
 
 #: Records that are read for a key at first; those of a run that is longer follow.
-_WINDOW = 16
+_WINDOW = 8
 #: Records that the room of `cold_read` and `cold_write` has.
 ROOM = TAIL
 #: The disk refused.

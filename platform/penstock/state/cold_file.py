@@ -7,6 +7,7 @@ mapped counts as resident memory of the process, so it is given back as soon as 
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import tempfile
@@ -57,6 +58,7 @@ class _File:
         rows = records + kernels.TAIL
         self.size = rows * words * 8
         self._fd, name = tempfile.mkstemp(dir=folder)
+        fcntl.fcntl(self._fd, fcntl.F_SETFL, os.O_RDWR | os.O_NOATIME)  # a time for every record read is of no use
         self.close = weakref.finalize(self, os.close, self._fd)
         Path(name).unlink()
         try:
