@@ -11,11 +11,12 @@ KIND, ROWS, SEED = os.environ["GOLDEN_KIND"], int(os.environ["GOLDEN_ROWS"]), in
 FOLDER = os.environ["GOLDEN_FOLDER"]
 DISORDER_MS = int(os.environ.get("GOLDEN_DISORDER_MS", "400"))
 BOUND_MS = int(os.environ.get("GOLDEN_BOUND_MS", "500"))
+RATE = int(os.environ.get("GOLDEN_RATE", "300"))
 USERS = 40
 
 
 def orders(env, uid, seed):
-    source = DatagenSource(rows=ROWS, splits=3, users=USERS, event_rate=300, disorder_ms=DISORDER_MS, seed=seed)
+    source = DatagenSource(rows=ROWS, splits=3, users=USERS, event_rate=RATE, disorder_ms=DISORDER_MS, seed=seed)
     strategy = ps.WatermarkStrategy.bounded_out_of_orderness(BOUND_MS / 1000, timestamp="ts")
     return env.from_source(source, watermarks=strategy, uid=uid)
 

@@ -127,24 +127,28 @@ def descends(pid, ancestor):
 
 
 def test_an_executor_that_is_killed_changes_nothing(tmp_path):
-    golden = Golden("windows", tmp_path, rows=6_000)
+    golden = Golden("process", tmp_path, rows=6_000)
     cuts = (1_500, 1_400, 1_990)
     environment = {**os.environ, **golden.environment, "SPARK_LOCAL_IP": "127.0.0.1"}
-    with subprocess.Popen(
-        command(golden, cuts, "--master", "local-cluster[2,1,1024]"), env=environment, cwd=tmp_path,
-        stdout=subprocess.PIPE, stderr=(tmp_path / "stderr").open("w"), text=True,
-    ) as running:  # fmt: skip
+    said = tmp_path / "stderr"
+    with (
+        said.open("w") as errors,
+        subprocess.Popen(
+            command(golden, cuts, "--master", "local-cluster[2,1,1024]"), env=environment, cwd=tmp_path,
+            stdout=subprocess.PIPE, stderr=errors, text=True,
+        ) as running,
+    ):  # fmt: skip
         killed = None
         deadline = time.monotonic() + 500
         while killed is None and running.poll() is None and time.monotonic() < deadline:
-            # staged or written files: tasks have begun, and the stages behind are still to come
+            # a part is written: others are still to come, and rows of the stage before lie on this executor
             if any((tmp_path / "savepoint").rglob("*.parquet")) and (found := executors(running.pid)):
                 killed = found[0]
                 os.kill(killed, signal.SIGKILL)
             time.sleep(0.02)
         out, _ = running.communicate(timeout=500)
-    assert killed is not None, (tmp_path / "stderr").read_text()[-2000:]
-    assert running.returncode == 0, (tmp_path / "stderr").read_text()[-2000:]
+    assert killed is not None, said.read_text()[-2000:]
+    assert running.returncode == 0, said.read_text()[-2000:]
     told = json.loads(out)
     assert golden.staged(told["savepoint"]) == golden.expected(cuts, golden.watermark(cuts))
     report = verify(told["savepoint"])
