@@ -246,9 +246,8 @@ class JobMaster:
                     commands += self._answers(self._wanted(request, now_ms), now_ms)
             elif (last := deployment.last_cut) is not None:
                 self.step = Step.RUNNING
-                for request in self._waiting.take():
-                    if request.request_id != last.request:  # that one is answered by what follows
-                        commands.append(cmd.OperationEnded(request.request_id, error="the job is about to end"))
+                self._waiting.drop(last.request)  # that one is answered by what follows
+                commands += self._waiting.refuse("the job is about to end")
                 commands += self._apply(self.checkpointing.resume_ending(last, now_ms), now_ms)
         if self.step in (Step.FINISHING, Step.CANCELLING) and not self.in_place.recording:
             open_tasks = deployment is not None and deployment.deployed and deployment.open > 0
@@ -348,6 +347,8 @@ class JobMaster:
         self.status.to({"CANCELED": JobStatus.CANCELLING, "FAILED": JobStatus.FAILING}.get(state, state), now_ms)
         self.step, self._end_state, self._end_written = Step.CLOSING, state, True
         stopped = self.checkpointing.stopped = stop_of(log.entries, self.identity.run_id)
+        if stopped is not None:
+            self._waiting.drop(stopped.request_id)  # asked again of us: it has its answer
         return [*([stopped] if stopped is not None else []), *self._halt(f"the job is {state}", now_ms)]
 
     def _request(self, event: ev.CutRequested, now_ms: int) -> list[cmd.Command]:

@@ -30,6 +30,10 @@ class WaitingRequests:
         taken, self._waiting = self._waiting, []
         return [request for request, _ in taken]
 
+    def drop(self, request_id: str) -> None:
+        """It is answered by other means, or was not asked for here."""
+        self._waiting = [(request, until) for request, until in self._waiting if request.request_id != request_id]
+
     def overdue(self, now_ms: int) -> list[OperationEnded]:
         """Refuse those that have waited long enough."""
         late = [request for request, until in self._waiting if now_ms >= until]

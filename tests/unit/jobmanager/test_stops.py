@@ -131,13 +131,18 @@ def test_the_next_leader_answers_the_stop_it_finds_in_the_log(world_of, drain):
     assert after.master.checkpointing.stopped == after.operations["req"]
 
 
-def test_the_next_leader_answers_a_stop_whose_job_has_ended_already(world_of):
+@pytest.mark.parametrize("asked_again", [False, True])
+def test_the_next_leader_answers_a_stop_whose_job_has_ended_already(world_of, asked_again):
     world = world_of().start()
     world.post(ev.StopRequested("req", "memory://sp"))
     assert world.terminal.state == "FINISHED"
-    after = successor(world_of, world).start()
+    after = successor(world_of, world)
+    if asked_again:
+        after.post(ev.StopRequested("req", "memory://sp"))
+    after.post(ev.StopRequested("other", "memory://sp")).start()
     assert after.terminal.state == "FINISHED"
     assert after.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
+    assert after.operations["other"].error == "the job is FINISHED"
     assert after.savepoints == []
 
 
