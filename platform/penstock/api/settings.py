@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from penstock.config.settings import JobSettings, RestartStrategy, parse_bytes, parse_duration_ms
+from penstock.config.settings import JobSettings, RestartStrategy, in_range, parse_bytes, parse_duration_ms
 from penstock.core.errors import UsageError
 from penstock.graph.validate import near
 
@@ -47,7 +47,7 @@ def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
     """Return the settings that these keywords ask for; None leaves the default.
 
     Raises:
-        UsageError: an unknown keyword (names the nearest), or a value of the wrong type.
+        UsageError: an unknown keyword (names the nearest), or a value of the wrong type or out of its range.
     """
     fields: dict[str, Any] = {}
     for keyword, value in keywords.items():
@@ -55,7 +55,7 @@ def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
             fields.update(_field(keyword, value))
     fields["checkpoint_root"] = checkpoint_root(fields.get("checkpoint_root", ""))
     try:
-        return msgspec.convert(fields, JobSettings)
+        return in_range(msgspec.convert(fields, JobSettings))
     except msgspec.ValidationError as error:
         msg = f"ps.Environment: {error}"
         raise UsageError(msg, hint="see the table of settings in the docs") from error

@@ -13,7 +13,9 @@ import msgspec
 
 from penstock.core.errors import UsageError
 
+_HINT = "see the table of settings in the docs"
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
+_MOST_MS, _MOST_SUBTASKS = 366 * 86_400_000, 1 << 15
 _UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 40}
 
 
@@ -55,6 +57,25 @@ class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):
     scale_down_interval_ms: int = 600_000
     #: What a restart costs, until some were measured.
     restart_time_ms: int = 10_000
+
+    @property
+    def fault(self) -> str:
+        """Which of them is out of its range; nothing when all are in it."""
+        ranges = {
+            "metrics_window_ms": (0, _MOST_MS),
+            "stabilization_interval_ms": (0, _MOST_MS),
+            "target_utilization": (0.01, 1),
+            "utilization_boundary": (0, 1),
+            "max_parallelism": (1, _MOST_SUBTASKS),
+            "min_parallelism": (1, self.max_parallelism),
+            "catch_up_duration_ms": (1, _MOST_MS),
+            "scale_down_interval_ms": (0, _MOST_MS),
+            "restart_time_ms": (0, _MOST_MS),
+        }
+        for name, (least, most) in ranges.items():
+            if not least <= getattr(self, name) <= most:
+                return f"autoscaler.{name} is {getattr(self, name)}, it has to be from {least} to {most}"
+        return ""
 
 
 class JobSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -170,10 +191,21 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
             raise UsageError(msg, hint=f"known: {', '.join(sorted(plain))}")
         target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf)
     try:
-        return msgspec.convert(plain, JobSettings, strict=False)
+        return in_range(msgspec.convert(plain, JobSettings, strict=False))
     except msgspec.ValidationError as error:
         msg = f"setting {error}"
-        raise UsageError(msg, hint="see the table of settings in the docs") from error
+        raise UsageError(msg, hint=_HINT) from error
+
+
+def in_range(settings: JobSettings) -> JobSettings:
+    """Return `settings`.
+
+    Raises:
+        UsageError: those of the autoscaler are out of their ranges.
+    """
+    if settings.autoscaler.fault:
+        raise UsageError(settings.autoscaler.fault, hint=_HINT)
+    return settings
 
 
 def _typed(text: str, key: str) -> Any:

@@ -6,13 +6,15 @@ nowhere. It reads what workers have sent anyway and uses the rescale that users 
 
 from __future__ import annotations
 
+import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.config.settings import AutoscalerSettings
 from penstock.core.errors import PenstockError
+from penstock.core.logs import about
 from penstock.graph.rescale import RescaleTo
 from penstock.jobmanager.job_master import JobMaster
 from penstock.jobmanager.job_state import Step
@@ -25,6 +27,9 @@ from penstock.jobmanager.status import JobStatus
 #: A look at a job every so often: workers send their figures once a second.
 _EVERY_MS = 1_000
 _KEPT = 100
+#: Beyond it no rate and no lag is believed; nor is what is no number.
+_MOST = 1e15
+_LOGGER = logging.getLogger("penstock.jobs")
 
 
 @dataclass(slots=True)
@@ -63,7 +68,7 @@ class Autoscaler:
         self._looked_ms = 0
 
     def look(self, now_ms: int) -> None:
-        """Look at all jobs, unless that was done a moment ago."""
+        """Look at all jobs, unless that was done a moment ago; one that cannot be looked at leaves the others be."""
         if 0 <= now_ms - self._looked_ms < _EVERY_MS:
             return
         self._looked_ms = now_ms
@@ -71,8 +76,16 @@ class Autoscaler:
         self._watched = {i: watched for i, watched in self._watched.items() if i in wanted}
         for job_id, job in wanted.items():
             master = job.driver.master if job.driver is not None else None
-            if master is not None and not job.record.ended:
-                self._look_at(job, master, self._watch(job_id, job), now_ms)
+            if master is None or job.record.ended:
+                continue
+            watched = self._watch(job_id, job)
+            try:
+                self._look_at(job, master, watched, now_ms)
+            except Exception:
+                _LOGGER.exception(
+                    "the autoscaler could not look at job %s", job_id, extra=about(job_id, job.record.name)
+                )
+                watched.scaler.failed(now_ms)
 
     def document(self, job: KnownJob) -> dict[str, Any]:
         """Return settings, what a restart costs and the decisions of a job, newest first, as JSON values."""
@@ -142,6 +155,9 @@ class Autoscaler:
         """See what became of the rescale that was begun."""
         if not watched.request_id:
             return
+        if not self._operations.known(watched.request_id):
+            watched.request_id, watched.log[-1].outcome = "", "not known any more: too many requests came behind it"
+            return
         status = self._operations.status(watched.request_id)
         if status.status == "IN_PROGRESS":
             return
@@ -159,7 +175,7 @@ def looks_of(job: KnownJob, master: JobMaster) -> tuple[VertexLook, ...] | None:
     found: dict[str, VertexLook] = {}
     for vertex in job.graph.vertices:
         told = [master.metrics.get(f"{vertex.id}/{i}") for i in range(vertex.parallelism)]
-        metrics = [values for values in told if values and "busyTimeMsPerSecond" in values]
+        metrics = [values for values in map(_believable, told) if "busyTimeMsPerSecond" in values]
         if len(metrics) < vertex.parallelism:
             return None
         source = vertex.id not in inputs
@@ -176,6 +192,11 @@ def looks_of(job: KnownJob, master: JobMaster) -> tuple[VertexLook, ...] | None:
             lag=_sum(metrics, "recordsLag") if source and any("recordsLag" in m for m in metrics) else None,
         )
     return _in_order(found)
+
+
+def _believable(values: Mapping[str, float] | None) -> dict[str, float]:
+    """Return the figures that can be reckoned with: a connector's own may be anything."""
+    return {name: value for name, value in (values or {}).items() if abs(value) <= _MOST}
 
 
 def _in_order(found: dict[str, VertexLook]) -> tuple[VertexLook, ...]:

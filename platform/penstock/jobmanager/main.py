@@ -131,6 +131,13 @@ class JobManager:
             await asyncio.to_thread(self._spans.close)
 
     async def _run(self, managers: TaskManagers) -> None:
+        """Look after the cluster until told to stop; without that the process is to end, so that another takes over."""
+        try:
+            await self._look_after(managers)
+        except Exception as error:  # noqa: BLE001 - `wait` raises it
+            self.fail(error)
+
+    async def _look_after(self, managers: TaskManagers) -> None:
         """Look for dead TaskManagers often, and now and then for a newer leader."""
         store = open_store(self._config.ha_uri)
         checked_ms = self._clock.monotonic_ms()

@@ -96,7 +96,7 @@ def needs(
         if wanted_rate and not target - boundary <= need.utilization <= target + boundary:
             exact = look.parallelism * need.utilization / target
             # a hair above a whole number is that number
-            count = max(settings.min_parallelism, min(settings.max_parallelism, math.ceil(exact - 1e-6)))
+            count = max(settings.min_parallelism, math.ceil(min(settings.max_parallelism, exact - 1e-6)))
             need = Need(look.name, look.parallelism, true_rate, wanted_rate, count)
         found[look.id] = need
     return found

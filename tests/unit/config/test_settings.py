@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.config.settings import JobSettings, parse_duration_ms, with_overrides
+from penstock.config.settings import AutoscalerSettings, JobSettings, parse_duration_ms, with_overrides
 from penstock.core.errors import UsageError
 
 
@@ -35,8 +35,32 @@ def test_overrides_may_leave_the_unit_out_of_the_name() -> None:
 
 @pytest.mark.parametrize(
     "overrides",
-    [{"paralelism": "2"}, {"parallelism": "two"}, {"restart.kind": "sometimes"}, {"checkpoint_interval": "5"}],
+    [
+        {"paralelism": "2"},
+        {"autoscaler.target_utilization": "nan"},
+        {"parallelism": "two"},
+        {"restart.kind": "sometimes"},
+        {"checkpoint_interval": "5"},
+    ],
 )
 def test_wrong_overrides_are_usage_errors(overrides: dict[str, str]) -> None:
     with pytest.raises(UsageError):
         with_overrides(JobSettings(), overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("target_utilization", 0.0),
+        ("target_utilization", float("nan")),
+        ("utilization_boundary", -0.1),
+        ("catch_up_duration_ms", 0),
+        ("metrics_window_ms", -1),
+        ("restart_time_ms", 1 << 60),
+        ("max_parallelism", 0),
+        ("min_parallelism", 201),
+    ],
+)
+def test_what_the_autoscaler_cannot_reckon_with_is_named(name: str, value: float) -> None:
+    assert AutoscalerSettings(**{name: value}).fault.startswith(f"autoscaler.{name} is {value}, ")
+    assert AutoscalerSettings().fault == ""

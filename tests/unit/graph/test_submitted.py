@@ -75,6 +75,7 @@ def change(graph, path, value):
         (("vertices", 0, "parallelism"), 10**9, "parallelism 1000000000"),
         (("vertices", 1, "parallelism"), 2000, "more subtasks than there are key groups"),
         (("settings", "key_groups"), 0, "0 key groups"),
+        (("settings", "autoscaler", "target_utilization"), 0, "target_utilization is 0.0, it has to be from 0.01 to 1"),
         (("edges", 0, "target"), "f" * 32, "not both there"),
         (("vertices", 0, "parallelism"), "2", "cannot be read"),
         (("settings",), None, "cannot be read"),

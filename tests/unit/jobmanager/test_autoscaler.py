@@ -70,7 +70,7 @@ class Stage:
 def end(stage, error=""):
     from penstock.jobmanager.commands import OperationEnded
 
-    stage.operations.end(OperationEnded("r1", error=error))
+    stage.operations.end(OperationEnded("r1", error=error), "1")
 
 
 def test_it_waits_looks_and_widens_what_is_at_its_limit_as_far_as_there_are_slots():
@@ -139,6 +139,37 @@ def test_no_slots_to_be_had_leave_it_as_it_is():
     stage.seconds(30)
     assert stage.asked == []
     assert stage.log[0]["kind"] == "keep"
+
+
+@pytest.mark.parametrize("figure", [float("inf"), float("nan"), 1e300])
+def test_figures_beyond_belief_are_left_out(figure):
+    stage = Stage()
+    stage.master.metrics["in/0"] = FAST | {"recordsLag": figure}
+    stage.seconds(8)
+    assert stage.asked == [{"work": 3}], "as without a lag"
+
+
+def test_a_job_that_cannot_be_looked_at_leaves_the_others_be(caplog):
+    broken, stage = Stage(msgspec.structs.replace(SETTINGS, target_utilization=0.0)), Stage()
+    broken.job.record.job_id = "0"
+    both = Autoscaler({"0": broken.job, "1": stage.job}, stage.operations, lambda _job: 3, stage.rescale)
+    for second in range(60):
+        both.look(second * 1000)
+    assert stage.asked == [{"work": 3}]
+    assert "ZeroDivisionError" in caplog.text
+    assert caplog.text.count("could not look at job 0") == 1, "it is not tried again at once"
+    assert both.document(broken.job)["decisions"][0]["text"] == "the last change did not work: not tried again yet"
+
+
+def test_a_rescale_that_nobody_knows_any_more_is_not_waited_for():
+    stage = Stage()
+    stage.seconds(8)
+    for n in range(1001):
+        stage.operations.begin(f"other {n}", "2")
+    stage.seconds(1)
+    assert stage.log[1]["outcome"].startswith("not known any more")
+    stage.seconds(30)
+    assert len(stage.asked) == 2
 
 
 def test_a_restart_costs_until_its_first_checkpoint():

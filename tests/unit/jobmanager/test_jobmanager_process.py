@@ -334,7 +334,7 @@ async def test_a_cut_whose_savepoint_cannot_be_written_is_refused_and_the_job_go
 
 async def test_names_of_state_to_leave_behind_are_refused_without_a_savepoint(cluster_of, encoded):
     manager, _ = await cluster_of(taskmanager=False)
-    with pytest.raises(UsageError, match="from a savepoint only") as caught:
+    with pytest.raises(UsageError, match="a start from a savepoint") as caught:
         await manager.dispatcher.submit(encoded(), SubmitOptions(allow_non_restored_state=("people/seen",)))
     assert "--from" in caught.value.hint
     assert manager.dispatcher.jobs() == ()
@@ -352,3 +352,11 @@ async def test_another_cluster_is_refused_and_told_who_holds_the_job(cluster_of,
         assert other.dispatcher.jobs() == ()
     finally:
         await other.close()
+
+
+async def test_a_jobmanager_that_cannot_look_after_its_cluster_ends(cluster_of, monkeypatch):
+    manager, _ = await cluster_of(taskmanager=False)
+    monkeypatch.setattr(manager.dispatcher.changes.autoscaler, "look", lambda now_ms: now_ms / 0)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(manager.wait(), 10)
+    await manager.close()
