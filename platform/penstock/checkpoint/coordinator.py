@@ -136,6 +136,13 @@ class CheckpointCoordinator:
         """Whether every subtask waits for the final checkpoint."""
         return len(self._ended) == len(self._executions)
 
+    @property
+    def requested(self) -> tuple[BarrierKind, ...]:
+        """What somebody has asked for and waits for, in the order of asking: the cut under way, then the queue."""
+        current = self.current
+        under_way = (current.kind,) if current is not None and current.request_id else ()
+        return (*under_way, *(kind for kind, _ in self._requests))
+
     def start(self, now_ms: int, *, resumed: bool = False) -> list[CoordinatorCommand]:
         """All subtasks run and the sources have their splits; `resumed`: readers wait for output since a failure."""
         self._running = True
@@ -162,10 +169,26 @@ class CheckpointCoordinator:
         self._requests.append((kind, request_id))
         return self._next(now_ms)
 
-    def join(self, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
-        """A user wants the next checkpoint: the one under way, if nobody has asked for it, else one of its own."""
+    def withdraw(self) -> tuple[tuple[BarrierKind, str], ...]:
+        """The deployment ends for a change: return what was asked for, to be asked for again behind it.
+
+        A cut whose append is under way stays: it may exist already.
+        """
         current = self.current
-        if current is not None and current.kind is BarrierKind.CHECKPOINT and not current.request_id:
+        taken, self._requests = self._requests, []
+        if current is not None and current.request_id and not current.appending:
+            taken.insert(0, (current.kind, current.request_id))
+            current.request_id = ""
+        return tuple(taken)
+
+    def join(self, request_id: str, now_ms: int) -> list[CoordinatorCommand]:
+        """A user wants the next checkpoint: the one under way, if nobody asked for that or waits, else one of its own.
+
+        So that it never comes before what was asked for first.
+        """
+        current = self.current
+        unasked = current is not None and current.kind is BarrierKind.CHECKPOINT and not current.request_id
+        if current is not None and unasked and not self._requests:
             current.request_id = request_id
             return []
         return self.request(BarrierKind.CHECKPOINT, request_id, now_ms)

@@ -140,7 +140,8 @@ class Autoscaler:
         if entry.first_ms == now_ms and decision.kind in ("rescale", "not-worth"):
             would = "would do: " if watched.settings.dry_run and decision.kind == "rescale" else ""
             master.story.add(now_ms, "autoscaler", would + decision.text)
-        if decision.kind == "rescale" and not watched.settings.dry_run:
+        users_first = master.checkpointing.busy or master.checkpointing.asked_for
+        if decision.kind == "rescale" and not watched.settings.dry_run and not users_first:
             self._act(job, watched, entry, now_ms)
 
     def _act(self, job: KnownJob, watched: _Watched, entry: LogEntry, now_ms: int) -> None:

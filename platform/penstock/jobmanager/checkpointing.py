@@ -32,14 +32,14 @@ from penstock.graph.deployment import ExecutionId
 from penstock.jobmanager import checkpoint_orders
 from penstock.jobmanager.commands import AppendManifest, Command, DeleteEntries, OperationEnded
 from penstock.jobmanager.deployment import Deployment
+from penstock.jobmanager.events import CutRequested, request_of
 from penstock.jobmanager.held_output import HeldOutput
 from penstock.jobmanager.history import CheckpointHistory
+from penstock.jobmanager.last_cut import LastCut
 from penstock.jobmanager.log_entries import checkpoint_entry
 from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, SavepointWritten
 
 _SWEEP_GRACE_MS = 60_000
-#: A copy may be many times larger than what a checkpoint writes; a worker that fails at it says so.
-_COPY_TIMEOUT_MS = 6 * 3_600_000
 _ENDING = ("stop", "drain", "final")
 
 
@@ -55,19 +55,6 @@ class JobCanFinish:
     """The last cut is durable, published and, if asked for, copied: close the tasks, unless it was for an upgrade."""
 
     cut: Manifest
-
-
-@dataclass(slots=True)
-class _Ending:
-    """A cut after which nothing follows is in the log."""
-
-    manifest: Manifest
-    #: Where its copy goes; empty for the end of a bounded job.
-    uri: str
-    request_id: str
-    deadline_ms: int
-    writing: bool = False
-    saved: bool = False
 
 
 CheckpointCommand = Command | JobShouldFail | JobCanFinish
@@ -95,7 +82,7 @@ class Checkpointing:
         self._held = HeldOutput()
         #: Savepoint id -> (checkpoint id, log sequence): being copied.
         self._copying: dict[str, tuple[int, int]] = {}
-        self._ending: _Ending | None = None
+        self._ending: LastCut | None = None
         #: A stop whose append was under way when the deployment failed, or was not answered: the log decides.
         self._undecided_stop = ""
         #: The answer to the stop that has ended the job.
@@ -153,7 +140,7 @@ class Checkpointing:
         """The last cut was durable before the failure, and its output is published now: copy it and finish."""
         timeout = self._running().graph.settings.checkpoint_timeout_ms
         uri = manifest.note if manifest.barrier in ("stop", "drain") else ""
-        self._ending = _Ending(manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout)
+        self._ending = LastCut(manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout)
         self._undecided_stop = ""
         return self._advance_ending()
 
@@ -201,7 +188,20 @@ class Checkpointing:
             return "the job is not running"
         if self._ending is not None:
             return "the job is about to end"
+        if any(kind.ends_job for kind in self._coordinator.requested):
+            return "a stop of the job was asked for"
         return "a savepoint is being written" if self._copying else ""
+
+    @property
+    def asked_for(self) -> str:
+        """What a change of the job does not begin before; one that has begun puts it off."""
+        waits = self._coordinator is not None and BarrierKind.SAVEPOINT in self._coordinator.requested
+        return "a savepoint of the job was asked for" if waits else ""
+
+    def withdraw(self) -> list[CutRequested]:
+        """The deployment ends for a change of the job: return what users want of it that has not come about."""
+        taken = self._coordinator.withdraw() if self._coordinator is not None else ()
+        return [request_of(kind, request_id, self._uris.pop(request_id, "")) for kind, request_id in taken]
 
     @property
     def inputs_ended(self) -> bool:
@@ -278,7 +278,7 @@ class Checkpointing:
         if current.label in _ENDING or current.final:
             timeout = self._running().graph.settings.checkpoint_timeout_ms
             request = current.request_id if current.kind.ends_job else ""
-            self._ending = _Ending(manifest, uri if request else "", request, now_ms + timeout)
+            self._ending = LastCut(manifest, uri if request else "", request, now_ms + timeout)
         commands += self._retain(now_ms)
         commands += self._translate(coordinator.appended(current.checkpoint_id, now_ms), now_ms)
         return commands + self._advance_ending()
@@ -307,8 +307,7 @@ class Checkpointing:
 
     def tick(self, now_ms: int) -> list[CheckpointCommand]:
         """Time has passed."""
-        if self._ending is not None and now_ms >= self._ending.deadline_ms:
-            late = "its savepoint was not copied" if self._ending.writing else "the last output was not published"
+        if self._ending is not None and (late := self._ending.late(now_ms)):
             return [JobShouldFail(f"{late} in time: {len(self.pending)} committables are left")]
         return [] if self._coordinator is None else self._translate(self._coordinator.tick(now_ms), now_ms)
 
@@ -387,13 +386,11 @@ class Checkpointing:
         if not ending.uri or ending.saved:
             done: list[CheckpointCommand] = [JobCanFinish(ending.manifest)]
             if ending.request_id:
-                self.stopped = OperationEnded(ending.request_id, ending.uri, ending.manifest.checkpoint_id)
+                self.stopped = ending.answer
                 done.insert(0, self.stopped)
             self._ending = None
             return done
         if ending.writing:
             return []
-        ending.writing, ending.deadline_ms = True, ending.deadline_ms + _COPY_TIMEOUT_MS
         # All is published: a marker, which may have expired when somebody starts from the copy, is not needed.
-        copy = settled(ending.manifest)
-        return self._copy(copy, ending.request_id or f"stop-{ending.manifest.sequence}", ending.uri)
+        return self._copy(settled(ending.manifest), ending.copy(), ending.uri)

@@ -244,3 +244,10 @@ def cut_of(event: CutRequested) -> tuple[BarrierKind, str]:
             return BarrierKind.SAVEPOINT, uri
         case CheckpointRequested():
             return BarrierKind.CHECKPOINT, ""
+
+
+def request_of(kind: BarrierKind, request_id: str, uri: str) -> CutRequested:
+    """Return the request that `cut_of` was made of."""
+    if kind.ends_job:
+        return StopRequested(request_id, uri, drain=kind is BarrierKind.DRAIN)
+    return SavepointRequested(request_id, uri) if kind is BarrierKind.SAVEPOINT else CheckpointRequested(request_id)

@@ -109,6 +109,6 @@ class InPlace:
         return [step for step in self.upgrading.closed(reason) if isinstance(step, OperationEnded)]
 
     def _rescale_asked(self, event: ev.RescaleRequested, job: Situation) -> list[ChangeStep]:
-        obstacle = job.obstacle or ("an upgrade of the job is under way" if self.upgrading.phase else "")
+        obstacle = "an upgrade of the job is under way" if self.upgrading.phase else job.obstacle
         text = f"asked for: {described(event.graph)}{obstacle and f' ({obstacle})'}"
         return [Note("rescale", text), *self.rescaling.asked(event, job.graph, job.held, obstacle)]

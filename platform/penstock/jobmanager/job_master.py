@@ -70,6 +70,8 @@ class JobMaster:
         self._end_state = JobStatus.FINISHED
         self._end_written = False
         self._ever_ran = False
+        #: Between two deployments because of a rescale or an upgrade: no failure, it starts as soon as it can.
+        self._changing = False
         self._wake_ms: int | None = None
 
     def handle(self, event: ev.Event, now_ms: int) -> list[cmd.Command]:
@@ -208,7 +210,8 @@ class JobMaster:
         return commands + self._apply(self.checkpointing.tick(now_ms), now_ms)
 
     def _wanted(self, event: ev.CutRequested | ev.Change, now_ms: int) -> list[cmd.Command]:
-        if self.step in (Step.IDLE, Step.STARTING) and isinstance(event, UserRequest):
+        between = self._changing and self.step in (Step.CHANGING, Step.WAITING)
+        if (between or self.step in (Step.IDLE, Step.STARTING)) and isinstance(event, UserRequest):
             self._waiting.add(event, now_ms)
             return []
         if isinstance(event, ev.CutRequested):
@@ -224,7 +227,7 @@ class JobMaster:
         number, self._deployments = (self.identity.generation << 16) + self._deployments, self._deployments + 1
         root = self.graph.settings.checkpoint_root
         self.deployment = Deployment(self.graph, self.identity.plan_ids(number), root)
-        self.step, self._deadline_ms = Step.STARTING, now_ms + START_TIMEOUT_MS
+        self.step, self._deadline_ms, self._changing = Step.STARTING, now_ms + START_TIMEOUT_MS, False
         self.metrics.clear()
         self.story.add(now_ms, "deploy", f"restart {self.restarts}, generation {self.identity.generation}")
         surplus = self._held.trim(self.deployment.needed)
@@ -284,7 +287,10 @@ class JobMaster:
 
     def _halt(self, reason: str, now_ms: int) -> list[cmd.Command]:
         """End the deployment: its workers are killed, everything they may still do is fenced or repeatable."""
-        commands = [*self.checkpointing.halt(reason, now_ms), *self._waiting.refuse(reason)]
+        return [*self._waiting.refuse(reason), *self._undeploy(reason, now_ms)]
+
+    def _undeploy(self, reason: str, now_ms: int) -> list[cmd.Command]:
+        commands = self.checkpointing.halt(reason, now_ms)
         workers = self.deployment.workers.values() if self.deployment is not None else ()
         self.deployment = None
         commands += self.in_place.halted(reason) + self._held.halt(workers, now_ms)
@@ -321,10 +327,12 @@ class JobMaster:
         return self._apply(self.in_place.answers(commands, self._situation(now_ms)), now_ms)
 
     def _leave(self, step: Leave, now_ms: int) -> list[cmd.Command]:
-        """Leave the deployment for what is being recorded."""
-        commands = self._halt(step.reason, now_ms)
+        """Leave the deployment for what is being recorded; what users want waits until the job runs again."""
+        for request in self.checkpointing.withdraw():
+            self._waiting.add(request, now_ms)
+        commands = self._undeploy(step.reason, now_ms)
         self.status.to(JobStatus.RESTARTING, now_ms)
-        self.step = Step.CHANGING
+        self.step, self._changing = Step.CHANGING, True
         return [*commands, step.record]
 
     def _become(self, step: Become) -> None:

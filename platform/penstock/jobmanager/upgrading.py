@@ -72,7 +72,8 @@ class Situation:
     @property
     def obstacle(self) -> str:
         """Why it cannot be cut and replaced now, or nothing."""
-        return self.checkpointing.busy if self.running else f"the job is {self.state}"
+        checkpointing = self.checkpointing
+        return checkpointing.busy or checkpointing.asked_for if self.running else f"the job is {self.state}"
 
 
 class Upgrading:

@@ -146,6 +146,33 @@ def test_savepoints_wait_their_turn_and_their_failure_is_only_theirs():
     assert not [c for c in commands if isinstance(c, FailJob)]
 
 
+def test_whoever_joins_a_checkpoint_does_not_come_before_who_waits_behind_it():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.tick(100)
+    coordinator.request(BarrierKind.SAVEPOINT, "sp", 110)
+    assert coordinator.join("mine", 111) == []
+    assert coordinator.requested == (BarrierKind.SAVEPOINT, BarrierKind.CHECKPOINT)
+    assert only(complete(coordinator, 7, 120), TriggerBarrier).pending.request_id == "sp"
+    assert only(complete(coordinator, 8, 130), TriggerBarrier).pending.request_id == "mine"
+
+
+def test_what_is_withdrawn_is_told_to_nobody_but_an_append_under_way_is():
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.request(BarrierKind.SAVEPOINT, "sp", 1)
+    coordinator.request(BarrierKind.DRAIN, "d", 2)
+    assert coordinator.withdraw() == ((BarrierKind.SAVEPOINT, "sp"), (BarrierKind.DRAIN, "d"))
+    assert [c.pending.request_id for c in coordinator.stop("over")] == [""]
+    coordinator = make()
+    coordinator.start(0)
+    coordinator.request(BarrierKind.DRAIN, "d", 1)
+    coordinator.ack(7, ALL[0], ack(ALL[0]))
+    coordinator.ack(7, ALL[1], ack(ALL[1]))
+    assert coordinator.withdraw() == ()
+    assert [c.pending.request_id for c in coordinator.stop("over")] == ["d"]
+
+
 def test_a_failed_stop_restarts_the_job():
     coordinator = make(tolerated_failures=99)
     coordinator.start(0)

@@ -40,7 +40,7 @@ class Stage:
             status=SimpleNamespace(state=JobStatus.RUNNING, entered_ms={JobStatus.RUNNING: 0}),
             step=Step.RUNNING,
             metrics={"in/0": FAST, "work/0": SLOW},
-            checkpointing=SimpleNamespace(history=SimpleNamespace(completed=0)),
+            checkpointing=SimpleNamespace(history=SimpleNamespace(completed=0), busy="", asked_for=""),
             in_place=SimpleNamespace(rescaling=SimpleNamespace(phase=None), upgrading=SimpleNamespace(phase=None)),
             story=EventLog(),
         )
@@ -88,6 +88,17 @@ def test_it_waits_looks_and_widens_what_is_at_its_limit_as_far_as_there_are_slot
     end(stage)
     stage.seconds(1)
     assert stage.log[1]["outcome"] == "done"
+    assert len(stage.asked) == 1
+
+
+@pytest.mark.parametrize("what", ["busy", "asked_for"])
+def test_what_users_want_of_the_job_comes_first(what):
+    stage = Stage()
+    setattr(stage.master.checkpointing, what, "a savepoint")
+    stage.seconds(30)
+    assert stage.asked == []
+    setattr(stage.master.checkpointing, what, "")
+    stage.seconds(1)
     assert len(stage.asked) == 1
 
 

@@ -136,15 +136,88 @@ def test_what_cannot_be_recorded_goes_on_as_before(world_of):
     assert_published_once(world)
 
 
-def test_a_stop_while_the_job_is_being_rescaled_is_refused_and_a_savepoint_is_not_cut_off(world_of, graph_of):
-    world = begun(world_of, graph_of)
-    world.post(ev.StopRequested("s", "memory://sp"))
-    acknowledge(world)
-    assert world.operations["s"].error == "the job is being rescaled"
+def test_a_savepoint_that_is_being_written_is_not_cut_off(world_of):
+    world = world_of().start().pass_time(1500)
     world.deaf.add(orders.WriteSavepoint)
-    world.auto_ack = True
-    world.post(ev.SavepointRequested("p", "memory://sp")).post(ask(world, 2, "u"))
-    assert world.operations["u"].error == "a savepoint is being written"
+    world.post(ev.SavepointRequested("p", "memory://sp")).post(ask(world, 3))
+    assert world.operations["t"].error == "a savepoint is being written"
+
+
+@pytest.mark.parametrize(
+    ("request_of", "obstacle"),
+    [
+        (lambda: ev.StopRequested("s", "memory://sp"), "a stop of the job was asked for"),
+        (lambda: ev.SavepointRequested("s", "memory://sp"), "a savepoint of the job was asked for"),
+    ],
+)
+@pytest.mark.parametrize("queued", [False, True])
+def test_what_was_asked_for_first_comes_first(world_of, request_of, obstacle, queued):
+    world = world_of().start()
+    world.auto_ack = False
+    if queued:
+        world.pass_time(1000)  # behind the checkpoint under way, which a rescale would take for its own
+    world.post(request_of()).post(ask(world, 3))
+    assert world.operations["t"].error == obstacle
+    for _ in range(1 + queued):
+        acknowledge(world)
+    assert world.operations["s"].uri == "memory://sp"
+    assert world.operations["s"].error == ""
+
+
+def test_a_stop_behind_it_ends_the_rescale_and_the_job(world_of, graph_of):
+    world = begun(world_of, graph_of).post(ev.StopRequested("s", "memory://sp"))
+    acknowledge(world)
+    assert world.operations["t"].error == "a stop of the job was asked for"
+    acknowledge(world)
+    assert (world.operations["s"].error, world.savepoints) == ("", ["memory://sp"])
+    assert world.terminal.state == "FINISHED"
+    assert_published_once(world)
+
+
+def test_a_savepoint_and_a_checkpoint_behind_it_wait_for_the_new_run(world_of, graph_of):
+    world = begun(world_of, graph_of)
+    world.post(ev.SavepointRequested("p", "memory://sp")).post(ev.CheckpointRequested("c"))
+    acknowledge(world)
+    assert (world.operations["t"].error, widths(world)[:2]) == ("", ({3}, {"run-t"}))
+    assert set(world.operations) == {"t"}
+    acknowledge(world)
+    acknowledge(world)
+    assert (world.operations["p"].uri, world.savepoints) == ("memory://sp", ["memory://sp"])
+    assert (world.operations["p"].error, world.operations["c"].error) == ("", "")
+    assert world.manifests()[-1].run_id == "run-t"
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_stop_while_the_workers_change_is_carried_out_behind_it(world_of, recorded):
+    world = world_of().start().pass_time(1500)
+    record = world._record
+
+    def late(command):
+        losses = list(world.queue)
+        world.queue.clear()
+        if not recorded:
+            world.queue.append(ev.StopRequested("s", "memory://sp"))
+        record(command)
+        if recorded:
+            world.queue.append(ev.StopRequested("s", "memory://sp"))  # the old workers have not left yet
+        world.queue.extend(losses)
+
+    world._record = late
+    world.post(ask(world, 3))
+    assert (world.operations["t"].error, world.operations["s"].error) == ("", "")
+    assert world.terminal.state == "FINISHED"
+    assert world.manifests()[-1].run_id == "run-t"
+    assert_published_once(world)
+
+
+def test_a_cancelled_rescale_keeps_no_request_waiting(world_of, graph_of):
+    world = begun(world_of, graph_of).post(ev.SavepointRequested("p", "memory://sp"))
+    world._record = lambda _: world.queue.extend([ev.CancelRequested(), ev.StopRequested("s", "memory://sp")])
+    acknowledge(world)
+    assert world.operations["s"].error == "the job is not running"
+    world.post(ev.RescaleNotRecorded("the store is down"))
+    assert world.operations["p"].error == "the job is CANCELED"
+    assert world.terminal.state == "CANCELED"
 
 
 def test_slots_that_vanish_before_the_checkpoint_end_the_rescale(world_of, graph_of):

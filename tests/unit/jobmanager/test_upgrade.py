@@ -191,7 +191,6 @@ def test_what_stands_against_it_leaves_the_job_alone(world_of, graph_of):
     world = world_of(graph_of()).start()
     world.auto_ack = False
     world.pass_time(1500)
-    world.post(ev.StopRequested("s", "memory://sp"))
     workers = set(world.workers)
     world.post(ask(world.graph)).post(ask(world.graph, "u"))
     assert world.operations["u"].error == "another upgrade of the job is under way"

@@ -4,7 +4,6 @@ import msgspec
 import pytest
 from tests.unit.jobmanager.test_upgrade import ask, assert_exact, cut_of, phase, running, successor
 
-from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.upgrading import Phase
 from penstock.rpc import worker_commands as orders
@@ -59,37 +58,23 @@ def test_a_leader_that_comes_late_to_a_stop_runs_the_old_version_on(world_of, gr
     assert_exact(world)
 
 
-def test_a_users_stop_stays_the_users(world_of, graph_of):
-    """It is appended while the intent of the upgrade is being recorded, and copied behind that."""
+@pytest.mark.parametrize("held", [orders.TriggerCheckpoint, orders.WriteSavepoint])
+def test_a_users_stop_stays_the_users(world_of, graph_of, held):
+    """An upgrade is refused from the moment it was asked for."""
     world = world_of(graph_of()).start().pass_time(1500)
-    held, execute = [], world._execute
-
-    def slow(command):
-        if isinstance(command, cmd.RecordUpgrade) or (
-            isinstance(command, cmd.AppendManifest) and command.manifest.barrier == "stop"
-        ):
-            held.append(command)
-        else:
-            execute(command)
-
-    world._execute = slow
+    send = world._send
+    orders_held = []
+    world._send = lambda w, m: orders_held.append((w, m)) if isinstance(m, held) else send(w, m)
     world.post(ev.StopRequested("user", "memory://sp/user")).post(ask(world.graph))
-    world._execute = execute
-    append, record = held
-    world.deaf.add(orders.WriteSavepoint)
-    execute(append)
-    world.post(ev.Tick())
-    execute(record)
-    world.post(ev.Tick())
-    assert phase(world) is Phase.WAIT
-    worker_id, order = next((w, m) for w, m in reversed(world.sent) if isinstance(m, orders.WriteSavepoint))
-    world.deaf.clear()
-    world._send(worker_id, order)
+    assert world.operations["t"].error in ("a stop of the job was asked for", "the job is about to end")
+    world._send = send
+    for worker_id, order in orders_held:
+        world._send(worker_id, order)
     world.post(ev.Tick()).pass_time(2000)
     assert world.operations["user"].uri == "memory://sp/user"
     assert world.terminal.state == "FINISHED"
-    assert world.operations["t"].error
     assert world.savepoints == ["memory://sp/user"]
+    assert world.upgrades == []
     assert_exact(world)
 
 
