@@ -22,8 +22,10 @@ from penstock_connectors.datagen.orders import orders as generated
 
 JOB = Path(__file__).with_name("golden_job.py")
 SPLITS, USERS, RATE = 3, 40, 300
-SECOND, GAP, NEAR = 1_000_000, 150_000, 20_000
-KINDS = ("windows", "stages", "sessions", "join", "process", "dedup")
+SECOND, GAP, NEAR, QUIET = 1_000_000, 150_000, 20_000, 100_000
+KINDS = ("windows", "stages", "sessions", "join", "process", "dedup", "union", "quiet")
+#: Of two sources; and those that give a row as soon as one comes, wherever event time is.
+TWO, AT_ONCE = ("join", "union"), ("join", "dedup", "union")
 START_US = 1_700_000_000_000_000
 
 
@@ -72,12 +74,12 @@ class Golden:
 
     def until(self, cuts):
         """`--until` for cuts by split."""
-        sources = ["orders/", "others/"] if self.kind == "join" else [""]
+        sources = ["orders/", "others/"] if self.kind in TWO else [""]
         return {"positions": {f"{uid}orders-{i}": cut for uid in sources for i, cut in enumerate(cuts)}}
 
     def watermark(self, cuts):
         """How far the live job would be at the cuts."""
-        seeds = [self.seed, self.seed + 100] if self.kind == "join" else [self.seed]
+        seeds = [self.seed, self.seed + 100] if self.kind in TWO else [self.seed]
         marks = []
         for seed in seeds:
             for split in range(SPLITS):
@@ -145,6 +147,8 @@ def _shown(kind, row):
         return row["user_id"], row["amount"], _us(row["ts"]), row["amount_right"], _us(row["ts_right"])
     if kind == "process":
         return row["user_id"], row["second"], row["rows"]
+    if kind in ("union", "quiet"):
+        return row["user_id"], row["at"], row["before"]
     return row["user_id"], row["amount"], _us(row["ts"])
 
 
@@ -205,6 +209,30 @@ def _dedup(_golden, rows, _cuts):
     return [(START_US - 1_000 * SECOND, row) for row in first.values()]
 
 
+def _times(rows):
+    found = {}
+    for user, _, at in rows:
+        found.setdefault(user, []).append(at)
+    return {user: sorted(times) for user, times in found.items()}
+
+
+def _union(golden, rows, cuts):
+    both = _times([*rows, *golden.input(cuts, golden.seed + 100)])
+    return [
+        (at, (user, at, last)) for user, times in both.items() for at, last in zip(times, [0, *times], strict=False)
+    ]
+
+
+def _quiet(_golden, rows, _cuts):
+    found = []
+    for user, times in _times(rows).items():
+        # a timer fires when no row of its own time can come any more
+        ends = [at for at, then in zip(times, [*times[1:], 1 << 62], strict=True) if at + QUIET < then]
+        found += [(at + QUIET, (user, at + QUIET, at)) for at in ends]
+    return found
+
+
 _MODELS = {
-    "windows": _windows, "stages": _stages, "sessions": _sessions, "join": _join, "process": _process, "dedup": _dedup
+    "windows": _windows, "stages": _stages, "sessions": _sessions, "join": _join, "process": _process, "dedup": _dedup,
+    "union": _union, "quiet": _quiet,
 }  # fmt: skip

@@ -47,6 +47,39 @@ class BySecond(ps.KeyedProcessFunction):
         self.counts.remove(second)
 
 
+class Step(ps.Schema):
+    user_id: int
+    at: int
+    before: int
+
+
+class Steps(ps.KeyedProcessFunction):
+    """Tells of every order when the key's one before it was (0: never): it must come in order."""
+
+    last: ps.ValueState[int] = ps.value_state()
+
+    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Step]:
+        yield Step(user_id=ctx.key, at=ctx.timestamp, before=self.last.value() or 0)
+        self.last.update(ctx.timestamp)
+
+
+class Quiet(ps.KeyedProcessFunction):
+    """Tells when a key has had no order for a while: the timer must fire before the next order takes it back."""
+
+    timer: ps.ValueState[int] = ps.value_state()
+
+    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Step]:
+        set_for = self.timer.value()
+        if set_for is not None:
+            ctx.timers.delete(set_for)
+        self.timer.update(ctx.timestamp + 100_000)
+        ctx.timers.event(ctx.timestamp + 100_000)
+        yield from ()
+
+    def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Step]:
+        yield Step(user_id=ctx.key, at=timestamp, before=timestamp - 100_000)
+
+
 def build(env):
     main = orders(env, "orders", SEED)
     late = None
@@ -66,6 +99,11 @@ def build(env):
         out = joined.uid("join")
     elif KIND == "process":
         out = main.key_by("user_id").process(BySecond()).uid("by-second")
+    elif KIND == "union":
+        both = main.union(orders(env, "others", SEED + 100))
+        out = both.key_by("user_id").process(Steps()).uid("steps")
+    elif KIND == "quiet":
+        out = main.key_by("user_id").process(Quiet()).uid("quiet")
     elif KIND == "dedup":
         out = main.key_by("user_id").deduplicate(keep="first").uid("dedup")
     else:

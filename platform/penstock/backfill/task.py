@@ -1,6 +1,6 @@
 """One task of a backfill: the live job's chain over a piece of history or over the sorted rows of one part.
 
-Called by the engines (`local`, `spark`) in whatever process the task runs. A task that runs twice writes other files:
+Called by the engines (`engine`, `spark`) in whatever process the task runs. A task that runs twice writes other files:
 only those that the driver was told of are named by the savepoint.
 """
 
@@ -16,9 +16,10 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
+from penstock.backfill.feeding import Feeding
 from penstock.backfill.stages import Stage, TaskResult
 from penstock.backfill.staging import HistoryOperator, operators_of
-from penstock.backfill.wire import EDGE, NO_EDGE, PART, TIME, Outbox, rows_of, runs
+from penstock.backfill.wire import PART, Outbox, runs
 from penstock.checkpoint.stores import checksum_of, open_store, read_file
 from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
@@ -32,6 +33,7 @@ from penstock.graph.job_graph import KeyGroup
 from penstock.kernels.hashing import hash_columns
 from penstock.kernels.split import split_by_key_group
 from penstock.operators.columns import conform
+from penstock.operators.process import KeyedProcessOperator
 from penstock.state.budget import MemoryBudget
 from penstock.task.environment import TaskEnvironment
 from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain
@@ -45,8 +47,6 @@ if TYPE_CHECKING:
 #: The one cut of a backfill.
 CHECKPOINT_ID = 1
 _IDLE_MS = 2.0
-#: Kinds for which rows of two inputs are fed in the order of time; joins take those of a batch input by input.
-_ORDERED = frozenset({"co_process"})
 #: Kinds whose timers of processing time would have to fire before the cut.
 _PROCESS = frozenset({"process", "co_process", "plain_process"})
 
@@ -117,6 +117,8 @@ class _Part:
         except BaseException:
             self.close()
             raise
+        operators = [link.operator for link in self.chain.links]
+        self._timed = [o for o in operators if isinstance(o, KeyedProcessOperator) and o.has_timers]
 
     def _services(self) -> ChainServices:
         return ChainServices(
@@ -156,6 +158,17 @@ class _Part:
             self._drain()
 
     _reached = MIN_TIMESTAMP
+
+    @property
+    def may_fire(self) -> bool:
+        """Whether there are functions with timers, and event time has not come to where it ends."""
+        return bool(self._timed) and self._reached < self.stage.watermark
+
+    @property
+    def next_timer(self) -> int | None:
+        """A time before which no timer of event time is due; None: there is none."""
+        times = (operator.next_event_timer for operator in self._timed)
+        return min((time for time in times if time is not None), default=None)
 
     def _drain(self) -> None:
         while self.chain.continues and self.chain.go_on(past_limits=True):
@@ -212,8 +225,7 @@ def run_source(stage: Stage, number: int) -> Iterator[pa.RecordBatch]:
 
 def run_parts(stage: Stage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Take the rows of some parts, sorted by `wire.ORDER`; yields as `run_source`, part by part."""
-    schemas = [schema_from_text(edge.schema) for edge in stage.inputs]
-    ordered = any(operator.kind in _ORDERED for operator in stage.vertex.operators)
+    feeding = Feeding(stage)
     part: _Part | None = None
     try:
         for batch in batches:
@@ -224,30 +236,13 @@ def run_parts(stage: Stage, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
                         part.close()
                         part = None
                     part = _Part(stage, number)
-                rows = batch.slice(start, stop - start)
-                _feed(part, rows, schemas, ordered=ordered)
+                feeding.feed(part, batch.slice(start, stop - start))
                 yield from part.box.take()
         if part is not None:
             yield from _end(part)
     finally:
         if part is not None:
             part.close()
-
-
-def _feed(part: _Part, batch: pa.RecordBatch, schemas: list[pa.Schema], *, ordered: bool) -> None:
-    edges = batch.column(EDGE).to_numpy()
-    if not ordered and len(schemas) > 1:
-        batch = batch.take(pa.array(np.argsort(edges, kind="stable")))
-        last = batch.column(TIME).to_numpy().max(initial=MIN_TIMESTAMP)
-        edges = np.sort(edges, kind="stable")
-    else:
-        last = batch.column(TIME).to_numpy()[-1]
-    for edge, start, stop in runs(edges):
-        if edge != NO_EDGE:
-            part.feed(rows_of(batch.slice(start, stop - start), edge, schemas[edge]), edge)
-    if last > MIN_TIMESTAMP:
-        # rows of this very time may still come
-        part.advance(int(last) - 1)
 
 
 def _end(part: _Part) -> Iterator[pa.RecordBatch]:

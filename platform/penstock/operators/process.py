@@ -61,6 +61,10 @@ FIRE_ROWS = 16_384
 #: At the end of input timers may register timers, but not without end.
 _MOST_AT_END = 10_000
 _WATERMARK = "watermark"
+#: What `on_timer` is of a function that has none.
+_NO_TIMERS = tuple(
+    kind.on_timer for kind in (KeyedProcessFunction, KeyedCoProcessFunction, KeyedBroadcastProcessFunction)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +198,16 @@ class KeyedProcessOperator(Operator):
         if self._next_processing is None or self._ended:
             return None
         return -(-self._next_processing // 1000)
+
+    @property
+    def next_event_timer(self) -> int | None:
+        """A time before which no timer of event time is due, in microseconds; None: there is none."""
+        return self._event_table.next_time()
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether the function does something when a timer is due."""
+        return self._function is not None and type(self._function).on_timer not in _NO_TIMERS
 
     def process_time(self, now_ms: int, out: Collector) -> None:
         """Fire the processing-time timers that are due by the clock (which never goes back here)."""

@@ -1,0 +1,125 @@
+"""In which order, and in pieces of what size, the sorted rows of one part come to its operators. Called by `task`.
+
+What an operator gives must not depend on how many rows a batch has. Rows come in the canonical order: those of a union
+are put into one batch, those of a function with two inputs come run by run. Joins give the same in any order, so theirs
+come input by input. Where a function has timers, a batch is cut so that each key's timers fire between its rows.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from penstock.backfill.wire import EDGE, NO_EDGE, TIME, rows_of, runs
+from penstock.core.schema import schema_from_text
+from penstock.graph.job_graph import KeyGroup
+from penstock.kernels.hashing import hash_columns
+
+if TYPE_CHECKING:
+    from penstock.backfill.stages import Stage
+
+#: Kinds whose result does not depend on which input's rows of a batch come first.
+_JOINS = frozenset({"interval_join", "window_join", "window_rows_join", "temporal_join"})
+#: Kinds whose inputs are told apart; all others take several inputs as one stream, a union.
+_TWO_INPUTS = frozenset({"co_process", *_JOINS})
+#: The most rows at a time where timers have to fire between rows.
+_TIMED_ROWS = 1024
+
+
+class Fed(Protocol):
+    """The part that is fed."""
+
+    @property
+    def next_timer(self) -> int | None:
+        """A time before which no timer is due that event time will reach; None: no such timer."""
+
+    @property
+    def may_fire(self) -> bool:
+        """Whether rows may set timers that still fire in the backfill."""
+
+    def feed(self, rows: pa.RecordBatch, edge: int) -> None:
+        """Take rows of one input."""
+
+    def advance(self, watermark: int) -> None:
+        """Event time has come so far."""
+
+
+class Feeding:
+    """Feeds the parts of one stage."""
+
+    def __init__(self, stage: Stage) -> None:
+        """Look at what the stage's first operator is."""
+        self._schemas = [schema_from_text(edge.schema) for edge in stage.inputs]
+        self._partitioners = [edge.partitioner for edge in stage.inputs]
+        kind = stage.vertex.operators[0].kind
+        self._any_order = kind in _JOINS
+        self._one_stream = kind not in _TWO_INPUTS and all(s.equals(self._schemas[0]) for s in self._schemas)
+
+    def feed(self, part: Fed, batch: pa.RecordBatch) -> None:
+        """Feed rows of one part, sorted by `wire.ORDER`; event time then comes to just before the last one's."""
+        edges = batch.column(EDGE).to_numpy()
+        batch = batch.slice(int(np.count_nonzero(edges == NO_EDGE)))  # they have the least time of all
+        if not batch.num_rows:
+            return
+        times = batch.column(TIME).to_numpy()
+        start = 0
+        before = self._before(batch, times) if part.may_fire else None
+        while start < len(times):
+            part.advance(int(times[start]) - 1)
+            stop = len(times)
+            if before is not None and part.may_fire:
+                stop = _stop(times, before, start, part.next_timer)
+            self._feed(part, batch.slice(start, stop - start))
+            start = stop
+        # rows of this very time may still come
+        part.advance(int(times[-1]) - 1)
+
+    def _feed(self, part: Fed, batch: pa.RecordBatch) -> None:
+        edges = batch.column(EDGE).to_numpy()
+        if self._any_order:
+            batch = batch.take(pa.array(np.argsort(edges, kind="stable")))
+            edges = np.sort(edges, kind="stable")
+        elif self._one_stream and edges.min() != edges.max():
+            part.feed(self._united(batch, edges), int(edges[0]))
+            return
+        for edge, start, stop in runs(edges):
+            part.feed(rows_of(batch.slice(start, stop - start), edge, self._schemas[edge]), edge)
+
+    def _united(self, batch: pa.RecordBatch, edges: np.ndarray[Any, Any]) -> pa.RecordBatch:
+        """Return the rows of all inputs as one batch in their order."""
+        order = np.argsort(edges, kind="stable")
+        sorted_rows = batch.take(pa.array(order))
+        found = [rows_of(sorted_rows.slice(a, b - a), edge, self._schemas[edge]) for edge, a, b in runs(edges[order])]
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        table = pa.Table.from_batches([part.cast(self._schemas[0]) for part in found])
+        return table.take(pa.array(back)).combine_chunks().to_batches()[0]
+
+    def _before(self, batch: pa.RecordBatch, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Return for each row where the one of its key before it is, -1 if there is none or it has the same time."""
+        edges = batch.column(EDGE).to_numpy()
+        hashes = np.zeros(len(edges), np.uint64)
+        for edge in np.unique(edges).tolist():
+            partitioner = self._partitioners[edge]
+            if isinstance(partitioner, KeyGroup):
+                own = np.flatnonzero(edges == edge)
+                rows = rows_of(batch.take(pa.array(own)), edge, self._schemas[edge])
+                hashes[own] = hash_columns(rows, partitioner.columns)
+        order = np.argsort(hashes, kind="stable")
+        earlier, later = order[:-1], order[1:]
+        counts = (hashes[earlier] == hashes[later]) & (times[earlier] < times[later])
+        before = np.full(len(edges), -1, np.int64)
+        before[later] = np.where(counts, earlier, -1)
+        return before
+
+
+def _stop(times: np.ndarray[Any, Any], before: np.ndarray[Any, Any], start: int, due: int | None) -> int:
+    """Return where the rows from `start` on end between which no timer of their keys can fire."""
+    end = min(len(times), start + _TIMED_ROWS)
+    ends = before[start + 1 : end] >= start
+    if due is not None:
+        ends |= times[start + 1 : end] > due
+    found = np.flatnonzero(ends)
+    return start + 1 + int(found[0]) if len(found) else end
