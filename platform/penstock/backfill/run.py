@@ -40,6 +40,8 @@ from penstock.task.savepoint import SavepointWriter
 
 #: Rows of one piece, about, where a split may be read in pieces.
 PIECE_ROWS = 2_000_000
+#: Lies in the target while a backfill writes there.
+RESERVATION = "backfill.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,8 +96,9 @@ class Backfill:
         """Run all stages, then write the manifest.
 
         Raises:
-            PenstockError: a task failed; there is no savepoint then.
+            PenstockError: a task failed; there is no savepoint then. UsageError: the target is another backfill's.
         """
+        reserve(self._target, self.run_id)
         subtasks: list[SubtaskSnapshot] = []
         read = 0
         for vertex in self._graph.vertices:
@@ -106,8 +109,10 @@ class Backfill:
                 raise UsageError(msg, hint="this is a fault of penstock")
             subtasks += self._finish(stage, results)
             read += sum(result.rows_in for result in results) if vertex.is_source else 0
-        remove_unnamed(self._target, subtasks)
-        return self._write(tuple(subtasks), read)
+        remove_unnamed(self._target, self.run_id, subtasks)
+        result = self._write(tuple(subtasks), read)
+        self._target.delete(RESERVATION)  # from now on the manifest keeps others away
+        return result
 
     def _history(self, vertex: JobVertex) -> tuple[HistorySplit, ...]:
         spec = msgspec.convert(vertex.operators[0].config["source"], SourceSpec)
@@ -220,12 +225,27 @@ def furthest(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
     return list(found.values())
 
 
-def remove_unnamed(store: ObjectStore, subtasks: Collection[SubtaskSnapshot]) -> None:
-    """Remove files of tasks that were run twice or failed."""
+def reserve(store: ObjectStore, run_id: str) -> None:
+    """Take a target for one run, so that no other one writes there until its manifest is written.
+
+    Raises:
+        UsageError: another backfill has it, or something has come there since it was found empty.
+    """
+    if not store.put_if_absent(RESERVATION, run_id.encode()):
+        msg = f"another backfill has begun at {store.uri}: {store.read(RESERVATION).decode()}"
+        raise UsageError(msg, hint="give a new folder, or remove this one if that backfill has failed")
+    found = [key for key in store.list("") if key != RESERVATION]
+    if found:
+        store.delete(RESERVATION)
+        raise UsageError(f"{store.uri} is not empty any more: it holds {found[0]}", hint="give a new folder")
+
+
+def remove_unnamed(store: ObjectStore, run_id: str, subtasks: Collection[SubtaskSnapshot]) -> None:
+    """Remove files of this run's tasks that were run twice or failed; nothing of anybody else's."""
     named = {s.file.path for part in subtasks for state in part.keyed for s in state.segments}
     named |= {ref.path for part in subtasks for output in part.committables for ref in output.files}
     for key in store.list(""):
-        if key not in named:
+        if f"{run_id}-" in key.rpartition("/")[2] and key not in named:
             store.delete(key)
 
 

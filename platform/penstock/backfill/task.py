@@ -93,7 +93,7 @@ class _Part:
         self.rows_in = 0
         self._store = open_store(stage.target_uri)
         #: Of this attempt alone.
-        self._prefix = f"{SystemRand().token(12)}-"
+        self._prefix = f"{stage.run_id}-{SystemRand().token(12)}-"
         self._folder = tempfile.TemporaryDirectory(prefix="penstock-backfill-")
         clock = SystemClock()
         environment = TaskEnvironment(
