@@ -20,7 +20,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.rand import SystemRand
 from penstock.network.addresses import Listener, dial, listeners, nearest
 from penstock.network.channel_table import ChannelTable, Peer
-from penstock.network.frame import ChannelKey, FrameError, Message
+from penstock.network.frame import ChannelKey, Message
 from penstock.network.greeting import NO_TRUST, NONCE_BYTES, Greeting, RefusedError, Trust, refusal
 from penstock.network.link import Certificates, Link
 from penstock.network.session import Session
@@ -43,9 +43,8 @@ _SEND_BYTES = 1 << 20
 #: Read from one socket before the others get their turn.
 _READ_BYTES_PER_TURN = 4 << 20
 _CLOSE_SECONDS = 5.0
-#: How long one who has connected may take to prove who it is, what it may send before, how many are waited for.
+#: How long one who has connected may take to prove who it is, and how many are waited for.
 GREETING_DEADLINE_MS = 10_000
-_GREETING_BYTES = 64 << 10
 MAX_STRANGERS = 256
 
 
@@ -230,13 +229,13 @@ class WorkerNetwork:
                 self._lost(link, "the connection was closed by the peer")
                 return
             taken += count
-            for message in link.decoder.received(count):
-                if link.session is not None and link.greeting.done:
-                    link.session.dispatch(message)
-                else:
-                    self._greeted(link, message)
-            if not link.greeting.done and taken > _GREETING_BYTES:
-                raise FrameError("it sends much and does not say who it is")
+            while messages := link.decoder.received(count):
+                count = 0
+                for message in messages:
+                    if link.session is not None and link.greeting.done:
+                        link.session.dispatch(message)
+                    else:
+                        self._greeted(link, message)
 
     def _send(self, link: Link) -> None:
         while True:
@@ -350,7 +349,7 @@ class WorkerNetwork:
         if answer:
             link.unsent.append(memoryview(answer))
         if greeting.done:
-            link.trust()
+            link.decoder.trust()
             if link.session is None:
                 self._admit(link)
         self._send(link)

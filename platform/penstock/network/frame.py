@@ -75,6 +75,7 @@ class ChannelKey(NamedTuple):
 
 NO_CHANNEL = ChannelKey(0, 0, 0, 0, 0)
 _KINDS = {int(kind): kind for kind in FrameKind}
+_GREETINGS = frozenset({FrameKind.HELLO, FrameKind.RESET})
 
 
 class Hello(msgspec.Struct, frozen=True, array_like=True):
@@ -156,9 +157,9 @@ class _Partial:
 class FrameDecoder:
     """Turns received bytes into messages; large payloads are received straight into their own memory."""
 
-    def __init__(self, message_limit: int = MESSAGE_LIMIT) -> None:
-        """Refuse messages above `message_limit` bytes."""
-        self.message_limit = message_limit
+    def __init__(self, greeting_bytes: int = 0) -> None:
+        """With `greeting_bytes` take nothing but whole greetings of at most that size, one a call, until `trust`."""
+        self._greeting_bytes = greeting_bytes
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._start = self._end = 0
         #: By kind too: a reset may come between the frames of its channel's message.
@@ -171,6 +172,10 @@ class FrameDecoder:
     def idle(self) -> bool:
         """Whether no message is half received."""
         return self._start == self._end and not self._partials
+
+    def trust(self) -> None:
+        """From here on take messages of every kind and size."""
+        self._greeting_bytes = 0
 
     def buffers(self) -> list[memoryview]:
         """Return where the next bytes should be received into, in order (for `recvmsg_into`)."""
@@ -186,6 +191,9 @@ class FrameDecoder:
 
     def received(self, count: int) -> list[Message]:
         """Take note that `count` bytes were put into `buffers()`; return the messages that are now whole.
+
+        Before `trust` it is one message at most, because it may be followed by what only a worker may send: call
+        again with 0 until there is none.
 
         Raises:
             FrameError: the bytes are not frames of this protocol.
@@ -219,12 +227,16 @@ class FrameDecoder:
 
     def _parse(self, messages: list[Message]) -> None:
         scratch = self._scratch
-        while self._end - self._start >= HEADER_BYTES:
+        while self._end - self._start >= HEADER_BYTES and not (messages and self._greeting_bytes):
             length, kind_code, _, _, *ids, total, sequence, backlog = _HEADER.unpack_from(scratch, self._start)
             kind = _KINDS.get(kind_code)
-            if kind is None or length > total or total > self.message_limit:
+            if kind is None or length > total or total > MESSAGE_LIMIT:
                 raise FrameError(f"frame header makes no sense: kind {kind_code}, {length} of {total} bytes")
             key = ChannelKey(*ids)
+            if self._greeting_bytes and not (
+                kind in _GREETINGS and key == NO_CHANNEL and length == total <= self._greeting_bytes
+            ):
+                raise FrameError(f"{kind.name}, {length} of {total} bytes, of one who has not proved who it is")
             self._start += HEADER_BYTES
             available = self._end - self._start
             if length == total <= available and (kind, key) not in self._partials:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from penstock.config.security import INTERNAL_NAME, Tls
 from penstock.core.errors import UsageError
-from penstock.network.frame import MESSAGE_LIMIT, FrameDecoder, FrameError
+from penstock.network.frame import FrameDecoder, FrameError
 from penstock.network.greeting import MESSAGE_BYTES, Greeting
 
 if TYPE_CHECKING:
@@ -68,10 +68,6 @@ class Link:
         self._dialled = session is None
         self._tls: ssl.SSLSocket | None = None
         self._shaken = False
-
-    def trust(self) -> None:
-        """Take messages of any size: it is a worker of the job."""
-        self.decoder.message_limit = MESSAGE_LIMIT
 
     @property
     def pending(self) -> bool:

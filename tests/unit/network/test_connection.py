@@ -20,7 +20,15 @@ from penstock.network import connection
 from penstock.network.addresses import Listener
 from penstock.network.connection import WorkerNetwork
 from penstock.network.data_plane import ConnectionLostError
-from penstock.network.frame import FrameDecoder, FrameKind, Hello, decode_hello, encode_message
+from penstock.network.frame import (
+    ChannelKey,
+    FrameDecoder,
+    FrameKind,
+    Hello,
+    OutgoingMessage,
+    decode_hello,
+    encode_message,
+)
 from penstock.network.greeting import NONCE_BYTES, Greeting, Trust
 
 DEADLINE = 20
@@ -303,6 +311,21 @@ def test_a_message_that_would_take_memory_is_refused_before_the_proof(planes):
         sock.sendall(head)
         with contextlib.suppress(ConnectionResetError):
             assert heard(sock) == []
+
+
+def test_pieces_of_many_messages_are_not_collected_before_the_proof(planes):
+    """Each head opens a message of a kilobyte on another channel, one a packet, well below the time allowed."""
+    heads = [
+        OutgoingMessage(FrameKind.HELLO, ChannelKey(n, 0, 0, 0, 0), 0, 0, memoryview(bytes(1024))) for n in range(50)
+    ]
+    kept = 0
+    with connect(planes["a"].endpoint) as sock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        for head in heads:
+            sock.sendall(head.next_frame(0)[0])
+            time.sleep(0.005)
+            kept = max(kept, *(len(link.decoder._partials) for link in list(planes["a"]._links)), 0)
+        assert heard(sock) == []
+    assert kept == 0
 
 
 def test_strangers_in_any_number_do_not_keep_a_worker_out(net, planes, monkeypatch):

@@ -113,3 +113,37 @@ def test_jobs_and_epochs_have_channels_of_their_own():
     channel = ChannelId(1, 2, 3, 4)
     assert ChannelKey.of("job", channel) != ChannelKey.of("job2", channel)
     assert ChannelKey.of("job", channel) != ChannelKey.of("job", ChannelId(1, 2, 3, 5))
+
+
+def hello(payload=b"who", **changed):
+    return encode_message(FrameKind.HELLO, payload=payload, **changed)
+
+
+def test_before_the_proof_greetings_come_one_at_a_time_and_behind_it_whatever_had_come():
+    decoder = FrameDecoder(greeting_bytes=100)
+    sent = hello() + b"".join(frames_of(data(KEY, bytes(5000)), 2000))
+    buffer = decoder.buffers()[0]
+    buffer[: len(sent)] = sent
+    assert [m.kind for m in decoder.received(len(sent))] == [FrameKind.HELLO]
+    decoder.trust()
+    (message,) = decoder.received(0)
+    assert (message.kind, message.size) == (FrameKind.DATA, 5000)
+    assert decoder.idle
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        encode_message(FrameKind.CREDIT, backlog=1),
+        encode_message(FrameKind.HELLO, KEY),
+        hello(bytes(101)),
+        hello(b"in pieces")[:HEADER_BYTES].replace(struct.pack("<I", 9), struct.pack("<I", 0), 1),
+    ],
+    ids=["kind", "channel", "size", "piece"],
+)
+def test_nothing_else_is_kept_for_one_who_has_proved_nothing(sent):
+    FrameDecoder().feed(sent)  # a worker may send it
+    decoder = FrameDecoder(greeting_bytes=100)
+    with pytest.raises(FrameError, match="not proved"):
+        decoder.feed(sent)
+    assert not decoder._partials
