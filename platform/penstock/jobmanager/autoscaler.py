@@ -1,7 +1,7 @@
 """Looks at every job that wants it, has `jobmanager.scaling` decide, logs that and, unless it is a dry run, rescales.
 
-A part of `jobmanager.changes`; looked after by the JobManager's own loop, so it runs on the event loop and blocks
-nowhere. It reads what workers have sent anyway and uses the rescale that users have.
+A part of `jobmanager.changes`; looked after by the JobManager's own loop, so it runs on the event loop and waits
+for nothing. It reads what workers have sent anyway and uses the rescale that users have.
 """
 
 from __future__ import annotations

@@ -232,8 +232,7 @@ class Dispatcher:
         """Go on with another parallelism, from a checkpoint; return a request id: the token, if one is given.
 
         Raises:
-            UsageError: the job does not run, or cannot have that parallelism; what else stands against it is told as
-                the request's failure.
+            UsageError: the job does not run, or cannot have that parallelism; any other failure is the request's.
         """
         return await self.changes.rescale(job, to)
 
@@ -369,6 +368,7 @@ class Dispatcher:
         ended = [j for j in self._jobs.values() if j.record.ended]
         for old in sorted(ended, key=lambda j: j.record.ended_ms)[:-_KEPT_ENDED]:
             old.driver = None
+            self._stories.forget(old.record.job_id)
         for job_id in await asyncio.to_thread(forget_oldest, self._parts.ha_store, [j.record for j in ended]):
             self._jobs.pop(job_id, None)
 

@@ -22,9 +22,11 @@ from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.commands import DiscoverSplits
 from penstock.jobmanager.deployment import source_spec
 from penstock.jobmanager.events import DiscoveryFailed, Event, SplitsDiscovered
+from penstock.jobmanager.side_threads import SideThreads
 
 _DISCOVERY_TIMEOUT_S = 60.0
 _VALIDATE_TIMEOUT_S = 60.0
+_VALIDATIONS = SideThreads("validation", 4)
 
 
 class Enumerators:
@@ -94,7 +96,7 @@ async def validate(graph: JobGraph) -> None:
     """
     _extend_path(graph)
     try:
-        await asyncio.wait_for(asyncio.to_thread(_validate, graph), _VALIDATE_TIMEOUT_S)
+        await _VALIDATIONS.call(_VALIDATE_TIMEOUT_S, _validate, graph)
     except TimeoutError as error:
         msg = f"the connectors of job {graph.name!r} could not be checked within {_VALIDATE_TIMEOUT_S:.0f} s"
         raise ConnectorError(msg, hint="are the outside systems reachable?") from error

@@ -23,6 +23,7 @@ from penstock.core.rand import Rand
 from penstock.core.snapshot import FileRef
 from penstock.jobmanager.commands import OperationEnded
 from penstock.jobmanager.operations import Operations
+from penstock.jobmanager.side_threads import SideThreads
 from penstock.jobmanager.views import OperationStatus
 
 _MANIFEST = "manifest.json"
@@ -90,6 +91,7 @@ class Disposals:
         self._rand = rand
         self._operations = Operations()
         self._running: set[asyncio.Task[None]] = set()
+        self._threads = SideThreads("disposal", 2)
 
     def begin(self, uri: str) -> str:
         """Start a disposal; return its request id."""
@@ -106,7 +108,7 @@ class Disposals:
 
     async def _run(self, request_id: str, uri: str) -> None:
         try:
-            await asyncio.to_thread(dispose, uri, tuple(self._job_folders()))
+            await self._threads.call(None, dispose, uri, tuple(self._job_folders()))
         except PenstockError as error:
             self._operations.end(OperationEnded(request_id, error=str(error), error_class=type(error).__name__), "")
         except Exception as error:  # noqa: BLE001 - a store may raise anything, and whoever asked waits for an end

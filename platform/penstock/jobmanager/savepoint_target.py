@@ -6,14 +6,15 @@ are silent, and a copy that cannot be written then would hold the job up, or end
 
 from __future__ import annotations
 
-import asyncio
-
 from penstock.checkpoint.stores import join_uri, open_store
 from penstock.core.errors import PenstockError, UsageError
 from penstock.jobmanager.known_jobs import KnownJob
+from penstock.jobmanager.side_threads import SideThreads
 
 #: A store that is away is asked several times by its client.
 _LIMIT_S = 20.0
+#: Places that answer take turns; when so many do not, no further one is tried.
+_THREADS = SideThreads("savepoint-target", 4)
 _HINT = "the job goes on as it was; give another target, or see to it that this one can be written"
 
 
@@ -23,7 +24,7 @@ async def savepoint_target(job: KnownJob, target: str, request_id: str, *, probe
     With `probe`, and unless the job has ended, an object is written beside it and removed.
 
     Raises:
-        UsageError: it cannot be written, or not within 20 s.
+        UsageError: it cannot be written, or not within 20 s, or four others hang that were asked for before.
     """
     base = target or join_uri(job.graph.settings.checkpoint_root, job.graph.name, "savepoints")
     name = f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}"
@@ -34,9 +35,10 @@ async def savepoint_target(job: KnownJob, target: str, request_id: str, *, probe
 
 async def _probe(base: str, name: str) -> None:
     try:
-        await asyncio.wait_for(asyncio.to_thread(_write, base, name), _LIMIT_S)
+        await _THREADS.call(_LIMIT_S, _write, base, name)
     except TimeoutError as error:
-        msg = f"the savepoint's target {base} did not answer within {_LIMIT_S:.0f} s"
+        reason = f": {error}" if str(error) else f" within {_LIMIT_S:.0f} s"
+        msg = f"the savepoint's target {base} did not answer{reason}"
         raise UsageError(msg, hint=_HINT) from error
     except (PenstockError, OSError) as error:
         reason = error.message if isinstance(error, PenstockError) else (error.strerror or str(error))

@@ -1,7 +1,7 @@
 """The stories of jobs over all their leaders: this one's is written down soon after each decision, others' are read.
 
-Owned by `jobmanager.dispatcher`, on its event loop; the store is asked in threads. No job depends on any of this: a
-store that refuses costs the story, and says so in the process's log.
+Owned by `jobmanager.dispatcher`, on its event loop; the store is asked in threads of its own. No job depends on any of
+this: a store that refuses, or hangs, costs the story, and says so in the process's log.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from penstock.checkpoint.story_records import prune_stories, read_stories, write
 from penstock.core.errors import PenstockError
 from penstock.core.event_log import Entry, with_earlier
 from penstock.core.logs import about
+from penstock.jobmanager.side_threads import SideThreads
 from penstock.jobmanager.views import StoryEntry
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 _LOGGER = logging.getLogger("penstock.jobs")
 #: Decisions come in bursts: one write for those of so many seconds.
 _WRITE_AFTER_SECONDS = 0.2
+_LIMIT_SECONDS, _CLOSE_SECONDS = 10.0, 15.0
+_NO_ANSWER = "the store does not answer"
 
 
 class Stories:
@@ -35,9 +38,13 @@ class Stories:
         self._written: dict[str, tuple[int, int]] = {}
         self._logged: dict[str, tuple[int, int]] = {}
         self._due: dict[str, tuple[asyncio.TimerHandle, JobMaster]] = {}
-        self._earlier: dict[str, tuple[Entry, ...]] = {}
+        #: What all but one generation have told, and which one that is.
+        self._earlier: dict[str, tuple[int, tuple[Entry, ...]]] = {}
+        self._reading: dict[tuple[str, int], asyncio.Task[tuple[Entry, ...]]] = {}
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
+        # one writes: what is late does not overwrite what came after it
+        self._writer, self._readers = SideThreads("story-writer", 1), SideThreads("story-reader", 2)
 
     def grew(self, job_id: str, master: JobMaster) -> None:
         """Log what was decided, and write it down soon."""
@@ -58,44 +65,68 @@ class Stories:
             await asyncio.shield(self._begin(job_id, master))
 
     async def _write(self, job_id: str, master: JobMaster) -> None:
-        timer, _ = self._due.pop(job_id, (None, None))
-        if timer is not None:
-            timer.cancel()
-        if self._written.get(job_id) == _state(master):
-            return
         async with self._writing:
+            # due until here: what was decided meanwhile is written with it
+            timer, _ = self._due.pop(job_id, (None, None))
+            if timer is not None:
+                timer.cancel()
+            if self._written.get(job_id) == _state(master):
+                return
             generation, decided = _state(master)
             try:
-                await asyncio.to_thread(write_story, self._store, job_id, generation, master.story.entries())
+                told = master.story.entries()
+                await self._writer.call(_LIMIT_SECONDS, write_story, self._store, job_id, generation, told)
                 if job_id not in self._written:
-                    await asyncio.to_thread(prune_stories, self._store, job_id)
-            except PenstockError as error:
-                _LOGGER.warning("the story of job %s was not written down: %s", job_id, error)
+                    await self._writer.call(_LIMIT_SECONDS, prune_stories, self._store, job_id)
+            except (PenstockError, TimeoutError) as error:
+                _LOGGER.warning("the story of job %s was not written down: %s", job_id, str(error) or _NO_ANSWER)
             # one that was refused is tried again with the next decision
             self._written[job_id] = generation, decided
 
     async def of(self, job_id: str, master: JobMaster | None) -> tuple[StoryEntry, ...]:
         """Return what was seen and decided by all leaders that are remembered, oldest first."""
-        if job_id not in self._earlier:
-            try:
-                own = 0 if master is None else master.identity.generation
-                self._earlier[job_id] = await asyncio.to_thread(read_stories, self._store, job_id, own)
-            except PenstockError as error:
-                _LOGGER.warning("the story of job %s could not be read: %s", job_id, error)
+        present = 0 if master is None else master.identity.generation
+        but, earlier = self._earlier.get(job_id, (-1, ()))
+        if but != present:
+            if (job_id, present) not in self._reading:
+                reading = asyncio.get_running_loop().create_task(self._read(job_id, present))
+                self._reading[job_id, present] = reading
+                reading.add_done_callback(lambda _: self._reading.pop((job_id, present)))
+            earlier = await asyncio.shield(self._reading[job_id, present])
         story = () if master is None else master.story.entries()
         log = () if master is None else master.story.earlier
-        told = with_earlier(self._earlier.get(job_id, ()), log, story)
-        present = 0 if master is None else master.identity.generation
+        told = with_earlier(earlier, log, story)
         return tuple(
             StoryEntry(at_ms=e.at_ms, kind=e.kind, text=e.text, generation=e.generation or present) for e in told
         )
 
+    def forget(self, job_id: str) -> None:
+        """Nothing of it is decided any more, and who asks for it reads what was written."""
+        for known in (self._written, self._logged, self._earlier):
+            known.pop(job_id, None)
+
     async def close(self) -> None:
-        """Write down what is due."""
+        """Write down what is due, unless the store hangs."""
         for job_id, (_, master) in tuple(self._due.items()):
-            await self.save(job_id, master)
+            self._begin(job_id, master)
         if self._tasks:
-            await asyncio.wait(self._tasks)
+            await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
+        left = (*self._tasks, *self._reading.values())
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        self._writer.close()
+        self._readers.close()
+
+    async def _read(self, job_id: str, but: int) -> tuple[Entry, ...]:
+        try:
+            told = await self._readers.call(_LIMIT_SECONDS, read_stories, self._store, job_id, but)
+        except (PenstockError, TimeoutError) as error:
+            _LOGGER.warning("the story of job %s could not be read: %s", job_id, str(error) or _NO_ANSWER)
+            return ()
+        if but:  # else the job has no master here, and nothing says when it is forgotten
+            self._earlier[job_id] = but, told
+        return told
 
     def _begin(self, job_id: str, master: JobMaster) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._write(job_id, master))

@@ -1,5 +1,10 @@
 """What a job's leaders decided, one after another: written down by each, told by the last."""
 
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
 from tests.unit.jobmanager.test_jobmanager_process import (
     _connectors,  # noqa: F401 - a fixture
     cluster_of,  # noqa: F401 - a fixture
@@ -12,6 +17,7 @@ from penstock.checkpoint.memory_store import MemoryStore
 from penstock.checkpoint.story_records import LEADERS_TOLD, prune_stories, read_stories, write_story
 from penstock.core.errors import StorageError
 from penstock.core.event_log import Entry, EventLog, with_earlier
+from penstock.jobmanager import stories as stories_module
 from penstock.jobmanager.stories import Stories
 
 
@@ -87,6 +93,89 @@ async def test_decisions_are_written_soon_and_a_store_that_refuses_costs_the_sto
     await refused.close()
     assert "no room" in caplog.text
     assert [e.text for e in await refused.of("j", master)] == ["a", "b", "routine", "c"]
+
+
+class Hanging(MemoryStore):
+    """Answers once it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.go, self.asked = threading.Event(), []
+
+    def put(self, key, data):
+        self.asked.append(key)
+        self.go.wait(20)
+        super().put(key, data)
+
+    def list(self, prefix):
+        self.asked.append(prefix)
+        self.go.wait(20)
+        return super().list(prefix)
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    monkeypatch.setattr(stories_module, "_WRITE_AFTER_SECONDS", 0.001)
+    store = Hanging()
+    yield store
+    store.go.set()
+
+
+async def test_stories_of_a_store_that_hangs_take_no_thread_from_leases_and_records(hanging):
+    stories, master, loop = Stories(hanging), Master(3), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    stories.grew("j", master)
+    views = [asyncio.create_task(stories.of("j", master)) for _ in range(8)]
+    await until(lambda: len(hanging.asked) >= 2)
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: "renewed"), 5) == "renewed"
+    hanging.go.set()
+    assert await asyncio.gather(*views) == [()] * 8
+    await stories.close()
+    assert hanging.asked.count("stories/j/") == 2, "one read for all who ask, and one of who writes for the first time"
+    assert hanging.asked.count("stories/j/000000000003.json") == 1
+
+
+async def test_while_a_write_hangs_no_others_gather(hanging):
+    stories, master = Stories(hanging), Master(3)
+    for n in range(30):
+        master.story.add(n, "failure", str(n))
+        stories.grew("j", master)
+        await asyncio.sleep(0.005)
+    assert len(asyncio.all_tasks()) <= 3, "this one, the write, and one that waits for it"
+    hanging.go.set()
+    await stories.close()
+    assert [e.text for e in read_stories(hanging, "j")] == [str(n) for n in range(30)]
+    assert sum(key.endswith(".json") for key in hanging.asked) == 2
+
+
+async def test_a_store_that_hangs_does_not_hold_up_the_end(hanging, monkeypatch, caplog):
+    monkeypatch.setattr(stories_module, "_LIMIT_SECONDS", 0.2)
+    stories, master = Stories(hanging), Master(3)
+    stories.grew("j", master)
+    stories.grew("k", master)
+    assert await stories.of("j", None) == ()
+    await asyncio.wait_for(stories.close(), 5)
+    assert "the story of job j was not written down: the store does not answer" in caplog.text
+    assert "the story of job k was not written down: 1 calls before it have not returned" in caplog.text
+    monkeypatch.setattr(stories_module, "_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(stories_module, "_LIMIT_SECONDS", 60)
+    stories = Stories(hanging)
+    stories.grew("j", master)
+    await asyncio.wait_for(stories.close(), 5)
+
+
+async def test_a_job_without_a_master_any_more_tells_what_this_leader_wrote_too():
+    store, master = MemoryStore(), Master(3)
+    write_story(store, "j", 2, [Entry(1, "deploy", "before")])
+    stories = Stories(store)
+    master.story.add(2, "end", "mine")
+    stories.grew("j", master)
+    await stories.save("j", master)
+    assert [e.text for e in await stories.of("j", master)] == ["before", "mine"]
+    assert [(e.generation, e.text) for e in await stories.of("j", None)] == [(2, "before"), (3, "mine")]
+    stories.forget("j")
+    assert [e.text for e in await stories.of("j", master)] == ["before", "mine"]
+    await stories.close()
 
 
 async def test_a_successor_tells_what_the_leader_before_decided(cluster_of, encoded):  # noqa: F811 - fixtures

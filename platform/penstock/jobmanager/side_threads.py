@@ -1,0 +1,68 @@
+"""Few threads for calls that may hang and that no running job needs: the loop's own stay with leases and records.
+
+Used for places that users name (`savepoint_target`, `savepoint_disposal`, `enumerators`), and for stories. A call that
+hangs keeps its thread, but neither whoever waits for it nor the end of the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_Work = tuple["Future[Any]", Callable[[], Any]]
+
+
+class SideThreads:
+    """At most `count` threads; calls that find none free wait for one, in their order."""
+
+    def __init__(self, name: str, count: int) -> None:
+        """No thread is started before the first call."""
+        self._name, self._count = name, count
+        self._work: SimpleQueue[_Work | None] = SimpleQueue()
+        self._started = 0
+        self._abandoned: list[Future[Any]] = []
+
+    async def call(self, limit_s: float | None, call: Callable[..., T], *arguments: Any) -> T:
+        """Return what `call` does, waited for so many seconds at most.
+
+        Raises:
+            TimeoutError: it has not returned; at once where every thread has a call that nobody waits for any more.
+        """
+        self._abandoned = [future for future in self._abandoned if not future.done()]
+        if len(self._abandoned) >= self._count:
+            msg = f"{self._count} calls before it have not returned"
+            raise TimeoutError(msg)
+        future: Future[T] = Future()
+        self._work.put((future, partial(call, *arguments)))
+        if self._started < self._count:
+            name = f"{self._name}-{self._started}"
+            threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True).start()
+            self._started += 1
+        try:
+            return await asyncio.wait_for(asyncio.wrap_future(future), limit_s)
+        finally:
+            if future.running():
+                self._abandoned.append(future)
+
+    def close(self) -> None:
+        """Let the threads end behind the calls they have; there are no others after this."""
+        for _ in range(self._started):
+            self._work.put(None)
+
+
+def _serve(asked: SimpleQueue[_Work | None]) -> None:
+    while (work := asked.get()) is not None:
+        future, call = work
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - whoever waits has it raised
+            future.set_exception(error)
+        del work, future, call

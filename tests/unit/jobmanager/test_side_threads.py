@@ -1,0 +1,123 @@
+"""Calls that may hang: how many threads they take, how long they are waited for, and who is held up by them."""
+
+import asyncio
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.core.errors import UsageError
+from penstock.jobmanager import enumerators, savepoint_target
+from penstock.jobmanager.side_threads import SideThreads
+
+
+async def test_calls_take_turns_and_raise_what_they_raise():
+    threads = SideThreads("t", 2)
+    running, most, lock = 0, 0, threading.Lock()
+
+    def counted(n):
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        gate.wait(5)
+        with lock:
+            running -= 1
+        return 10 // n
+
+    gate = threading.Event()
+    asked = [asyncio.create_task(threads.call(10, counted, n)) for n in (1, 2, 5, 0)]
+    await asyncio.sleep(0.1)
+    gate.set()
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    assert (told[:3], type(told[3]), most) == ([10, 5, 2], ZeroDivisionError, 2)
+    threads.close()
+
+
+async def test_where_all_hang_the_next_is_refused_at_once_until_one_returns():
+    threads, go = SideThreads("t", 2), threading.Event()
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            await threads.call(0.05, go.wait, 20)
+    with pytest.raises(TimeoutError, match="2 calls before it have not returned"):
+        await threads.call(None, str)
+    go.set()
+    for _ in range(100):
+        try:
+            assert await threads.call(5, str, 7) == "7"
+            break
+        except TimeoutError:
+            await asyncio.sleep(0.05)
+    else:
+        pytest.fail("still refused")
+    threads.close()
+
+
+async def test_a_call_that_nobody_waits_for_any_more_does_not_begin():
+    threads, go, begun = SideThreads("t", 1), threading.Event(), []
+    first = asyncio.create_task(threads.call(20, go.wait, 20))
+    await asyncio.sleep(0.05)
+    with pytest.raises(TimeoutError):
+        await threads.call(0.05, begun.append, "late")
+    go.set()
+    assert await first
+    assert await threads.call(5, str) == ""
+    assert begun == []
+    threads.close()
+
+
+def test_a_call_that_hangs_does_not_keep_the_process():
+    program = """
+import asyncio, threading
+from penstock.jobmanager.side_threads import SideThreads
+async def main():
+    try:
+        await SideThreads("t", 1).call(0.1, threading.Event().wait)
+    except TimeoutError:
+        print("given up")
+asyncio.run(main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "given up\n"
+
+
+async def free_besides(calls):
+    """Return whether the loop's own only thread is free while these hang."""
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    tasks = [asyncio.create_task(call) for call in calls]
+    await asyncio.sleep(0.1)
+    try:
+        return await asyncio.wait_for(asyncio.to_thread(lambda: True), 5), tasks
+    except TimeoutError:
+        return False, tasks
+
+
+async def test_targets_that_hang_hold_up_no_lease_and_further_ones_are_refused(monkeypatch):
+    go = threading.Event()
+    monkeypatch.setattr(savepoint_target, "_write", lambda *_: go.wait(20))
+    monkeypatch.setattr(savepoint_target, "_THREADS", SideThreads("probe", 4))
+    monkeypatch.setattr(savepoint_target, "_LIMIT_S", 0.5)
+    job = SimpleNamespace(record=SimpleNamespace(ended="", job_id="a" * 32))
+    ask = lambda n: savepoint_target.savepoint_target(job, "/dead", f"{n}", probe=True)
+    free, tasks = await free_besides([ask(n) for n in range(6)])
+    try:
+        assert free
+        told = await asyncio.gather(*tasks, return_exceptions=True)
+        assert all("did not answer within" in str(error) for error in told)
+        with pytest.raises(UsageError, match="did not answer: 4 calls before it have not returned"):
+            await ask(7)
+    finally:
+        go.set()
+
+
+async def test_connectors_that_hang_hold_up_no_lease(monkeypatch, graph_of):
+    go = threading.Event()
+    monkeypatch.setattr(enumerators, "_validate", lambda _graph: go.wait(20))
+    monkeypatch.setattr(enumerators, "_VALIDATIONS", SideThreads("validation", 4))
+    free, tasks = await free_besides([enumerators.validate(graph_of()) for _ in range(6)])
+    go.set()
+    await asyncio.gather(*tasks)
+    assert free
