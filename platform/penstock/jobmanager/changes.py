@@ -80,7 +80,7 @@ class Changes:
 
     def _begin_rescale(self, found: KnownJob, to: RescaleTo) -> str:
         parts, request_id = self._parts, to.token or self._parts.rand.token()
-        if found.record.rescale_token == request_id or parts.operations.known(request_id):
+        if self._is_known(found, request_id, found.record.rescale_token):
             return request_id
         graph = to.applied(found.graph, self._slots(found))
         parts.operate(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
@@ -96,7 +96,8 @@ class Changes:
         """
         parts = self._parts
         found, request_id = parts.find(job), token or parts.rand.token()
-        if self._is_known(found, request_id):
+        before = found.record.upgrade.token if found.record.upgrade is not None else ""
+        if self._is_known(found, request_id, before):
             return request_id
         new = read_submitted(graph)
         if not new.settings.checkpoint_root:
@@ -109,7 +110,7 @@ class Changes:
             raise UsageError(msg, hint="start another TaskManager, or lower its parallelism")
         await enumerators.validate(new)
         uri = "" if policy.from_checkpoint else await savepoint_target(found, policy.target, request_id, probe=True)
-        if self._is_known(found, request_id):  # asked again meanwhile
+        if parts.operations.known(request_id):  # asked again meanwhile
             return request_id
         event = UpgradeRequested(request_id, parts.rand.token(16), parts.rand.token(16), new, policy, uri)
         parts.operate(found, request_id, event)
@@ -138,9 +139,26 @@ class Changes:
         record = found.record.upgrade if upgrading is None else upgrading.record
         return None if record is None else _view(record, upgrading, found)
 
-    def told(self, request_id: str) -> OperationStatus | None:
-        """Return what a leader before us has recorded of a request."""
-        for record in (job.record for job in self._parts.jobs.values()):
+    def require_own(self, job: KnownJob, request_id: str) -> OperationStatus | None:
+        """Return what became of a request with the token of one that is made of `job` now; None: there was none.
+
+        A later run of the same name counts as the same job: asked again, a stop does not stop that one too.
+
+        Raises:
+            UsageError: that was a request of another job.
+        """
+        operations, name = self._parts.operations, job.record.name
+        known = operations.status(request_id) if operations.known(request_id) else self.told(request_id, name)
+        owner = self._parts.jobs.get(known.job_id) if known is not None else None
+        if owner is not None and owner.record.name != name:
+            msg = f"token {request_id!r} was given to a request of job {owner.record.name!r} already"
+            raise UsageError(msg, hint=f"nothing was done to job {name!r}; a token is for one request of one job")
+        return known
+
+    def told(self, request_id: str, name: str = "") -> OperationStatus | None:
+        """Return what a leader before us has recorded of a request, of a job of that name first."""
+        jobs = sorted(self._parts.jobs.values(), key=lambda job: job.record.name != name)
+        for record in (job.record for job in jobs):
             if record.stop_token and record.stop_token == request_id:
                 return OperationStatus(
                     request_id=request_id, job_id=record.job_id, status="COMPLETED", uri=record.stop_uri
@@ -184,9 +202,9 @@ class Changes:
         held = 0 if job.record.ended else required_slots(job.graph)
         return held + self._parts.free_slots()
 
-    def _is_known(self, job: KnownJob, request_id: str) -> bool:
-        before = job.record.upgrade is not None and job.record.upgrade.token == request_id
-        return before or self._parts.operations.known(request_id)
+    def _is_known(self, job: KnownJob, request_id: str, recorded: str) -> bool:
+        self.require_own(job, request_id)
+        return recorded == request_id or self._parts.operations.known(request_id)
 
 
 def _upgrading(job: KnownJob) -> Upgrading | None:

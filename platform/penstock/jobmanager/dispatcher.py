@@ -205,22 +205,23 @@ class Dispatcher:
         """Stop with a savepoint under `uri` (default: `<checkpoint root>/<job>/savepoints`); return a request id.
 
         Raises:
-            UsageError: nothing can be written there.
+            UsageError: nothing can be written there, or the token is of another job's request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        if self.changes.told(request_id) is not None:
+        if self.changes.require_own(found, request_id) is not None:
             return request_id
-        event = StopRequested(request_id, await self._savepoint(found, uri, request_id), drain)
+        event = StopRequested(request_id, await savepoint_target(found, uri, request_id, probe=True), drain)
         return self._operate(found, request_id, event)
 
     async def savepoint(self, job: str, uri: str = "", *, token: str = "") -> str:
         """Take a savepoint; return a request id: the token, if one is given, which makes two requests one.
 
         Raises:
-            UsageError: nothing can be written there.
+            UsageError: nothing can be written there, or the token is of another job's request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        place = await self._savepoint(found, uri, request_id)
+        self.changes.require_own(found, request_id)
+        place = await savepoint_target(found, uri, request_id, probe=not self._operations.known(request_id))
         return self._operate(found, request_id, SavepointRequested(request_id, place))
 
     async def trigger_checkpoint(self, job: str) -> str:
@@ -375,10 +376,8 @@ class Dispatcher:
     def _find(self, name: str) -> KnownJob:
         return find_job(self._jobs, name)
 
-    async def _savepoint(self, job: KnownJob, target: str, request_id: str) -> str:
-        return await savepoint_target(job, target, request_id, probe=not self._operations.known(request_id))
-
     def _operate(self, job: KnownJob, request_id: str, event: Event) -> str:
+        self.changes.require_own(job, request_id)
         if self._operations.known(request_id):
             return request_id  # asked again
         self._operations.begin(request_id, job.record.job_id)
