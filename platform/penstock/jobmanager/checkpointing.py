@@ -82,7 +82,8 @@ class Checkpointing:
         self._held = HeldOutput()
         #: Savepoint id -> (checkpoint id, log sequence): being copied.
         self._copying: dict[str, tuple[int, int]] = {}
-        self._ending: LastCut | None = None
+        #: Of this deployment: it is in the log.
+        self.last_cut: LastCut | None = None
         #: A stop whose append was under way when the deployment failed, or was not answered: the log decides.
         self._undecided_stop = ""
         #: The answer to the stop that has ended the job.
@@ -140,7 +141,7 @@ class Checkpointing:
         """The last cut was durable before the failure, and its output is published now: copy it and finish."""
         timeout = self._running().graph.settings.checkpoint_timeout_ms
         uri = manifest.note if manifest.barrier in ("stop", "drain") else ""
-        self._ending = LastCut(manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout)
+        self.last_cut = LastCut(manifest, uri, self._undecided_stop or manifest.request, now_ms + timeout)
         self._undecided_stop = ""
         return self._advance_ending()
 
@@ -153,11 +154,11 @@ class Checkpointing:
             commands = [c for c in stopped if isinstance(c, OperationEnded)]
             self._coordinator = None
         for savepoint_id in self._copying:
-            if self._ending is None or savepoint_id != self._ending.request_id:
+            if self.last_cut is None or savepoint_id != self.last_cut.request_id:
                 commands.append(OperationEnded(savepoint_id, error=reason))
-        if self._ending is not None:
-            self._undecided_stop = self._ending.request_id
-        self._copying, self._ending, self._deployment = {}, None, None
+        if self.last_cut is not None:
+            self._undecided_stop = self.last_cut.request_id
+        self._copying, self.last_cut, self._deployment = {}, None, None
         return commands
 
     def close(self, reason: str) -> list[Command]:
@@ -169,9 +170,9 @@ class Checkpointing:
 
     def request(self, kind: BarrierKind, request_id: str, uri: str, now_ms: int) -> list[CheckpointCommand]:
         """A user wants a cut."""
-        if self._ending is not None and self._ending.request_id == request_id:
+        if self.last_cut is not None and self.last_cut.request_id == request_id:
             return []  # asked again of the leader that goes on with it
-        if self._coordinator is None or self._ending is not None:
+        if self._coordinator is None or self.last_cut is not None:
             return [OperationEnded(request_id, error="the job is not running")]
         self._uris[request_id] = uri
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
@@ -186,7 +187,7 @@ class Checkpointing:
         """Why the deployment cannot be ended now without harm to what somebody waits for, or nothing."""
         if self._coordinator is None:
             return "the job is not running"
-        if self._ending is not None:
+        if self.last_cut is not None:
             return "the job is about to end"
         if any(kind.ends_job for kind in self._coordinator.requested):
             return "a stop of the job was asked for"
@@ -278,7 +279,7 @@ class Checkpointing:
         if current.label in _ENDING or current.final:
             timeout = self._running().graph.settings.checkpoint_timeout_ms
             request = current.request_id if current.kind.ends_job else ""
-            self._ending = LastCut(manifest, uri if request else "", request, now_ms + timeout)
+            self.last_cut = LastCut(manifest, uri if request else "", request, now_ms + timeout)
         commands += self._retain(now_ms)
         commands += self._translate(coordinator.appended(current.checkpoint_id, now_ms), now_ms)
         return commands + self._advance_ending()
@@ -297,7 +298,7 @@ class Checkpointing:
         checkpoint_id, _sequence = copying
         if not message.error:
             self.history.saved(checkpoint_id, message.uri)
-        ending = self._ending
+        ending = self.last_cut
         if ending is None or ending.manifest.checkpoint_id != checkpoint_id:
             return [OperationEnded(message.savepoint_id, message.uri, checkpoint_id, message.error)]
         if message.error:
@@ -307,14 +308,14 @@ class Checkpointing:
 
     def tick(self, now_ms: int) -> list[CheckpointCommand]:
         """Time has passed."""
-        if self._ending is not None and (late := self._ending.late(now_ms)):
+        if self.last_cut is not None and (late := self.last_cut.late(now_ms)):
             return [JobShouldFail(f"{late} in time: {len(self.pending)} committables are left")]
         return [] if self._coordinator is None else self._translate(self._coordinator.tick(now_ms), now_ms)
 
     def wake_ms(self) -> int | None:
         """When `tick` has something to do."""
         times = [self._coordinator.wake_ms() if self._coordinator is not None else None]
-        times.append(self._ending.deadline_ms if self._ending is not None else None)
+        times.append(self.last_cut.deadline_ms if self.last_cut is not None else None)
         return min((t for t in times if t is not None), default=None)
 
     # --- inside ----------------------------------------------------------------------------------------------------
@@ -380,7 +381,7 @@ class Checkpointing:
         return [DeleteEntries(plan.sequences, files)] if plan.sequences or files else []
 
     def _advance_ending(self) -> list[CheckpointCommand]:
-        ending = self._ending
+        ending = self.last_cut
         if ending is None or self.pending:
             return []
         if not ending.uri or ending.saved:
@@ -388,7 +389,7 @@ class Checkpointing:
             if ending.request_id:
                 self.stopped = ending.answer
                 done.insert(0, self.stopped)
-            self._ending = None
+            self.last_cut = None
             return done
         if ending.writing:
             return []

@@ -11,6 +11,7 @@ from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.events import CancelRequested, Event
 from penstock.jobmanager.job_driver import JobDriver
 from penstock.jobmanager.job_master import JobMaster
+from penstock.jobmanager.job_state import Step
 
 
 @dataclass(slots=True)
@@ -25,6 +26,18 @@ class KnownJob:
     def master(self) -> JobMaster | None:
         """Who decides, once it has been started under this leader."""
         return self.driver.master if self.driver is not None else None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether its log has been read by this leader, and nothing in there ends it."""
+        master = self.master
+        if self.record.ended or master is None or master.checkpointing.last_cut is not None:
+            return False
+        deployment = master.deployment
+        if deployment is None:
+            return master.step in (Step.WAITING, Step.CHANGING)
+        read = deployment.recovered is not None and not deployment.finishing
+        return read and master.step in (Step.STARTING, Step.RUNNING)
 
     def post(self, event: Event) -> None:
         """Hand on what a user wants; of a job that is still being recovered all but its end waits for that.

@@ -21,14 +21,15 @@ _HINT = "the job goes on as it was; give another target, or see to it that this 
 async def savepoint_target(job: KnownJob, target: str, request_id: str, *, probe: bool) -> str:
     """Return the folder of a request's savepoint below `target`, by default below the job's own folder.
 
-    With `probe`, and unless the job has ended, an object is written beside it and removed.
+    With `probe` an object is written beside it and removed, if the job goes on as far as is known: one that is being
+    recovered may have been stopped by this very request, and is then about to end, whatever is found at its target.
 
     Raises:
         UsageError: it cannot be written, or not within 20 s, or four others hang that were asked for before.
     """
     base = target or join_uri(job.graph.settings.checkpoint_root, job.graph.name, "savepoints")
     name = f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}"
-    if probe and not job.record.ended:
+    if probe and job.goes_on:
         await _probe(base, name)
     return join_uri(base, name)
 

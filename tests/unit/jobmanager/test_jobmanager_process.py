@@ -334,9 +334,7 @@ async def test_a_cut_whose_savepoint_cannot_be_written_is_refused_and_the_job_go
     assert list(target.iterdir()) == [], "what was tried is gone"
 
 
-async def test_a_token_of_another_jobs_request_is_refused_by_this_leader_and_the_next(
-    cluster_of, encoded, graph_of, tmp_path
-):
+async def test_a_token_of_another_jobs_request_is_refused_by_every_leader(cluster_of, encoded, tmp_path):
     old, _ = await cluster_of()
     target = str(tmp_path / "saved")
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+from types import SimpleNamespace
+
 import pytest
 
+from penstock.checkpoint.job_records import JobRecord
 from penstock.checkpoint.manifest import decode_manifest
-from penstock.core.errors import StorageError
+from penstock.core.errors import StorageError, UsageError
 from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
+from penstock.jobmanager.known_jobs import KnownJob
+from penstock.jobmanager.savepoint_target import savepoint_target
 from penstock.jobmanager.status import JobStatus
 from penstock.rpc import worker_commands as orders
 
@@ -144,6 +150,36 @@ def test_the_next_leader_answers_a_stop_whose_job_has_ended_already(world_of, as
     assert after.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
     assert after.operations["other"].error == "the job is FINISHED"
     assert after.savepoints == []
+
+
+async def test_where_a_savepoint_goes_is_tried_only_if_the_job_goes_on(world_of, graph_of, tmp_path):
+    """The next leader is asked again for the stop that it finds in the log, and its target is gone by then."""
+    (tmp_path / "file").touch()
+    record = JobRecord(job_id="a" * 32, name="job", run_id="r", token="", submitted_ms=0, graph=b"")
+
+    async def tried(world):
+        job = KnownJob(record, graph_of(), SimpleNamespace(master=world.master))
+        with contextlib.suppress(UsageError):
+            await savepoint_target(job, str(tmp_path / "file"), "req", probe=True)
+            return False
+        return True
+
+    world = world_of()
+    world.hold_discovery = True
+    assert not await tried(world), "its log is not read yet"
+    assert await tried(world.start()), "it is read, and the job starts"
+    for found in world.held_discovery:
+        world.post(found)
+    assert await tried(world)
+    world.deaf.add(orders.WriteSavepoint)
+    world.post(ev.StopRequested("req", "memory://sp"))
+    assert not await tried(world), "its sources are silent"
+    after = successor(world_of, world)
+    assert not await tried(after)
+    after.deaf.add(orders.WriteSavepoint)
+    assert not await tried(after.start())
+    assert after.terminal is None
+    assert not await tried(successor(world_of, after).start())
 
 
 def test_another_request_behind_a_stop_in_the_log_is_refused(world_of):
