@@ -94,7 +94,10 @@ class Golden:
 
     def backfill(self, monkeypatch, engine, cuts, name="savepoint", **options):
         target = str(self.folder / name)
-        given = BackfillOptions(target=target, until=self.until(cuts), **{"parts": 3, "piece_rows": 150, **options})
+        accept = ("dedup",) if self.kind == "dedup" else ()
+        given = BackfillOptions(
+            target=target, until=self.until(cuts), **{"parts": 3, "piece_rows": 150, "accept": accept, **options}
+        )
         work = Backfill(self.graph(monkeypatch), given, SystemClock(), SystemRand())
         return work.run(engine, lambda *_: None)
 

@@ -14,27 +14,31 @@ from penstock.core.errors import UsageError
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.graph.job_graph import Broadcast, JobGraph, JobVertex, OperatorSpec
 from penstock.graph.validate import near
+from penstock.operators.reduce_function import REDUCED
 
 #: Kinds whose result follows from the rows of a key and their event times.
 _EQUAL = frozenset(
     {
         *("source", "assign_watermarks", "project", "key_selector", "constant_key", "map", "flat_map", "filter_rows"),
         *("map_batches", "process", "co_process", "window_aggregate", "zoned_window", "session_aggregate"),
-        *("deduplicate", "interval_join", "window_join", "window_rows_join", "temporal_join"),
+        *("interval_join", "window_join", "window_rows_join", "temporal_join"),
     }
 )
 _ARRIVAL = "what it emits depends on the order in which rows arrive"
 _UNKEYED = "its state is not by key: it depends on which subtask a row comes to"
+_PROCESSING = "it goes by processing time"
+_TTL = "its time-to-live goes by the clock: in a backfill of years that takes minutes nothing expires"
 #: kind -> why it is refused unless accepted by name.
 _ACCEPTABLE = {
     "running_aggregate": _ARRIVAL,
+    "deduplicate": _ARRIVAL,
     "window_rows": f"{_ARRIVAL}, where it has a trigger or a function that looks at it",
     "plain_process": _UNKEYED,
     "window_top": _UNKEYED,
 }
 #: kind -> why there is no way.
 _NEVER = {
-    "processing_window": "it goes by processing time",
+    "processing_window": _PROCESSING,
     "map_async": "what it has under way is not by key, and its answers come in any order",
     "broadcast_process": "a broadcast stream has no place in a backfill",
     "collect": "execute_and_collect() has no sink that publishes once",
@@ -91,7 +95,14 @@ def _judge(operator: OperatorSpec, vertex: JobVertex, *, fed_by_broadcast: bool)
         reason, acceptable = _NEVER["broadcast_process"], False
     elif kind in ("source", "assign_watermarks"):
         strategy = strategy_from_builtins(operator.config.get("watermarks"))
-        reason = "its event time is the time of ingestion" if strategy.kind == "ingestion" else ""
+        reason, letters = "", _dead_letters(operator)
+        if strategy.kind == "ingestion":
+            reason = "its event time is the time of ingestion"
+        elif letters:
+            reason, acceptable = (
+                f"its reader publishes to {letters!r} by itself, again whenever a task runs again",
+                True,
+            )
     elif kind == "sink":
         delivery = operator.config["sink"]["delivery"]
         reason = (
@@ -99,8 +110,27 @@ def _judge(operator: OperatorSpec, vertex: JobVertex, *, fed_by_broadcast: bool)
         )
     elif operator.keyed and vertex.is_source:
         reason, acceptable = "it has keys and no shuffle between it and the source", False
+    elif operator.config.get("window", {}).get("time") == "processing":
+        reason, acceptable = _PROCESSING, False
     elif not reason and kind not in _EQUAL:
         reason = "this kind of operator is not known here"
+    elif not reason:
+        reason = _reason_of_state(operator)
+        acceptable = bool(reason)
     if not reason:
         return None
     return Finding(uid=operator.uid, kind=kind, reason=reason, acceptable=acceptable)
+
+
+def _dead_letters(operator: OperatorSpec) -> str:
+    """Return the topic that a source's reader writes bad records to, past all sinks; empty if it has none."""
+    source = operator.config.get("source") or {}
+    return source.get("config", {}).get("dead_letter_topic") or ""
+
+
+def _reason_of_state(operator: OperatorSpec) -> str:
+    """Return why what an operator keeps may differ; empty if it does not."""
+    if REDUCED in operator.config.get("states", ()):
+        return _ARRIVAL
+    kinds = operator.config.get("kinds", {}).values()
+    return _TTL if "ttl" in operator.config or any("ttl" in kind for kind in kinds) else ""
