@@ -19,7 +19,7 @@ from penstock.checkpoint.sweeper import SWEPT_PREFIXES
 from penstock.checkpoint.trials import Trial, trial_of
 from penstock.core import failpoints
 from penstock.core.clock import Clock
-from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StorageError
+from penstock.core.errors import JobIdentityError, NotFoundError, SnapshotDamagedError, StateMismatchError, StorageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.state_check import check_states, require_fit
@@ -73,6 +73,7 @@ class JobStore:
         """
         if self._start.from_uri:
             self._source = self._read_source()
+            self._refuse_fork_of_backfill(self._source)
         generation = self._lease.acquire(job_id).generation
         try:
             self._refuse_continued(generation)
@@ -181,6 +182,13 @@ class JobStore:
         except msgspec.MsgspecError as error:
             msg = f"{uri}/manifest.json is damaged: {error}"
             raise SnapshotDamagedError(msg, hint="use another savepoint") from error
+
+    def _refuse_fork_of_backfill(self, source: Manifest) -> None:
+        """A fork leaves staged output to the origin, and a backfill's savepoint has none that would publish it."""
+        if self._start.claim or not source.pending or source.job_id.strip("0"):
+            return
+        msg = f"{self._start.from_uri} is a backfill's: its staged output has no other job that publishes it"
+        raise StateMismatchError(msg, hint="start from it without --no-claim")
 
     def _check_states(self, source: Manifest) -> None:
         """Refuse a savepoint whose state does not fit, before it is claimed."""

@@ -13,7 +13,7 @@ from penstock.checkpoint.recovery import plan_recovery
 from penstock.core.clock import ManualClock
 from penstock.core.errors import JobIdentityError, StateMismatchError
 from penstock.core.rand import SeededRand
-from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
+from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.jobmanager.job_store import JobStore, StartFrom
 
 HOLDER = LeaseHolder(id="cluster", host="h", machine="elsewhere", pid=1)
@@ -121,6 +121,16 @@ def test_an_origin_whose_savepoint_another_name_has_claimed_does_not_go_on(store
     chosen.seal(ORIGIN, "r4", generation)
     chosen.append("checkpoint:2", taken(kind="checkpoint", run_id="r4", checkpoint_id=2))
     again.acquire(ORIGIN, "r5")
+
+
+def test_a_fork_of_a_backfill_whose_output_is_staged_is_refused_as_nobody_would_publish_it(store_of, savepoint):
+    place = open_memory_store(savepoint.removeprefix("memory://"))
+    staged = Committable(id="out/r/0/1", uid="out", run_id="r1", subtask=0, checkpoint_id=1, rows=3)
+    place.put("manifest.json", encode_manifest(taken(job_id="0" * 32, pending=(staged,))))
+    with pytest.raises(StateMismatchError, match="no other job that publishes it"):
+        store_of("fork", from_uri=savepoint, claim=False).acquire(HEIR, "r2")
+    place.put("manifest.json", encode_manifest(taken(job_id="0" * 32)))
+    assert store_of("fork", from_uri=savepoint, claim=False).acquire(HEIR, "r2") == 1
 
 
 def test_a_fork_beside_its_origin_is_none_of_its_business(store_of, savepoint):
