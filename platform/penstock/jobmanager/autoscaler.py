@@ -49,7 +49,8 @@ class _Watched:
     cost: RestartCost
     log: deque[LogEntry] = field(default_factory=lambda: deque(maxlen=_KEPT))
     request_id: str = ""
-    parallelism: tuple[int, ...] = ()
+    #: Vertices of the job and their parallelism, when it was looked at last.
+    shape: tuple[tuple[str, int], ...] = ()
 
 
 class Autoscaler:
@@ -121,11 +122,11 @@ class Autoscaler:
             checkpoints=master.checkpointing.history.completed,
             periodic=periodic,
         )
-        parallelism = tuple(v.parallelism for v in job.graph.vertices)
-        if watched.parallelism and watched.parallelism != parallelism:
+        shape = tuple((v.id, v.parallelism) for v in job.graph.vertices)
+        if watched.shape and watched.shape != shape:
             watched.scaler.changed(now_ms)
-        watched.parallelism = parallelism
-        self._follow(watched, now_ms)
+        watched.shape = shape
+        self._follow(watched, master, now_ms)
         changing = master.in_place.rescaling.phase is not None or master.in_place.upgrading.phase is not None
         if since_ms is None or changing or watched.request_id or watched.cost.pending:
             watched.scaler.unsettled()
@@ -152,7 +153,7 @@ class Autoscaler:
             entry.outcome = str(error)
             watched.scaler.failed(now_ms)
 
-    def _follow(self, watched: _Watched, now_ms: int) -> None:
+    def _follow(self, watched: _Watched, master: JobMaster, now_ms: int) -> None:
         """See what became of the rescale that was begun."""
         if not watched.request_id:
             return
@@ -165,7 +166,7 @@ class Autoscaler:
         watched.request_id = ""
         watched.log[-1].outcome = "done" if status.status == "COMPLETED" else status.error
         if status.status != "COMPLETED":
-            watched.scaler.failed(now_ms)
+            watched.scaler.failed(now_ms, put_off=master.in_place.rescaling.put_off)
 
 
 def looks_of(job: KnownJob, master: JobMaster) -> tuple[VertexLook, ...] | None:

@@ -48,6 +48,8 @@ class Rescaling:
     def __init__(self) -> None:
         """None."""
         self._current: _Rescale | None = None
+        #: Whether the last one that was refused stood against something that passes.
+        self.put_off = False
 
     @property
     def phase(self) -> Phase | None:
@@ -69,6 +71,7 @@ class Rescaling:
         elif not obstacle and described(request.graph) == described(graph):
             return [OperationEnded(request.request_id)]
         if obstacle:
+            self.put_off = True
             return [OperationEnded(request.request_id, error=obstacle)]
         self._current = _Rescale(request, Phase.SLOTS)
         missing = required_slots(request.graph) - held
@@ -104,8 +107,9 @@ class Rescaling:
         if current is None or mine is None:
             return commands, ""
         others = [c for c in commands if c is not mine]
-        reason = mine.error or checkpointing.busy or ("" if running else "the job is not running any more")
-        reason = reason or _unfit(current.request.graph, checkpointing.newest)
+        passing = checkpointing.busy or ("" if running else "the job is not running any more")
+        self.put_off = bool(passing)
+        reason = mine.error or passing or _unfit(current.request.graph, checkpointing.newest)
         if reason:
             return others + self.abandon(reason), f"given up: {reason}"
         current.phase = Phase.DECIDED

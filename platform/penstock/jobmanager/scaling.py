@@ -132,10 +132,7 @@ class Scaler:
         self._not_before_ms = 0
 
     def look(self, looks: Sequence[VertexLook], now_ms: int) -> None:
-        """Remember one look; those of another shape of the job say nothing any more."""
-        shape = [(look.id, look.parallelism) for look in looks]
-        if self._looks and [(look.id, look.parallelism) for look in self._looks[-1][1]] != shape:
-            self._looks.clear()
+        """Remember one look, at the job as it was at the last one."""
         self._looks.append((now_ms, tuple(looks)))
         while now_ms - self._looks[0][0] > self._settings.metrics_window_ms and len(self._looks) > 2:
             self._looks.popleft()
@@ -145,13 +142,15 @@ class Scaler:
         self._looks.clear()
 
     def changed(self, now_ms: int) -> None:
-        """A change of the parallelism was begun, by whomever."""
+        """The job has other vertices or another parallelism, by whomever: looks before say nothing any more."""
         self._changed_ms = now_ms
         self._looks.clear()
 
-    def failed(self, now_ms: int) -> None:
-        """What was decided could not be done: not again for some time."""
-        self._not_before_ms = now_ms + self._settings.scale_down_interval_ms
+    def failed(self, now_ms: int, *, put_off: bool = False) -> None:
+        """What was decided could not be done: not again for some time, a short one if what stood against it passes."""
+        settings = self._settings
+        pause_ms = settings.stabilization_interval_ms if put_off else settings.scale_down_interval_ms
+        self._not_before_ms = now_ms + pause_ms
 
     def decide(self, graph: JobGraph, slots: int, restart_ms: float, now_ms: int) -> Decision:
         """Return what is to be done of a job that has run for `stabilization_interval` at least and changes in nothing.

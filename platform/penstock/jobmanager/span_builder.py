@@ -133,9 +133,9 @@ class SpanBuilder:
         return [span for view in views for span in self._cut(view, job)]
 
     def _cut(self, view: CheckpointView, job: JobMaster) -> list[Span]:
-        operation = next(
-            (o for o in self._operations.values() if view.kind in _CUTS[o.name] and view.end_ms >= o.start_ms), None
-        )
+        idle = "Rescale" if job.in_place.waits_for_slots else ""  # its own cut comes behind them
+        mine = (o for o in self._operations.values() if view.kind in _CUTS[o.name] and view.end_ms >= o.start_ms)
+        operation = next((o for o in mine if o.name != idle), None)
         if operation is not None:
             operation.cut_ms = view.end_ms
         parent = operation.context if operation is not None else None

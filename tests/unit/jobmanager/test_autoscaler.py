@@ -41,7 +41,9 @@ class Stage:
             step=Step.RUNNING,
             metrics={"in/0": FAST, "work/0": SLOW},
             checkpointing=SimpleNamespace(history=SimpleNamespace(completed=0), busy="", asked_for=""),
-            in_place=SimpleNamespace(rescaling=SimpleNamespace(phase=None), upgrading=SimpleNamespace(phase=None)),
+            in_place=SimpleNamespace(
+                rescaling=SimpleNamespace(phase=None, put_off=False), upgrading=SimpleNamespace(phase=None)
+            ),
             story=EventLog(),
         )
         record = SimpleNamespace(job_id="1", name="j", ended="")
@@ -143,6 +145,16 @@ def test_what_failed_or_was_refused_is_not_tried_again_soon():
     assert [entry["outcome"] for entry in failed.log if entry["kind"] == "rescale"] == ["no slots: two are gone"]
     assert [entry["outcome"] for entry in refused.log if entry["kind"] == "rescale"] == ["no slots"]
     assert {failed.log[0]["kind"], refused.log[0]["kind"]} == {"wait"}
+
+
+@pytest.mark.parametrize(("put_off", "asked"), [(True, 2), (False, 1)])
+def test_what_was_refused_for_something_that_passes_is_tried_again_soon(put_off, asked):
+    stage = Stage()
+    stage.seconds(8)
+    stage.master.in_place.rescaling.put_off = put_off
+    end(stage, "a savepoint is being written")
+    stage.seconds(60)
+    assert len(stage.asked) == asked
 
 
 def test_no_slots_to_be_had_leave_it_as_it_is():

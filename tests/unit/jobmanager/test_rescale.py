@@ -132,6 +132,7 @@ def test_what_cannot_be_recorded_goes_on_as_before(world_of):
     world.record_error = "the store is down"
     world.post(ask(world, 3)).pass_time(3000)
     assert "the store is down" in world.operations["t"].error
+    assert not world.master.in_place.rescaling.put_off
     assert (widths(world), len(world.free), world.master.restarts) == (({2}, {"r"}, 4), 6, 0)
     assert_published_once(world)
 
@@ -141,6 +142,7 @@ def test_a_savepoint_that_is_being_written_is_not_cut_off(world_of):
     world.deaf.add(orders.WriteSavepoint)
     world.post(ev.SavepointRequested("p", "memory://sp")).post(ask(world, 3))
     assert world.operations["t"].error == "a savepoint is being written"
+    assert world.master.in_place.rescaling.put_off
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import pytest
 
 from penstock.graph.rescale import rescaled
+from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.checkpoint_spans import MOST_SUBTASKS, cut_spans
 from penstock.jobmanager.span_builder import SpanBuilder
@@ -129,6 +130,24 @@ def test_a_rescale_is_one_trace_of_its_checkpoint_and_its_start(world_of):
     world.start().pass_time(1000)
     world.post(ev.RescaleRequested("q", "r2", rescaled(world.master.graph, 3, {})))
     world.pass_time(500)
+    (whole,) = named(spans, "Rescale")
+    assert whole.error == ""
+    assert below(spans, whole) == ["Checkpoint", "JobInitialization"]
+
+
+def test_a_checkpoint_beside_a_rescale_that_waits_for_slots_is_not_part_of_it(world_of):
+    world = world_of()
+    spans, handle = traced(world), world.master.handle
+    world.start().pass_time(1000)
+    world.master.handle = lambda *given: [c for c in handle(*given) if not isinstance(c, cmd.RequestSlots)]
+    world.post(ev.RescaleRequested("q", "r2", rescaled(world.master.graph, 3, {})))
+    world.pass_time(2000)
+    world.master.handle = handle
+    before = named(spans, "Checkpoint")
+    assert [cut.parent for cut in before] == [None] * len(before)
+    assert len(before) > 1
+    taken, world.free = world.free[:2], world.free[2:]
+    world.post(ev.SlotsGranted(tuple(taken))).pass_time(1500)
     (whole,) = named(spans, "Rescale")
     assert whole.error == ""
     assert below(spans, whole) == ["Checkpoint", "JobInitialization"]
