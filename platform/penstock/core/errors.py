@@ -73,5 +73,9 @@ class SavepointInUseError(UsageError):
     """A job still reads from the savepoint that was to be removed; names the job's folder."""
 
 
+class UnansweredError(PenstockError):
+    """What was asked for was taken and may come about, but was not durable in time."""
+
+
 class NotFoundError(PenstockError):
     """No job, checkpoint or savepoint has that id."""

@@ -17,7 +17,7 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri
 from penstock.checkpoint.upgrade_record import UpgradePolicy, UpgradeRecord
 from penstock.core import failpoints
-from penstock.core.errors import UsageError
+from penstock.core.errors import UnansweredError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.regions import required_slots
@@ -36,7 +36,7 @@ from penstock.jobmanager.upgrade_check import require_upgradable
 from penstock.jobmanager.upgrading import Phase, Upgrading
 from penstock.jobmanager.views import OperationStatus, UpgradeView
 
-#: Until a verdict that is not durable yet is answered all the same.
+#: Until whoever gave a verdict is told that it is not durable yet.
 _VERDICT_MS = 20_000
 _STATUS = {"cut": "IN_PROGRESS", "trial": "IN_PROGRESS", "completed": "COMPLETED"}
 
@@ -120,17 +120,25 @@ class Changes:
         """Say whether the new version on trial is healthy; return when that will outlive this leader.
 
         Raises:
-            UsageError: none is on trial.
+            UsageError: none is on trial, or what was decided in the end is not what was said.
+            UnansweredError: nobody knows yet, because it could not be recorded within 20 s.
         """
         found = self._parts.find(job)
         upgrading = _upgrading(found)
-        if found.driver is None or upgrading is None or upgrading.phase is not Phase.TRIAL:
+        if found.driver is None or upgrading is None or upgrading.record is None or upgrading.phase is not Phase.TRIAL:
             msg = f"job {found.record.name!r} has no new version on trial"
             hint = "see `penstock upgrade JOB --status`; if the JobManager has just started, ask again"
             raise UsageError(msg, hint=hint)
         found.driver.post(UpgradeJudged(healthy))
-        if upgrading.record is not None:
-            await self._parts.operations.wait(upgrading.record.token, _VERDICT_MS)
+        status = await self._parts.operations.wait(upgrading.record.token, _VERDICT_MS)
+        if status.status == "IN_PROGRESS":
+            msg = f"the verdict on job {found.record.name!r} was taken, and is not recorded yet"
+            raise UnansweredError(
+                msg, hint="see `penstock upgrade JOB --status`: a JobManager that dies now forgets it"
+            )
+        if healthy is not (status.status == "COMPLETED"):
+            msg = f"the verdict on job {found.record.name!r} came too late: {status.error or 'its output was released'}"
+            raise UsageError(msg, hint="see `penstock upgrade JOB --status`")
 
     def view(self, job: str) -> UpgradeView | None:
         """Return the newest upgrade of a job, if there was one."""

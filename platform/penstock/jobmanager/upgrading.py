@@ -88,6 +88,8 @@ class Upgrading:
         #: Before it was, nobody knows whether a leader before us has taken the cut.
         self._log_known = False
         self._command: RecordUpgrade | None = None
+        #: What is told as soon as that is durable: no leader after us says otherwise then.
+        self._told: OperationEnded | None = None
         self._retry_ms: int | None = None
         self._begin()
 
@@ -297,8 +299,8 @@ class Upgrading:
         """The job stays what it is now: tell, and record that nothing is left to do."""
         self.phase, self._retry_ms = Phase.REPORT, None
         self.record = msgspec.structs.replace(self._of(), phase=phase, other=b"", reason=error)
-        told = OperationEnded(self.record.token, uri=self.record.savepoint, error=error)
-        return [Note("upgrade", f"{phase}: {text}"), told, *self._send(RecordUpgrade(self.record))]
+        self._told = OperationEnded(self.record.token, uri=self.record.savepoint, error=error)
+        return [Note("upgrade", f"{phase}: {text}"), *self._send(RecordUpgrade(self.record))]
 
     def _refuse(self, reason: str) -> list[ChangeStep]:
         return self._report("refused", reason, f"the old version goes on: {reason}")
@@ -320,7 +322,8 @@ class Upgrading:
         """The job ends: so does this, as far as anybody waits for it."""
         open_ended = self.phase not in (None, Phase.REPORT)
         if self._retry_ms is not None:
-            self._command = None  # it is not on its way, and will not be
+            open_ended = open_ended or self._told is not None
+            self._command = self._told = None  # it is not on its way, and will not be
         self.phase, self._retry_ms = None, None
         return [OperationEnded(self._of().token, error=reason)] if open_ended else []
 
@@ -339,6 +342,7 @@ class Upgrading:
     def recorded(self, job: Situation) -> list[ChangeStep]:
         """What was sent is durable."""
         command, self._command = self._command, None
+        told, self._told = self._told, None
         if command is None:
             return []
         ended = self.phase is None
@@ -349,7 +353,7 @@ class Upgrading:
         elif self.phase in (Phase.BACK, Phase.REPORT):
             self.phase = None
         if command.graph is None:
-            return []
+            return [told] if told is not None else []
         upgrade, old = command.upgrade, job.identity
         allowed = upgrade.policy.allow_non_restored_state if command.trial is not None else ()
         own = JobIdentity(old.job_id, command.run_id, old.generation, allow_non_restored_state=allowed)

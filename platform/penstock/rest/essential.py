@@ -19,6 +19,7 @@ from penstock.core.errors import (
     NotFoundError,
     PenstockError,
     StateMismatchError,
+    UnansweredError,
     UsageError,
 )
 from penstock.core.secrets import redact
@@ -115,7 +116,7 @@ def status_of(error: PenstockError) -> int:
         return 409
     if isinstance(error, (UsageError, ConnectorError, StateMismatchError)):
         return 400
-    return 500
+    return 504 if isinstance(error, UnansweredError) else 500
 
 
 def _too_large(size: int) -> UsageError:

@@ -228,6 +228,23 @@ def test_a_record_that_cannot_be_written_is_tried_again(world_of, graph_of):
     assert_exact(world)
 
 
+@pytest.mark.parametrize("rollback", [False, True])
+@pytest.mark.parametrize("closes", [False, True])
+def test_an_end_is_told_when_no_later_leader_says_otherwise(world_of, graph_of, rollback, closes):
+    world = trying(world_of, graph_of, rollback=rollback, checkpoints=9)
+    world.record_error = "the store is down"
+    world.post(ev.UpgradeJudged(healthy=True)).pass_time(2500)
+    assert "t" not in world.operations
+    assert world.upgrades[-1].phase == "trial"
+    if closes:
+        world.post(ev.CancelRequested())
+        assert "cancelled" in world.operations["t"].error
+        return
+    world.record_error = ""
+    world.pass_time(3000)
+    assert (world.operations["t"].error, world.upgrades[-1].phase) == ("", "completed")
+
+
 STRIKES = {
     "worker": kill_one,
     "taskmanager": lose_all,

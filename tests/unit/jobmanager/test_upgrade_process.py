@@ -13,8 +13,10 @@ from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.config.settings import JobSettings
 from penstock.core import failpoints
 from penstock.core.clock import SystemClock
-from penstock.core.errors import UsageError
+from penstock.core.errors import StorageError, UsageError
 from penstock.graph.job_graph import decode_graph, encode_graph
+from penstock.jobmanager import changes
+from penstock.jobmanager.commands import OperationEnded
 from penstock.rest.app import create_app
 
 __all__ = ["_connectors", "cluster_of", "encoded"]
@@ -87,6 +89,43 @@ async def test_the_next_leader_goes_on_with_the_trial_and_a_user_ends_it(cluster
     _, text = await call(app, "GET", f"/v1/penstock/jobs/{job_id}/upgrade/mine")
     assert json.loads(text)["status"]["id"] == "COMPLETED"
     assert "failure-cause" in json.loads(text)["operation"]
+
+
+async def test_a_verdict_is_taken_when_it_is_durable_and_was_not_too_late(cluster_of, encoded, monkeypatch):
+    manager, _machine, job_id = await running(cluster_of, encoded)
+    dispatcher = manager.dispatcher
+    path = f"/v1/penstock/jobs/{job_id}/upgrade/verdict?healthy="
+
+    def on_trial():
+        view = dispatcher.changes.view(job_id)
+        return view.phase == "trial" and view.checkpoints
+
+    app = create_app(dispatcher, SystemClock(), lambda: None)
+    policy = msgspec.structs.replace(TRIAL, confirm=True, from_checkpoint=True, rollback=False, deadline_ms=60_000)
+    await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
+    await until(
+        lambda: dispatcher.changes.view(job_id).phase == "trial" and dispatcher.changes.view(job_id).checkpoints
+    )
+
+    def away(*_):
+        raise StorageError("the store is away")
+
+    monkeypatch.setattr(changes, "_VERDICT_MS", 300)
+    with monkeypatch.context() as broken:
+        broken.setattr(changes, "write_record", away)
+        status, text = await call(app, "POST", path + "true")
+        assert (status, "not recorded yet" in text) == (504, True)
+        assert dispatcher.operation("mine").status == "IN_PROGRESS"
+    assert (await dispatcher.wait_operation("mine", 9000)).status == "COMPLETED"
+    await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "other")
+    await until(on_trial)
+
+    def lost(_):
+        dispatcher._operations.end(OperationEnded("other", error="it failed 9 times"), job_id)
+
+    monkeypatch.setattr(dispatcher._jobs[job_id].driver, "post", lost)
+    status, text = await call(app, "POST", path + "true")
+    assert (status, "came too late: it failed 9 times" in text) == (400, True)
 
 
 @pytest.mark.parametrize("point", ["before_upgrade_record", "after_upgrade_record"])
