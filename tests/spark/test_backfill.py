@@ -17,6 +17,7 @@ from penstock.backfill.engine import LocalEngine
 from penstock.backfill.spark import BackfillFailedError, SparkEngine
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.verify import verify
+from penstock_connectors.datagen.source import DatagenSourceFactory
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
 pytestmark = [
@@ -44,7 +45,7 @@ def keyed(uri):
     return {(state.uid, state.state) for part in manifest.subtasks for state in part.keyed}
 
 
-@pytest.mark.parametrize("kind", ["windows", "stages", "sessions", "join", "process", "dedup"])
+@pytest.mark.parametrize("kind", ["windows", "stages", "sessions", "join", "process", "dedup", "union", "quiet"])
 def test_spark_gives_what_one_process_gives(engine, kind, tmp_path, monkeypatch):
     golden = Golden(kind, tmp_path)
     here = golden.backfill(monkeypatch, LocalEngine(), CUTS, "here")
@@ -57,6 +58,14 @@ def test_spark_gives_what_one_process_gives(engine, kind, tmp_path, monkeypatch)
         assert golden.state(uid, name, there.uri) == golden.state(uid, name, here.uri)
     report = verify(there.uri)
     assert (report.damaged, report.unknown) == ([], [])
+
+
+def test_a_source_without_splits_has_no_rows(engine, tmp_path, monkeypatch):
+    golden = Golden("windows", tmp_path)
+    monkeypatch.setattr(DatagenSourceFactory, "history", lambda *_: ())
+    made = golden.backfill(monkeypatch, engine, CUTS)
+    assert (made.rows_read, made.rows_staged, made.watermark) == (0, 0, None)
+    assert verify(made.uri).damaged == []
 
 
 def test_a_task_that_fails_leaves_no_savepoint_and_says_why(engine, tmp_path, monkeypatch):

@@ -98,6 +98,8 @@ def _judge(operator: OperatorSpec, vertex: JobVertex, *, fed_by_broadcast: bool)
         reason, letters = "", _dead_letters(operator)
         if strategy.kind == "ingestion":
             reason = "its event time is the time of ingestion"
+        elif kind == "assign_watermarks" and strategy.kind == "generator":
+            reason, acceptable = "its generator is asked at rows only in a backfill, and not by the clock", True
         elif letters:
             reason, acceptable = (
                 f"its reader publishes to {letters!r} by itself, again whenever a task runs again",

@@ -16,6 +16,7 @@ from penstock.backfill.qualify import require_qualified
 from penstock.backfill.stages import (
     Stage,
     TaskResult,
+    heard,
     parts_of,
     pieces_of,
     places_of,
@@ -69,6 +70,8 @@ class BackfillResult:
     run_id: str
     rows_read: int
     rows_staged: int
+    #: What operators have dropped as late.
+    rows_late: int
     #: Microseconds, of the source furthest behind; None: one has none yet, and nothing that waits for it has fired.
     watermark: int | None
     #: uid of a source -> split id -> position, as the connector has it.
@@ -100,7 +103,7 @@ class Backfill:
         """
         reserve(self._target, self.run_id)
         subtasks: list[SubtaskSnapshot] = []
-        read = 0
+        read = late = 0
         for vertex in self._graph.vertices:
             stage = self._stage(vertex)
             results = engine.run(stage, progress)
@@ -109,8 +112,9 @@ class Backfill:
                 raise UsageError(msg, hint="this is a fault of penstock")
             subtasks += self._finish(stage, results)
             read += sum(result.rows_in for result in results) if vertex.is_source else 0
+            late += sum(result.late for result in results)
         remove_unnamed(self._target, self.run_id, subtasks)
-        result = self._write(tuple(subtasks), read)
+        result = self._write(tuple(subtasks), read, late)
         self._target.delete(RESERVATION)  # from now on the manifest keeps others away
         return result
 
@@ -167,14 +171,15 @@ class Backfill:
     def _finish(self, stage: Stage, results: Sequence[TaskResult]) -> list[SubtaskSnapshot]:
         """Note how far event time is behind a stage; return its subtasks as the savepoint has them."""
         if not stage.vertex.is_source:
-            self._watermarks[stage.vertex.id] = watermark_behind(results, quiet_are_idle=False)
-            return [result.snapshot for result in results]
+            counted = heard(stage, results)
+            self._watermarks[stage.vertex.id] = watermark_behind(counted, quiet_are_idle=False)
+            return [result.snapshot for result in counted]
         quiet = _quiet_are_idle(stage.vertex)
         by_split = source_snapshots(stage, self._histories[stage.vertex.id], results, quiet_are_idle=quiet)
         self._watermarks[stage.vertex.id] = watermark_behind(furthest(stage, results), quiet_are_idle=quiet)
         return by_split
 
-    def _write(self, subtasks: tuple[SubtaskSnapshot, ...], read: int) -> BackfillResult:
+    def _write(self, subtasks: tuple[SubtaskSnapshot, ...], read: int, late: int) -> BackfillResult:
         graph, target = self._graph, self._target
         pending = tuple(output for part in subtasks for output in part.committables)
         counts = {v.id: sum(part.vertex_id == v.id for part in subtasks) for v in graph.vertices}
@@ -206,6 +211,7 @@ class Backfill:
             run_id=self.run_id,
             rows_read=read,
             rows_staged=sum(output.rows for output in pending),
+            rows_late=late,
             watermark=None if reached == MIN_TIMESTAMP else reached,
             positions={
                 v.operators[0].uid: {split.rest.id: split.rest.state for split in self._histories[v.id]}

@@ -86,7 +86,8 @@ class SparkEngine:
         self._given.clear()
 
     def _pieces(self, stage: Stage) -> DataFrame:
-        return self._session.range(0, stage.parts, 1, stage.parts)
+        # a source may have no split, but Spark takes no number of partitions below one
+        return self._session.range(0, stage.parts, 1, max(1, stage.parts))
 
     def _parts(self, stage: Stage) -> DataFrame:
         schema = input_schema(stage)

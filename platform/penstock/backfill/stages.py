@@ -64,9 +64,10 @@ class TaskResult(msgspec.Struct, frozen=True, kw_only=True):
     snapshot: SubtaskSnapshot
     watermark: int
     rows_in: int
-    rows_out: int
-    #: Rows of a source that came out of event time's bounds are counted by the operators themselves.
+    #: Rows that operators have dropped as late.
     late: int = 0
+    #: Whether it has no say in how far event time is.
+    quiet: bool = False
 
 
 def parts_of(vertex: JobVertex, parts: int, key_groups: int) -> int:
@@ -101,8 +102,24 @@ def watermark_behind(results: Iterable[TaskResult], *, quiet_are_idle: bool) -> 
 
     `quiet_are_idle`: a part without rows holds nobody back, as a split would not that has an idle time-out.
     """
-    known = [r.watermark for r in results if not (quiet_are_idle and r.watermark == MIN_TIMESTAMP)]
+    heard_of = [r.watermark for r in results if not r.quiet]
+    known = [mark for mark in heard_of if not (quiet_are_idle and mark == MIN_TIMESTAMP)]
     return min(known, default=MIN_TIMESTAMP)
+
+
+def heard(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
+    """Return what tasks gave without the watermarks of those that assign event time and had no row to do it by.
+
+    Live a subtask there has rows: there are as many as are fed, not `--parts`. They would hold everybody back for ever.
+    """
+    uids = {operator.uid for operator in stage.vertex.operators if operator.kind == "assign_watermarks"}
+    return [r if r.rows_in or not uids else _without_event_time(r, uids) for r in results]
+
+
+def _without_event_time(result: TaskResult, uids: set[str]) -> TaskResult:
+    left = tuple(state for state in result.snapshot.operator if state.uid not in uids)
+    snapshot = msgspec.structs.replace(result.snapshot, operator=left)
+    return msgspec.structs.replace(result, snapshot=snapshot, watermark=MIN_TIMESTAMP, quiet=True)
 
 
 def source_snapshots(

@@ -193,7 +193,6 @@ class _Part:
             snapshot=snapshot,
             watermark=self.chain.last_watermark,
             rows_in=self.rows_in,
-            rows_out=self.box.rows,
             late=sum(link.metrics.late_records_dropped for link in self.chain.links),
         )
 

@@ -108,7 +108,6 @@ class Outbox:
         self._origin = origin
         self._seq = 0
         self._ready: list[pa.RecordBatch] = []
-        self.rows = 0
 
     def add(self, edge: int, batch: pa.RecordBatch, parts: np.ndarray[Any, Any]) -> None:
         """Put rows of one edge in, each with the part of the next stage it goes to."""
@@ -126,7 +125,6 @@ class Outbox:
             pa.array(np.arange(self._seq, self._seq + count)),
         ]
         self._seq += count
-        self.rows += count
         self._ready.append(self._batch(place, {self._first + edge: struct}, count))
 
     def result(self, data: bytes) -> None:

@@ -57,6 +57,8 @@ def backfill(
         print_json(_as_json(graph.name, result, seconds))
         return
     say(f"{graph.name}: {result.rows_read:,} rows in {seconds:.1f} s, {result.rows_staged:,} rows of output staged")
+    if result.rows_late:
+        say(f"{result.rows_late:,} rows were late and were dropped, as they would be live")
     say(f"event time has come to {_time(result.watermark)}; start the job with: penstock run {job} --from {result.uri}")
 
 
@@ -117,6 +119,7 @@ def _as_json(name: str, result: BackfillResult, seconds: float) -> dict[str, Any
         "run": result.run_id,
         "rows": result.rows_read,
         "staged_rows": result.rows_staged,
+        "late_rows": result.rows_late,
         "watermark": result.watermark,
         "positions": result.positions,
         "seconds": round(seconds, 3),

@@ -94,7 +94,7 @@ HISTORY = (
 def results(*watermarks):
     return [
         TaskResult(
-            vertex_id="v", part=part, watermark=watermark, rows_in=0, rows_out=0,
+            vertex_id="v", part=part, watermark=watermark, rows_in=0,
             snapshot=SubtaskSnapshot(
                 vertex_id="v", subtask=part,
                 committables=(Committable(id=f"o/{part}", uid="o", run_id="r", subtask=part, checkpoint_id=1),),
