@@ -103,9 +103,7 @@ async def test_a_verdict_is_taken_when_it_is_durable_and_was_not_too_late(cluste
     app = create_app(dispatcher, SystemClock(), lambda: None)
     policy = msgspec.structs.replace(TRIAL, confirm=True, from_checkpoint=True, rollback=False, deadline_ms=60_000)
     await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
-    await until(
-        lambda: dispatcher.changes.view(job_id).phase == "trial" and dispatcher.changes.view(job_id).checkpoints
-    )
+    await until(on_trial)
 
     def away(*_):
         raise StorageError("the store is away")
