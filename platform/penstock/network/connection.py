@@ -20,6 +20,7 @@ from penstock.core.errors import PenstockError
 from penstock.core.rand import SystemRand
 from penstock.network.addresses import Listener, dial, listeners, nearest
 from penstock.network.channel_table import ChannelTable, Peer
+from penstock.network.door import Door
 from penstock.network.frame import ChannelKey, Message
 from penstock.network.greeting import NO_TRUST, NONCE_BYTES, Greeting, RefusedError, Trust, refusal
 from penstock.network.link import Certificates, Link
@@ -78,7 +79,8 @@ class WorkerNetwork:
         self._certificates = None if trust.tls is None else Certificates(trust.tls)
         self._clock, self._rand = clock, SystemRand()
         self._on_lost = on_connection_lost
-        self._listeners = listeners(worker_id, listen)
+        self._selector = selectors.DefaultSelector()
+        self._door = Door(listeners(worker_id, listen), self._selector, clock)
         self._table = ChannelTable(worker_id, clock, self, kernels)
         self._peers: dict[str, _PeerState] = {}
         #: Peers without a socket that is up: only these are looked at in every turn.
@@ -91,10 +93,8 @@ class WorkerNetwork:
         self._woken = False
         self._closing = False
         self._wake_in, self._wake_out = socket.socketpair()
-        self._selector = selectors.DefaultSelector()
-        for sock, what in ((self._wake_in, None), *((listener.sock, listener) for listener in self._listeners)):
-            sock.setblocking(False)
-            self._selector.register(sock, selectors.EVENT_READ, what)
+        self._wake_in.setblocking(False)
+        self._selector.register(self._wake_in, selectors.EVENT_READ, None)
         self._thread = threading.Thread(target=self._run, name="penstock-network", daemon=True)
         self._thread.start()
 
@@ -103,7 +103,7 @@ class WorkerNetwork:
     @property
     def endpoint(self) -> str:
         """Where other workers reach this one."""
-        return ",".join(listener.endpoint for listener in self._listeners)
+        return self._door.endpoint
 
     def create_gate(self, deployment: TaskDeployment, on_data: Wake) -> InputGate | None:
         """Make the gate of one subtask; None when it has no inputs."""
@@ -176,8 +176,7 @@ class WorkerNetwork:
             for link in list(self._links):
                 self._drop_link(link)
             self._selector.close()
-            for listener in self._listeners:
-                listener.close()
+            self._door.close()
             self._wake_in.close()
             self._wake_out.close()
 
@@ -193,6 +192,7 @@ class WorkerNetwork:
         self._run_commands()
         self._connect_due()
         self._drop_strangers()
+        self._door.reopen()
         self._flush_dirty()
 
     def _run_commands(self) -> None:
@@ -202,7 +202,7 @@ class WorkerNetwork:
     def _timeout(self) -> float:
         if self._commands or self._dirty:
             return 0.0
-        return _RETRY_MS / 1000 if self._waiting else _IDLE_SECONDS
+        return _RETRY_MS / 1000 if self._waiting or self._door.shut else _IDLE_SECONDS
 
     def _serve(self, link: Link, mask: int) -> None:
         try:
@@ -298,7 +298,7 @@ class WorkerNetwork:
 
     def _dial(self, state: _PeerState) -> None:
         try:
-            sock, connected = dial(nearest(state.endpoint, self._listeners[0].host))
+            sock, connected = dial(nearest(state.endpoint, self._door.host))
         except OSError as error:
             state.last_error = str(error)
             return
@@ -321,7 +321,7 @@ class WorkerNetwork:
         self._send(link)
 
     def _accept(self, listener: Listener) -> None:
-        while (sock := listener.accept()) is not None:
+        for sock in self._door.come_in(listener):
             link = Link(sock, self._greeting(), certificates=self._certificates)
             self._links.add(link)
             self._strangers[link] = self._clock.monotonic_ms() + GREETING_DEADLINE_MS

@@ -1,6 +1,7 @@
 """Real sockets: two workers in one process and in two, both transports, and every way to lose a peer."""
 
 import contextlib
+import errno
 import json
 import socket
 import subprocess
@@ -340,6 +341,27 @@ def test_strangers_in_any_number_do_not_keep_a_worker_out(net, planes, monkeypat
         output.end()
         assert net.keys_of(reader.read(gate)) == list(range(10))
         assert heard(idle[0]) == [], "the oldest has gone"
+
+
+def test_a_worker_without_a_free_descriptor_lets_others_in_later(net, planes, monkeypatch):
+    failed, accept = [], Listener.accept
+
+    def full(self):
+        if len(failed) < 3:
+            failed.append(time.monotonic())
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(Listener, "accept", full)
+    job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
+    reader = Reader()
+    output, gate = job.outputs(0, "a", ["b"]), job.gate(0, "b", ["a"], reader.data.set)
+    job.start()
+    output.batch(Batch(net.rows(10)))
+    output.end()
+    assert net.keys_of(reader.read(gate)) == list(range(10))
+    assert failed[2] - failed[0] >= 0.19, "it looks away meanwhile"
+    assert planes["a"].lost == planes["b"].lost == []
 
 
 def test_a_long_folder_falls_back_to_a_short_one(tmp_path):
