@@ -19,6 +19,8 @@ from penstock.core.errors import UsageError
 _PATH_LIMIT = 100
 _BACKLOG = 512
 _BUFFER_BYTES = 2 << 20
+#: How long the host at the other end may answer nothing, not even to what only asks whether it is there.
+_SILENCE_SECONDS = 30
 
 
 class Listener:
@@ -147,6 +149,11 @@ def _tune(sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     else:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # a network that swallows packets, or a host that is gone, is a lost connection, not one that waits for hours
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _SILENCE_SECONDS // 3)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _SILENCE_SECONDS // 6)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENCE_SECONDS * 1000)
 
 
 def _host_port(text: str) -> tuple[str, int]:

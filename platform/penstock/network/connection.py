@@ -23,7 +23,7 @@ from penstock.network.channel_table import ChannelTable, Peer
 from penstock.network.door import Door
 from penstock.network.frame import ChannelKey, Message
 from penstock.network.greeting import NO_TRUST, NONCE_BYTES, Greeting, RefusedError, Trust, refusal
-from penstock.network.link import Certificates, Link
+from penstock.network.link import Certificates, Link, passing
 from penstock.network.session import Session
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class WorkerNetwork:
                     link.waits_for_peer = False
                     self._send(link)
         except (OSError, PenstockError) as error:
-            self._lost(link, str(error))
+            self._lost(link, str(error), again=passing(error))
 
     def _receive(self, link: Link) -> None:
         taken = 0
@@ -226,8 +226,7 @@ class WorkerNetwork:
             if count is None:
                 return
             if count == 0:
-                self._lost(link, "the connection was closed by the peer")
-                return
+                raise ConnectionResetError("the connection was closed by the peer")
             taken += count
             while messages := link.decoder.received(count):
                 count = 0
@@ -258,7 +257,7 @@ class WorkerNetwork:
             try:
                 self._send(link)
             except OSError as error:
-                self._lost(link, str(error))
+                self._lost(link, str(error), again=passing(error))
 
     def _want_write(self, link: Link, *, wanted: bool) -> None:
         if link.wants_write != wanted:
@@ -365,12 +364,15 @@ class WorkerNetwork:
 
     # --- losing -------------------------------------------------------------------------------------------------------
 
-    def _lost(self, link: Link, reason: str) -> None:
+    def _lost(self, link: Link, reason: str, *, again: bool = False) -> None:
+        """Hang up; `again`: who had not answered the greeting yet, a full house say, is dialled until it is late."""
         self._drop_link(link)
         session = link.session
         if session is not None:
             state = self._peers.get(session.peer)
-            if state is not None and state.link is link:
+            if state is not None and state.link is link and again and not link.greeting.done:
+                state.last_error, state.link = reason, None
+            elif state is not None and state.link is link:
                 self._lose_peer(session.peer, f"connection to worker {session.peer} lost: {reason}")
 
     def _lose_peer(self, worker_id: str, reason: str, *, report: bool = True) -> None:

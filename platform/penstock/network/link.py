@@ -129,6 +129,11 @@ class Link:
         return self._tls
 
 
+def passing(error: Exception) -> bool:
+    """Return whether it may go better next time: a connection that ended, not one that was refused."""
+    return isinstance(error, OSError) and (not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError))
+
+
 def _context(protocol: int, tls: Tls) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3

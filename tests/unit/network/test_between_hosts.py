@@ -15,6 +15,7 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
 from penstock.core.elements import Batch
 from penstock.core.errors import UsageError
+from penstock.network import connection
 from penstock.network.addresses import listeners, nearest
 from penstock.network.connection import WorkerNetwork
 from penstock.network.data_plane import ConnectionLostError
@@ -115,8 +116,9 @@ def test_rows_both_ways_in_order(net, tmp_path, folders, hosts, family, secured)
 
 
 @pytest.mark.parametrize("other", ["others", "client", "none"])
-def test_a_worker_without_the_clusters_certificate_is_refused(net, tmp_path, folders, other):
+def test_a_worker_without_the_clusters_certificate_is_refused(net, tmp_path, folders, monkeypatch, other):
     """It knows the key and the names: of another CA, with a client's certificate of ours, or without TLS."""
+    monkeypatch.setattr(connection, "CONNECT_DEADLINE_MS", 500)
     wrong = {"others": tls_of(folders["others"]), "client": tls_of(folders["ours"], "client"), "none": None}[other]
     trusts = Trust(KEY, wrong), Trust(KEY, tls_of(folders["ours"]))
     with two(tmp_path, ("127.0.0.1", "127.0.0.2"), trusts) as planes:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import select
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.core.errors import UsageError
 from penstock.network import connection
-from penstock.network.addresses import Listener
+from penstock.network.addresses import Listener, dial
 from penstock.network.connection import WorkerNetwork
 from penstock.network.data_plane import ConnectionLostError
 from penstock.network.frame import (
@@ -341,6 +342,41 @@ def test_strangers_in_any_number_do_not_keep_a_worker_out(net, planes, monkeypat
         output.end()
         assert net.keys_of(reader.read(gate)) == list(range(10))
         assert heard(idle[0]) == [], "the oldest has gone"
+
+
+def test_a_worker_that_is_hung_up_on_while_it_greets_dials_again(net, planes, monkeypatch):
+    """As the oldest of many strangers is: its place is taken before it has proved anything."""
+    hung_up, accept = [], Listener.accept
+
+    def full(self):
+        sock = accept(self)
+        if sock is not None and len(hung_up) < 3:
+            hung_up.append(sock.close())
+            return None
+        return sock
+
+    monkeypatch.setattr(Listener, "accept", full)
+    job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
+    reader = Reader()
+    output, gate = job.outputs(0, "a", ["b"]), job.gate(0, "b", ["a"], reader.data.set)
+    job.start()
+    output.batch(Batch(net.rows(10)))
+    output.end()
+    assert net.keys_of(reader.read(gate)) == list(range(10))
+    assert len(hung_up) == 3
+    assert planes["a"].lost == planes["b"].lost == []
+
+
+def test_a_host_that_answers_nothing_is_lost_after_half_a_minute():
+    listener = Listener("w", "tcp:127.0.0.1:0")
+    with contextlib.closing(listener):
+        dialled, _ = dial(listener.endpoint)
+        select.select([listener.sock], [], [], DEADLINE)
+        with dialled, listener.accept() as accepted:
+            for sock in (dialled, accepted):
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 30_000
+                assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 10
 
 
 def test_a_worker_without_a_free_descriptor_lets_others_in_later(net, planes, monkeypatch):
