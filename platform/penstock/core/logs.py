@@ -14,11 +14,16 @@ import json
 import logging
 import sys
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TextIO
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TextIO
 
 from penstock.core.secrets import redact
 
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
 LogFormat = Literal["text", "json"]
+#: Characters printed without an end of the line that are a record by themselves.
+_LONGEST_LINE = 64 << 10
 Fields = Mapping[str, str | int]
 
 
@@ -98,8 +103,35 @@ class TextFormatter(_Formatter):
         )
 
 
+class PrintedBytes(io.BufferedIOBase):
+    """The bytes below `PrintedLines`; what is no UTF-8, or a character in two pieces, is shown as escapes."""
+
+    def __init__(self, lines: PrintedLines) -> None:
+        """They become text of `lines`."""
+        self._lines = lines
+
+    def write(self, data: Buffer) -> int:
+        """Log all complete lines."""
+        self._lines.write(bytes(data).decode(errors="backslashreplace"))
+        return memoryview(data).nbytes
+
+    def flush(self) -> None:
+        """Log the line that this thread has begun too."""
+        self._lines.flush()
+
+    def writable(self) -> bool:
+        """Yes."""
+        return True
+
+    def fileno(self) -> int:
+        """Return the descriptor of the stream it stands for."""
+        return self._lines.fileno()
+
+
 class PrintedLines(io.TextIOBase):
     """Stands for stdout or stderr: what is printed becomes records, a line each."""
+
+    encoding = "utf-8"
 
     def __init__(self, name: str, level: int, raw: TextIO) -> None:
         """`raw`: where lines go while a record is being written, should that fail and be printed."""
@@ -113,9 +145,19 @@ class PrintedLines(io.TextIOBase):
         if self._inside.get():
             return self._raw.write(text)
         *lines, begun = (self._begun.get() + text).split("\n")
+        if len(begun) > _LONGEST_LINE:
+            lines, begun = [*lines, begun], ""
         self._begun.set(begun)
         self._log(lines)
         return len(text)
+
+    @property
+    def buffer(self) -> PrintedBytes:
+        """The stream of bytes below."""
+        return PrintedBytes(self)
+
+    def reconfigure(self, **settings: object) -> None:
+        """Change nothing: lines are logged as they end, in UTF-8, whatever is asked for."""
 
     def flush(self) -> None:
         """Log the line that this thread has begun too."""

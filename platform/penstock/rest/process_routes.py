@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from penstock.jobmanager.dispatcher import Dispatcher
 
 _OWN_LOG = "taskmanager.log"
+#: Of the JobManager; by its descriptor it is found when it was renamed or deleted too.
+_OWN = Path("/proc/self/fd/2")
 #: Of a log, its end.
 _MOST_BYTES = 1 << 20
 
@@ -55,25 +57,23 @@ def _add_jobmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
 
     @router.get("/jobmanager/logs")
     async def logs() -> dict[str, Any]:
-        path = own_log()
-        if path is None:
+        name = own_log()
+        if name is None:
             return {"logs": []}
-        found = path.stat()
-        return {"logs": [{"name": path.name, "size": found.st_size, "mtime": int(found.st_mtime * 1000)}]}
+        found = os.fstat(2)
+        return {"logs": [{"name": name, "size": found.st_size, "mtime": int(found.st_mtime * 1000)}]}
 
     @router.get("/jobmanager/logs/{name}")
     async def log_file(name: str) -> PlainTextResponse:
-        path = own_log()
-        if path is None or name != path.name:
+        if name != own_log():
             raise NotFoundError(f"the JobManager has no log {name!r}", hint="see /jobmanager/logs")
-        return PlainTextResponse(tail_of(path, _MOST_BYTES))
+        return PlainTextResponse(tail_of(_OWN, _MOST_BYTES))
 
     @router.get("/jobmanager/log")
     @router.get("/jobmanager/stdout")
     async def log() -> PlainTextResponse:
         """Return the end of what the process writes to its standard error, where that is a file; output goes there."""
-        path = own_log()
-        return PlainTextResponse("" if path is None else tail_of(path, _MOST_BYTES))
+        return PlainTextResponse("" if own_log() is None else tail_of(_OWN, _MOST_BYTES))
 
     @router.get("/jobmanager/profiler")
     async def profiles() -> dict[str, Any]:
@@ -137,9 +137,9 @@ def _add_logs(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> None:
         return PlainTextResponse("\n".join(texts))
 
 
-def own_log() -> Path | None:
-    """Return the file this process's standard error goes to; None where it is none."""
+def own_log() -> str | None:
+    """Return the name of the file this process's standard error goes to; None where it is none."""
     try:
-        return Path("/proc/self/fd/2").readlink() if stat.S_ISREG(os.fstat(2).st_mode) else None
+        return _OWN.readlink().name.removesuffix(" (deleted)") if stat.S_ISREG(os.fstat(2).st_mode) else None
     except OSError:
         return None

@@ -98,6 +98,25 @@ def test_what_is_printed_is_records_a_line_each(caplog):
     assert raw.getvalue() == ""
 
 
+def test_what_functions_do_with_the_real_stream_they_may_do_here(caplog):
+    stream = PrintedLines("stdout", logging.INFO, io.StringIO())
+    stream.reconfigure(line_buffering=True)
+    assert "é".encode(stream.encoding) == b"\xc3\xa9"
+    with caplog.at_level(logging.INFO):
+        assert stream.buffer.write(b"caf\xc3\xa9 \xff\nbegun") == 13
+        stream.buffer.flush()
+    assert [r.getMessage() for r in caplog.records] == ["café \\xff", "begun"]
+
+
+def test_a_line_that_never_ends_is_logged_in_pieces(caplog):
+    stream = PrintedLines("stdout", logging.INFO, io.StringIO())
+    with caplog.at_level(logging.INFO):
+        for _ in range(200):
+            stream.write("." * 1000)
+    lengths = [len(r.getMessage()) for r in caplog.records]
+    assert lengths == [66_000] * 3
+
+
 def test_what_a_handler_prints_that_cannot_write_does_not_come_round_again():
     raw = io.StringIO()
     stream = PrintedLines("lines.failing", logging.INFO, raw)
