@@ -7,7 +7,8 @@ import threading
 import time
 
 import pytest
-from tests.unit.network.test_connection import DEADLINE, KEY, Reader, connect, heard, send
+from tests.unit.network.conftest import KEY
+from tests.unit.network.test_connection import DEADLINE, Reader, connect, heard, send
 
 from penstock.cli.certs import certs
 from penstock.config.security import INTERNAL_NAME, Tls
