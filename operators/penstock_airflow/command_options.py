@@ -36,6 +36,8 @@ UPGRADE: dict[str, Kind] = {
     **_LEFT_BEHIND,
     **_OF_FILES,
 }
+CHECK_BACKFILL: dict[str, Kind] = {"accept": "texts", **_OF_FILES}
+BACKFILL: dict[str, Kind] = {"until": "text", "master": "text", "parts": "count", **CHECK_BACKFILL}
 REPARTITION: dict[str, Kind] = {"key_groups": "count", "master": "text", "spark_above": "amount", "checkpoint": "count"}
 
 

@@ -63,6 +63,7 @@ def get_provider_info() -> dict[str, Any]:
                     "penstock_airflow.operators.job",
                     "penstock_airflow.operators.upgrade",
                     "penstock_airflow.operators.state",
+                    "penstock_airflow.operators.backfill",
                     "penstock_airflow.operators.verify",
                 ],
             }

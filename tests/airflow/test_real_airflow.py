@@ -21,6 +21,7 @@ from penstock.client.handle import JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.savepoints import list_savepoints
 from penstock.core.errors import NotFoundError
+from penstock.snapshots.opening import open_snapshot
 from penstock.testing.servers.process import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -238,6 +239,16 @@ def test_state_is_cut_anew_and_gone_on_with(stage, orders):
     _, again = stage.submitted(orders.write("cut", environment="key_groups=32"), from_uri=location)
     assert again != job_id
     stage.exact(orders, again)
+
+
+def test_a_job_begins_with_its_history(stage, orders):
+    """What came before the backfill is staged by it and published by the start, what came since is read live."""
+    wait_until(lambda: orders.feed.sent > 1_000, 60, "orders", 0.2)
+    run = stage.run("job_backfill", job_file=str(orders.write()), target=orders.savepoints, parts=2)
+    location = stage.airflow.result("job_backfill", run, "backfill")["location"]
+    assert plain(list_savepoints(orders.savepoints)) == [location]
+    assert sum(output.rows for output in open_snapshot(location).manifest.pending) > 0
+    stage.exact(orders, stage.airflow.result("job_backfill", run, "submit")["job_id"])
 
 
 def test_a_dag_runs_when_something_has_happened_to_a_job(stage, tmp_path):

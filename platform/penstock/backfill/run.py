@@ -31,7 +31,7 @@ from penstock.connector.sink import load_factory
 from penstock.connector.source import HistorySplit, SourceSpec
 from penstock.core.clock import Clock
 from penstock.core.elements import MIN_TIMESTAMP
-from penstock.core.errors import UsageError
+from penstock.core.errors import StorageError, UsageError
 from penstock.core.rand import Rand
 from penstock.core.snapshot import SubtaskSnapshot
 from penstock.eventtime.strategy import strategy_from_builtins
@@ -100,6 +100,7 @@ class Backfill:
 
         Raises:
             PenstockError: a task failed; there is no savepoint then. UsageError: the target is another backfill's.
+            StorageError: what it has written was removed meanwhile.
         """
         reserve(self._target, self.run_id)
         subtasks: list[SubtaskSnapshot] = []
@@ -114,6 +115,7 @@ class Backfill:
             read += sum(result.rows_in for result in results) if vertex.is_source else 0
             late += sum(result.late for result in results)
         remove_unnamed(self._target, self.run_id, subtasks)
+        require_reserved(self._target, self.run_id)
         result = self._write(tuple(subtasks), read, late)
         self._target.delete(RESERVATION)  # from now on the manifest keeps others away
         return result
@@ -244,6 +246,21 @@ def reserve(store: ObjectStore, run_id: str) -> None:
     if found:
         store.delete(RESERVATION)
         raise UsageError(f"{store.uri} is not empty any more: it holds {found[0]}", hint="give a new folder")
+
+
+def require_reserved(store: ObjectStore, run_id: str) -> None:
+    """Refuse to go on where a target is not this run's any more: somebody took it for dead and has tidied up.
+
+    Raises:
+        StorageError: it is not.
+    """
+    try:
+        holder = store.read(RESERVATION).decode()
+    except FileNotFoundError:
+        holder = "nobody"
+    if holder != run_id:
+        msg = f"{store.uri} was emptied while the backfill wrote there, and is {holder}'s now"
+        raise StorageError(msg, hint="start the backfill anew, in a new folder")
 
 
 def remove_unnamed(store: ObjectStore, run_id: str, subtasks: Collection[SubtaskSnapshot]) -> None:

@@ -68,6 +68,20 @@ def list_savepoints(uri: str) -> list[Savepoint]:
     return sorted(found, key=_age, reverse=True)
 
 
+def remove_unfinished(uri: str, name: str) -> None:
+    """Remove folders directly below `uri` whose names begin with `name` and in which no savepoint is complete.
+
+    Raises:
+        UsageError: not a URI we know. StorageError: the store cannot be reached or refuses.
+    """
+    store = open_store(uri)
+    keys = store.list(name)
+    complete = {key.partition("/")[0] for key in keys if key.partition("/")[2] == SAVEPOINT_MANIFEST}
+    for key in keys:
+        if key.partition("/")[0] not in complete:
+            store.delete(key)
+
+
 def dispose(client: RestClient, uri: str, clock: Clock, timeout_ms: float) -> None:
     """Have a cluster remove a savepoint, and wait for that.
 

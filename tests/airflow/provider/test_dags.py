@@ -44,6 +44,10 @@ def test_all_there_and_documented(dags):
         ("state_repartition", {"snapshot": "s", "target": "t", "key_groups": 0}),
         ("state_repartition", {"snapshot": "s"}),
         ("savepoint_verify", {"job": "x"}),
+        ("job_backfill", {"job_file": "x"}),
+        ("job_backfill", {"job_file": "x", "target": "t", "parts": 0}),
+        ("job_backfill", {"job_file": "x", "target": "t", "until": ""}),
+        ("job_backfill", {"job_file": "x", "target": "t", "accept": "totals"}),
     ],
 )
 def test_forms_refuse(dags, dag, wrong):

@@ -3,7 +3,16 @@
 import pytest
 
 from penstock.core.errors import UsageError
-from penstock_airflow.command_options import CHECK, REPARTITION, RUN, UPGRADE, arguments_of, environment_of
+from penstock_airflow.command_options import (
+    BACKFILL,
+    CHECK,
+    CHECK_BACKFILL,
+    REPARTITION,
+    RUN,
+    UPGRADE,
+    arguments_of,
+    environment_of,
+)
 
 
 def test_each_kind():
@@ -31,3 +40,10 @@ def test_refused(wrong):
 
 def test_zero_bytes_are_an_amount():
     assert arguments_of({"spark_above": "0"}, REPARTITION) == ["--spark-above", "0"]
+
+
+def test_of_a_backfill():
+    given = {"until": "orders-0=5", "master": "None", "parts": "4", "accept": "[]", "settings": "{}"}
+    assert arguments_of(given, BACKFILL) == ["--until", "orders-0=5", "--parts", "4"]
+    with pytest.raises(UsageError, match="unknown options parts"):
+        arguments_of({"parts": "4"}, CHECK_BACKFILL)

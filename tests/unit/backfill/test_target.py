@@ -7,7 +7,7 @@ from penstock.backfill.engine import LocalEngine
 from penstock.backfill.run import RESERVATION, Backfill, BackfillOptions, remove_unnamed
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import SystemClock
-from penstock.core.errors import UsageError
+from penstock.core.errors import StorageError, UsageError
 from penstock.core.rand import SystemRand
 
 
@@ -45,6 +45,19 @@ def test_a_second_backfill_is_refused_while_the_first_one_writes(tmp_path, monke
     with pytest.raises(UsageError, match=r"another backfill has begun.*backfill-other"):
         run(work)
     assert contents(store) == {RESERVATION: b"backfill-other"}
+
+
+def test_one_whose_files_were_removed_leaves_no_savepoint(tmp_path, monkeypatch):
+    golden = Golden("windows", tmp_path, rows=300)
+    store = open_store(str(tmp_path / "savepoint"))
+
+    def tidied_up(stage, done, tasks):
+        for key in store.list(""):
+            store.delete(key)
+
+    with pytest.raises(StorageError, match="is nobody's now"):
+        planned(golden, monkeypatch).run(LocalEngine(), tidied_up)
+    assert "manifest.json" not in store.list("")
 
 
 def test_only_files_of_the_own_run_are_removed(tmp_path):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.checkpoint.manifest import FORMAT_VERSION, Manifest, encode_manifest
-from penstock.client.savepoints import Retention, Savepoint, dispose, list_savepoints
+from penstock.client.savepoints import Retention, Savepoint, dispose, list_savepoints, remove_unfinished
 from penstock.core.clock import ManualClock
 from penstock.core.errors import PenstockError, SavepointInUseError, UsageError
 from penstock.jobmanager.views import OperationStatus
@@ -87,3 +87,13 @@ def test_only_what_a_job_reads_from_is_told_as_in_use(error):
     with pytest.raises(PenstockError, match=str(error)) as told:
         dispose(Refusing(error), "s", ManualClock(), 1000)
     assert isinstance(told.value, SavepointInUseError) == isinstance(error, SavepointInUseError)
+
+
+def test_only_unfinished_folders_of_that_name_are_removed(tmp_path):
+    kept = ["a-1/manifest.json", "a-1/deep/er.parquet", "ab-1/half", "b/half", "a"]
+    for name in [*kept, "a-2/half", "a-3/deep/manifest.json", "a-3/other"]:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    remove_unfinished(str(tmp_path), "a-")
+    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(kept)
+    remove_unfinished(str(tmp_path / "nothing"), "a-")

@@ -1,0 +1,68 @@
+"""### Start a job with its history computed beforehand
+
+For a job that is to begin with years of history. `check` says whether the job gives in a batch what it gives live, and
+reads nothing. `backfill` runs the **same job file** over what its sources hold up to a cut, as a batch, and writes a
+savepoint: positions at the cut, all state, and all output, **staged**. `submit` starts the job from there: it publishes
+that output once, then goes on live, and the run succeeds when the job runs and its first checkpoint is complete.
+
+| parameter | |
+|---|---|
+| `job_file` | path of the job file on the workers |
+| `target` | folder or `s3://` prefix that gets a folder for the savepoint; the cluster has to reach it too |
+| `until` | `latest`, a time of writing (`2026-01-31T00:00Z`), or a position a split (`orders-0=12,...`) |
+| `master` | of Spark, which does the work: `spark://host:7077`, `local[4]`; empty: the worker does, in its memory |
+| `parts` | key ranges, each the work of one task |
+| `accept` | operators that are taken though they do not qualify by themselves: `["totals"]` |
+| `parallelism` | of the live job, instead of the file's own |
+| `settings` | settings of the job, such as `{"checkpoint_interval_ms": 5000}` |
+| `environment` | variables that the job file reads |
+| `on_kill` | what happens to the live job when a user ends the task while it waits |
+
+The job must not run yet: a job of the same name and checkpoint root that does is taken for this one, and keeps the
+state it has. A task that is tried again takes the savepoint that an earlier try has finished. Spark has to be installed
+for the `python` of the connection, on the workers.
+"""
+
+from datetime import timedelta
+
+from airflow.sdk import DAG, Param
+
+from penstock_airflow.operators.backfill import BackfillOperator, CheckBackfillOperator
+from penstock_airflow.operators.submit import SubmitJobOperator
+
+with DAG(
+    dag_id="job_backfill",
+    schedule=None,
+    doc_md=__doc__,
+    tags=["penstock"],
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    params={
+        "job_file": Param(type="string", minLength=1, title="Job file", description="Path on the workers of Airflow."),
+        "target": Param(type="string", minLength=1, title="Where the savepoint goes"),
+        "until": Param("latest", type="string", minLength=1, title="Up to"),
+        "master": Param(None, type=["string", "null"], title="Master of Spark"),
+        "parts": Param(16, type="integer", minimum=1, title="Key ranges"),
+        "accept": Param([], type="array", items={"type": "string"}, title="Operators to accept"),
+        "parallelism": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Parallelism"),
+        "settings": Param({}, type="object", title="Settings", description="Names as in docs/settings.md."),
+        "environment": Param({}, type="object", title="Variables"),
+        "on_kill": Param("cancel", enum=["cancel", "keep"], title="When a user ends the task while it waits"),
+    },
+):
+    job_file = "{{ params.job_file }}"
+    read = {name: f"{{{{ params.{name} | tojson }}}}" for name in ("settings", "environment")}
+    fit = {**read, "accept": "{{ params.accept | tojson }}"}
+    work = {name: f"{{{{ params.{name} }}}}" for name in ("until", "master", "parts")}
+    check = CheckBackfillOperator(task_id="check", job_file=job_file, options=fit)
+    backfill = BackfillOperator(
+        task_id="backfill", job_file=job_file, target="{{ params.target }}", options={**fit, **work}
+    )
+    submit = SubmitJobOperator(
+        task_id="submit",
+        job_file=job_file,
+        parallelism="{{ params.parallelism }}",
+        from_uri="{{ ti.xcom_pull('backfill')['location'] }}",
+        options=read,
+        on_kill="{{ params.on_kill }}",
+    )
+    check >> backfill >> submit
