@@ -79,6 +79,7 @@ class Leader:
 
         def acquire() -> int:
             generation = self.store.acquire(self.run.job_id, self.run.run_id)
+            self.run.recorded_by = max(self.run.recorded_by, generation)
             self.store.seal(self.run.job_id, self.run.run_id, generation)
             return generation
 
@@ -227,26 +228,35 @@ class Leader:
     def _resealed(self, command: cmd.RecordRescale, _result: Any, error: BaseException | None) -> None:
         """Then the record of the HA store: whoever leads from there on runs the job as it says."""
 
-        def recorded(_result: Any, _error: BaseException | None) -> None:
+        def written() -> None:
+            self._require_own_record()
             self.run.graph, self.run.run_id, self.run.start = command.graph, command.run_id, StartFrom()
+
+        def recorded(_result: Any, error: BaseException | None) -> None:
+            if error is not None:
+                self.store.use(self.run.graph)
+                self.post(ev.RescaleNotRecorded(str(error)))
+                return
             self.world.swarm.seen("rescaled-in-place")
             self.post(ev.RescaleRecorded())
 
         if error is None:
-            self._call("record the rescale", lambda: None, recorded)
-            return
-        self.store.use(self.run.graph)
-        self.post(ev.RescaleNotRecorded(str(error)))
+            self._call("record the rescale", written, recorded)
+        else:
+            recorded(None, error)
+
+    def _require_own_record(self) -> None:
+        """One compare-and-set: what a newer leader has taken over is not overwritten."""
+        if self.master is not None and self.run.recorded_by > self.master.identity.generation:
+            msg = "a newer leader owns the job's record"
+            raise LeadershipLostError(msg, hint="this process steps down")
 
     def _record_upgrade(self, command: cmd.RecordUpgrade) -> None:
         """As a rescale, where there is a new run; the record alone where there is none."""
         graph = command.graph
 
         def written() -> None:
-            """One compare-and-set: what a newer leader has written is not overwritten."""
-            if self.master is not None and self.run.recorded_by > self.master.identity.generation:
-                msg = "a newer leader owns the job's record"
-                raise LeadershipLostError(msg, hint="this process steps down")
+            self._require_own_record()
             if self.world.swarm.strikes("put-fails-before"):
                 msg = "simulated: the job's record was not written"
                 raise StorageError(msg)

@@ -117,16 +117,19 @@ def write_record(store: ObjectStore, record: JobRecord) -> None:
     raise StorageError(msg, hint="several JobManagers fight for the same HA root")
 
 
-def read_records(store: ObjectStore) -> tuple[JobRecord, ...]:
+def read_records(store: ObjectStore, generation: int = 0) -> tuple[JobRecord, ...]:
     """Return all job records, oldest first.
 
+    Records of jobs that have not ended become those of the leader `generation`, if it is given: what an older one had
+    begun to write of them when it was superseded is refused from then on.
+
     Raises:
-        StorageError: one cannot be decoded; names it.
+        LeadershipLostError: a newer leader owns one. StorageError: one cannot be decoded; names it.
     """
     found = []
     for key in store.list("jobs/"):
         try:
-            record = msgspec.json.decode(store.read(key), type=JobRecord)
+            record = _taken(store, key, generation)
         except FileNotFoundError:
             continue  # another leader has forgotten it
         except msgspec.MsgspecError as error:
@@ -137,6 +140,22 @@ def read_records(store: ObjectStore) -> tuple[JobRecord, ...]:
             raise StorageError(msg, hint="move the record away to start without that job")
         found.append(msgspec.structs.replace(record, graph_sha256=""))
     return tuple(sorted(found, key=lambda record: (record.submitted_ms, record.job_id)))
+
+
+def _taken(store: ObjectStore, key: str, generation: int) -> JobRecord:
+    for _ in range(_MAX_RACES):
+        present, etag = store.read_with_etag(key)
+        record = msgspec.json.decode(present, type=JobRecord)
+        if not generation or record.ended or record.generation == generation:
+            return record
+        if record.generation > generation:
+            msg = f"a newer leader owns job {record.job_id}"
+            raise LeadershipLostError(msg, hint="this process steps down")
+        mine = msgspec.structs.replace(record, generation=generation)
+        if store.put_if_match(key, msgspec.json.encode(mine), etag):
+            return mine
+    msg = f"{store.uri}/{key} changes too fast"
+    raise StorageError(msg, hint="several JobManagers fight for the same HA root")
 
 
 def delete_record(store: ObjectStore, job_id: str) -> None:

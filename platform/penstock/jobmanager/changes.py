@@ -187,7 +187,7 @@ class Changes:
         job = self._parts.jobs[driver.record.job_id]
         record = rescaled_record(job.record, command, self._parts.generation)
         failpoints.hit("jobmanager.before_rescale_record", run=command.run_id)
-        await asyncio.to_thread(write_record, self._parts.ha_store, record)
+        await asyncio.to_thread(self._write, record)
         failpoints.hit("jobmanager.after_rescale_record", run=command.run_id)
         job.record, job.graph, driver.record = record, command.graph, record
 
@@ -202,7 +202,7 @@ class Changes:
         job.graph = command.graph or job.graph
 
     def _write(self, record: JobRecord) -> None:
-        """Write a record, unless a newer leader is there, be it that it has not written this one yet."""
+        """Write a record, unless a newer leader is there, be it that it has not taken this one over yet."""
         check_leading(self._parts.ha_store, self._parts.generation)
         write_record(self._parts.ha_store, record)
 

@@ -120,7 +120,7 @@ class Dispatcher:
     async def recover(self) -> None:
         """Start every job of the HA store that has not ended."""
         found: dict[tuple[str, str], KnownJob] = {}
-        for record, graph in await asyncio.to_thread(recorded_jobs, self._parts.ha_store):
+        for record, graph in await asyncio.to_thread(recorded_jobs, self._parts.ha_store, self._parts.generation):
             job = KnownJob(record, graph)
             self._jobs[record.job_id] = job
             if not record.ended:

@@ -20,14 +20,17 @@ from penstock.jobmanager.submit_options import SubmitOptions
 REMEMBERED = 1000
 
 
-def recorded_jobs(store: ObjectStore) -> tuple[tuple[JobRecord, JobGraph], ...]:
+def recorded_jobs(store: ObjectStore, generation: int = 0) -> tuple[tuple[JobRecord, JobGraph], ...]:
     """Return all jobs, oldest first, without those that ended and whose graph this version cannot read.
 
+    Those that have not ended become the jobs of the leader `generation`; see `read_records`.
+
     Raises:
+        LeadershipLostError: there is a newer leader.
         StorageError: a record is damaged, or graph or options of a job that has not ended cannot be read; names it.
     """
     found = []
-    records = read_records(store)
+    records = read_records(store, generation)
     forgotten = forget_oldest(store, records)
     for record in records:
         if record.job_id in forgotten:

@@ -124,6 +124,18 @@ def test_an_old_leader_cannot_overwrite_a_record(store):
         job_records.write_record(store, record(generation=1, ended="FAILED"))
 
 
+def test_what_an_older_leader_writes_of_a_job_that_was_taken_over_is_refused(store):
+    """It had begun before: its successor has written nothing of the job but that it leads."""
+    job_records.write_record(store, record(job_id="a", generation=1))
+    job_records.write_record(store, record(job_id="b", generation=1, ended="FINISHED"))
+    assert [(r.job_id, r.generation) for r in job_records.read_records(store, 2)] == [("a", 2), ("b", 1)]
+    with pytest.raises(LeadershipLostError):
+        job_records.write_record(store, record(job_id="a", generation=1, run_id="rescaled"))
+    assert [r.run_id for r in job_records.read_records(store)] == ["r", "r"]
+    with pytest.raises(LeadershipLostError):
+        job_records.read_records(store, 1)
+
+
 def test_a_damaged_record_is_named(store):
     store.put("jobs/x.json", b"{")
     with pytest.raises(StorageError, match=r"jobs/x\.json"):

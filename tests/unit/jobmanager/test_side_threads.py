@@ -100,7 +100,7 @@ async def test_targets_that_hang_hold_up_no_lease_and_further_ones_are_refused(m
     monkeypatch.setattr(savepoint_target, "_write", lambda *_: go.wait(20))
     monkeypatch.setattr(savepoint_target, "_THREADS", SideThreads("probe", 4))
     monkeypatch.setattr(savepoint_target, "_LIMIT_S", 0.5)
-    job = SimpleNamespace(record=SimpleNamespace(ended="", job_id="a" * 32))
+    job = SimpleNamespace(record=SimpleNamespace(ended="", job_id="a" * 32), goes_on=True)
     ask = lambda n: savepoint_target.savepoint_target(job, "/dead", f"{n}", probe=True)
     free, tasks = await free_besides([ask(n) for n in range(6)])
     try:
