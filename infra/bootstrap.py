@@ -45,6 +45,8 @@ WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui"}
 WITH_BROWSER = {"ui", "airflow", "flink_tools", ""}
 # levels that compute; beside them the others, which mostly wait, run in a process of their own
 COMPUTING = {"tidy", "unit", "property", "sim", "api_typing", "releases"}
+# those that run behind these, so that both processes take about as long
+BEHIND = {"airflow", "spark"}
 # what pytest ends with when nothing was selected
 NO_TESTS = 5
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -253,10 +255,10 @@ def _apt_install(packages: Sequence[str]) -> None:
 
 
 def run_lanes(line: Sequence[str]) -> int:
-    """Run all tests: those that compute, and beside them those that wait, whose output comes when both have ended."""
+    """Run all tests: those that compute, and beside them most of those that wait, whose output comes at the end."""
     levels = sorted(path for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py")))
-    first = [str(path) for path in levels if path.name in COMPUTING]
-    second = [str(path) for path in levels if path.name not in COMPUTING]
+    first = [str(path) for part in (COMPUTING, BEHIND) for path in levels if path.name in part]
+    second = [str(path) for path in levels if path.name not in COMPUTING | BEHIND]
     log = ROOT / ".cache" / "tests-waiting.log"
     say(f"tests that wait run beside those that compute; they write to {log}")
     with log.open("wb") as output:
