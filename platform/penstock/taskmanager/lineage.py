@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ _NICE = 5
 # glibc's numbers of what `mallopt` sets, and the largest value it takes for the second
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _KEPT_FREE_BYTES, _LARGEST_IN_HEAP_BYTES = 256 << 20, 32 << 20
+#: Files of all subtasks of a worker and its connections stay far below it.
+_DESCRIPTORS = 65_536
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -51,6 +54,14 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_IN_HEAP_BYTES)
         mallopt(_M_TRIM_THRESHOLD, _KEPT_FREE_BYTES)
+
+
+def allow_descriptors() -> None:
+    """Let the process open as many files as it may ask for, up to a bound: state beyond memory lies in many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def arm_lease(remaining_ms: float) -> None:

@@ -26,6 +26,7 @@ from penstock.rpc.messages import SubtaskAnswer, WorkerMessage, WorkerReady, dec
 from penstock.rpc.worker_commands import DumpThreads, LeaseRenewed, SampleStacks
 from penstock.taskmanager.control import SIGN_OF_LIFE, ControlClosedError, WorkerControl
 from penstock.taskmanager.lineage import (
+    allow_descriptors,
     arm_lease,
     close_other_descriptors,
     die_with_parent,
@@ -56,6 +57,7 @@ def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
     sys.setswitchinterval(SWITCH_INTERVAL_SECONDS)
     give_way()
     keep_freed_memory()
+    allow_descriptors()
     threading.excepthook = _die_of_a_broken_thread
     clock = SystemClock()
     control = WorkerControl(control_socket)

@@ -34,6 +34,20 @@ def faults(*, keep):
     return int(done.stdout)
 
 
+def test_a_worker_may_open_as_many_files_as_it_may_ask_for():
+    program = """
+import resource
+from penstock.taskmanager.lineage import allow_descriptors
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+allow_descriptors()
+soft, after = resource.getrlimit(resource.RLIMIT_NOFILE)
+print(soft == (65_536 if hard == resource.RLIM_INFINITY else min(hard, 65_536)), after == hard)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split() == ["True", "True"]
+
+
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="there is no glibc here")
 def test_memory_that_was_freed_is_used_again_without_new_pages():
     assert faults(keep=False) > ROUNDS * PAGES / 2, "the C library gives it back by default"
