@@ -130,7 +130,7 @@ class JoinState:
     def see(self, up_to: int) -> None:
         """Have the tables told of all rows up to a time (`TimedRows.noted`), where some are in the object store."""
         if self.rows.far_rows is not None:
-            self.rows.far_rows.bring(MIN_TIMESTAMP, up_to, unseen=True)
+            self.rows.far_rows.see(up_to)
 
     def snapshot(self, checkpoint_id: int) -> OperatorSnapshot:
         """Freeze the rows of both sides; the watermark goes with the hash range it holds for."""

@@ -37,7 +37,7 @@ class ColdPlaces:
         """Nothing is opened yet."""
         self._request = request
         self._share = request.settings.managed_memory_bytes // _COLD_SHARE
-        self._opened: list[ColdRows | ColdHome | RemoteRuns] = []
+        self._opened: list[ColdRows | ColdHome | SpillArea | RemoteRuns] = []
         #: What stays in the object store and may be fetched before anybody asks.
         self.remote: list[RemoteRows | RemoteKeys | RemoteRuns] = []
 
@@ -92,6 +92,7 @@ class ColdPlaces:
         if request.settings.state_backend == "hashmap":
             return None
         area = SpillArea(request.directory)
+        self._opened.append(area)
         if request.settings.state_backend == "remote":
             area.remote = RemoteRuns(request.directory, request.hash_range, self._reader, self._local_bytes)
             self._opened.append(area.remote)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.evolution import conform
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.kernels.columns import key_columns
@@ -192,15 +193,25 @@ class RemoteRuns:
             self._make_space()
             self._bring(self.pieces.missing(self.pieces.of(hashes)))
 
-    def bring(self, low: int, high: int, part: HashRange = ALL_HASHES, *, unseen: bool = False) -> None:
-        """Have the pieces here that may have rows between two times and in a range of hashes.
+    def bring(self, low: int, high: int, part: HashRange = ALL_HASHES) -> None:
+        """Have the pieces here that may have rows between two times and in a range of hashes; raises as `ensure`."""
+        if not self.pieces.here.all():
+            self._make_space()
+            self._bring(self.pieces.missing(self._asked(low, high, part)))
 
-        With `unseen` those alone of which the tables may not have been told all rows. Raises as `ensure`.
-        """
+    def see(self, up_to: int) -> None:
+        """Have the tables told of all rows up to a time; what was looked at may go again. Raises as `ensure`."""
+        while self.pieces.count > int(self._seen.sum()):
+            asked = self._asked(MIN_TIMESTAMP, up_to, ALL_HASHES)
+            unseen = asked[~self._seen[asked]]
+            if len(unseen) == 0:
+                return
+            self._bring(unseen[: self._together(min(_ROWS, self._limit // _ROW_BYTES))])
+            self._make_space()  # pieces have other numbers now
+
+    def _asked(self, low: int, high: int, part: HashRange) -> I64:
+        """Return the pieces that may have rows between two times and in a range of hashes."""
         pieces = self.pieces
-        if (self._seen if unseen else pieces.here).all():
-            return
-        self._make_space()
         low_hash, high_hash = max(part.low, self.regions[0].low), min(part.high, self.regions[-1].high)
         wanted = np.zeros(pieces.count + 1, np.int64)
         for side in self._sides:
@@ -208,8 +219,7 @@ class RemoteRuns:
             some = (last >= low) & (first <= high) & (hash_high >= low_hash) & (hash_low <= high_hash)
             np.add.at(wanted, pieces.of(np.maximum(hash_low[some], low_hash)), 1)
             np.add.at(wanted, pieces.of(np.minimum(hash_high[some], high_hash)) + 1, -1)
-        asked = np.flatnonzero(np.cumsum(wanted[:-1]) > 0)
-        self._bring(asked[~self._seen[asked]] if unseen else pieces.missing(asked))
+        return np.flatnonzero(np.cumsum(wanted[:-1]) > 0)
 
     def far_bytes(self, low: int, high: int) -> int:
         """Return about how many bytes the rows between two times take that may not be here."""
@@ -298,8 +308,11 @@ class RemoteRuns:
         self.areas[region].close()
         self.areas[region] = self._area()
         before = self.pieces.within(self.regions[region])
+        unseen = self.pieces.ranges(before[~self._seen[before]])
         self.pieces.drop(region, most // len(self.regions) // ROW_GROUP)
-        seen = np.full(len(self.pieces.within(self.regions[region])), self._seen[before].all())
+        seen = np.ones(len(self.pieces.within(self.regions[region])), np.bool_)
+        for part in unseen:
+            seen[self.pieces.within(part) - before[0]] = False
         self._seen = np.concatenate([self._seen[: before[0]], seen, self._seen[before[-1] + 1 :]])
         self.dropped_regions += 1
 

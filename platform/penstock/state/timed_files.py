@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _CUTS, LEAST_SPILLED = 8, 256 << 10
 #: So many groups become one.
 _FAN = 4
+#: Two fetched runs of more bytes than this together stay two: a merge takes several times as much memory.
+_MOST_HALVED = 32 << 20
 
 
 def in_files(run: Run, keys: Keys, area: SpillArea, cleaned: int, group: int) -> Iterator[Run]:
@@ -113,9 +115,9 @@ def merged(
 
 
 def halved(runs: list[Run], area: SpillArea, cleaned: int) -> list[Run]:
-    """Return runs in files with the newest ones merged until each is larger than twice the next."""
+    """Return runs in files with the newest ones merged until each is larger than twice the next, or large."""
     runs = list(runs)
-    while len(runs) > 1 and runs[-2].length <= 2 * runs[-1].length:
+    while len(runs) > 1 and runs[-2].length <= min(2 * runs[-1].length, _MOST_HALVED - runs[-1].length):
         last = [runs.pop(), runs.pop()]
         runs += [run for run in merged(last[::-1], area, lambda: cleaned, 1, 0) if run is not None]
     return runs

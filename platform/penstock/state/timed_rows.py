@@ -62,7 +62,7 @@ class TimedRows:
         self._next_row = 0 if self._remote is None else self._remote.below
         #: Told of the times of rows that came from the object store.
         self.noted: Callable[[I64], None] = lambda _: None
-        #: Where in the log the rows of former freezes are, and the first number of each.
+        #: With the object store: where in the log the rows of former freezes are, and the first number of each.
         self._frozen: list[tuple[int, int]] = []
         #: Rows up to this time are gone, some of them only to whoever asks.
         self._cleaned = MIN_TIMESTAMP
@@ -224,7 +224,8 @@ class TimedRows:
         self._added, self._added_bytes = [], 0
         if pieces:
             self._waiting.add(FrozenTimedRows(self.spec, self._state.index.view(), pieces, self._cleaned), None)
-            self._frozen.append((log.entries[-1].position, pieces[0].first))
+            if self._remote is not None:
+                self._frozen = [*self._undurable, (log.entries[-1].position, pieces[0].first)]
         return self._waiting.frozen()
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
@@ -254,9 +255,11 @@ class TimedRows:
         return self._added_bytes + sum(run.size for run in self._runs)
 
     def close(self) -> None:
-        """Forget what waits."""
+        """Forget what waits, and the rows: whoever still knows the table keeps no file."""
         self._waiting.clear()
         self._merging = None
+        self._runs, self._added, self._looked_at = [], [], []
+        self._added_bytes = 0
 
     # --- room -------------------------------------------------------------------------------------------------------
 
@@ -341,14 +344,18 @@ class TimedRows:
         """Bytes that rows that are not the log's take in files."""
         return sum(run.length for run in self._runs)
 
+    @property
+    def _undurable(self) -> list[tuple[int, int]]:
+        """Former freezes whose rows are not in a durable segment yet."""
+        waiting = {entry.position for entry in self.source.log.entries if entry.segment is None}
+        return [(position, first) for position, first in self._frozen if position in waiting]
+
     def forget_durable(self) -> int | None:
         """Forget the oldest rows that came in here, as far as all of them are in durable segments.
 
         Returns the number below which all rows are the log's now; None: nothing was forgotten.
         """
-        waiting = {entry.position for entry in self.source.log.entries if entry.segment is None}
-        self._frozen = [(position, first) for position, first in self._frozen if position in waiting]
-        firsts = [*(first for _, first in self._frozen), *(piece.first for piece in self._added)]
+        firsts = [*(first for _, first in self._undurable), *(piece.first for piece in self._added)]
         least, runs = min(firsts, default=self._next_row), self._runs
         gone = list(itertools.takewhile(lambda run: run.stop <= least, runs))
         if not gone:

@@ -117,13 +117,43 @@ def test_what_was_fetched_goes_again_and_comes_back(side):
     side.store.close()
     limit = 2 << 20
     side.open("remote", limit)
+    far = side.rows.far_rows
+    every = pa.record_batch({"k": pa.array(np.arange(KEYS))})
+    beside = np.argsort(hash_key_columns(key_columns(every, ("k",)), KEYS))
     for turn in range(2):
         for first in range(0, KEYS, 5000):
-            keys = np.random.default_rng(turn).permutation(KEYS)[first : first + 500]
+            keys = beside[first : first + 5000][np.random.default_rng(turn).permutation(5000)[:500]]
             assert side.met(keys) == [[key + 5] for key in keys.tolist()]
-        far = side.rows.far_rows
+            assert int(far._sizes().sum()) < 2 * limit
         assert far.dropped_regions > 0
-        assert int(far._sizes().sum()) < 6 * limit
+
+
+def test_the_times_of_all_rows_are_told_within_the_local_bytes(side):
+    side.store.close()
+    limit = 1 << 20
+    side.open("remote", limit)
+    far, told, most = side.rows.far_rows, [], [0]
+
+    def noted(times):
+        told.append(times)
+        most.append(int(far._sizes().sum()))
+
+    side.table.noted = noted
+    far.see(SPAN)
+    assert np.unique(np.concatenate(told)).tolist() == list(range(5, KEYS + 5))
+    assert far.dropped_regions > 0
+    assert max(most) < 3 * limit
+    assert int(far._sizes().sum()) <= limit
+    side.read = 0
+    far.see(SPAN)
+    assert side.read == 0, "all were told"
+
+
+def test_freezes_whose_rows_are_durable_are_not_kept_in_mind(side):
+    for turn in range(4):
+        side.add(np.arange(5), np.full(5, 200 + turn))
+        side.checkpoint()
+    assert len(side.table._frozen) == 1
 
 
 def test_rows_that_came_in_since_become_the_logs_when_they_are_durable(side):

@@ -13,11 +13,13 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
+from penstock.state import timed_files
 from penstock.state.budget import MemoryBudget
 from penstock.state.key_index import KeyIndex
 from penstock.state.run_keys import RunKeys
 from penstock.state.spilled_rows import SpillArea
 from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.timed_run import Run
 
 LIMIT = 8 << 20
 ONE = RunKeys(pa.schema([pa.field("k", pa.int64())]), np.array([7]), [pa.array([1])])
@@ -219,3 +221,27 @@ def test_of_rows_of_one_key_and_time_the_last_stays_the_last_when_files_become_o
     assert len({run.group for run in table._runs}) < 5
     assert table.within(7, 7).values[0].to_pylist() == [str(n) for n in range(12)]
     store.close()
+
+
+def test_when_the_operator_is_closed_its_files_are_gone_whoever_knows_the_table(tmp_path):
+    before = descriptors()
+    store, rows, table, budget = opened(tmp_path)
+    fill(rows, table, budget)
+    store.freeze(1)
+    assert descriptors() > before
+    assert table._frozen == [], "nothing is the object store's"
+    store.close()
+    assert descriptors() == before
+    assert table.count == 0
+
+
+def test_fetched_files_that_are_large_together_stay_apart(tmp_path, monkeypatch):
+    monkeypatch.setattr("penstock.state.timed_files._MOST_HALVED", 64 << 10)
+    area, runs = SpillArea(tmp_path), []
+    for number in range(100):
+        run = Run.of(np.zeros(100, np.int32), np.arange(100) + number * 100, [pa.array(["x" * 50] * 100)])
+        runs = timed_files.halved([*runs, timed_files.written(run, ONE, area, 0)], area, -1)
+        assert max(run.length for run in runs) <= 64 << 10
+    assert len(runs) < 30
+    assert sorted(time for run in runs for time in run.times.tolist()) == list(range(10_000))
+    area.close()
