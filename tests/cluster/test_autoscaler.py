@@ -12,9 +12,10 @@ from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.job_file import planned
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(420)]
 
-ROWS, USERS = 150_000, 50
+#: So many that a checkpoint comes behind the rescale before they end, on a fast machine too.
+ROWS, USERS = 400_000, 50
 JOB = """
 from collections.abc import Iterator
 
@@ -85,7 +86,7 @@ def test_a_slow_job_is_made_wider_and_its_output_is_exact(cluster, tmp_path):
     assert max(widths(job).values()) == slow["wanted"] > 1
     story = [entry["text"] for entry in job.client.story(job.job_id) if entry["kind"] == "autoscaler"]
     assert story == [decision["text"]]
-    wait_until(lambda: job.client.summary(job.job_id)["state"] == "FINISHED", 150, "the end", step=0.5)
+    wait_until(lambda: job.client.summary(job.job_id)["state"] == "FINISHED", 250, "the end", step=0.5)
     log = asked(cluster, job.job_id)
     assert log["restarts-measured"] >= 1
     numbers = defaultdict(list)

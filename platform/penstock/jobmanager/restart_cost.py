@@ -21,6 +21,8 @@ class RestartCost:
         self._left_ms: int | None = None
         self._checkpoints = 0
         self._ran = False
+        self._since_ms: int | None = None
+        self._looked_ms = 0
 
     def look(self, now_ms: int, *, running_since_ms: int | None, checkpoints: int, periodic: bool) -> None:
         """Look at the job: since when it runs (None: it does not), how many checkpoints it has completed."""
@@ -28,7 +30,10 @@ class RestartCost:
             if self._ran and self._left_ms is None:
                 self._left_ms, self._checkpoints = now_ms, checkpoints
             return
-        self._ran = True
+        if self._ran and self._left_ms is None and running_since_ms != self._since_ms:
+            # gone and back between two looks: it ran at the last one
+            self._left_ms, self._checkpoints = self._looked_ms, checkpoints
+        self._ran, self._since_ms, self._looked_ms = True, running_since_ms, now_ms
         if self._left_ms is None or (periodic and checkpoints <= self._checkpoints):
             return
         self._seen.append((now_ms if periodic else running_since_ms) - self._left_ms)

@@ -195,6 +195,15 @@ def test_a_rescale_that_nobody_knows_any_more_is_not_waited_for():
     assert len(stage.asked) == 2
 
 
+def test_a_restart_between_two_looks_is_seen():
+    cost = RestartCost(9_000)
+    for at, since, done in ((1_000, 900, 1), (2_000, 900, 2), (3_000, 2_600, 3)):
+        cost.look(at, running_since_ms=since, checkpoints=done, periodic=True)
+    assert cost.pending
+    cost.look(4_000, running_since_ms=2_600, checkpoints=4, periodic=True)
+    assert (cost.cost_ms, cost.measured) == (2_000, 1)
+
+
 def test_a_restart_costs_until_its_first_checkpoint():
     cost = RestartCost(9_000)
     look = lambda at, since, done, periodic=True: cost.look(

@@ -143,7 +143,7 @@ def encoded(graph_of, tmp_path):
 
 
 async def until(condition, what="condition"):
-    for _ in range(1000):
+    for _ in range(3000):  # half a minute: other tests may have the processors
         if condition():
             return
         await asyncio.sleep(0.01)
