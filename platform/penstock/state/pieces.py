@@ -1,12 +1,14 @@
 """The hashes of remote state cut into pieces, about a row group each: which of them are on the local disk.
 
 Pieces lie in regions; a region is what is given back at a time when local space runs short. Bookkeeping alone, without
-I/O. Used by `state.remote` (tables of panes) and `state.remote_keys` (process functions) in the owner's thread.
+I/O. Used by `state.remote` (tables of panes), `state.remote_keys` (keys of process functions, windows and sessions) and
+`state.remote_runs` (rows of joins) in the owner's thread.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
@@ -14,12 +16,44 @@ from penstock.core.keygroup import HashRange
 from penstock.state.hash_ranges import even_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from penstock.kernels.compile import I64
 
+_Rows = TypeVar("_Rows")
+
 #: When local space runs short, this part of it is made free.
 FREED = 8
+
+
+@dataclass(slots=True)
+class Fetched(Generic[_Rows]):
+    """Pieces to be fetched in the background: `run` in any thread, then `install` in the owner's."""
+
+    pieces: I64
+    #: How often pieces had been cut anew when this was made.
+    cut: int
+    read: Callable[[], _Rows]
+    put: Callable[[Fetched[_Rows]], None]
+    rows: _Rows | None = None
+
+    def run(self) -> None:
+        """Read the rows.
+
+        Raises:
+            StorageError: the object store cannot be read.
+            SnapshotDamagedError: a file is missing or damaged.
+        """
+        self.rows = self.read()
+
+    def install(self) -> None:
+        """Put the rows in."""
+        self.put(self)
+
+
+def has_room(taken: int, limit: int) -> bool:
+    """Return whether pieces that nobody has asked for may be fetched too: less is taken than making space leaves."""
+    return taken * (FREED + 1) <= limit * FREED
 
 
 class Pieces:
@@ -74,6 +108,13 @@ class Pieces:
     def unasked(self, most: int) -> I64:
         """Return the first pieces that nobody has asked for yet."""
         return np.flatnonzero(~self.been)[:most]
+
+    def unasked_of(self, fetched: Fetched[_Rows]) -> I64:
+        """Return those that were fetched and nobody has asked for meanwhile; none if pieces have other numbers now."""
+        if fetched.cut != self.cut:
+            return np.empty(0, np.int64)
+        unasked: I64 = fetched.pieces[~self.been[fetched.pieces]]
+        return unasked
 
     def came(self, pieces: I64) -> None:
         """These are here now."""

@@ -9,17 +9,16 @@ last freeze, and is read from there. Called by `PaneTable` in the owner's thread
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from penstock.state.panes import Rows
-from penstock.state.pieces import FREED, Pieces
+from penstock.state.pieces import Fetched, Pieces, has_room
 from penstock.state.segments import ROW_GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
@@ -38,31 +37,6 @@ _TOGETHER = 32
 _FEW_ROWS, _MANY_ROWS = 32, 1 << 20
 #: Pieces a call may fetch before the next takes fewer rows.
 _MANY_PIECES = 16
-
-
-@dataclass(slots=True)
-class Fetched:
-    """Pieces to be fetched in the background: `run` in any thread, then `install` in the owner's."""
-
-    owner: RemoteRows
-    pieces: I64
-    read: Callable[[], HotPanes]
-    #: How often pieces had been cut anew when this was made.
-    cut: int
-    rows: HotPanes | None = None
-
-    def run(self) -> None:
-        """Read the rows.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
-        self.rows = self.read()
-
-    def install(self) -> None:
-        """Put the rows in."""
-        self.owner.install(self)
 
 
 class RemoteRows:
@@ -172,21 +146,20 @@ class RemoteRows:
 
     # --- in the background ------------------------------------------------------------------------------------------
 
-    def next_fetch(self) -> Fetched | None:
+    def next_fetch(self) -> Fetched[HotPanes] | None:
         """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
-        if self.disk_bytes * (FREED + 1) > self._limit * FREED:
+        if not has_room(self.disk_bytes, self._limit):
             return None
         pieces = self.pieces.unasked(_TOGETHER)
         if len(pieces) == 0:
             return None
-        return Fetched(self, pieces, self._segments.base(self.pieces.ranges(pieces)), self.pieces.cut)
+        return Fetched(pieces, self.pieces.cut, self._segments.base(self.pieces.ranges(pieces)), self.install)
 
-    def install(self, fetched: Fetched) -> None:
+    def install(self, fetched: Fetched[HotPanes]) -> None:
         """Put in what was fetched in the background, but for pieces that were asked for meanwhile."""
-        if fetched.rows is None or fetched.cut != self.pieces.cut:  # pieces have other numbers now
-            return
-        pieces = fetched.pieces[~self.pieces.been[fetched.pieces]]
-        self._install(fetched.rows, pieces)
+        pieces = self.pieces.unasked_of(fetched)
+        if fetched.rows is not None and len(pieces):
+            self._install(fetched.rows, pieces)
 
     # --- pieces -----------------------------------------------------------------------------------------------------
 

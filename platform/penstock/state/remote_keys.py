@@ -9,7 +9,6 @@ waits for its upload, and both are read. Called by `state.row_state` in the owne
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,20 +16,21 @@ import pyarrow as pa
 
 from penstock.state.accumulators import LAST_ACCESS
 from penstock.state.hash_ranges import even_parts
-from penstock.state.pieces import FREED, Pieces
+from penstock.state.pieces import Fetched, Pieces, has_room
 from penstock.state.regions import REGIONS
+from penstock.state.remote_log import most_rows, pieces_of, together
 from penstock.state.remote_records import RecordForm, RemoteRecords, in_memory
 from penstock.state.segments import ROW_GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compile import I64
     from penstock.state.cold_records import ColdHome, ColdRecords, PackedRows
     from penstock.state.frozen import FrozenSource
     from penstock.state.key_index import KeyIndex
-    from penstock.state.remote_log import Reader
+    from penstock.state.remote_log import Reader, RemoteLog
     from penstock.state.row_spec import RowSpec
     from penstock.state.waiting import WaitingSegments
 
@@ -61,30 +61,6 @@ class LocalBytes:
         sizes = np.fromiter(map(len, records), np.int64, len(records)) + _RECORD_BYTES
         np.add.at(self.sizes, np.searchsorted(self._lows, hashes, side="right") - 1, sign * sizes)
         np.maximum(self.sizes, 0, out=self.sizes)
-
-
-@dataclass(slots=True)
-class FetchedKeys:
-    """Pieces to be fetched in the background: `run` in any thread, then `install` in the owner's."""
-
-    owner: RemoteKeys
-    pieces: I64
-    cut: int
-    read: Callable[[], list[PackedRows | None]]
-    records: list[PackedRows | None] = field(default_factory=list)
-
-    def run(self) -> None:
-        """Read the rows.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
-        self.records = self.read()
-
-    def install(self) -> None:
-        """Put them in."""
-        self.owner.install(self)
 
 
 class RemoteKeys:
@@ -138,11 +114,7 @@ class RemoteKeys:
     def pieces(self) -> Pieces:
         """The pieces; made when they are asked for first, from the footers of what was restored."""
         if self._cut is None:
-            # cut by the largest state: of the others fewer rows lie in a piece
-            largest = max(self._states, key=lambda state: state.log.rows, default=None)
-            restored = largest is not None and largest.log.rows > 0
-            cuts = largest.log.cuts() if largest is not None and restored else np.empty(0, np.int64)
-            self._cut = Pieces(self._local.regions, cuts, here=not restored)
+            self._cut = pieces_of(self._local.regions, self._logs)
         return self._cut
 
     def ensure(self, hashes: I64, index: KeyIndex, known: int) -> None:
@@ -158,7 +130,7 @@ class RemoteKeys:
         if len(missing):
             self._make_space()
             missing = pieces.missing(pieces.of(hashes))
-        step = self._together(_ROWS)
+        step = together(pieces, self._logs, _ROWS)
         for first in range(0, len(missing), step):
             some = missing[first : first + step]
             ranges = pieces.ranges(some)
@@ -168,11 +140,11 @@ class RemoteKeys:
             pieces.came(some)
             self.fetched_pieces += len(some)
 
-    def next_fetch(self) -> FetchedKeys | None:
+    def next_fetch(self) -> Fetched[list[PackedRows | None]] | None:
         """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
-        if not self._states or int(self._local.sizes.sum()) * (FREED + 1) > self.limit * FREED:
+        if not self._states or not has_room(int(self._local.sizes.sum()), self.limit):
             return None
-        some = self.pieces.unasked(self._together(_ROWS_BEHIND))
+        some = self.pieces.unasked(together(self.pieces, self._logs, _ROWS_BEHIND))
         if len(some) == 0:
             return None
         ranges = self.pieces.ranges(some)
@@ -181,15 +153,15 @@ class RemoteKeys:
         def read() -> list[PackedRows | None]:
             return [state.packed(state.merged(rows()), None) for state, rows in reads]
 
-        return FetchedKeys(self, some, self.pieces.cut, read)
+        return Fetched(some, self.pieces.cut, read, self.install)
 
-    def install(self, fetched: FetchedKeys) -> None:
+    def install(self, fetched: Fetched[list[PackedRows | None]]) -> None:
         """Put in what was fetched in the background, but for pieces that were asked for meanwhile."""
         pieces = self.pieces
-        if not fetched.records or fetched.cut != pieces.cut:  # pieces have other numbers now
+        new = pieces.unasked_of(fetched)
+        if fetched.rows is None or len(new) == 0:
             return
-        new = fetched.pieces[~pieces.been[fetched.pieces]]
-        for state, packed in zip(self._states, fetched.records, strict=True):
+        for state, packed in zip(self._states, fetched.rows, strict=True):
             self._put(state, None if packed is None else packed.chosen(np.isin(pieces.of(packed.hashes), new)))
         pieces.came(new)
         self.fetched_pieces += len(new)
@@ -198,16 +170,15 @@ class RemoteKeys:
         if packed is not None:
             state.records.put_packed(packed)
 
-    def _together(self, rows: int) -> int:
-        """Return how many pieces to fetch at a time."""
-        most = max((state.log.rows for state in self._states), default=0)
-        return max(1, rows * self.pieces.count // max(1, most, ROW_GROUP))
+    @property
+    def _logs(self) -> list[RemoteLog]:
+        return [state.log for state in self._states]
 
     def _make_space(self) -> None:
         """Drop the regions that were not asked for longest, if what is here takes more than it may."""
         if self.held:
             return
-        most = max((state.log.rows for state in self._states), default=0)
+        most = most_rows(self._logs)
         for region in list(self.pieces.to_drop(self._local.sizes, self.limit)):
             for state in self._states:
                 state.records.drop_range(self._local.regions[region])

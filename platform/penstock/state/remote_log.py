@@ -1,7 +1,8 @@
 """Ranged reads of one state's log in the object store: its segments are opened once, row groups read as they are asked.
 
 Several reads are under way at a time; of what is read at once the number of rows is bounded by the caller. Called by
-`state.remote_segments`, `state.remote_keys` and `state.remote_timers` in the owner's thread; `base` in any.
+`state.remote_segments`, `state.remote_keys`, `state.remote_runs` and `state.remote_timers` in the owner's thread;
+`base` in any.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import pyarrow as pa
 
 from penstock.state.accumulators import KEY_HASH
 from penstock.state.hash_ranges import inside
+from penstock.state.pieces import Pieces
 from penstock.state.segment_file import RowGroup, SegmentFile, runs_of
-from penstock.state.segments import clip_of, read_visible, without_hidden
+from penstock.state.segments import ROW_GROUP, clip_of, read_visible, without_hidden
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
@@ -35,6 +37,24 @@ class Reader:
 
     read: Callable[[FileRef], bytes]
     gather: Gather
+
+
+def pieces_of(regions: Sequence[HashRange], logs: Sequence[RemoteLog]) -> Pieces:
+    """Return the pieces of states that are fetched together; cut by the largest: of others fewer rows lie in one."""
+    largest = max(logs, key=lambda log: log.rows, default=None)
+    restored = largest is not None and largest.rows > 0
+    cuts = largest.cuts() if largest is not None and restored else np.empty(0, np.int64)
+    return Pieces(regions, cuts, here=not restored)
+
+
+def together(pieces: Pieces, logs: Sequence[RemoteLog], rows: int) -> int:
+    """Return how many pieces to fetch at a time, so that about so many rows of a state come."""
+    return max(1, rows * pieces.count // max(most_rows(logs), ROW_GROUP))
+
+
+def most_rows(logs: Sequence[RemoteLog]) -> int:
+    """Return the rows of the largest state."""
+    return max((log.rows for log in logs), default=0)
 
 
 class RemoteLog:

@@ -9,7 +9,6 @@ fetched of both sides when a key in it comes, or when rows of a time are asked f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,9 +22,9 @@ from penstock.state import timed_files
 from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.hash_ranges import even_parts
 from penstock.state.key_index import KeyIndex
-from penstock.state.pieces import FREED, Pieces
+from penstock.state.pieces import Fetched, Pieces, has_room
 from penstock.state.regions import REGIONS
-from penstock.state.remote_log import RemoteLog
+from penstock.state.remote_log import RemoteLog, most_rows, pieces_of, together
 from penstock.state.segments import ROW_GROUP
 from penstock.state.spilled_rows import SpillArea
 from penstock.state.timed_run import Run
@@ -121,30 +120,6 @@ class RemoteSide:
         return table.take(pa.array(rows)).combine_chunks().to_batches(max_chunksize=len(rows))[0]
 
 
-@dataclass(slots=True)
-class FetchedRuns:
-    """Pieces to be fetched in the background: `run` in any thread, then `install` in the owner's."""
-
-    owner: RemoteRuns
-    pieces: I64
-    cut: int
-    reads: list[Callable[[], Iterator[pa.Table]]]
-    tables: list[list[pa.Table]] = field(default_factory=list)
-
-    def run(self) -> None:
-        """Read the rows.
-
-        Raises:
-            StorageError: the object store cannot be read.
-            SnapshotDamagedError: a file is missing or damaged.
-        """
-        self.tables = [list(read()) for read in self.reads]
-
-    def install(self) -> None:
-        """Put them in."""
-        self.owner.install(self)
-
-
 class RemoteRuns:
     """Both sides' rows that are the log's: which pieces of the hashes are here."""
 
@@ -173,11 +148,7 @@ class RemoteRuns:
     def pieces(self) -> Pieces:
         """The pieces; made when they are asked for first, from the footers of what was restored."""
         if self._cut is None:
-            largest = max(self._sides, key=lambda side: side.log.rows)
-            restored = largest.log.rows > 0
-            self._cut = Pieces(
-                self.regions, largest.log.cuts() if restored else np.empty(0, np.int64), here=not restored
-            )
+            self._cut = pieces_of(self.regions, self._logs)
             self._seen = self._cut.here.copy()
         return self._cut
 
@@ -206,7 +177,7 @@ class RemoteRuns:
             unseen = asked[~self._seen[asked]]
             if len(unseen) == 0:
                 return
-            self._bring(unseen[: self._together(min(_ROWS, self._limit // _ROW_BYTES))])
+            self._bring(unseen[: together(self.pieces, self._logs, min(_ROWS, self._limit // _ROW_BYTES))])
             self._make_space()  # pieces have other numbers now
 
     def _asked(self, low: int, high: int, part: HashRange) -> I64:
@@ -231,23 +202,24 @@ class RemoteRuns:
             total += int(rows[(last >= low) & (first <= high)].sum())
         return total * _ROW_BYTES
 
-    def next_fetch(self) -> FetchedRuns | None:
+    def next_fetch(self) -> Fetched[list[list[pa.Table]]] | None:
         """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
-        if not self._sides or int(self._sizes().sum()) * (FREED + 1) > self._limit * FREED:
+        if not self._sides or not has_room(int(self._sizes().sum()), self._limit):
             return None
-        some = self.pieces.unasked(self._together(_ROWS_BEHIND))
+        some = self.pieces.unasked(together(self.pieces, self._logs, _ROWS_BEHIND))
         if len(some) == 0:
             return None
         ranges = self.pieces.ranges(some)
-        return FetchedRuns(self, some, self.pieces.cut, [side.log.base(ranges) for side in self._sides])
+        reads = [side.log.base(ranges) for side in self._sides]
+        return Fetched(some, self.pieces.cut, lambda: [list(read()) for read in reads], self.install)
 
-    def install(self, fetched: FetchedRuns) -> None:
+    def install(self, fetched: Fetched[list[list[pa.Table]]]) -> None:
         """Put in what was fetched in the background, but for pieces that were asked for meanwhile."""
         pieces = self.pieces
-        if not fetched.tables or fetched.cut != pieces.cut:  # pieces have other numbers now
+        new = pieces.unasked_of(fetched)
+        if fetched.rows is None or len(new) == 0:
             return
-        new = fetched.pieces[~pieces.been[fetched.pieces]]
-        for side, tables in zip(self._sides, fetched.tables, strict=True):
+        for side, tables in zip(self._sides, fetched.rows, strict=True):
             side.put(tables, lambda hashes: np.isin(pieces.of(hashes), new))
         self._came(new)
 
@@ -276,7 +248,7 @@ class RemoteRuns:
         return SpillArea(self._folder, _FILE, _LARGER)
 
     def _bring(self, missing: I64) -> None:
-        step = self._together(_ROWS)
+        step = together(self.pieces, self._logs, _ROWS)
         for first in range(0, len(missing), step):
             some = missing[first : first + step]
             ranges = self.pieces.ranges(some)
@@ -292,9 +264,9 @@ class RemoteRuns:
     def _sizes(self) -> I64:
         return np.array([sum(r.length for side in self._sides for r in side.here[n]) for n in range(len(self.regions))])
 
-    def _together(self, rows: int) -> int:
-        most = max(side.log.rows for side in self._sides)
-        return max(1, rows * self.pieces.count // max(1, most, ROW_GROUP))
+    @property
+    def _logs(self) -> list[RemoteLog]:
+        return [side.log for side in self._sides]
 
     def _make_space(self) -> None:
         """Drop the regions that were not asked for longest, if what is here takes more than it may."""
@@ -302,7 +274,7 @@ class RemoteRuns:
             self._drop(region)
 
     def _drop(self, region: int) -> None:
-        most = max(side.log.rows for side in self._sides)
+        most = most_rows(self._logs)
         for side in self._sides:
             side.here[region] = []
         self.areas[region].close()
