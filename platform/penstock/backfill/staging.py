@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from penstock.checkpoint.stores import checksum_of
-from penstock.connector.sink import SinkContext, SinkSpec
+from penstock.connector.sink import SinkSpec
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef
 from penstock.operators.columns import conform
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.registry import create_operator
-from penstock.operators.sink import CHUNK_BYTES, EpochBuffer
+from penstock.operators.sink import EpochBuffer, chunk_bytes_of, sink_context
 from penstock.operators.source import SourceOperator
 
 if TYPE_CHECKING:
@@ -79,18 +79,9 @@ class StagedSinkOperator(Operator):
         spec = msgspec.convert(context.spec.config["sink"], SinkSpec)
         self._where = f"sink {context.spec.uid!r}"
         self._schema = schema_from_text(spec.schema)
-        given = context.spec.config.get("chunk_bytes") or spec.config.get("chunk_bytes") or CHUNK_BYTES
-        self._chunk_bytes = int(given)
+        self._chunk_bytes = chunk_bytes_of(context, spec)
         self._buffer = EpochBuffer(self._schema, self._chunk_bytes)
-        self._names = SinkContext(
-            job_name=context.job_name,
-            uid=context.spec.uid,
-            run_id=context.run_id,
-            subtask=context.subtask,
-            parallelism=context.parallelism,
-            attempt=context.attempt,
-            clock=context.clock,
-        )
+        self._names = sink_context(context)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         self._buffer.add(conform(batch.data, self._schema, self._where))

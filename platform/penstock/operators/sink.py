@@ -88,6 +88,24 @@ class EpochBuffer:
         return tuple(partial(encode_chunk, self._schema, tuple(chunk)) for chunk in chunks)
 
 
+def sink_context(context: OperatorContext) -> SinkContext:
+    """Return what a sink's connector is told of the subtask."""
+    return SinkContext(
+        job_name=context.job_name,
+        uid=context.spec.uid,
+        run_id=context.run_id,
+        subtask=context.subtask,
+        parallelism=context.parallelism,
+        attempt=context.attempt,
+        clock=context.clock,
+    )
+
+
+def chunk_bytes_of(context: OperatorContext, sink: SinkSpec) -> int:
+    """Return how large a chunk of staged output is."""
+    return int(context.spec.config.get("chunk_bytes") or sink.config.get("chunk_bytes") or CHUNK_BYTES)
+
+
 class SinkOperator(Operator):
     """Writes to a connector's sink; see the module for the modes."""
 
@@ -97,19 +115,10 @@ class SinkOperator(Operator):
         self._spec = spec
         self._where = f"sink {context.spec.uid!r}"
         self._schema = schema_from_text(spec.schema)
-        self._sink_context = SinkContext(
-            job_name=context.job_name,
-            uid=context.spec.uid,
-            run_id=context.run_id,
-            subtask=context.subtask,
-            parallelism=context.parallelism,
-            attempt=context.attempt,
-            clock=context.clock,
-        )
+        self._sink_context = sink_context(context)
         self._pending = PendingOutput()
         self._pending.prepared(context.held)
-        chunk_bytes = context.spec.config.get("chunk_bytes") or spec.config.get("chunk_bytes") or CHUNK_BYTES
-        self._buffer = EpochBuffer(self._schema, int(chunk_bytes))
+        self._buffer = EpochBuffer(self._schema, chunk_bytes_of(context, spec))
         self._permit: CommitPermit | None = None
         self._publication: _Publication | None = None
         factory: SinkFactory = load_factory(spec.factory)
