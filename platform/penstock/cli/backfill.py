@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.options import JsonOption, SettingsOption, print_json, say
 from penstock.cli.run import parse_overrides
 from penstock.client.job_file import planned
 from penstock.core.clock import SystemClock
@@ -36,9 +36,7 @@ def backfill(
     accept: Annotated[
         list[str] | None, typer.Option(metavar="UID", help="An operator that does not qualify by itself.")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
-    ] = None,
+    settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a job over its source's history up to a cut; `penstock run --from` goes on from there.

@@ -13,7 +13,7 @@ import typer
 
 from penstock.bench.options import BenchOptions
 from penstock.bench.registry import WORKLOADS, needs_broker, workload
-from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.options import JsonOption, SettingsOption, print_json, say
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import UsageError
 
@@ -37,9 +37,7 @@ def bench(
         bool, typer.Option("--latency", help="How late results are at half of the highest rate.")
     ] = False,
     bootstrap: Annotated[str | None, typer.Option(help="Kafka broker of w4; default: one is started.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
-    ] = None,
+    settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Run a benchmark on an embedded cluster; a wrong answer gives no figure and exit code 1."""

@@ -12,7 +12,7 @@ import msgspec
 import typer
 from rich.table import Table
 
-from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.options import JsonOption, SettingsOption, print_json, say
 from penstock.cli.run import parse_overrides
 from penstock.cli.terminal import terminal
 from penstock.client.job_file import planned
@@ -38,9 +38,7 @@ def check(
     allow_non_restored_state: Annotated[
         list[str] | None, typer.Option(metavar="UID[/STATE]", help="State that may be left behind.")
     ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
-    ] = None,
+    settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
     """Say whether a snapshot's state fits a job: same, migrates, new, dropped or blocked; exit code 1 if one is.

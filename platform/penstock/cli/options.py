@@ -22,6 +22,8 @@ ClusterOption = Annotated[
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
 
+SettingsOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")]
+
 TokenOption = Annotated[str, typer.Option(help="Two calls with the same token are one.")]
 
 SecurityOption = Annotated[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.options import InsecureOption, JsonOption, cluster_executor, print_json, say
+from penstock.cli.options import InsecureOption, JsonOption, SettingsOption, cluster_executor, print_json, say
 from penstock.cli.progress import JobProgress
 from penstock.cli.spark import MasterOption, SparkConfOption, spark_executor
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
@@ -28,7 +28,6 @@ _ClusterOption = Annotated[
     ),
 ]
 _TokenOption = Annotated[str, typer.Option(metavar="ID", help="On a cluster: runs with the same token are one job.")]
-_SetOption = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")]
 
 
 def run(
@@ -60,7 +59,7 @@ def run(
     taskmanagers: Annotated[int, typer.Option(help="With Spark: TaskManagers, each a core of an executor.", min=1)] = 2,
     host: Annotated[str, typer.Option(help="With Spark: this machine, as executors reach it.")] = "127.0.0.1",
     insecure: InsecureOption = False,
-    settings: _SetOption = None,
+    settings: SettingsOption = None,
     write: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Start nothing: write the job for the web interface to start.")
     ] = None,

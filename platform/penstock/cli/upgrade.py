@@ -11,6 +11,7 @@ from penstock.cli.jobs import JobArgument
 from penstock.cli.options import (
     ClusterOption,
     JsonOption,
+    SettingsOption,
     TokenOption,
     connect,
     find_job,
@@ -55,9 +56,7 @@ def upgrade(
         list[str] | None, typer.Option(metavar="UID[/STATE]", help="Leave behind state that it no longer has.")
     ] = None,
     parallelism: Annotated[int | None, typer.Option(help="Overrides the new version's own.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting.")
-    ] = None,
+    settings: SettingsOption = None,
     token: TokenOption = "",
     detached: Annotated[bool, typer.Option(help="Return once it is asked for; see --status.")] = False,
     cluster: ClusterOption = None,
