@@ -1,16 +1,11 @@
 """Sessions whose state stays in the object store, on real processes: a worker is killed, and each comes out once."""
 
-import json
-import os
-import signal
 from collections import Counter
 
 import pytest
-from tests.cluster.proc_tree import wait_until
+from tests.cluster.killed_worker import rows_behind_a_kill
 
 import penstock as ps
-from penstock.client.executors import ClusterExecutor
-from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.datagen.orders import OrderPattern, orders
 from penstock_connectors.files import FileSink
@@ -60,17 +55,6 @@ def expected():
 
 
 def test_a_kill_loses_no_session_and_makes_none_twice(tmp_path):
-    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=2, directory=tmp_path / "cluster")
-    with LocalCluster(config) as cluster:
-        handle = ClusterExecutor(url=cluster.rest_url).submit(job(tmp_path).job_graph("remote"))
-        summary = handle.client.summary
-        wait_until(
-            lambda: summary(handle.job_id).get("checkpoints-completed", 0) >= CHECKPOINTS, 150, "the checkpoints"
-        )
-        os.kill(handle.client.workers(handle.job_id)[0]["pid"], signal.SIGKILL)
-        handle.wait(timeout_ms=200_000)
-        assert any("restart" in entry["text"].lower() for entry in handle.client.story(handle.job_id))
-
-    paths = (tmp_path / "out").rglob("*.jsonl")
-    rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    graph = job(tmp_path).job_graph("remote")
+    rows = rows_behind_a_kill(graph, tmp_path, checkpoints=CHECKPOINTS, limit_s=150, end_s=200)
     assert Counter((row["user_id"], row["n"], row["total"]) for row in rows) == expected()

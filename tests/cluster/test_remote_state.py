@@ -1,15 +1,9 @@
 """State that stays in the object store, on real processes: a worker is killed, and every row is counted once."""
 
-import json
-import os
-import signal
-
 import pytest
-from tests.cluster.proc_tree import wait_until
+from tests.cluster.killed_worker import rows_behind_a_kill
 
 import penstock as ps
-from penstock.client.executors import ClusterExecutor
-from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 
@@ -38,19 +32,8 @@ def job(folder):
 
 
 def test_a_kill_counts_nothing_twice(tmp_path):
-    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=2, directory=tmp_path / "cluster")
-    with LocalCluster(config) as cluster:
-        handle = ClusterExecutor(url=cluster.rest_url).submit(job(tmp_path).job_graph("remote"))
-        summary = handle.client.summary
-        wait_until(
-            lambda: summary(handle.job_id).get("checkpoints-completed", 0) >= CHECKPOINTS, 120, "the checkpoints"
-        )
-        os.kill(handle.client.workers(handle.job_id)[0]["pid"], signal.SIGKILL)
-        handle.wait(timeout_ms=180_000)
-        assert any("restart" in entry["text"].lower() for entry in handle.client.story(handle.job_id))
-
-    paths = (tmp_path / "out").rglob("*.jsonl")
-    rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    graph = job(tmp_path).job_graph("remote")
+    rows = rows_behind_a_kill(graph, tmp_path, checkpoints=CHECKPOINTS, limit_s=120, end_s=180)
     counts = {}
     for row in rows:
         counts.setdefault(row["user_id"], []).append(row["n"])

@@ -26,6 +26,17 @@ from penstock.network.frame import (
 from penstock.network.greeting import NONCE_BYTES, Greeting
 
 
+def require_exchange(net, planes):
+    """Ten rows from worker a come to worker b."""
+    job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
+    reader = Reader()
+    output, gate = job.outputs(0, "a", ["b"]), job.gate(0, "b", ["a"], reader.data.set)
+    job.start()
+    output.batch(Batch(net.rows(10)))
+    output.end()
+    assert net.keys_of(reader.read(gate)) == list(range(10))
+
+
 def hello_frame(hello):
     return encode_message(FrameKind.HELLO, payload=msgspec.msgpack.encode(hello))
 
@@ -145,13 +156,7 @@ def test_strangers_in_any_number_do_not_keep_a_worker_out(net, planes, monkeypat
     monkeypatch.setattr(connection, "MAX_STRANGERS", 8)
     with contextlib.ExitStack() as stack:
         idle = [stack.enter_context(connect(planes["b"].endpoint)) for _ in range(40)]
-        job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
-        reader = Reader()
-        output, gate = job.outputs(0, "a", ["b"]), job.gate(0, "b", ["a"], reader.data.set)
-        job.start()
-        output.batch(Batch(net.rows(10)))
-        output.end()
-        assert net.keys_of(reader.read(gate)) == list(range(10))
+        require_exchange(net, planes)
         assert heard(idle[0]) == [], "the oldest has gone"
 
 
@@ -167,13 +172,7 @@ def test_a_worker_that_is_hung_up_on_while_it_greets_dials_again(net, planes, mo
         return sock
 
     monkeypatch.setattr(Listener, "accept", full)
-    job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
-    reader = Reader()
-    output, gate = job.outputs(0, "a", ["b"]), job.gate(0, "b", ["a"], reader.data.set)
-    job.start()
-    output.batch(Batch(net.rows(10)))
-    output.end()
-    assert net.keys_of(reader.read(gate)) == list(range(10))
+    require_exchange(net, planes)
     assert len(hung_up) == 3
     assert planes["a"].lost == planes["b"].lost == []
 
@@ -200,12 +199,6 @@ def test_a_worker_without_a_free_descriptor_lets_others_in_later(net, planes, mo
         return accept(self)
 
     monkeypatch.setattr(Listener, "accept", full)
-    job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
-    reader = Reader()
-    output, gate = job.outputs(0, "a", ["b"]), job.gate(0, "b", ["a"], reader.data.set)
-    job.start()
-    output.batch(Batch(net.rows(10)))
-    output.end()
-    assert net.keys_of(reader.read(gate)) == list(range(10))
+    require_exchange(net, planes)
     assert failed[2] - failed[0] >= 0.19, "it looks away meanwhile"
     assert planes["a"].lost == planes["b"].lost == []
