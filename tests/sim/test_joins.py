@@ -14,7 +14,7 @@ from tests.sim.world import World
 
 import penstock as ps
 from penstock.eventtime.windows import sliding_windows
-from penstock.state.remote_runs import RemoteRuns
+from penstock.state.remote_runs import RemoteRuns, RemoteSide
 from penstock.state.timed_rows import TimedRows
 
 _LOWER, _UPPER = -20_000, 15_000
@@ -150,7 +150,7 @@ def test_rows_in_the_object_store_are_joined_behind_killed_workers(kind, fetched
 
 @pytest.mark.parametrize("kind", [IntervalPlan, WindowPlan, TemporalPlan])
 def test_rows_that_are_not_fetched_are_missed(kind, monkeypatch):
-    monkeypatch.setattr(RemoteRuns, "_bring", lambda self, missing: None)
+    monkeypatch.setattr(RemoteSide, "put", lambda self, tables, wanted=None: None)
     monkeypatch.setattr(RemoteRuns, "next_fetch", lambda self: None)
     with pytest.raises(SimulationError):
         run(kind, 3, [Phase(1, "stop"), Phase(2, from_savepoint=True)], Swarm.quiet(random.Random(3)), "remote")
