@@ -145,8 +145,19 @@ def compare(how, operations, backend, most_keys=None):
 
 @pytest.mark.usefixtures("leaving")
 def test_versions_that_left_memory_behind_a_drain_are_yet_to_come(tmp_path):
+    versions_of_a_drain_are_yet_to_come(tmp_path, "rocksdb")
+
+
+@pytest.mark.parametrize(("keys", "local_bytes"), REMOTE)
+def test_versions_in_the_object_store_are_yet_to_come_behind_a_drain(monkeypatch, tmp_path, keys, local_bytes):
+    rows_are_remote(monkeypatch, keys, local_bytes)
+    with small_pieces():
+        versions_of_a_drain_are_yet_to_come(tmp_path, "remote")
+
+
+def versions_of_a_drain_are_yet_to_come(tmp_path, backend):
     spec = SimpleNamespace(uid=UID, kind="temporal_join", config=CONFIG | {"how": "left"})
-    job = Job(tmp_path, spec, Model("left"), (LEFT, VERSIONS), backend="rocksdb")
+    job = Job(tmp_path, spec, Model("left"), (LEFT, VERSIONS), backend=backend)
     for seed in range(4):
         job.batch(1, seed, 30, 0)
     job.watermark(0, MAX_TIMESTAMP)

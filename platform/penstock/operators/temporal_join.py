@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.core.errors import StateMismatchError
 from penstock.operators.join_schema import parse_sides, temporal_join_schema, validate_temporal_join, value_fields
 from penstock.operators.join_side import JoinOperator, JoinOutput, JoinState
 from penstock.operators.output_pieces import OutputPieces
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.core.elements import Batch
-    from penstock.kernels.compile import I64
+    from penstock.kernels.compile import I32, I64
     from penstock.operators.operator import Collector, OperatorContext
 
 _CURRENT = "current"
@@ -44,17 +43,14 @@ class TemporalJoinOperator(JoinOperator):
         self._state = JoinState(context, sides, "with versions")
         fields, marks = value_fields(right, sides.right), self._state.watermarks
         # behind a drain, whose end of time is not carried over, all versions are looked at once more
-        anew = self._state.rows.keeps_all = marks.low == MIN_TIMESTAMP and not marks.differ
-        self._current = self._state.rows.value(_CURRENT, (_VERSION, *fields))
+        anew, rows = marks.low == MIN_TIMESTAMP and not marks.differ, self._state.rows
+        rows.keeps_all = anew and rows.remote is None
+        self._current = rows.value(_CURRENT, (_VERSION, *fields))
         self._state.check_all_declared()
         if anew:
-            if self._state.rows.remote is not None and self._current.source.log.rows:
-                msg = f"{context.spec.uid}: all versions are to be looked at again behind a drained savepoint"
-                raise StateMismatchError(
-                    msg, hint="restore once with state_backend='rocksdb', then go back to 'remote'"
-                )
-            self._await_again()
-            self._state.rows.keeps_all = False
+            for slots in rows.every_key():
+                self._await_again(slots)
+            rows.keeps_all = False
         self._output = JoinOutput(temporal_join_schema(config, left, right), sides, left)
         self._pieces = OutputPieces()
 
@@ -96,17 +92,15 @@ class TemporalJoinOperator(JoinOperator):
             table.clean(watermark)
         self._state.rows.settle()
 
-    def _await_again(self) -> None:
-        """Let the versions that a drain has passed be yet to come."""
-        rows = self._state.rows
-        slots = np.arange(rows.index.count, dtype=np.int32)
+    def _await_again(self, slots: I32) -> None:
+        """Let the versions of these keys that a drain has passed be yet to come."""
         kept = self._current.rows_of(slots)
         slots, kept = slots[kept >= 0], kept[kept >= 0]
         if len(slots):
             times, *values = self._current.arrays(kept)
             self._state.tables[1].add(slots, times.to_numpy().copy(), values)
             self._current.clear(slots)
-            rows.settle()
+            self._state.rows.settle()
 
     # --- versions ---------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.keygroup import HashRange
 from penstock.state.accumulators import LAST_ACCESS
 from penstock.state.hash_ranges import even_parts
 from penstock.state.pieces import Fetched, Pieces, has_room
@@ -23,9 +24,9 @@ from penstock.state.remote_records import RecordForm, RemoteRecords, in_memory
 from penstock.state.segments import ROW_GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from penstock.core.keygroup import HashRange
+    from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I64
     from penstock.state.cold_records import ColdHome, ColdRecords, PackedRows
     from penstock.state.frozen import FrozenSource
@@ -139,6 +140,12 @@ class RemoteKeys:
                 self._put(state, state.packed(state.rows(ranges), here))
             pieces.came(some)
             self.fetched_pieces += len(some)
+
+    def every_key(self) -> Iterator[tuple[KeyColumns, I64]]:
+        """Yield the keys of all states and their hashes, some at a time; a key with many rows comes as often."""
+        owned = HashRange(self._local.regions[0].low, self._local.regions[-1].high)
+        for state in self._states:
+            yield from state.keys(even_parts(owned, 1 + state.log.rows // _ROWS))
 
     def next_fetch(self) -> Fetched[list[PackedRows | None]] | None:
         """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from penstock.core.keygroup import HashRange
+    from penstock.kernels.columns import KeyColumns
+    from penstock.kernels.compile import I64
     from penstock.state.cold_records import ColdRecords, PackedRows
     from penstock.state.frozen import FrozenSource
     from penstock.state.key_index import KeyView
@@ -105,6 +107,12 @@ class RemoteRecords:
             rows = self.rows([part])
             if rows.num_rows:
                 yield rows.combine_chunks().to_batches(max_chunksize=rows.num_rows)[0]
+
+    def keys(self, ranges: Iterable[HashRange]) -> Iterator[tuple[KeyColumns, I64]]:
+        """Yield the keys of these rows, one for each row, and their hashes."""
+        names = tuple(self._form.key_schema.names)
+        for batch in self.pieces(ranges):
+            yield key_columns(batch, names), batch.column(KEY_HASH).to_numpy()
 
 
 def in_memory(view: KeyView, count: int, ranges: Sequence[HashRange]) -> tuple[KeyView, np.ndarray]:

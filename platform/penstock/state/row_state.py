@@ -32,6 +32,8 @@ from penstock.state.timed_rows import TimedRows
 from penstock.state.timers import TimerTable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
@@ -266,6 +268,17 @@ class RowState:
         if self.cold is not None:
             self._recency.touch(found[:count], self.index.count)
         return local, found[:count]
+
+    def every_key(self) -> Iterator[I32]:
+        """Yield the slots of all keys that a restore has brought or left in the object store, some at a time.
+
+        Nothing may have left memory; `settle` between two.
+        """
+        if self.remote is None:
+            yield np.arange(self.index.count, dtype=np.int32)
+            return
+        for keys, hashes in self.remote.every_key():
+            yield np.unique(self.upsert(keys, hashes))
 
     def keys(self, slots: I32) -> list[pa.Array]:
         """Return the key columns of slots."""
