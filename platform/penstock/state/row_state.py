@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from penstock.state.frozen import FrozenSource, StateSpec
     from penstock.state.key_index import KeyView
     from penstock.state.migration import Migration
+    from penstock.state.slot_tables import ColdTable, SlotTable
     from penstock.state.spilled_rows import SpillArea
     from penstock.state.ttl import Ttl
     from penstock.state.waiting import WaitingSegments
@@ -61,30 +62,6 @@ _SWEEP = 1024
 
 #: Enters a table into the store under a name, and restores it.
 Declare: TypeAlias = Callable[[str, "StateSpec", Callable[["FrozenSource"], Any]], Any]
-
-
-class _SlotTable(Protocol):
-    """What the index of keys asks of the tables that use its slots."""
-
-    @property
-    def hot_bytes(self) -> int: ...
-
-    def mark_used(self, used: np.ndarray) -> None: ...
-
-    def renumber(self, numbers: I32) -> None: ...
-
-
-class ColdTable(_SlotTable, Protocol):
-    """What it asks besides, if keys may leave memory: of every table but the rows of a join."""
-
-    def save_changes(self, home: ColdHome) -> None:
-        """Put what has changed since the last freeze into a segment: no slot may be named outside the table's rows."""
-
-    def take_out(self, keys: KeyView, slots: I32) -> None:
-        """Move all that these slots have to the cold store; they come in order of their hashes."""
-
-    def bring_in(self, keys: KeyView, slots: I32) -> None:
-        """Get what these slots have, which were made just now, from the cold store."""
 
 
 class RowState:
@@ -116,7 +93,7 @@ class RowState:
         self.far_rows = None if area is None else area.remote
         #: Whether no key leaves for the moment.
         self.keeps_all = False
-        self._tables: list[_SlotTable] = []
+        self._tables: list[SlotTable] = []
         #: Those of them whose keys may leave.
         self._cold_tables: list[ColdTable] = []
         self._timed: list[TimedRows] = []
