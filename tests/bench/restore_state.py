@@ -221,11 +221,12 @@ def run(arguments, backend, snapshots, store):
 def speeds(marks, begun):
     """Return the rate at the end, and from when on it was (nearly) reached."""
     times, rows = np.array([t for t, _ in marks]) - begun, np.array([r for _, r in marks])
+    soon = {f"rows_{s}s": int(np.interp(s, times, rows, left=0)) for s in (10, 60) if s < times[-1]}
     spans = np.arange(times[0], times[-1], SPAN)
     rates = np.diff(np.interp(spans, times, rows)) / SPAN
     last = float(np.median(rates[-4:]))
     full = next((float(at) for at, rate in zip(spans, rates, strict=False) if rate >= FULL * last), None)
-    return {"full_speed_s": full, "rows_per_s": last}
+    return {"first_batch_s": float(times[0]), **soon, "full_speed_s": full, "rows_per_s": last}
 
 
 def main():

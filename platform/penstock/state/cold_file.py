@@ -121,18 +121,40 @@ class _File:
     def put(self, heads: I64, order: I64, cells: I64, stretch_bytes: int) -> int:
         """Write cells; returns how many were, fewer than asked if the end of the file was reached.
 
-        Many are written a stretch of the file at a time: reading and writing that costs less than doing so with
-        records all over it.
+        Where they are many they are written a stretch of the file at a time: reading and writing that costs less than
+        doing so record by record.
         """
-        state = np.zeros(3, np.int64)
-        homes = [int(kernels.cold_home(heads[i, kernels.HASH], self.range)) for i in (order[0], order[-1])]
-        if len(order) * _SPARSE < (homes[1] - homes[0]) * self.table.shape[1] * 8:
-            if not self._stays_mapped:
-                keys = (heads, order)
-                self._require(kernels.cold_write(self._on_disk, self._room, self.range, keys, cells, state))
-            kernels.cold_put(self.table, self.range, heads, order, cells, state)
+        done = 0
+        for end, many in self._runs(heads[order, kernels.HASH], stretch_bytes):
+            some, state = order[done:end], np.zeros(3, np.int64)
+            if many:
+                self._put_stretches((heads, some), cells, stretch_bytes, state)
+            else:
+                if not self._stays_mapped:
+                    made = kernels.cold_write(self._on_disk, self._room, self.range, (heads, some), cells, state)
+                    self._require(made)
+                kernels.cold_put(self.table, self.range, heads, some, cells, state)
             self.count += int(state[1])
-            return int(state[0])
+            done += int(state[0])
+            if done < end:
+                break
+        return done
+
+    def _runs(self, hashes: I64, stretch_bytes: int) -> list[tuple[int, bool]]:
+        """Return where runs of sorted hashes end, and whether the stretches of each have many of them."""
+        low, factor = self.range
+        homes = (hashes.view(np.uint64) - np.int64(low).view(np.uint64)).astype(np.float64) * factor
+        size = self.table.shape[1] * 8
+        stretches = (homes * size).astype(np.int64) // stretch_bytes
+        firsts = np.flatnonzero(np.diff(stretches, prepend=-1))
+        many = np.diff(firsts, append=len(hashes)) * _SPARSE >= min(stretch_bytes, self.size)
+        last = np.flatnonzero(np.append(many[1:] != many[:-1], True))
+        ends = np.append(firsts[1:], len(hashes))
+        return [(int(ends[i]), bool(many[i])) for i in last]
+
+    def _put_stretches(self, keys: tuple[I64, I64], cells: I64, stretch_bytes: int, state: I64) -> None:
+        """Write cells; `state` as for `kernels.cold_put`."""
+        heads, order = keys
         rows, words = self.table.shape
         limit = stretch_bytes // (words * 8)
         room = np.empty((limit, words), np.int64)
@@ -145,11 +167,9 @@ class _File:
             os.pwrite(self._fd, stretch.data, base * words * 8)
             if state[0] == before:
                 if base + len(stretch) == rows:
-                    break
+                    return
                 limit *= 2
                 room = np.empty((limit, words), np.int64)
-        self.count += int(state[1])
-        return int(state[0])
 
     def _require(self, done: int) -> None:
         if done == kernels.REFUSED:

@@ -74,9 +74,9 @@ def table(tmp_path):
     made.rows.close()
 
 
-@pytest.mark.parametrize("sparse", [1, 1 << 40])
+@pytest.mark.parametrize("sparse", [1, 160, 1 << 40])
 def test_rows_come_back_and_newer_ones_replace_older(table, monkeypatch, sparse):
-    """`sparse` 1: one by one in their places; large: stretch by stretch."""
+    """`sparse` 1: one by one in their places; large: stretch by stretch; else both, as it comes."""
     monkeypatch.setattr(module, "_SPARSE", sparse)
     monkeypatch.setattr(module, "_STRETCH", 4096)
     keys = [(a if a % 7 else None, b if b % 3 else None) for a in range(150) for b in range(150)]
@@ -93,6 +93,31 @@ def test_rows_come_back_and_newer_ones_replace_older(table, monkeypatch, sparse)
     low, high = HashRange(HASH_MIN, -5), HashRange(-4, HASH_MAX)
     assert table.scan(low) | table.scan(high) == expected
     assert table.index.count == slots.max() + 1
+
+
+def test_patches_that_lie_far_apart_are_written_stretch_by_stretch(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_STRETCH", 4096)
+    monkeypatch.setattr(module, "_SPARSE", 400)
+    monkeypatch.setattr(Table, "memory", 0)
+    table = Table(tmp_path)
+    table.rows.expect(200_000)
+    step = (HASH_MAX - HASH_MIN) // 200_000
+    patches = [HASH_MIN + step * (start + n) for start in (0, 60_000, 130_000) for n in range(500)]
+    alone = [HASH_MIN + step * n for n in (30_000, 90_000, 199_999)]
+    hashes = sorted(patches + alone)
+    slots = table.slots([(n, 0) for n in range(len(hashes))], hashes)
+    singly = []
+    cold_write = module.kernels.cold_write
+
+    def noted(file, room, owned, keys, cells, state):
+        singly.extend(keys[0][keys[1], module.kernels.HASH].tolist())
+        return cold_write(file, room, owned, keys, cells, state)
+
+    monkeypatch.setattr(module.kernels, "cold_write", noted)
+    table.put(slots, slots)
+    assert set(singly) == set(alone)
+    assert table.get(slots) == slots.tolist()
+    table.rows.close()
 
 
 def test_keys_of_one_hash_are_told_apart(table):
