@@ -71,6 +71,7 @@ def test_the_answers_are_those_of_polars(expression, rows):
     assert compiled is not None
     (values,) = compiled.of(batch)
     assert to_arrow(values).to_pylist() == polars(batch, expression)
+    assert batch.equals(batch_of(rows)), "a step wrote over a column"
 
 
 @given(INTEGERS, ROWS)

@@ -14,32 +14,20 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from penstock.kernels.columns import FixedColumn, key_columns
-from penstock.kernels.compile import I32, I32_IN, I32_OUT, I64, I64_IN, I64_OUT, i8, intrinsic, kernel, types
+from penstock.kernels.compile import I32, I32_IN, I32_OUT, I64, I64_IN, I64_OUT, i8, kernel, word_at
 from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.integer_keys import split_integers
+from penstock.kernels.words import address_of, column_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-def _word_at(_typing: Any, _address: Any) -> Any:
-    """Return the 64-bit word at an address."""
-    from llvmlite import ir
-
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
-        return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()))
-
-    return types.int64(types.int64), generate
-
-
-_word: Any = intrinsic(_word_at)
 
 
 @kernel(i8(i8, I32_IN, I64_OUT))
 def take_words(source: int, order: I32, out: I64) -> int:
     """Write the words at address `source`, in the given order, to `out`."""
     for i in range(np.uint64(0), np.uint64(len(order))):
-        out[i] = _word(source + 8 * np.int64(order[i]))
+        out[i] = word_at(source + 8 * np.int64(order[i]))
     return len(order)
 
 
@@ -106,14 +94,14 @@ def take_rows(batch: pa.RecordBatch, order: I32) -> pa.RecordBatch:
     columns: list[Any] = []
     indices = None
     for column in batch.columns:
-        kind = column.type
-        if pa.types.is_primitive(kind) and kind.bit_width == 64 and not column.null_count:
-            out = np.empty(rows, np.int64)
-            take_words(column.buffers()[1].address + 8 * column.offset, order, out)
-            columns.append(pa.Array.from_buffers(kind, rows, [None, pa.py_buffer(out)], 0))
-        else:
+        address = address_of(column)
+        if address is None:
             indices = pa.array(order) if indices is None else indices
             columns.append(column.take(indices))
+        else:
+            out = np.empty(rows, np.int64)
+            take_words(address, order, out)
+            columns.append(column_of(out, rows, column.type))
     return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
 
 

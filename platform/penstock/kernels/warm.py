@@ -28,6 +28,7 @@ _MODULES = (
     "merge",
     "combine",
     "rows",
+    "keep",
     "joins",
     "running",
     "cold",

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     Values: TypeAlias = NDArray[Any]
     #: From the columns of a batch, by name, to the expression's values.
     Evaluate: TypeAlias = Callable[[Mapping[str, Values]], Values]
+    #: With it: whether the values are nobody else's, so that the next step may write its own over them.
+    Step: TypeAlias = tuple[Evaluate, bool]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _ARITHMETIC: dict[str, Any] = {"Plus": np.add, "Minus": np.subtract, "Multiply": np.multiply}
@@ -85,7 +87,8 @@ def _compiled(expression: pl.Expr) -> Evaluate:
         raise _OtherwiseError from error
     while "Alias" in tree:
         tree = tree["Alias"][0]
-    return _boolean(tree) if _is_boolean(tree) else _integer(tree)
+    evaluate, _ = _boolean(tree) if _is_boolean(tree) else _integer(tree)
+    return evaluate
 
 
 def _is_boolean(tree: dict[str, Any]) -> bool:
@@ -94,35 +97,36 @@ def _is_boolean(tree: dict[str, Any]) -> bool:
     return "BinaryExpr" in tree and tree["BinaryExpr"]["op"] in {*_COMPARISONS, *_LOGIC}
 
 
-def _boolean(tree: dict[str, Any]) -> Evaluate:
+def _boolean(tree: dict[str, Any]) -> Step:
     """Comparisons of integers, and `& | ~` of those."""
     match tree:
         case {"Function": {"input": [inner], "function": {"Boolean": "Not"}}}:
-            turned = _boolean(inner)
-            return lambda columns: np.logical_not(turned(columns))
+            turned, _ = _boolean(inner)
+            return (lambda columns: np.logical_not(values := turned(columns), out=values)), True
         case {"BinaryExpr": {"left": left, "op": op, "right": right}} if op in _LOGIC:
             return _binary(_LOGIC[op], _boolean(left), _boolean(right))
         case {"BinaryExpr": {"left": left, "op": op, "right": right}} if op in _COMPARISONS:
-            return _binary(_COMPARISONS[op], *_sides(left, right))
+            (first, _), (second, _) = _sides(left, right)
+            return _binary(_COMPARISONS[op], (first, False), (second, False))  # integers have no room for the answer
     raise _OtherwiseError
 
 
-def _integer(tree: dict[str, Any]) -> Evaluate:
+def _integer(tree: dict[str, Any]) -> Step:
     """Columns, and `+ - * // %` of integers."""
     match tree:
         case {"Column": str(name)}:
-            return lambda columns: columns[name]
+            return (lambda columns: columns[name]), False
         case {"BinaryExpr": {"left": left, "op": op, "right": right}} if op in _ARITHMETIC:
             return _binary(_ARITHMETIC[op], *_sides(left, right))
         case {"BinaryExpr": {"left": left, "op": op, "right": right}} if op in _DIVISIONS:
             divisor = _literal(right)
             if divisor is None or divisor <= 0:
                 raise _OtherwiseError
-            return _divided(op, _integer(left), np.int64(divisor))
+            return _divided(op, _integer(left), np.int64(divisor)), True
     raise _OtherwiseError
 
 
-def _sides(left: dict[str, Any], right: dict[str, Any]) -> tuple[Evaluate, Evaluate]:
+def _sides(left: dict[str, Any], right: dict[str, Any]) -> tuple[Step, Step]:
     """Two operands, of which one may be a literal."""
     numbers = (_literal(left), _literal(right))
     if None not in numbers:
@@ -143,31 +147,41 @@ def _literal(tree: dict[str, Any]) -> int | None:
     return None
 
 
-def _constant(number: int) -> Evaluate:
+def _constant(number: int) -> Step:
     value: Any = np.int64(number)
-    return lambda _columns: value
+    return (lambda _columns: value), False
 
 
-def _binary(function: Any, left: Evaluate, right: Evaluate) -> Evaluate:
+def _binary(function: Any, left: Step, right: Step) -> Step:
+    """Write over an operand that nobody else has: memory that was not used just now comes from far away."""
+    (first_of, first_own), (second_of, second_own) = left, right
+
     def values(columns: Mapping[str, Values]) -> Values:
-        result: Values = function(left(columns), right(columns))
+        first, second = first_of(columns), second_of(columns)
+        result: Values = function(first, second, out=first if first_own else second if second_own else None)
         return result
 
-    return values
+    return values, True
 
 
-def _divided(op: str, dividend: Evaluate, divisor: np.int64) -> Evaluate:
+def _divided(op: str, dividend: Step, divisor: np.int64) -> Evaluate:
     """Rounded down, so that a remainder is never negative."""
-    if op == "FloorDivide":
-        return lambda columns: np.floor_divide(dividend(columns), divisor)
-    if divisor & (divisor - 1) == 0:
-        mask = divisor - np.int64(1)
-        return lambda columns: np.bitwise_and(dividend(columns), mask)
+    of, own = dividend
+
+    def whole(columns: Mapping[str, Values]) -> Values:
+        values = of(columns)
+        return np.floor_divide(values, divisor, out=values if own else None)
+
+    def masked(columns: Mapping[str, Values]) -> Values:
+        values = of(columns)
+        return np.bitwise_and(values, divisor - np.int64(1), out=values if own else None)
 
     def remainder(columns: Mapping[str, Values]) -> Values:
-        values = dividend(columns)
-        whole = np.floor_divide(values, divisor)
-        whole *= divisor
-        return np.subtract(values, whole, out=whole)
+        values = of(columns)
+        multiple = np.floor_divide(values, divisor)
+        multiple *= divisor
+        return np.subtract(values, multiple, out=multiple)
 
-    return remainder
+    if op == "FloorDivide":
+        return whole
+    return masked if divisor & (divisor - 1) == 0 else remainder

@@ -199,3 +199,13 @@ class BlockingOperator(Protocol):
     @property
     def available(self) -> bool:
         """False: the task must not feed rows now; barriers still pass."""
+
+
+class NarrowingOperator(Protocol):
+    """One that looks columns up by name and hands on no more of them than are looked at behind it."""
+
+    def narrow(self, behind: frozenset[str] | None) -> frozenset[str] | None:
+        """Take the names of the columns that are looked at behind, return those that have to come in; None: all.
+
+        Called once, between `open` and the first batch; an operator without it looks at all columns.
+        """

@@ -131,6 +131,29 @@ class ProjectOperator(Operator):
             self._expressions = (pl.all_horizontal(*self._expressions),)
         self._rows = without_ts(self._schema)
         self._with_ts = with_ts(self._rows)
+        self._timed = True
+        #: What a filter hands on; None: all.
+        self._handed_on: list[str] | None = None
+
+    def narrow(self, behind: frozenset[str] | None) -> frozenset[str] | None:
+        if behind is None and self._mode != "select":
+            return None
+        here = set(self._roots)
+        if self._mode == "filter":
+            assert behind is not None  # noqa: S101 - told apart above
+            names = [name for name in self._schema.names if name in behind]
+            if not names:  # a batch without columns would have no rows
+                return None
+            self._handed_on = names if len(names) < len(self._schema) else None
+            return frozenset(here.union(names))
+        if behind is not None:
+            wanted = [field for field in self._rows if field.name in behind or field.name in self._computed]
+            if wanted:
+                self._rows = pa.schema(wanted)
+                self._with_ts = with_ts(self._rows)
+                self._timed = TS_COLUMN in behind
+        here.update(self._passed.get(name, name) for name in self._rows.names if name not in self._computed)
+        return frozenset(here | {TS_COLUMN}) if self._timed else frozenset(here)
 
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         data = self._filter(batch.data) if self._mode == "filter" else self._compute(batch.data)
@@ -140,8 +163,10 @@ class ProjectOperator(Operator):
     def _filter(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         conditions = None if self._integers is None else self._integers.of(batch)
         if conditions is None:
-            return keep(batch, self._evaluated(batch).to_series().to_arrow())
-        return keep(batch, to_arrow(functools.reduce(np.logical_and, conditions)))
+            mask = self._evaluated(batch).to_series().fill_null(value=False).to_numpy()
+        else:
+            mask = functools.reduce(np.logical_and, conditions)
+        return keep(batch if self._handed_on is None else batch.select(self._handed_on), mask)
 
     def _compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         computed = self._columns(batch) if self._computed else {}
@@ -152,7 +177,7 @@ class ProjectOperator(Operator):
             else:
                 source = batch.column(self._passed.get(field.name, field.name))
             columns.append(conform_array(source, field, self._where))
-        ts = ts_of(batch)
+        ts = ts_of(batch) if self._timed else None
         if ts is None:
             return pa.RecordBatch.from_arrays(columns, schema=self._rows)
         return pa.RecordBatch.from_arrays([*columns, ts], schema=self._with_ts)

@@ -127,6 +127,10 @@ class SinkOperator(Operator):
         committer = factory.create_committer(spec, self._sink_context)
         self._committers: list[Committer] = [] if committer is None else [committer]
 
+    def narrow(self, behind: frozenset[str] | None) -> frozenset[str]:
+        """It takes the columns of its schema alone."""
+        return frozenset(self._schema.names)
+
     @property
     def available(self) -> bool:
         """Whether rows may be fed; False once the pending output has reached its limit. Barriers always pass."""

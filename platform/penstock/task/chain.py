@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock
 from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark, WatermarkStatus
+from penstock.core.schema import schema_from_text
 from penstock.operators.operator import Collector, Operator, OperatorContext, OperatorMetrics, OperatorSnapshot
 from penstock.task.hot_keys import HotKeys
 from penstock.task.time_budget import TimeBudget
@@ -85,6 +86,13 @@ class _EdgeCollector:
             self._sides[str(tag)] = tuple(output for output in outputs if output.spec.side_output == tag)
         self.last_watermark = MIN_TIMESTAMP
 
+    @property
+    def columns(self) -> frozenset[str] | None:
+        """The columns that go over edges; None where one's are not known."""
+        if not self._main or not all(output.spec.schema for output in self._main):
+            return None
+        return frozenset(name for output in self._main for name in schema_from_text(output.spec.schema).names)
+
     def batch(self, batch: Batch) -> None:
         self._link.records_out += batch.num_rows
         before = self.budget.enter(self.budget.output)
@@ -147,10 +155,16 @@ class Chain:
         )
 
     def open(self, contexts: Iterable[OperatorContext]) -> None:
-        """Open all operators, the last one first, so that whoever emits finds its successor open."""
+        """Open all operators, the last one first, so that whoever emits finds its successor open.
+
+        Each is told which columns are looked at behind it, those of the edges to begin with.
+        """
+        behind = self._edges.columns
         for link, context in reversed(list(zip(self.links, contexts, strict=True))):
             self._opened.append(link)
-            link.operator.open(context)
+            operator: Any = link.operator
+            operator.open(context)
+            behind = operator.narrow(behind) if hasattr(type(operator), "narrow") else None
 
     def batch(self, batch: Batch, input_index: int) -> None:
         """Rows came in."""
