@@ -59,8 +59,8 @@ class WorkloadSource:
     key_type: KeyType = "int"
     #: Columns may be null: `amount` is for every tenth amount, `user_id` for key 0.
     nullable: bool = False
-    #: Rows of one batch.
-    batch_rows: int = 65_536
+    #: The most rows of one batch.
+    batch_rows: int = 1 << 20
     #: Folder in which the moment of the first row is noted.
     marks: str = ""
     #: Few keys have most of the events: the second of them a third of the first one's.

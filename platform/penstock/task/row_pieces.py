@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.elements import Batch
+from penstock.task.poll_rows import PollRows, columns_alone
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
@@ -52,7 +53,10 @@ class RowPieces:
         """Chains without row functions are fed whole batches."""
         self._chain = chain
         self._clock = clock
-        self._cuts = feeds_rows([operator.kind for operator in operators])
+        kinds = [operator.kind for operator in operators]
+        self._cuts = feeds_rows(kinds)
+        #: Who says how many rows a source is asked for; None: as many as it thinks best.
+        self._asks: RowPieces | PollRows | None = self if self._cuts else PollRows() if columns_alone(kinds) else None
         self._rest: Batch | None = None
         self._input_index = 0
         #: Rows of the next piece.
@@ -87,26 +91,26 @@ class RowPieces:
             piece, self._rest = batch, None
         begun = self._clock.monotonic_ms()
         self._chain.batch(piece, self._input_index)
-        self._took(piece.num_rows, begun)
+        self.took(piece.num_rows, self._clock.monotonic_ms() - begun)
 
     def poll(self) -> bool:
         """Let the source at the head emit a piece; True if it did."""
-        if not self._cuts:
+        asks = self._asks
+        if asks is None:
             return self._chain.poll(backpressured=False)
         link = self._chain.links[0]
         source: Any = link.operator
-        source.poll_rows = self.rows
+        source.poll_rows = asks.rows
         before, begun = link.records_out, self._clock.monotonic_ms()
         gave = self._chain.poll(backpressured=False)
-        self._took(link.records_out - before, begun)
+        asks.took(link.records_out - before, self._clock.monotonic_ms() - begun)
         return gave
 
-    def _took(self, rows: int, begun_ms: float) -> None:
+    def took(self, rows: int, took: float) -> None:
         """Learn from a piece.
 
         What takes long may be done once a piece (a slow sink, a poll): then fewer rows only make each of them dearer.
         """
-        took = self._clock.monotonic_ms() - begun_ms
         if not rows:
             return
         trial, self._trial = self._trial, None
