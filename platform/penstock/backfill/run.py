@@ -31,18 +31,17 @@ from penstock.connector.sink import load_factory
 from penstock.connector.source import HistorySplit, SourceSpec
 from penstock.core.clock import Clock
 from penstock.core.elements import MIN_TIMESTAMP
-from penstock.core.errors import StorageError, UsageError
+from penstock.core.errors import UsageError
 from penstock.core.rand import Rand
 from penstock.core.snapshot import SubtaskSnapshot
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.graph.job_graph import JobGraph, JobVertex
 from penstock.snapshots.opening import open_target
+from penstock.snapshots.reservation import release, require_reserved, reserve
 from penstock.task.savepoint import SavepointWriter
 
 #: Rows of one piece, about, where a split may be read in pieces.
 PIECE_ROWS = 2_000_000
-#: Lies in the target while a backfill writes there.
-RESERVATION = "backfill.lock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +116,7 @@ class Backfill:
         remove_unnamed(self._target, self.run_id, subtasks)
         require_reserved(self._target, self.run_id)
         result = self._write(tuple(subtasks), read, late)
-        self._target.delete(RESERVATION)  # from now on the manifest keeps others away
+        release(self._target)
         return result
 
     def _history(self, vertex: JobVertex) -> tuple[HistorySplit, ...]:
@@ -231,36 +230,6 @@ def furthest(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
         if number not in found or result.watermark > found[number].watermark:
             found[number] = result
     return list(found.values())
-
-
-def reserve(store: ObjectStore, run_id: str) -> None:
-    """Take a target for one run, so that no other one writes there until its manifest is written.
-
-    Raises:
-        UsageError: another backfill has it, or something has come there since it was found empty.
-    """
-    if not store.put_if_absent(RESERVATION, run_id.encode()):
-        msg = f"another backfill has begun at {store.uri}: {store.read(RESERVATION).decode()}"
-        raise UsageError(msg, hint="give a new folder, or remove this one if that backfill has failed")
-    found = [key for key in store.list("") if key != RESERVATION]
-    if found:
-        store.delete(RESERVATION)
-        raise UsageError(f"{store.uri} is not empty any more: it holds {found[0]}", hint="give a new folder")
-
-
-def require_reserved(store: ObjectStore, run_id: str) -> None:
-    """Refuse to go on where a target is not this run's any more: somebody took it for dead and has tidied up.
-
-    Raises:
-        StorageError: it is not.
-    """
-    try:
-        holder = store.read(RESERVATION).decode()
-    except FileNotFoundError:
-        holder = "nobody"
-    if holder != run_id:
-        msg = f"{store.uri} was emptied while the backfill wrote there, and is {holder}'s now"
-        raise StorageError(msg, hint="start the backfill anew, in a new folder")
 
 
 def remove_unnamed(store: ObjectStore, run_id: str, subtasks: Collection[SubtaskSnapshot]) -> None:

@@ -17,9 +17,11 @@ from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import read_file
 from penstock.core.errors import UsageError
 from penstock.core.keygroup import HashRange, hash_range_of
+from penstock.core.rand import SystemRand
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
 from penstock.snapshots.cuts import ranges_by_size
 from penstock.snapshots.opening import Snapshot, open_target
+from penstock.snapshots.reservation import release, require_reserved, reserve
 from penstock.state.segments import read_state
 from penstock.task.savepoint import SavepointWriter
 
@@ -58,8 +60,9 @@ def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None =
     """Write the snapshot to `target_uri` (None: with as many key groups as it has); return the savepoint's URI.
 
     Raises:
-        UsageError: fewer key groups than subtasks, or the target is not empty.
-        SnapshotDamagedError: a file is missing or damaged. StorageError: the target cannot be written.
+        UsageError: fewer key groups than subtasks, or the target is not empty, or another run's.
+        SnapshotDamagedError: a file is missing or damaged.
+        StorageError: the target cannot be written, or was emptied meanwhile.
     """
     manifest = snapshot.manifest
     groups = key_groups if key_groups is not None else manifest.key_groups
@@ -67,7 +70,8 @@ def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None =
     if groups < widest:
         msg = f"{groups} key groups are fewer than the {widest} subtasks of the snapshot"
         raise UsageError(msg, hint=f"use at least {widest}; the parallelism is changed at the job's next start")
-    target = open_target(target_uri)
+    target, run_id = open_target(target_uri), f"repartition-{SystemRand().token(12)}"
+    reserve(target, run_id)
     cuts: list[Cut] = []
     owned = [_cuts_of(manifest.subtasks, part, groups, cuts) for part in manifest.subtasks]
     written = run(cuts, snapshot.store, target)
@@ -77,6 +81,7 @@ def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None =
         keyed = tuple(_joined([written[cut.number] for cut in own], hashes) for own, hashes in states)
         outputs = tuple(writer.output(output) for output in part.committables)
         subtasks.append(msgspec.structs.replace(part, keyed=keyed, committables=outputs))
+    require_reserved(target, run_id)
     writer.manifest(
         msgspec.structs.replace(
             manifest,
@@ -88,6 +93,7 @@ def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None =
             origin=manifest.origin or snapshot.store.uri,
         )
     )
+    release(target)
     return target.uri
 
 

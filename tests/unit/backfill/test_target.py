@@ -4,11 +4,12 @@ import pytest
 from tests.spark.golden import Golden
 
 from penstock.backfill.engine import LocalEngine
-from penstock.backfill.run import RESERVATION, Backfill, BackfillOptions, remove_unnamed
+from penstock.backfill.run import Backfill, BackfillOptions, remove_unnamed
 from penstock.checkpoint.stores import open_store
 from penstock.core.clock import SystemClock
 from penstock.core.errors import StorageError, UsageError
 from penstock.core.rand import SystemRand
+from penstock.snapshots.reservation import RESERVATION
 
 
 def planned(golden, monkeypatch):
@@ -42,7 +43,7 @@ def test_a_second_backfill_is_refused_while_the_first_one_writes(tmp_path, monke
     store = open_store(str(tmp_path / "savepoint"))
     work = planned(golden, monkeypatch)
     store.put(RESERVATION, b"backfill-other")
-    with pytest.raises(UsageError, match=r"another backfill has begun.*backfill-other"):
+    with pytest.raises(UsageError, match=r"another run has begun.*backfill-other"):
         run(work)
     assert contents(store) == {RESERVATION: b"backfill-other"}
 

@@ -7,9 +7,10 @@ import polars as pl
 import pytest
 
 import penstock as ps
-from penstock.core.errors import UsageError
+from penstock.checkpoint.stores import open_store
+from penstock.core.errors import StorageError, UsageError
 from penstock.snapshots.opening import open_snapshot
-from penstock.snapshots.repartition import repartition
+from penstock.snapshots.repartition import in_turn, repartition
 from penstock.snapshots.verify import verify
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
@@ -196,3 +197,30 @@ def test_an_older_checkpoint_becomes_a_savepoint(job, tmp_path):
 def test_fewer_groups_than_subtasks_are_refused(job, tmp_path):
     with pytest.raises(UsageError, match="1 key groups are fewer than the 2 subtasks"):
         repartition(open_snapshot(str(job.folder)), str(tmp_path / "sp"), key_groups=1)
+
+
+def test_one_whose_files_were_removed_meanwhile_leaves_no_savepoint(job, tmp_path):
+    target = open_store(str(tmp_path / "sp"))
+
+    def tidied_up(cuts, source, into):
+        written = in_turn(cuts, source, into)
+        for key in target.list(""):
+            target.delete(key)
+        return written
+
+    with pytest.raises(StorageError, match="is nobody's now"):
+        repartition(open_snapshot(str(job.folder)), target.uri, run=tidied_up)
+    assert "manifest.json" not in target.list("")
+
+
+def test_of_two_at_once_one_is_refused(job, tmp_path):
+    target = str(tmp_path / "sp")
+
+    def another_one(cuts, source, into):
+        with pytest.raises(UsageError, match="is not empty"):
+            repartition(open_snapshot(str(job.folder)), target)
+        return in_turn(cuts, source, into)
+
+    uri = repartition(open_snapshot(str(job.folder)), target, run=another_one)
+    assert verify(uri).damaged == []
+    assert "writing.lock" not in open_store(uri).list("")
