@@ -18,9 +18,9 @@ that output once, then goes on live, and the run succeeds when the job runs and 
 | `environment` | variables that the job file reads |
 | `on_kill` | what happens to the live job when a user ends the task while it waits |
 
-The job must not run yet: a job of the same name and checkpoint root that does is taken for this one, and keeps the
-state it has. A task that is tried again takes the savepoint that an earlier try has finished. Spark has to be installed
-for the `python` of the connection, on the workers.
+The job must not run yet: `check` looks, and `submit` does not take one that was started meanwhile for this one. A task
+that is tried again takes the savepoint that an earlier try has finished. Spark has to be installed for the `python` of
+the connection, on the workers.
 """
 
 from datetime import timedelta
@@ -62,7 +62,7 @@ with DAG(
         job_file=job_file,
         parallelism="{{ params.parallelism }}",
         from_uri="{{ ti.xcom_pull('backfill')['location'] }}",
-        options=read,
+        options={**read, "attach": False},
         on_kill="{{ params.on_kill }}",
     )
     check >> backfill >> submit

@@ -2,6 +2,9 @@
 
 A process, because a job file imports what it likes, with the interpreter that has it, and because it can be ended. What
 asks a cluster has a token, so that it asks for the same however often it is run.
+
+It ends with the worker: the kernel kills it when the task's process is killed, and that one when its own supervisor is
+gone, since nobody takes a task's result then and Airflow has begun, or will begin, the next try.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from penstock_airflow.hooks.penstock import Place
 
 #: Exit code of a command for what trying again would not mend.
 _BAD_USAGE = 2
+#: How often it is looked whether the supervisor of the task's process is there.
+_LOOK_SECONDS = 1.0
 
 
 class Command:
@@ -26,7 +31,9 @@ class Command:
         """Nothing runs yet."""
         self._argv = [place.python, "-m", "penstock.cli.main", *arguments, "--json"]
         own = {name: str(value) for name, value in (environment or {}).items()}
-        self._environment = {**os.environ, **own, **place.environment, "NO_COLOR": "1"}
+        ours = {"NO_COLOR": "1", "PENSTOCK_DIE_WITH_PARENT": str(os.getpid())}
+        self._environment = {**os.environ, **own, **place.environment, **ours}
+        self._supervisor = os.getppid()
         self._process: subprocess.Popen[str] | None = None
         #: Whether it ended in an error that another try would meet again.
         self.refused = False
@@ -46,12 +53,21 @@ class Command:
             self.refused = True
             msg = f"{self._argv[0]} cannot be started: {error}"
             raise UsageError(msg, hint="see the connection's `python`") from error
-        out, err = self._process.communicate()
+        out, err = self._ended(self._process)
         code, said = self._process.returncode, _last(out)
         if code != 0 and not (code in also and said.startswith("{")):
             self.refused = code == _BAD_USAGE
             raise PenstockError(_last(err) or f"{' '.join(self._argv[3:5])} ended with code {code}")
         return dict(json.loads(said))
+
+    def _ended(self, process: subprocess.Popen[str]) -> tuple[str, str]:
+        """Return what it has written, when it has ended."""
+        while True:
+            try:
+                return process.communicate(timeout=_LOOK_SECONDS)
+            except subprocess.TimeoutExpired:
+                if os.getppid() != self._supervisor:
+                    process.kill()
 
     def end(self) -> None:
         """End the process, from a signal's handler: it asks nobody for anything after that."""

@@ -20,6 +20,7 @@ RUN: dict[str, Kind] = {
     "fresh": "flag",
     "no_claim": "flag",
     "accept_duplicates": "flag",
+    "attach": "flag",
     "name": "text",
     **_LEFT_BEHIND,
     **_OF_FILES,

@@ -8,9 +8,10 @@ from typing import Any
 from airflow.sdk import Context
 from airflow.sdk.exceptions import AirflowFailException
 
-from penstock.client.savepoints import list_savepoints, remove_unfinished
 from penstock_airflow.command_options import BACKFILL, CHECK_BACKFILL
 from penstock_airflow.operators.by_command import CommandOperator
+from penstock_airflow.questions import TERMINAL
+from penstock_airflow.written import written_once
 
 #: Exit code of `penstock check` when an operator is refused.
 _REFUSED = 1
@@ -19,17 +20,22 @@ _REFUSED = 1
 class CheckBackfillOperator(CommandOperator):
     """Say whether a job gives in a backfill what it gives live; fail when it does not. Nothing is read or started.
 
-    Returns `accepted`: the uids of operators that are taken by name. `options` are those of `penstock check
-    --backfill`: `accept` (a list of uids), `settings`, and `environment` for the job file.
+    It fails, too, when a job of that name runs in the cluster: that one would keep the state it has, and the savepoint
+    would be of no use; `may_run=True` does not look, and needs no cluster. Returns `accepted`: the uids of operators
+    that are taken by name. `options` are those of `penstock check --backfill`: `accept` (a list of uids), `settings`,
+    and `environment` for the job file.
     """
 
     template_fields: Collection[str] = (*CommandOperator.template_fields, "job_file", "options")
 
-    def __init__(self, *, job_file: str, options: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, *, job_file: str, options: Mapping[str, Any] | None = None, may_run: bool = False, **kwargs: Any
+    ) -> None:
         """`job_file` is a path on the workers."""
         super().__init__(**kwargs)
         self.job_file = job_file
         self.options = dict(options or {})
+        self.may_run = may_run
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
         """Look; this takes as long as the job file takes to be imported."""
@@ -39,11 +45,19 @@ class CheckBackfillOperator(CommandOperator):
         if refused:
             told = "; ".join(f"{finding['uid']} ({finding['kind']}): {finding['reason']}" for finding in refused)
             raise AirflowFailException(f"the job cannot be backfilled: {told}")
+        if not self.may_run:
+            self._require_absent(str(found["job"]))
         return {"accepted": [finding["uid"] for finding in found["findings"]]}
 
     def on_kill(self) -> None:
         """End the process."""
         self.end_command()
+
+    def _require_absent(self, name: str) -> None:
+        jobs = self.hook.run(lambda client: client.jobs())
+        running = [job["jid"] for job in jobs if job["name"] == name and job["state"] not in TERMINAL]
+        if running:
+            raise AirflowFailException(f"job {name!r} runs already ({running[0]}): stop it, or give this one a name")
 
 
 class BackfillOperator(CommandOperator):
@@ -72,15 +86,8 @@ class BackfillOperator(CommandOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Compute it, in the worker."""
         attempts = self.attempts(context)
-        name = f"backfilled-{attempts.begin()[:12]}-"
-        folder = self.target.rstrip("/")
-        written = [found.uri for found in list_savepoints(folder) if found.uri.rpartition("/")[2].startswith(name)]
-        location = written[0] if written else f"{folder}/{name}{context['ti'].try_number}"
-        try:
-            if not written:
-                self._write(location)
-        finally:
-            remove_unfinished(folder, name)
+        name = f"backfilled-{attempts.begin()[:12]}"
+        location = written_once(self.target, name, context["ti"].try_number, self._write)
         attempts.end()
         return {"location": location}
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from airflow.sdk import Context
 
-from penstock.client.savepoints import list_savepoints
 from penstock_airflow.command_options import REPARTITION
 from penstock_airflow.operators.by_command import CommandOperator
+from penstock_airflow.written import written_once
 
 
 class RepartitionStateOperator(CommandOperator):
@@ -18,7 +18,7 @@ class RepartitionStateOperator(CommandOperator):
     `snapshot` is a savepoint, or CHECKPOINT_ROOT/JOB (its newest checkpoint, or the one of `checkpoint`); no job has to
     run, and no cluster. The savepoint gets a folder of its own below `target`. With `master` Spark does the work where
     the state has more than `spark_above` bytes (1 GiB); Spark has to be installed for the connection's `python`. A task
-    that is run again takes the savepoint that an earlier try has finished; what one that died has left stays.
+    that is run again takes the savepoint that an earlier try has finished, and removes what one that died has left.
     """
 
     template_fields: Collection[str] = (
@@ -41,11 +41,7 @@ class RepartitionStateOperator(CommandOperator):
         """Write it, in the worker."""
         attempts = self.attempts(context)
         name = f"repartitioned-{attempts.begin()[:12]}"
-        folder = self.target.rstrip("/")
-        written = [found.uri for found in list_savepoints(folder) if found.uri.rpartition("/")[2].startswith(name)]
-        location = written[0] if written else f"{folder}/{name}-{context['ti'].try_number}"
-        if not written:
-            self._write(location)
+        location = written_once(self.target, name, context["ti"].try_number, self._write)
         attempts.end()
         return {"location": location}
 

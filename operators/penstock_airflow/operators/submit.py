@@ -22,9 +22,10 @@ class SubmitJobOperator(CommandOperator):
     """Start the job of a file, or find it running; return its `job_id`, `name` and `state`.
 
     The file is run by the interpreter that the connection names, on the worker: `penstock run FILE --cluster ...`.
-    A job of the same name and checkpoint root that runs already is taken for this one. Retried, cleared or run by
-    another worker after the first was killed, the task finds the job it has submitted. It submits again only when that
-    job was cancelled or failed, or had ended and the task is cleared after its success.
+    A job of the same name and checkpoint root that runs already is taken for this one (with `options["attach"]` false
+    the task fails then: for a start whose `from_uri` matters). Retried, cleared or run by another worker after the
+    first was killed, the task finds the job it has submitted. It submits again only when that job was cancelled or
+    failed, or had ended and the task is cleared after its success.
 
     `from_uri` is a savepoint to start from. `options` are further ones of `penstock run`: `fresh`, `no_claim`,
     `accept_duplicates` (true or false), `name` (instead of the file's), `allow_non_restored_state` (a list), `settings`
@@ -57,7 +58,7 @@ class SubmitJobOperator(CommandOperator):
         self.job_file = job_file
         self.parallelism = parallelism
         self.from_uri = from_uri
-        self.options = dict(options or {})
+        self.options = {"attach": True, **(options or {})}
         self.job_on_kill = on_kill
         self.settle_seconds = settle_seconds
         self._token = ""
@@ -103,6 +104,6 @@ class SubmitJobOperator(CommandOperator):
 
     def _submit(self, token: str) -> str:
         known = {"parallelism": self.parallelism, "from": self.from_uri}
-        tail = ["--cluster", self.hook.place.url, "--detached", "--token", token, "--attach"]
+        tail = ["--cluster", self.hook.place.url, "--detached", "--token", token]
         said = self.run_command(["run", self.job_file], (known, _KNOWN), (self.options, RUN), tail=tail)
         return str(said["jobid"])

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from penstock.cli.serve import die_with_parent
 from penstock.core.errors import PenstockError, UsageError
 
 #: Command: the function (or the commands below it), in the order of the help text.
@@ -79,6 +80,7 @@ def _penstock() -> None:
 
 def app() -> NoReturn:
     """Run the command line and exit."""
+    die_with_parent()
     try:
         code = commands(standalone_mode=False)
     except PenstockError as error:

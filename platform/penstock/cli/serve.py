@@ -47,11 +47,13 @@ TASKMANAGER_DEFAULTS = {
 #: What an option is where it is not given, so that it reaches processes that others start.
 OTLP_VARIABLE = "PENSTOCK_OTLP_ENDPOINT"
 LOG_VARIABLE = "PENSTOCK_LOG_FORMAT"
+#: Id of the process that a process ends with.
+PARENT_VARIABLE = "PENSTOCK_DIE_WITH_PARENT"
 
 
 def jobmanager(options: dict[str, str]) -> int:
     """Run a JobManager until it is told to stop; return the exit code."""
-    _die_with_parent()
+    die_with_parent()
     from penstock.config.settings import ClusterSettings
     from penstock.jobmanager.config import JobManagerConfig
     from penstock.rest.server import run_jobmanager_process
@@ -73,7 +75,7 @@ def jobmanager(options: dict[str, str]) -> int:
 
 def taskmanager(options: dict[str, str]) -> int:
     """Run a TaskManager until it is told to stop; return the exit code. With 0 slots, stdin says their number."""
-    _die_with_parent()
+    die_with_parent()
     from penstock.taskmanager.main import TaskManagerConfig, run_taskmanager
 
     given = {**TASKMANAGER_DEFAULTS, **options}
@@ -123,9 +125,9 @@ def _announce(ready_file: str, text: str) -> None:
         temporary.replace(path)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """End with the starter (Linux), when it asked for that: however it ends, no process is left behind."""
-    parent = os.environ.pop("PENSTOCK_DIE_WITH_PARENT", "")
+    parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

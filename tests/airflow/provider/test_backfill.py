@@ -1,13 +1,18 @@
 """A job's history computed by operators: once, whoever goes on with it; nothing half done is left."""
 
+import os
+import signal
+import subprocess
+import sys
 import threading
 
 import pyarrow.parquet as pq
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from tests.airflow.conftest import ROOT
 from tests.airflow.job_file import write_job
 from tests.airflow.provider.stand_in import Instance, run
-from tests.cluster.proc_tree import wait_until
+from tests.cluster.proc_tree import alive, parent, wait_until
 
 from penstock.client.savepoints import list_savepoints
 from penstock.snapshots.opening import open_snapshot
@@ -16,6 +21,19 @@ from penstock_airflow.operators.submit import SubmitJobOperator
 
 pytestmark = pytest.mark.timeout(300)
 ROWS = 4_000
+#: As Airflow runs a task: a supervisor, and the task's process that it has forked.
+WORKER = """
+import os, sys
+from tests.airflow.provider.stand_in import Instance
+from penstock_airflow.operators.backfill import BackfillOperator
+
+name, path, target = sys.argv[1:]
+task = os.fork()
+if task:
+    os.waitpid(task, 0)
+else:
+    BackfillOperator(task_id="backfill", job_file=path, target=target).execute(Instance(name).context())
+"""
 
 
 @pytest.fixture
@@ -65,6 +83,59 @@ def test_what_a_killed_try_has_left_is_removed(cluster, tmp_path, name, path):
     assert len(list_savepoints(str(target))) == 1
     folder = done["location"].rpartition("/")[2]
     assert {file.partition("/")[0] for file in files(target)} == {folder, "of-another"}
+
+
+@pytest.mark.parametrize("who", ["the task's process", "its supervisor"])
+def test_a_worker_is_killed(cluster, tmp_path, name, path, who):
+    """Its command ends with it, so that the next try is the only one that writes; one savepoint, nothing half done."""
+    stops, target, instance = tmp_path / "stops", tmp_path / "begun", Instance(name)
+    pause = f"import os, pathlib, time\nstops = pathlib.Path({str(stops)!r})\n"
+    pause += "if not stops.exists():\n    stops.write_text(str(os.getpid()))\n    time.sleep(500)\n"
+    other = write_job(tmp_path, f"{name}-stops", text=pause + path.read_text())
+    arguments = [name, str(other), str(target)]
+    worker = subprocess.Popen([sys.executable, "-c", WORKER, *arguments], cwd=ROOT, env=os.environ)
+    command = wait_until(lambda: stops.exists() and stops.read_text(), 60, "the command", step=0.1)
+    task = parent(command)
+    left = target / f"backfilled-{backfill(other, target).attempts(instance.context()).begin()[:12]}-1"
+    left.mkdir(parents=True)
+    (left / "half").touch()
+    os.kill(task if who == "the task's process" else worker.pid, signal.SIGKILL)
+    wait_until(lambda: not alive(int(command)), 10, "the end of the command", step=0.1)
+    wait_until(lambda: not alive(task), 10, "the end of the task's process", step=0.1)
+    worker.wait(10)
+    instance.ids["try_number"] = 2
+    folder = backfill(other, target).execute(instance.context())["location"].rpartition("/")[2]
+    assert [found.uri.rpartition("/")[2] for found in list_savepoints(str(target))] == [folder]
+    assert {file.partition("/")[0] for file in files(target)} == {folder}
+
+
+def test_a_try_that_fails_leaves_the_next_one_alone(cluster, tmp_path, name, path):
+    instance, target = Instance(name), tmp_path / "begun"
+    task = backfill(path, target)
+    attempt = f"backfilled-{task.attempts(instance.context()).begin()[:12]}"
+
+    def meanwhile(location):
+        for number in (1, 2):
+            (target / f"{attempt}-{number}").mkdir(parents=True)
+            (target / f"{attempt}-{number}" / "half").touch()
+        raise AirflowException("it has failed")
+
+    task._write = meanwhile
+    with pytest.raises(AirflowException, match="it has failed"):
+        task.execute(instance.context())
+    assert files(target) == [f"{attempt}-2/half"]
+
+
+def test_a_job_that_runs_is_not_begun_anew(cluster, client, tmp_path, name, running):
+    path = tmp_path / f"{name}.py"
+    with pytest.raises(AirflowFailException, match=rf"job '{name}' runs already \({running}\)"):
+        CheckBackfillOperator(task_id="check", job_file=str(path)).execute(Instance("check").context())
+    beside = CheckBackfillOperator(task_id="check", job_file=str(path), may_run=True)
+    assert beside.execute(Instance("check").context()) == {"accepted": []}
+    start = SubmitJobOperator(task_id="s", job_file=str(path), options={"attach": "False"})
+    with pytest.raises(AirflowException, match="runs already in this cluster"):
+        start.execute(Instance(f"{name}-s").context())
+    assert [job["jid"] for job in client.jobs() if job["name"] == name] == [running]
 
 
 def test_a_user_ends_the_task(cluster, tmp_path, name):

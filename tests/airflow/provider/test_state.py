@@ -14,7 +14,7 @@ from penstock_airflow.operators.job import CancelJobOperator
 from penstock_airflow.operators.savepoint import NewestSavepointOperator
 from penstock_airflow.operators.state import RepartitionStateOperator
 from penstock_airflow.operators.submit import SubmitJobOperator
-from penstock_airflow.operators.verify import CompareCountsOperator
+from penstock_airflow.operators.verify import CompareOutputsOperator
 
 pytestmark = pytest.mark.timeout(300)
 FAST = {"poll_seconds": 0.1, "timeout_seconds": 60}
@@ -42,7 +42,7 @@ def test_cut_anew_once_whoever_goes_on_with_it(cluster, client, tmp_path, name, 
     assert len(list_savepoints(str(target))) == 2
 
 
-def test_what_a_killed_try_has_left_is_in_nobodys_way(cluster, client, tmp_path, name, running):
+def test_what_a_killed_try_has_left_is_removed(cluster, client, tmp_path, name, running):
     instance, target = Instance(name), tmp_path / "cut"
     task = repartition(tmp_path / "checkpoints" / name, target)
     left = target / f"repartitioned-{task.attempts(instance.context()).begin()[:12]}-1"
@@ -53,6 +53,7 @@ def test_what_a_killed_try_has_left_is_in_nobodys_way(cluster, client, tmp_path,
     assert [found.uri for found in list_savepoints(str(target))] == [
         f"file://{done['location'].removeprefix('file://')}"
     ]
+    assert not left.exists() or not list(left.iterdir())
 
 
 def test_by_spark(cluster, client, tmp_path, name, running, monkeypatch):
@@ -99,7 +100,7 @@ def scratch(client, tmp_path, name, running):
 
 
 def compare(newest, live, scratch, **more):
-    return CompareCountsOperator(
+    return CompareOutputsOperator(
         task_id="compare", live=str(live), scratch=str(scratch), column="window_start", span_seconds="1", newest=newest,
         **{**FAST, **more},
     )  # fmt: skip
