@@ -1,7 +1,7 @@
 """### Verify the newest savepoint, every night
 
 Restores the newest savepoint of a job into a **scratch job** with an output of its own, lets it work through the input
-since then, and compares: in each span of event time the scratch job must have written as many rows as the job itself.
+since then, and compares: in each span of event time the scratch job must have written the same rows as the job itself.
 The scratch job is cancelled whatever happens. It runs every night where `PENSTOCK_VERIFY` in the environment of Airflow
 has the parameters as JSON (`{"job": "order-totals", "target": ...}`), else when it is triggered. For more jobs, copy
 this file.
@@ -16,7 +16,8 @@ this file.
 | `live` | the job's output: `kafka://HOST:PORT/TOPIC` (JSON), or a folder of the file sink |
 | `scratch` | the scratch job's output, of the same kind |
 | `column` | column with the time, such as `window_start` |
-| `span_seconds` | rows are counted in spans of this length: a multiple of the windows' |
+| `span_seconds` | rows are compared in spans of this length: a multiple of the windows' |
+| `compare` | `rows`, or their `counts` alone: where rows differ when they are computed again (sums of floats) |
 
 The cluster needs free slots for the scratch job. It is a fork (`no_claim`): it leaves the output that the job has not
 published yet alone. Its sinks must not be the job's.
@@ -31,7 +32,7 @@ from airflow.sdk import DAG, Param
 from penstock_airflow.operators.job import CancelJobOperator
 from penstock_airflow.operators.savepoint import NewestSavepointOperator
 from penstock_airflow.operators.submit import SubmitJobOperator
-from penstock_airflow.operators.verify import CompareCountsOperator
+from penstock_airflow.operators.verify import CompareOutputsOperator
 from penstock_airflow.sensors.job import CheckpointSensor, WatermarkSensor
 
 GIVEN = json.loads(os.environ.get("PENSTOCK_VERIFY") or "{}")
@@ -56,6 +57,7 @@ with DAG(
         "scratch": Param(GIVEN.get("scratch", ""), type="string", minLength=1, title="Output of the scratch job"),
         "column": Param(GIVEN.get("column", "window_start"), type="string", minLength=1, title="Column with the time"),
         "span_seconds": Param(GIVEN.get("span_seconds", 60), type="number", exclusiveMinimum=0, title="Seconds a span"),
+        "compare": Param(GIVEN.get("compare", "rows"), enum=["rows", "counts"], title="What is compared"),
     },
 ):
     newest = NewestSavepointOperator(task_id="newest", job="{{ params.job }}", target="{{ params.target }}")
@@ -73,12 +75,13 @@ with DAG(
     )
     caught_up = WatermarkSensor(task_id="caught_up", job=SCRATCH, watermark="{{ ti.xcom_pull('newest')['watermark'] }}")
     written = CheckpointSensor(task_id="written", job=SCRATCH)
-    compare = CompareCountsOperator(
+    compare = CompareOutputsOperator(
         task_id="compare",
         live="{{ params.live }}",
         scratch="{{ params.scratch }}",
         column="{{ params.column }}",
         span_seconds="{{ params.span_seconds }}",
+        compare="{{ params.compare }}",
         newest="{{ ti.xcom_pull('newest') | tojson }}",
         retries=0,
     )

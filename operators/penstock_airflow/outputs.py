@@ -1,15 +1,18 @@
-"""How many rows an output has in each span of event time, and where two outputs differ.
+"""What an output holds in each span of event time, and where two outputs differ.
 
-An output is a Kafka topic (`kafka://HOST:PORT/TOPIC`, JSON values, read committed) or a folder of part files as the
-file sink writes them. Used by `operators.verify`; nothing here knows Airflow.
+Rows are counted and, unless counts are enough, compared: by a sum of their hashes, which does not depend on their
+order, and in the span a savepoint lies in row by row. An output is a Kafka topic (`kafka://HOST:PORT/TOPIC`, JSON
+values, read committed) or a folder of part files as the file sink writes them. Used by `operators.verify`; nothing here
+knows Airflow.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,39 @@ from penstock.core.errors import PenstockError, UsageError
 _SECONDS = 30.0
 _BATCH = 10_000
 _TOLD = 3
+_MASK = (1 << 64) - 1
+Row = dict[str, Any]
+
+
+@dataclass(slots=True)
+class Held:
+    """What an output holds; spans by their beginning (ms since the epoch)."""
+
+    #: The span whose rows are kept one by one; None: the earliest there is.
+    single: int | None = None
+    rows: Counter[int] = field(default_factory=Counter)
+    #: Of the hashes of a span's rows, modulo 2**64.
+    sums: Counter[int] = field(default_factory=Counter)
+    #: Hashes of the rows of one span: `single`, or the earliest.
+    each: Counter[int] = field(default_factory=Counter)
+    _earliest: int | None = None
+
+    @property
+    def first(self) -> int | None:
+        """The earliest span that has a row."""
+        return self._earliest
+
+    def add(self, start: int, row: Row) -> None:
+        """Take a row of the span that begins at `start`."""
+        hashed = _hash(row)
+        self.rows[start] += 1
+        self.sums[start] = self.sums[start] + hashed & _MASK
+        if self._earliest is None or start < self._earliest:
+            self._earliest = start
+            if self.single is None:
+                self.each.clear()
+        if start == (self._earliest if self.single is None else self.single):
+            self.each[hashed] += 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,36 +69,48 @@ class Spans:
     column: str
     span_ms: int
 
-    def count(self, values: Iterable[Any]) -> Counter[int]:
-        """Return the number of rows by the beginning of their span (ms since the epoch)."""
-        return Counter(_millis(value) // self.span_ms * self.span_ms for value in values)
+    def hold(self, rows: Iterable[Row], single: int | None = None) -> Held:
+        """Return what is held by rows that have the column."""
+        held = Held(single)
+        for row in rows:
+            held.add(_millis(row[self.column]) // self.span_ms * self.span_ms, row)
+        return held
 
-    def compared(self, of: Counter[int], until_ms: int) -> list[int]:
+    def compared(self, of: Held, until_ms: int) -> list[int]:
         """Return the spans that have to be the same: behind the first one of `of`, over when event time is `until_ms`.
 
         The first one may have rows from before, which are not there twice.
         """
-        first = min(of, default=until_ms)
+        first = until_ms if of.first is None else of.first
         return list(range(first + self.span_ms, until_ms - self.span_ms + 2, self.span_ms))
 
 
-def differences(live: Counter[int], scratch: Counter[int], spans: Iterable[int]) -> list[str]:
-    """Return what is not the same, a text for each span."""
-    return [
-        f"{datetime.fromtimestamp(start / 1000, UTC).isoformat()}: {live[start]} rows, {scratch[start]} of the scratch"
-        for start in spans
-        if live[start] != scratch[start]
-    ]
+def differences(live: Held, scratch: Held, spans: Iterable[int], *, counts_only: bool = False) -> list[str]:
+    """Return what is not the same, a text for each span.
+
+    Of the first span of `scratch`, which is that of a savepoint, the live output has rows of before beside those of
+    `scratch`; `live` has to hold that one `single`.
+    """
+    found = []
+    missing = sum((scratch.each - live.each).values())
+    if missing and not counts_only and scratch.first is not None:
+        found.append(f"{_told(scratch.first)}: {missing} rows of the scratch are none of the job's")
+    for start in spans:
+        if live.rows[start] != scratch.rows[start]:
+            found.append(f"{_told(start)}: {live.rows[start]} rows, {scratch.rows[start]} of the scratch")
+        elif live.sums[start] != scratch.sums[start] and not counts_only:
+            found.append(f"{_told(start)}: {live.rows[start]} rows in both, but not the same ones")
+    return found
 
 
-def rows_by_span(uri: str, spans: Spans, since_ms: int) -> Counter[int]:
-    """Return the rows of an output that were published since then (wall-clock time).
+def held_by(uri: str, spans: Spans, since_ms: int, single: int | None = None) -> Held:
+    """Return what an output holds of what was published since then (wall-clock time); `single` as of `Held`.
 
     Raises:
         UsageError: no output of that kind, or a row has no such column. PenstockError: it cannot be read.
     """
-    values = _of_topic(uri, spans.column, since_ms) if uri.startswith("kafka://") else _of_folder(uri, spans, since_ms)
-    return spans.count(values)
+    rows = _of_topic(uri, spans.column, since_ms) if uri.startswith("kafka://") else _of_folder(uri, spans, since_ms)
+    return spans.hold(rows, single)
 
 
 def told(found: list[str]) -> str:
@@ -71,7 +119,7 @@ def told(found: list[str]) -> str:
     return "; ".join(found[:_TOLD]) + more
 
 
-def _of_folder(path: str, spans: Spans, since_ms: int) -> Iterator[Any]:
+def _of_folder(path: str, spans: Spans, since_ms: int) -> Iterator[Row]:
     if "://" in path:
         raise UsageError(f"{path!r} is no output that can be read", hint="kafka://HOST:PORT/TOPIC, or a local folder")
     for part in sorted(Path(path).glob("part-*")):
@@ -79,16 +127,17 @@ def _of_folder(path: str, spans: Spans, since_ms: int) -> Iterator[Any]:
             continue
         if part.suffix == ".jsonl":
             for line in part.read_text(encoding="utf-8").splitlines():
-                yield _value(json.loads(line), spans.column, path)
+                yield _checked(json.loads(line), spans.column, path)
             continue
         with part.open("rb") as file:
             table = pa.ipc.open_file(file).read_all() if part.suffix == ".arrow" else pa.parquet.read_table(file)
         if spans.column not in table.column_names:
             raise _no_column(spans.column, path)
-        yield from table[spans.column].to_pylist()
+        for batch in table.to_batches(max_chunksize=_BATCH):
+            yield from batch.to_pylist()
 
 
-def _of_topic(uri: str, column: str, since_ms: int) -> Iterator[Any]:
+def _of_topic(uri: str, column: str, since_ms: int) -> Iterator[Row]:
     from confluent_kafka import OFFSET_END, Consumer, KafkaException, TopicPartition
 
     place = urlsplit(uri)
@@ -108,7 +157,7 @@ def _of_topic(uri: str, column: str, since_ms: int) -> Iterator[Any]:
         begins = [TopicPartition(topic, p.partition, p.offset) for p in from_then if p.offset != OFFSET_END]
         consumer.assign(begins)
         for message in _to_the_end(consumer, len(begins), uri):
-            yield _value(json.loads(message), column, uri)
+            yield _checked(json.loads(message), column, uri)
     except KafkaException as error:
         raise PenstockError(f"{uri} cannot be read: {error}") from error
     finally:
@@ -132,10 +181,19 @@ def _to_the_end(consumer: Any, partitions: int, uri: str) -> Iterator[bytes]:
                 raise PenstockError(f"{uri} cannot be read: {message.error()}")
 
 
-def _value(row: Any, column: str, uri: str) -> Any:
+def _checked(row: Any, column: str, uri: str) -> Row:
     if not isinstance(row, dict) or column not in row:
         raise _no_column(column, uri)
-    return row[column]
+    return row
+
+
+def _hash(row: Row) -> int:
+    text = json.dumps(row, sort_keys=True, default=str)
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _told(start_ms: int) -> str:
+    return datetime.fromtimestamp(start_ms / 1000, UTC).isoformat()
 
 
 def _no_column(column: str, uri: str) -> UsageError:

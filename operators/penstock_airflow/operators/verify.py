@@ -7,23 +7,25 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow.sdk import Context
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from penstock_airflow import templated
 from penstock_airflow.operators.operator import PenstockOperator
-from penstock_airflow.outputs import Spans, differences, rows_by_span, told
+from penstock_airflow.outputs import Held, Spans, differences, held_by, told
 
 #: Output that was published since a savepoint is read from a little before.
 _MARGIN_MS = 60_000
 
 
-class CompareCountsOperator(PenstockOperator):
-    """Count the rows of two outputs in spans of event time, and fail where they differ; return how many it `compared`.
+class CompareOutputsOperator(PenstockOperator):
+    """Compare two outputs in spans of event time, and fail where they differ; return how many spans it `compared`.
 
     `live` and `scratch` are outputs: `kafka://HOST:PORT/TOPIC` with JSON values, or a folder of the file sink. `column`
     has a time, `span_seconds` is a multiple of the windows' length. `newest` is what `NewestSavepointOperator` gave:
-    compared are the spans behind the savepoint that event time, as it was then, has passed. What is not published yet
-    is waited for, up to `timeout_seconds`. The worker reads the outputs itself.
+    the spans behind the savepoint that event time, as it was then, has passed have to hold the same rows; in the span
+    of the savepoint the job has to have written each row of the scratch job. `compare="counts"` counts rows alone, for
+    jobs whose rows differ when they are computed again (sums of floats in another order, times of processing).
+    What is not published yet is waited for, up to `timeout_seconds`. The worker reads the outputs itself.
     """
 
     template_fields: Collection[str] = (
@@ -33,6 +35,7 @@ class CompareCountsOperator(PenstockOperator):
         "column",
         "span_seconds",
         "newest",
+        "compare",
     )
 
     def __init__(
@@ -43,31 +46,34 @@ class CompareCountsOperator(PenstockOperator):
         column: str,
         newest: Any,
         span_seconds: float | str = 60,
-        timeout_seconds: float = 60.0,
+        compare: str = "rows",
         **kwargs: Any,
     ) -> None:
-        """`newest` may be a template's text: JSON."""
-        super().__init__(timeout_seconds=timeout_seconds, **kwargs)
+        """`newest` may be a template's text: JSON; `timeout_seconds` is 60 by default."""
+        super().__init__(**{"timeout_seconds": 60.0, **kwargs})
         self.live = live
         self.scratch = scratch
         self.column = column
         self.newest = newest
         self.span_seconds = span_seconds
+        self.compare = compare
 
     def execute(self, context: Context) -> dict[str, Any]:  # noqa: ARG002 - Airflow's signature
-        """Count until they are the same."""
+        """Read until they are the same."""
+        if self.compare not in ("rows", "counts"):
+            raise AirflowFailException(f"compare={self.compare!r}: rows or counts")
         newest = templated.mapping("newest", self.newest)
         span_ms = max(1, int(templated.amount("span_seconds", self.span_seconds) * 1000))
         spans = Spans(self.column, span_ms)
         until_ms = int(datetime.fromisoformat(newest["watermark"]).astimezone(UTC).timestamp() * 1000)
         deadline = self.clock.monotonic_ms() + self.timeout_seconds * 1000
         while True:
-            scratch = rows_by_span(self.scratch, spans, int(newest["now_ms"]))
-            live = rows_by_span(self.live, spans, int(newest["taken_ms"]) - _MARGIN_MS)
+            scratch = held_by(self.scratch, spans, int(newest["now_ms"]))
+            live = held_by(self.live, spans, int(newest["taken_ms"]) - _MARGIN_MS, scratch.first)
             compared = spans.compared(scratch, until_ms)
-            found = differences(live, scratch, compared)
+            found = differences(live, scratch, compared, counts_only=self.compare == "counts")
             if compared and not found:
-                rows = sum(scratch[start] for start in compared)
+                rows = sum(scratch.rows[start] for start in compared)
                 self.log.info("%d spans with %d rows are the same", len(compared), rows)
                 return {"compared": len(compared), "rows": rows}
             if self.clock.monotonic_ms() >= deadline:
@@ -75,6 +81,6 @@ class CompareCountsOperator(PenstockOperator):
             self.clock.sleep_ms(self.poll_seconds * 1000)
 
 
-def _nothing(newest: dict[str, Any], scratch: dict[int, int]) -> str:
-    wrote = f"has written {sum(scratch.values())} rows" if scratch else "has written nothing"
+def _nothing(newest: dict[str, Any], scratch: Held) -> str:
+    wrote = f"has written {scratch.rows.total()} rows" if scratch.rows else "has written nothing"
     return f"nothing to compare: the scratch job {wrote}, and event time was {newest['watermark']}"

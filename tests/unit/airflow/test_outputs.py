@@ -1,4 +1,4 @@
-"""Counting rows of outputs by spans of event time, and where two outputs differ."""
+"""What outputs hold by spans of event time, and where two outputs differ."""
 
 import json
 import os
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.core.errors import UsageError
-from penstock_airflow.outputs import Spans, differences, rows_by_span, told
+from penstock_airflow.outputs import Held, Spans, differences, held_by, told
 
 SPANS = Spans("at", 1_000)
 TIMES = [0, 999, 1_000, 2_500]
@@ -37,43 +37,76 @@ def folder(request, tmp_path):
 
 
 def test_a_folder_of_each_format(folder):
-    assert rows_by_span(str(folder), SPANS, 0) == WANTED
-    assert rows_by_span(str(folder), SPANS, 5_001_000) == {}
+    assert held_by(str(folder), SPANS, 0).rows == WANTED
+    assert held_by(str(folder), SPANS, 5_001_000).rows == {}
     with pytest.raises(UsageError, match="no column 'when'"):
-        rows_by_span(str(folder), Spans("when", 1), 0)
+        held_by(str(folder), Spans("when", 1), 0)
 
 
 def test_other_places_are_refused():
     with pytest.raises(UsageError, match="no output that can be read"):
-        rows_by_span("s3://bucket/out", SPANS, 0)
+        held_by("s3://bucket/out", SPANS, 0)
 
 
 @pytest.mark.parametrize(
     "time", [1_500, "1970-01-01T00:00:01.500", "1970-01-01T00:00:01.500Z", "1970-01-01T01:00:01.5+01:00"]
 )
 def test_times(time):
-    assert SPANS.count([time, datetime.fromtimestamp(1.5, UTC)]) == {1_000: 2}
+    assert SPANS.hold([{"at": time}, {"at": datetime.fromtimestamp(1.5, UTC)}]).rows == {1_000: 2}
 
 
 @given(st.integers(1, 7), st.lists(st.integers(0, 50), min_size=1), st.integers(0, 60))
 def test_compared_are_whole_spans_behind_the_first_one(span, times, until):
     """A naive model: a span counts when its first row is behind the first span seen, and time has passed its end."""
     spans = Spans("at", span)
-    of = spans.count(times)
+    of = spans.hold({"at": time} for time in times)
     naive = [
         start
         for start in range(0, 100, span)
-        if start > min(of) and all(t <= until for t in range(start, start + span))
+        if start > min(of.rows) and all(t <= until for t in range(start, start + span))
     ]
     assert spans.compared(of, until) == naive
 
 
 def test_nothing_seen_is_nothing_compared():
-    assert SPANS.compared(Counter(), 10_000) == []
+    assert SPANS.compared(Held(), 10_000) == []
+
+
+ROWS = st.lists(st.fixed_dictionaries({"at": st.integers(0, 3_999), "n": st.integers(0, 2)}), max_size=8)
+
+
+@given(ROWS, ROWS, st.randoms(), st.booleans())
+def test_what_differs(live, scratch, chance, counts_only):
+    """A naive model: spans behind the first are equal as multisets, the first one is part of the live one."""
+    if chance.random() < 0.5:
+        live = [*live, *scratch]
+    if chance.random() < 0.5:
+        live = sorted(scratch, key=lambda _: chance.random())
+    of = SPANS.hold(scratch)
+    found = differences(SPANS.hold(live, of.first), of, SPANS.compared(of, 3_999), counts_only=counts_only)
+
+    def rows(output, start):
+        return sorted((row["at"], row["n"]) for row in output if row["at"] // 1_000 * 1_000 == start)
+
+    first = min((row["at"] // 1_000 * 1_000 for row in scratch), default=4_000)
+    seen = len if counts_only else list
+    behind = range(first + 1_000, 4_000, 1_000)
+    different = [start for start in behind if seen(rows(live, start)) != seen(rows(scratch, start))]
+    lost = Counter(rows(scratch, first)) - Counter(rows(live, first))
+    assert len(found) == len(different) + bool(lost and not counts_only)
 
 
 def test_differences_are_told_in_one_line():
-    live, scratch = Counter({0: 1, 1_000: 2, 2_000: 3}), Counter({0: 9, 1_000: 2, 2_000: 1})
+    def held(*rows, single=None):
+        return SPANS.hold(({"at": at, "n": n} for at, n in rows), single)
+
+    scratch = held((0, 1), (0, 2), (1_000, 1), (2_000, 1), (2_000, 2))
+    live = held((0, 9), (0, 1), (1_000, 2), (2_000, 2), single=0)
     found = differences(live, scratch, [1_000, 2_000])
-    assert found == ["1970-01-01T00:00:02+00:00: 3 rows, 1 of the scratch"]
+    assert found == [
+        "1970-01-01T00:00:00+00:00: 1 rows of the scratch are none of the job's",
+        "1970-01-01T00:00:01+00:00: 1 rows in both, but not the same ones",
+        "1970-01-01T00:00:02+00:00: 1 rows, 2 of the scratch",
+    ]
+    assert differences(live, scratch, [1_000, 2_000], counts_only=True) == found[2:]
     assert json.dumps(told(["a"] * 5)) == '"a; a; a and 2 more"'
