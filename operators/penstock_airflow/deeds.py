@@ -79,6 +79,8 @@ class TakeBack(msgspec.Struct, frozen=True, tag="take_back"):
 Deed = Cancel | CancelSubmitted | TakeBack
 #: A worker that is told to end has a few seconds for its deed.
 LAST_MS = 3_000.0
+#: Where nobody waits for it, one that has to wait for its time may take longer.
+PATIENT_MS = 60_000.0
 
 
 def encoded(deed: Deed | None) -> dict[str, Any]:

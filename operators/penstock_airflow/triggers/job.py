@@ -18,9 +18,6 @@ from penstock_airflow import deeds
 from penstock_airflow.hooks.penstock import PenstockHook
 from penstock_airflow.questions import Answer, Question, decoded
 
-#: How long a deed may take that has to wait for its time.
-_DEED_SECONDS = 60.0
-
 
 class JobTrigger(BaseTrigger):
     """Fires once, with an `Answer` as JSON.
@@ -75,9 +72,7 @@ class JobTrigger(BaseTrigger):
         deed = deeds.decoded(self.when_killed)
         if deed is not None:
             self.log.info("the task was ended: %s", deed)
-            await PenstockHook(self.penstock_conn_id).arun(
-                lambda client: deed.do(client, self.clock, _DEED_SECONDS * 1000)
-            )
+            await PenstockHook(self.penstock_conn_id).arun(lambda client: deed.do(client, self.clock, deeds.PATIENT_MS))
 
 
 async def ask(hook: PenstockHook, question: Question) -> Answer:

@@ -2,8 +2,11 @@
 
 import asyncio
 import threading
+from types import SimpleNamespace
 
 import pytest
+from airflow.listeners.listener import get_listener_manager
+from airflow.models.trigger import Trigger
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from tests.airflow.job_file import write_job
 from tests.airflow.provider.stand_in import Instance, deferral, finish, fired, run
@@ -112,6 +115,22 @@ def test_a_user_ends_the_task_while_it_submits(client, tmp_path, name, wish):
 def test_a_user_ends_the_task_while_it_waits(client, tmp_path, name, wish):
     deferred = deferral(submit(write_job(tmp_path, name), on_kill=wish), Instance(name))
     asyncio.run(deferred.trigger.on_kill())
+    job_id = jobs(client, name)[0]["jid"]
+    if wish == "cancel":
+        assert client.job_after(job_id, 20_000)["state"] == "CANCELED"
+    else:
+        assert fired(deferred)["value"]["state"] == "RUNNING"
+
+
+@pytest.mark.parametrize("wish", ["cancel", "keep"])
+def test_a_user_ends_the_task_before_a_triggerer_has_it(client, tmp_path, name, wish):
+    """The API server tells its listeners, of which one is ours; it makes nothing of a task without a trigger."""
+    deferred = deferral(submit(write_job(tmp_path, name), on_kill=wish), Instance(name))
+    told = get_listener_manager().hook
+    told.on_task_instance_failed(previous_state=None, task_instance=SimpleNamespace(), error="by itself")
+    ended = SimpleNamespace(trigger=Trigger.from_object(deferred.trigger))
+    told.on_task_instance_success(previous_state=None, task_instance=ended)
+    told.on_task_instance_failed(previous_state=None, task_instance=ended, error="the state was set")
     job_id = jobs(client, name)[0]["jid"]
     if wish == "cancel":
         assert client.job_after(job_id, 20_000)["state"] == "CANCELED"
