@@ -10,7 +10,8 @@ import tempfile
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.property.test_running_model import FUNCTIONS, KEYS, OPERATIONS, Job, Running, aggregate
+from tests.property.running_job import KEYS, OPERATIONS, Job
+from tests.property.running_models import FUNCTIONS, Running, aggregate
 
 from penstock.core.errors import StateMismatchError
 
@@ -39,7 +40,7 @@ class Versions(Running):
         return any(found and found != wanted for wanted, found in known)
 
     def change(self, aggregates):
-        counts = {key: len(rows) for key, rows in self.rows.items()}
+        counts = {key: len(rows) for key, rows in self.held.items()}
         wanted = {part for _, fn, c in aggregates for part in parts(fn, c)}
         self.begun = {part: self.begun.get(part, counts) for part in wanted}
         self.aggregates = aggregates
@@ -47,7 +48,7 @@ class Versions(Running):
 
     def add(self, row):
         key = tuple(row[c] for c in self.key)
-        rows = self.rows.setdefault(key, [])
+        rows = self.held.setdefault(key, [])
         rows.append(row)
         found = {c: row[c] for c in self.key}
         for name, fn, column in self.aggregates:
@@ -73,11 +74,6 @@ class ChangingJob(Job):
             super().start(parallelism)
         finally:
             self.complete = kept
-
-    def save(self):
-        self.frozen = []
-        self.freeze()
-        self.finish("done")
 
     def change(self, parallelism, chosen):
         wanted = [ALL[place] for place in sorted(chosen)]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.property.process_job import REMOTE, ProcessJob, keys_are_remote, keys_leave
+from tests.property.stepping_clock import SteppingClock
 
 import penstock as ps
 from penstock.kernels.columns import key_columns
@@ -179,16 +180,6 @@ class Model:
         self.now = now
         for state in self.states().values():
             state.prune()
-
-
-class SteppingClock:
-    """Steps in both directions."""
-
-    def __init__(self):
-        self.now = 1_000_000
-
-    def now_ms(self):
-        return self.now
 
 
 class Job(ProcessJob):

@@ -55,8 +55,6 @@ def check_backend(graph: StreamGraph, node: StreamNode) -> None:
     if operator.kind not in _REMOTE:
         only = "remote is for process functions, joins, running aggregates, deduplicate and windows"
         raise GraphError(cannot, hint=f"{only}; {_WAY_OUT}")
-    if operator.config.get("ttl") is not None:
-        raise GraphError(f"{cannot}: it has a time-to-live", hint=f"leave ttl= out, or {_WAY_OUT}")
     text = next((edge.schema for edge in graph.in_edges(node.id)), "")
     cells = () if operator.kind in _ROWS else operator.config.get("aggregates", ())
     picked = [(a["fn"], a["column"]) for a in cells if a["fn"] in _PICKS]

@@ -47,6 +47,10 @@ class PaneAges:
         """Let time go on from the newest of these rows."""
         cells[:, self._word] = self._ttl.clock.restored(cells[:, self._word])
 
+    def leave_out(self, cells: I64) -> None:
+        """Let those of these restored rows that have expired be deleted ones."""
+        cells[cells[:, self._word] <= self._ttl.deadline, 0] = 0
+
     def sweep(self, memory: PaneMemory, keys: int, limit: int) -> None:
         """Look at the next `limit` of so many keys, in turn, and forget the rows that have expired."""
         first = self._swept if self._swept < keys else 0

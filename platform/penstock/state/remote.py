@@ -61,8 +61,14 @@ class RemoteRows:
         self.dropped_regions = 0
 
     def follow(self, changes: Changes) -> None:
-        """Take the table's changes into account; once, before anything is asked for."""
+        """Take the table's changes into account; once, before anything is asked for.
+
+        With a time-to-live, time goes on from the newest access that the footers know of.
+        """
         self._changes = changes
+        ttl = self._segments.ttl
+        if ttl is not None:
+            ttl.clock.restored(self._segments.newest_access())
 
     @property
     def in_file(self) -> bool:
@@ -171,6 +177,9 @@ class RemoteRows:
     def _install(self, merged: HotPanes, pieces: I64) -> None:
         rows, keys = merged.memory.present(), merged.index.view()
         wanted = np.isin(self.pieces.of(keys.hashes[rows.slots]), pieces) & np.isin(rows.panes, self.panes)
+        if (ttl := self._segments.ttl) is not None:  # merged first: what has expired hides what is older
+            rows.cells[:, -1] = ttl.clock.bounded(rows.cells[:, -1])
+            wanted &= rows.cells[:, -1] > ttl.deadline
         self._local.put(keys, Rows(rows.slots[wanted], rows.panes[wanted], rows.cells[wanted]))
         self.pieces.came(pieces)
         self.fetched_pieces += len(pieces)

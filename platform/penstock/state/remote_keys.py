@@ -15,7 +15,6 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.keygroup import HashRange
-from penstock.state.accumulators import LAST_ACCESS
 from penstock.state.hash_ranges import even_parts
 from penstock.state.pieces import Fetched, Pieces, has_room
 from penstock.state.regions import REGIONS
@@ -103,9 +102,7 @@ class RemoteKeys:
         )
         self.enter(state)
         if source.ttl is not None:
-            files = state.log.files()
-            newest = [span[1] for file in files for group in file.groups if (span := file.span(group, LAST_ACCESS))]
-            source.ttl.clock.restored(np.array(newest, np.int64))
+            source.ttl.clock.restored(state.log.newest_access())
 
     def enter(self, state: RemoteRecords) -> None:
         """As `follow`, for a state that has made its own way from rows to records."""

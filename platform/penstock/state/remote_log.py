@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.state.accumulators import KEY_HASH
+from penstock.state.accumulators import KEY_HASH, LAST_ACCESS
 from penstock.state.hash_ranges import inside
 from penstock.state.pieces import Pieces
 from penstock.state.segment_file import RowGroup, SegmentFile, runs_of
@@ -85,6 +85,14 @@ class RemoteLog:
         new = {keys[i]: file for i, file in zip(missing, opened, strict=True)}
         self._files = {key: new.get(key) or self._files[key] for key in keys}
         return [self._files[key] for key in keys]
+
+    def newest_access(self) -> I64:
+        """Return of each row group the newest time of last access (microseconds), where the footers say.
+
+        Opens all segments, as `cuts` does.
+        """
+        spans = [file.span(group, LAST_ACCESS) for file in self.files() for group in file.groups]
+        return np.array([span[1] for span in spans if span is not None], np.int64)
 
     def cuts(self) -> I64:
         """Return the hashes at which to cut: about a row group of each segment lies between two of them.

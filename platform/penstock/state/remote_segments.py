@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from penstock.state.frozen import FrozenSource
     from penstock.state.remote_log import Reader
     from penstock.state.segment_file import SegmentFile
+    from penstock.state.ttl import Ttl
 
 
 class RemoteSegments:
@@ -46,6 +47,15 @@ class RemoteSegments:
     def rows(self) -> int:
         """Rows of all durable segments, of which some may hide others."""
         return self._log.rows
+
+    @property
+    def ttl(self) -> Ttl | None:
+        """When its rows expire, if they do."""
+        return self._source.ttl
+
+    def newest_access(self) -> I64:
+        """See `RemoteLog.newest_access`."""
+        return self._log.newest_access()
 
     def cuts(self) -> I64:
         """See `RemoteLog.cuts`."""

@@ -35,8 +35,8 @@ class RunningTable(PaneTable):
 
     def __init__(self, source: FrozenSource, spec: PaneTableSpec, home: TableHome, ttl: Ttl | None = None) -> None:
         """An empty table; `load` fills it at a restore. `ttl`: where the spec says that rows expire."""
-        super().__init__(source, spec, home)
         source.ttl = self._ttl = ttl
+        super().__init__(source, spec, home)
         self._ages = None if ttl is None else PaneAges(ttl, self.spec)
         #: Rows that were clean before, since the last freeze.
         self._changed = 0
@@ -119,6 +119,8 @@ class RunningTable(PaneTable):
     def _restored(self, cells: I64) -> None:
         if self._ages is not None:
             self._ages.restored(cells)
+            if self._cold is not None:  # nobody looks for it there
+                self._ages.leave_out(cells)
 
     def _sweep(self, limit: int) -> None:
         """Forget what has expired among the next keys in memory; cold ones wait until their key has a row."""

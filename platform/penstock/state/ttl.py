@@ -37,8 +37,11 @@ class TtlClock:
         self.now = max(self.now, self._clock.now_ms() * 1000)
 
     def bounded(self, times: I64) -> I64:
-        """Return restored times of last access, those far ahead of the clock as far as they may count; any thread."""
-        return np.minimum(times, self._clock.now_ms() * 1000 + _MOST_AHEAD_US)
+        """Return restored times of last access, those far ahead of the clock as far as they may count; any thread.
+
+        What was written since, up to now, counts as it is: it may be fetched when the clock has been put right.
+        """
+        return np.minimum(times, max(self.now, self._clock.now_ms() * 1000 + _MOST_AHEAD_US))
 
     def restored(self, times: I64) -> I64:
         """Return restored times of last access; time goes on from the newest of them."""
