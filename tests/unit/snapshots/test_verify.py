@@ -1,13 +1,15 @@
 """`fsck` finds every damage that is planted, names the file, and finds nothing where nothing is wrong."""
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from penstock.checkpoint.stores import checksum_of
 from penstock.core.snapshot import FileRef
-from penstock.snapshots.verify import verify
+from penstock.snapshots.opening import open_snapshot
+from penstock.snapshots.verify import segment_problems, verify
 
 
 def changed(manifest, change):
@@ -133,6 +135,26 @@ def test_rows_that_are_gone(job):
 def test_rows_out_of_order(job):
     report = rewritten(job, lambda table: table.take(list(reversed(range(table.num_rows)))))
     assert [problem for problem, _ in problems(report)] == ["is not sorted by __key_hash"]
+
+
+def test_timers_are_sorted_within_a_row_group(job, tmp_path):
+    users = list(range(20_000))
+    for subtask in job.subtasks:
+        own = [user for user, mine in zip(users, subtask.mine(users), strict=True) if mine]
+        slots = subtask.rows.upsert(*subtask.hashed(own)).copy()
+        times = np.array([user * 7919 % 1_000_003 for user in own])
+        subtask.timers.change(slots, times, np.zeros(len(own), np.bool_))
+    folder = job.savepoint(job.checkpoint(), tmp_path / "sp")
+    assert verify(folder).damaged == []
+    (first, _) = open_snapshot(folder).manifest.subtasks
+    (state,) = [state for state in first.keyed if state.state == "__timers_event"]
+    (segment,) = state.segments
+    data = (tmp_path / "sp" / segment.file.path).read_bytes()
+    assert list(segment_problems(data, state, segment)) == []
+    table = pq.read_table(pa.BufferReader(data))
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.take(pa.array([1, 0, *range(2, table.num_rows)])), sink, row_group_size=8192)
+    assert list(segment_problems(sink.getvalue().to_pybytes(), state, segment)) == ["is not sorted by __key_hash"]
 
 
 def test_a_hash_that_is_not_its_keys(job):
