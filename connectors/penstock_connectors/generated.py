@@ -132,32 +132,48 @@ class RowReader:
 
 
 def history(
-    rows: Rows, enumerator: SplitEnumerator, until: dict[str, Any], piece_rows: int | None
+    rows: Rows,
+    enumerator: SplitEnumerator,
+    between: tuple[dict[str, Any] | None, dict[str, Any]],
+    piece_rows: int | None,
 ) -> tuple[HistorySplit, ...]:
-    """Return every split up to its position in `until`, or to its end; see `HistoryFactory`.
+    """Return every split up to its position, or to its end; `between` is `begin` and `until` of `HistoryFactory`.
 
     Raises:
-        UsageError: a split without end is given none.
+        UsageError: a split without end is given none; it would begin behind its end.
     """
-    if "timestamp" in until:
-        raise UsageError("rows that are generated have no time of writing", hint="give positions: orders-0=1000,...")
+    begin, until = between
     splits = enumerator.discover(frozenset())
-    positions = until.get("positions", {})
-    unknown = sorted(set(positions) - {split.id for split in splits})
-    if unknown:
-        raise UsageError(f"there is no split {unknown[0]!r}", hint=f"there are {', '.join(s.id for s in splits)}")
+    starts = {} if begin is None else _positions(begin, splits)
+    given = None if "begin" in until or not until else _positions(until, splits)
     found = []
     for split in splits:
         index = int(split.state["index"])
-        end = rows.end(index)
-        cut = int(positions.get(split.id, 0)) if "positions" in until else end
+        end, start = rows.end(index), starts.get(split.id, 0)
+        if end is not None and start > end:
+            raise UsageError(
+                f"position {start} of {split.id!r} is beyond its end at {end}", hint="is it this source's?"
+            )
+        cut = start if "begin" in until else end if given is None else given.get(split.id, 0)
         if cut is None:
             raise UsageError(f"split {split.id!r} has no end", hint="give positions: orders-0=1000,...")
         cut = cut if end is None else min(cut, end)
-        bounds = [*range(0, cut, piece_rows or max(1, cut)), cut]
+        start = min(start, cut)
+        bounds = [*range(start, cut, piece_rows or max(1, cut - start)), cut]
         pieces = tuple(
             SourceSplit(id=split.id, state={"index": index, "position": low, "end": high}, finished=low >= high)
             for low, high in zip(bounds, bounds[1:] or bounds, strict=False)
         )
-        found.append(HistorySplit(pieces, SourceSplit(id=split.id, state={"index": index, "position": cut})))
+        rest = SourceSplit(id=split.id, state={"index": index, "position": cut})
+        found.append(HistorySplit(pieces, rest, start))
     return tuple(found)
+
+
+def _positions(given: dict[str, Any], splits: tuple[SourceSplit, ...]) -> dict[str, int]:
+    if "timestamp" in given:
+        raise UsageError("rows that are generated have no time of writing", hint="give positions: orders-0=1000,...")
+    positions = {split_id: int(at) for split_id, at in given["positions"].items()}
+    unknown = sorted(set(positions) - {split.id for split in splits})
+    if unknown:
+        raise UsageError(f"there is no split {unknown[0]!r}", hint=f"there are {', '.join(s.id for s in splits)}")
+    return positions

@@ -37,7 +37,9 @@ UPGRADE: dict[str, Kind] = {
     **_LEFT_BEHIND,
     **_OF_FILES,
 }
-CHECK_BACKFILL: dict[str, Kind] = {"accept": "texts", **_OF_FILES}
+#: About tables that hold the first part of a history.
+_TABLES: dict[str, Kind] = {"history": "texts", "offsets": "texts", "sparse": "texts", "cut_over": "text"}
+CHECK_BACKFILL: dict[str, Kind] = {"accept": "texts", **_TABLES, **_OF_FILES}
 BACKFILL: dict[str, Kind] = {"until": "text", "master": "text", "parts": "count", **CHECK_BACKFILL}
 REPARTITION: dict[str, Kind] = {"key_groups": "count", "master": "text", "spark_above": "amount", "checkpoint": "count"}
 

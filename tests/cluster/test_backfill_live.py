@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from tests.spark.golden import Golden
+from tests.spark.golden import TWO, Golden
 
 from penstock.backfill.engine import LocalEngine
 
@@ -24,6 +24,23 @@ def test_final_output_and_state(kind, seed, tmp_path, monkeypatch):
     else:  # a row of an earlier time takes the place of one that came before it, live
         assert set(golden.expected()) <= set(golden.published())
         assert {row[0]: row[-2:] for row in golden.state("dedup")}.keys() == {row[0] for row in golden.expected()}
+    if kind == "process":
+        seen = {user: sum(n for who, _, n in golden.expected() if who == user) for user, *_ in golden.expected()}
+        assert {row[0]: row[-1] for row in golden.state("by-second", "seen")} == seen
+
+
+@pytest.mark.parametrize(("kind", "seed"), [("windows", 7), ("process", 8), ("join", 9)])
+def test_from_tables_and_the_rest_of_the_source(kind, seed, tmp_path, monkeypatch):
+    rand = random.Random(seed)
+    golden = Golden(kind, tmp_path, seed=seed)
+    cuts = tuple(rand.randrange(100, end + 1) for end in golden.ends())
+    uids = ["orders", "others"] if kind in TWO else ["orders"]
+    ends = {uid: [rand.randrange(end + 1) for end in golden.ends()] for uid in uids}
+    tables = tuple(golden.archive(ends[uid], uid, rand=rand) for uid in uids)
+    made = golden.backfill(monkeypatch, LocalEngine(), cuts, parts=3, tables=tables)
+    assert made.tables["orders"], "nothing came from the table"
+    golden.run_live(made.uri)
+    assert golden.published() == golden.expected()
     if kind == "process":
         seen = {user: sum(n for who, _, n in golden.expected() if who == user) for user, *_ in golden.expected()}
         assert {row[0]: row[-1] for row in golden.state("by-second", "seen")} == seen

@@ -6,12 +6,17 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import penstock as ps
+from penstock.backfill.histories import TableHistory
 from penstock.backfill.run import Backfill, BackfillOptions
+from penstock.backfill.table_plan import Offsets
 from penstock.client.job_file import planned
 from penstock.connector.staging import decode_chunk
 from penstock.core.clock import SystemClock
@@ -61,16 +66,44 @@ class Golden:
 
     def input(self, cuts=None, seed=None):
         """(user, amount, time in us) of every row before the cuts."""
+        found = []
+        for split, end in enumerate(self.ends()):
+            batch = self.rows_of(split, 0, min(end, cuts[split]) if cuts else end, seed)
+            times = batch.column("ts").cast("int64").to_pylist()
+            found += zip(batch.column("user_id").to_pylist(), batch.column("amount").to_pylist(), times, strict=True)
+        return found
+
+    def rows_of(self, split, low, high, seed=None):
+        """Rows `low` to before `high` of one split."""
         pattern = OrderPattern(
             splits=SPLITS, users=USERS, max_amount=100, start_us=START_US, event_rate=RATE,
             disorder_ms=self.disorder_ms, seed=self.seed if seed is None else seed,
         )  # fmt: skip
-        found = []
-        for split, end in enumerate(self.ends()):
-            batch = generated(pattern, split, 0, min(end, cuts[split]) if cuts else end)
-            times = batch.column("ts").cast("int64").to_pylist()
-            found += zip(batch.column("user_id").to_pylist(), batch.column("amount").to_pylist(), times, strict=True)
-        return found
+        return generated(pattern, split, low, high - low)
+
+    def archive(self, ends, uid="orders", *, rand=None, split_of_rows=True):
+        """Write each split's rows before `ends` as a table of Parquet files; return it as a backfill is told of it.
+
+        With `rand` rows lie in any order and of any splits in files and row groups; without, a file a split.
+        """
+        folder = self.folder / f"table-{uid}"
+        folder.mkdir(parents=True, exist_ok=True)
+        parts = []
+        for split, end in enumerate(ends):
+            rows = pa.Table.from_batches([self.rows_of(split, 0, end, self.seed + 100 * (uid == "others"))])
+            rows = rows.append_column("partition", pa.array([split] * end, pa.int32()))
+            parts.append(rows.append_column("offset", pa.array(range(end), pa.int64())))
+        if rand is not None:
+            both = pa.concat_tables(parts)
+            order = list(range(both.num_rows))
+            rand.shuffle(order)
+            bounds = sorted([0, both.num_rows, *(rand.randrange(both.num_rows + 1) for _ in range(2))])
+            parts = [both.take(order[low:high]) for low, high in pairwise(bounds)]
+        for number, rows in enumerate(parts):
+            kept = rows if split_of_rows else rows.drop_columns(["partition", "offset"])
+            pq.write_table(kept, folder / f"part-{number}.parquet", row_group_size=97)
+        offsets = Offsets(partition="partition", offset="offset") if split_of_rows else None
+        return TableHistory(uid=uid, uris=(str(folder),), offsets=offsets)
 
     def until(self, cuts):
         """`--until` for cuts by split."""

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-from tests.spark.golden import JOB, SECOND, Golden
+from tests.spark.golden import JOB, SECOND, TWO, Golden
 
 from penstock.backfill.engine import LocalEngine
 from penstock.backfill.spark import BackfillFailedError, SparkEngine
@@ -58,6 +61,31 @@ def test_spark_gives_what_one_process_gives(engine, kind, tmp_path, monkeypatch)
         assert golden.state(uid, name, there.uri) == golden.state(uid, name, here.uri)
     report = verify(there.uri)
     assert (report.damaged, report.unknown) == ([], [])
+
+
+@pytest.mark.parametrize("kind", ["windows", "union"])
+def test_tables_and_the_rest_of_the_source_give_what_the_source_gives(engine, kind, tmp_path, monkeypatch):
+    golden = Golden(kind, tmp_path)
+    uids = ["orders", "others"] if kind in TWO else ["orders"]
+    tables = tuple(golden.archive((400, 390, 0), uid, rand=random.Random(3)) for uid in uids)
+    here = golden.backfill(monkeypatch, LocalEngine(), CUTS, "here")
+    there = golden.backfill(monkeypatch, engine, CUTS, "there", tables=tables)
+    assert there.tables["orders"] == {"orders-0": (0, 400), "orders-1": (0, 300)}
+    assert (there.rows_read, there.rows_staged, there.watermark) == (here.rows_read, here.rows_staged, here.watermark)
+    assert golden.staged(there.uri) == golden.staged(here.uri)
+    assert positions(there.uri) == positions(here.uri)
+
+
+def test_a_gap_that_only_a_task_sees_ends_the_backfill(engine, tmp_path, monkeypatch):
+    golden = Golden("windows", tmp_path)
+    declared = golden.archive((400, 400, 400))
+    path = tmp_path / "table-orders" / "part-1.parquet"
+    rows = pq.read_table(path)
+    offsets = [390 if at == 5 else at for at in rows["offset"].to_pylist()]
+    pq.write_table(rows.set_column(4, "offset", pa.array(offsets, pa.int64())), path, row_group_size=97)
+    with pytest.raises(BackfillFailedError, match=r"partition 1 has a gap: offsets 5 to 5 are missing"):
+        golden.backfill(monkeypatch, engine, CUTS, tables=(declared,))
+    assert not (tmp_path / "savepoint" / "manifest.json").exists()
 
 
 def test_a_source_without_splits_has_no_rows(engine, tmp_path, monkeypatch):

@@ -101,9 +101,17 @@ class FileSourceFactory:
         del context
         return FileReader(msgspec.convert(spec.config, _Config), schema_from_text(spec.schema))
 
-    def history(self, spec: SourceSpec, until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
+    def history(
+        self,
+        spec: SourceSpec,
+        until: dict[str, Any],
+        piece_rows: int | None,
+        begin: dict[str, Any] | None = None,
+    ) -> tuple[HistorySplit, ...]:
         """Return the files, each as a whole and read to its end; see `HistoryFactory`."""
         del piece_rows
+        if begin is not None:
+            raise UsageError("files do not go on where a table ends", hint="Kafka's topics and the generators do")
         if until:
             raise UsageError("a file source has no cut but its end", hint="use --until latest")
         splits = self.create_enumerator(spec, first_run=True).discover(frozenset())

@@ -12,16 +12,49 @@ from penstock.core.errors import UsageError
 from penstock_connectors.kafka.enumerator import KafkaEnumerator
 
 
-def history(config: dict[str, Any], until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
-    """Return every partition from where the job would start up to the cut, never beyond the source's own end.
+def history(
+    config: dict[str, Any], until: dict[str, Any], piece_rows: int | None, begin: dict[str, Any] | None = None
+) -> tuple[HistorySplit, ...]:
+    """Return every partition from where the job would start, or from `begin` on, up to the cut.
+
+    Never beyond the source's own end; see `connector.source.HistoryFactory`.
 
     Raises:
-        UsageError: a position is beyond the partition's end, or of none that exists; a partition has no position.
+        UsageError: a position is beyond the partition's end, or of none that exists; a partition has no position; a
+            partition does not reach back to where it is to begin.
         ConnectorError: the broker cannot be reached or a topic does not exist.
     """
+    if begin is not None:
+        config = {**config, "start": "earliest"}
     own = KafkaEnumerator(config, first_run=True).discover(frozenset())
-    cuts = _cuts(config, until, own)
-    return tuple(_split(split, cuts[split.id], piece_rows) for split in own)
+    starts = {split.id: int(split.state["offset"]) for split in own}
+    if begin is not None:
+        starts = _begins(config, begin, own)
+    cuts = starts if "begin" in until else _cuts(config, until, own)
+    return tuple(_split(split, starts[split.id], cuts[split.id], piece_rows) for split in own)
+
+
+def _begins(config: dict[str, Any], begin: dict[str, Any], own: tuple[SourceSplit, ...]) -> dict[str, int]:
+    """Return where partitions begin behind a table: from there on all that was written must still be there."""
+    if "timestamp" in begin:
+        found = _ends(config, {"timestamp": begin["timestamp"]})
+        starts = {split.id: found.get(split.id, 0) for split in own}
+    else:
+        starts = {split_id: int(at) for split_id, at in begin["positions"].items()}
+        _require_all(starts, own)
+    ends = _ends(config, "latest")
+    for split in own:
+        start, first, end = starts[split.id], int(split.state["offset"]), ends.get(split.id, 0)
+        if "timestamp" in begin and start == first > 0:
+            msg = f"{split.id!r} has nothing from before the cut-over any more: offsets below {first} are deleted"
+            raise UsageError(msg, hint="rows may be missing that were written since; cut over at a later time")
+        if start < first:
+            msg = f"a gap: offsets {start} to {first - 1} of {split.id!r} are neither in the table nor in the topic"
+            raise UsageError(msg, hint="the topic has deleted them; the table has to hold them")
+        if start > max(first, end):
+            msg = f"the table reaches to offset {start} of {split.id!r}, whose topic ends at {end}"
+            raise UsageError(msg, hint="is it a table of this topic, of its present life?")
+    return starts
 
 
 def _cuts(config: dict[str, Any], until: dict[str, Any], own: tuple[SourceSplit, ...]) -> dict[str, int]:
@@ -33,8 +66,7 @@ def _cuts(config: dict[str, Any], until: dict[str, Any], own: tuple[SourceSplit,
     return {split.id: cuts.get(split.id, int(split.state["offset"])) for split in own}
 
 
-def _given(config: dict[str, Any], positions: dict[str, int], own: tuple[SourceSplit, ...]) -> dict[str, int]:
-    """Return positions that the user gave, which must be there to be read: a task would wait for them for ever."""
+def _require_all(positions: dict[str, int], own: tuple[SourceSplit, ...]) -> None:
     known = {split.id for split in own}
     unknown = sorted(set(positions) - known)
     if unknown:
@@ -43,6 +75,11 @@ def _given(config: dict[str, Any], positions: dict[str, int], own: tuple[SourceS
     if missing:
         msg = f"no position is given for {', '.join(missing)}"
         raise UsageError(msg, hint="give every partition one; the one it starts at reads nothing of it")
+
+
+def _given(config: dict[str, Any], positions: dict[str, int], own: tuple[SourceSplit, ...]) -> dict[str, int]:
+    """Return positions that the user gave, which must be there to be read: a task would wait for them for ever."""
+    _require_all(positions, own)
     ends = _ends(config, "latest")
     for split in own:
         stop, end = split.state["stop"], max(ends.get(split.id, 0), int(split.state["offset"]))
@@ -58,9 +95,11 @@ def _ends(config: dict[str, Any], bounded: Any) -> dict[str, int]:
     return {split.id: int(split.state["stop"]) for split in found}
 
 
-def _split(split: SourceSplit, cut: int, piece_rows: int | None) -> HistorySplit:
-    start, stop = int(split.state["offset"]), split.state["stop"]
-    cut = max(start, cut if stop is None else min(cut, stop))
+def _split(split: SourceSplit, start: int, cut: int, piece_rows: int | None) -> HistorySplit:
+    first, stop = int(split.state["offset"]), split.state["stop"]
+    # what is not in the topic any more cannot be where the live job goes on
+    cut = max(first, cut if stop is None else min(cut, stop))
+    start = min(start, cut)
     bounds = [*range(start, cut, piece_rows or max(1, cut - start)), cut]
     pairs = list(pairwise(bounds)) or [(start, start)]
     pieces = tuple(
@@ -70,4 +109,4 @@ def _split(split: SourceSplit, cut: int, piece_rows: int | None) -> HistorySplit
     rest = msgspec.structs.replace(
         split, state={**split.state, "offset": cut}, finished=stop is not None and cut >= stop
     )
-    return HistorySplit(pieces, rest)
+    return HistorySplit(pieces, rest, start)

@@ -156,11 +156,17 @@ class KafkaSourceFactory:
 
         return KafkaReader(spec, context)
 
-    def history(self, spec: SourceSpec, until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
+    def history(
+        self,
+        spec: SourceSpec,
+        until: dict[str, Any],
+        piece_rows: int | None,
+        begin: dict[str, Any] | None = None,
+    ) -> tuple[HistorySplit, ...]:
         """Return the partitions up to a cut, positions being offsets; see `HistoryFactory`."""
         from penstock_connectors.kafka.history import history
 
-        return history(spec.config, until, piece_rows)
+        return history(spec.config, until, piece_rows, begin)
 
     def validate(self, spec: SourceSpec) -> None:
         """Check that the broker answers and has the topics.

@@ -140,10 +140,16 @@ class NexmarkSourceFactory:
 
         return RowReader(_Events(config), context.clock, mark if config.marks else None)
 
-    def history(self, spec: SourceSpec, until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
+    def history(
+        self,
+        spec: SourceSpec,
+        until: dict[str, Any],
+        piece_rows: int | None,
+        begin: dict[str, Any] | None = None,
+    ) -> tuple[HistorySplit, ...]:
         """Return the splits up to a cut; see `HistoryFactory`."""
         rows = _Events(msgspec.convert(spec.config, _Config))
-        return history(rows, self.create_enumerator(spec, first_run=True), until, piece_rows)
+        return history(rows, self.create_enumerator(spec, first_run=True), (begin, until), piece_rows)
 
     def validate(self, spec: SourceSpec) -> None:
         """Check the config's form; there is nothing outside to reach."""

@@ -12,23 +12,20 @@ from typing import Any
 import msgspec
 
 from penstock.backfill.engine import Engine, Progress
+from penstock.backfill.histories import Cut, TableHistory, histories
 from penstock.backfill.qualify import require_qualified
 from penstock.backfill.stages import (
     Stage,
     TaskResult,
     heard,
     parts_of,
-    pieces_of,
     places_of,
-    readable_in_pieces,
     source_snapshots,
     watermark_behind,
 )
 from penstock.backfill.task import CHECKPOINT_ID
 from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.store import ObjectStore
-from penstock.connector.sink import load_factory
-from penstock.connector.source import HistorySplit, SourceSpec
 from penstock.core.clock import Clock
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import UsageError
@@ -52,6 +49,9 @@ class BackfillOptions:
     target: str
     #: See `connector.source.HistoryFactory`.
     until: dict[str, Any] = field(default_factory=dict)
+    #: Tables that hold the first part of what sources had, and where these take over; see `histories`.
+    tables: tuple[TableHistory, ...] = ()
+    cut_over: dict[str, Any] = field(default_factory=dict)
     #: Key ranges, each the work of one task.
     parts: int = 16
     #: uids of operators that are accepted though they do not qualify.
@@ -75,6 +75,8 @@ class BackfillResult:
     watermark: int | None
     #: uid of a source -> split id -> position, as the connector has it.
     positions: dict[str, dict[str, Any]]
+    #: uid of a source -> split id -> its offsets that came from a table: from, to before.
+    tables: dict[str, dict[str, tuple[int, int]]]
 
 
 class Backfill:
@@ -84,14 +86,16 @@ class Backfill:
         """Check all that can be checked before anything is read.
 
         Raises:
-            UsageError: an operator does not qualify, a source has no history, or the target is not empty.
+            UsageError: an operator does not qualify, a source has no history, a table does not fit or leaves a gap, or
+                the target is not empty.
         """
         require_qualified(graph, options.accept)
         self._graph, self._options, self._clock = graph, options, clock
         self._target = open_target(options.target)
         self.run_id = f"backfill-{rand.token(12)}"
         self._parts = {v.id: parts_of(v, options.parts, graph.settings.key_groups) for v in graph.vertices}
-        self._histories = {v.id: self._history(v) for v in graph.vertices if v.is_source}
+        cut = Cut(until=options.until, cut_over=options.cut_over, piece_rows=options.piece_rows)
+        self._histories = histories(graph, cut, options.tables)
         self._watermarks: dict[str, int] = {}
 
     def run(self, engine: Engine, progress: Progress) -> BackfillResult:
@@ -119,34 +123,10 @@ class Backfill:
         release(self._target)
         return result
 
-    def _history(self, vertex: JobVertex) -> tuple[HistorySplit, ...]:
-        spec = msgspec.convert(vertex.operators[0].config["source"], SourceSpec)
-        factory = load_factory(spec.factory)
-        if not hasattr(factory, "history"):
-            msg = f"source {vertex.operators[0].uid!r} ({spec.factory.rpartition(':')[2]}) has no history to read"
-            raise UsageError(msg, hint="Kafka, files and the generators have")
-        pieces = self._options.piece_rows if readable_in_pieces(vertex) else None
-        found: tuple[HistorySplit, ...] = factory.history(spec, self._until_of(vertex), pieces)
-        return found
-
-    def _until_of(self, vertex: JobVertex) -> dict[str, Any]:
-        """Return the cut of one source: of several each has its positions by `UID/SPLIT`."""
-        until = self._options.until
-        sources = [v.operators[0].uid for v in self._graph.vertices if v.is_source]
-        if "positions" not in until or len(sources) == 1:
-            return until
-        uid = vertex.operators[0].uid
-        for name in until["positions"]:
-            if name.partition("/")[0] not in sources:
-                msg = f"position of {name!r}: the job has {len(sources)} sources, and it names none of them"
-                raise UsageError(msg, hint=f"write UID/SPLIT=POSITION with a UID of {', '.join(sources)}")
-        own = {n.partition("/")[2]: at for n, at in until["positions"].items() if n.partition("/")[0] == uid}
-        return {"positions": own}
-
     def _stage(self, vertex: JobVertex) -> Stage:
         graph = self._graph
         inputs, outputs = graph.in_edges(vertex.id), graph.out_edges(vertex.id)
-        pieces = pieces_of(self._histories.get(vertex.id, ()))
+        pieces = self._histories[vertex.id].pieces if vertex.is_source else ()
         settings = graph.settings
         if settings.state_backend == "remote":
             settings = msgspec.structs.replace(settings, state_backend="hashmap")
@@ -176,7 +156,7 @@ class Backfill:
             self._watermarks[stage.vertex.id] = watermark_behind(counted, quiet_are_idle=False)
             return [result.snapshot for result in counted]
         quiet = _quiet_are_idle(stage.vertex)
-        by_split = source_snapshots(stage, self._histories[stage.vertex.id], results, quiet_are_idle=quiet)
+        by_split = source_snapshots(stage, self._histories[stage.vertex.id].splits, results, quiet_are_idle=quiet)
         self._watermarks[stage.vertex.id] = watermark_behind(furthest(stage, results), quiet_are_idle=quiet)
         return by_split
 
@@ -215,18 +195,25 @@ class Backfill:
             rows_late=late,
             watermark=None if reached == MIN_TIMESTAMP else reached,
             positions={
-                v.operators[0].uid: {split.rest.id: split.rest.state for split in self._histories[v.id]}
+                v.operators[0].uid: {split.rest.id: split.rest.state for split in self._histories[v.id].splits}
                 for v in graph.vertices
                 if v.is_source
+            },
+            tables={
+                v.operators[0].uid: self._histories[v.id].tables
+                for v in graph.vertices
+                if v.is_source and self._histories[v.id].tables
             },
         )
 
 
 def furthest(stage: Stage, results: Sequence[TaskResult]) -> list[TaskResult]:
-    """Return of each split the piece that is furthest in event time."""
+    """Return of each split the piece that is furthest in event time, of those that have a say in it."""
     found: dict[int, TaskResult] = {}
     for result in results:
         number = stage.pieces[result.part].number
+        if result.quiet:
+            continue
         if number not in found or result.watermark > found[number].watermark:
             found[number] = result
     return list(found.values())

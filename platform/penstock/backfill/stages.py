@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from penstock.connector.source import HistorySplit, SourceSplit
+from penstock.connector.source import HistorySplit, SourceSpec, SourceSplit
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES, HashRange, hash_range_of
 from penstock.core.snapshot import OperatorStateSnapshot, SubtaskSnapshot
@@ -23,6 +23,10 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     #: Which of the source's splits it is of, and whether the split has no rows.
     number: int
     empty: bool = False
+    #: What reads it, where that is not the job's own source.
+    source: SourceSpec | None = None
+    #: Whether its rows have no say in how far event time is: nobody knows of which split they were.
+    quiet: bool = False
 
 
 class Stage(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,7 +134,7 @@ def source_snapshots(
     uid = stage.vertex.operators[0].uid
     for number, split in enumerate(history):
         own = [r for r in results if stage.pieces[r.part].number == number]
-        watermark = max((r.watermark for r in own), default=MIN_TIMESTAMP)
+        watermark = max((r.watermark for r in own if not r.quiet), default=MIN_TIMESTAMP)
         rest = msgspec.structs.replace(split.rest, watermark=None if watermark == MIN_TIMESTAMP else watermark)
         states = [
             OperatorStateSnapshot(uid=uid, name="splits", mode="split", items=(msgspec.to_builtins(rest),)),

@@ -29,7 +29,7 @@ from penstock.core.rand import SystemRand
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, SubtaskSnapshot
 from penstock.graph.deployment import ExecutionId, InputSpec, TaskDeployment
-from penstock.graph.job_graph import KeyGroup
+from penstock.graph.job_graph import KeyGroup, OperatorSpec
 from penstock.kernels.hashing import hash_columns
 from penstock.kernels.split import split_by_key_group
 from penstock.operators.columns import conform
@@ -194,6 +194,7 @@ class _Part:
             watermark=self.chain.last_watermark,
             rows_in=self.rows_in,
             late=sum(link.metrics.late_records_dropped for link in self.chain.links),
+            quiet=self.stage.vertex.is_source and self.stage.pieces[self.number].quiet,
         )
 
     def _check_timers(self) -> None:
@@ -265,11 +266,21 @@ def _deployment(stage: Stage, number: int) -> TaskDeployment:
         parallelism=stage.parts,
         hash_low=hashes.low,
         hash_high=hashes.high,
-        operators=stage.vertex.operators,
+        operators=_operators(stage, number),
         inputs=tuple(InputSpec(input_index=edge.input_index, schema=edge.schema) for edge in stage.inputs),
         outputs=(),
         settings=settings,
     )
+
+
+def _operators(stage: Stage, number: int) -> tuple[OperatorSpec, ...]:
+    """Return the chain, with what reads this piece at its head."""
+    instead = stage.pieces[number].source if stage.vertex.is_source else None
+    if instead is None:
+        return stage.vertex.operators
+    source, *behind = stage.vertex.operators
+    config = {**source.config, "source": msgspec.to_builtins(instead)}
+    return (msgspec.structs.replace(source, config=config), *behind)
 
 
 def _frozen(taken: OperatorSnapshot) -> Iterator[KeyedStateSnapshot]:

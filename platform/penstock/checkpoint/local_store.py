@@ -40,6 +40,14 @@ class LocalStore:
                 source.seek(offset)
             return source.read() if length is None else source.read(length)
 
+    def size(self, key: str) -> int:
+        """Return the bytes an object has; raises FileNotFoundError, for a folder too."""
+        path = self._path(key)
+        with self._guard("read", key):
+            if not path.is_file():
+                raise FileNotFoundError(f"{self.uri}/{key}")
+            return path.stat().st_size
+
     def read_with_etag(self, key: str) -> tuple[bytes, str]:
         """Return an object and its version tag; raises FileNotFoundError."""
         data = self.read(key)

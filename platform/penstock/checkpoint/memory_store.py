@@ -17,7 +17,7 @@ def _no_fault(_operation: str, _key: str, _phase: Literal["before", "after"]) ->
 
 
 class MemoryStore:
-    """A dict with the six primitives; every write gets a fresh version."""
+    """A dict with the seven primitives; every write gets a fresh version."""
 
     _named: dict[str, MemoryStore] = {}  # noqa: RUF012 - one table per process, by design
     _named_lock = threading.Lock()
@@ -46,6 +46,10 @@ class MemoryStore:
         """Return (part of) an object; raises FileNotFoundError."""
         data, _etag = self.read_with_etag(key)
         return data[offset:] if length is None else data[offset : offset + length]
+
+    def size(self, key: str) -> int:
+        """Return the bytes an object has; raises FileNotFoundError."""
+        return len(self.read_with_etag(key)[0])
 
     def read_with_etag(self, key: str) -> tuple[bytes, str]:
         """Return an object and its version tag; raises FileNotFoundError."""
@@ -111,6 +115,10 @@ class SubStore:
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return (part of) an object; raises FileNotFoundError."""
         return self._store.read(self._key(key), offset, length)
+
+    def size(self, key: str) -> int:
+        """Return the bytes an object has; raises FileNotFoundError."""
+        return self._store.size(self._key(key))
 
     def read_with_etag(self, key: str) -> tuple[bytes, str]:
         """Return an object and its version tag; raises FileNotFoundError."""

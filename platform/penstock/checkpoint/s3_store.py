@@ -81,6 +81,11 @@ class S3Store:
         """Return (part of) an object; raises FileNotFoundError."""
         return b"" if length == 0 else self._get(key, offset, length)[0]
 
+    def size(self, key: str) -> int:
+        """Return the bytes an object has; raises FileNotFoundError."""
+        with self._guard("read", key):
+            return int(self._client[0].stat_object(self._bucket, self._prefix + key).size)
+
     def read_with_etag(self, key: str) -> tuple[bytes, str]:
         """Return an object and its version tag; raises FileNotFoundError."""
         return self._get(key, 0, None)

@@ -1,4 +1,4 @@
-"""The object store as the checkpoint code sees it: six primitives, blocking, safe to call from several threads.
+"""The object store as the checkpoint code sees it: seven primitives, blocking, safe to call from several threads.
 
 Implementations: `checkpoint.local_store` (a folder), `checkpoint.s3_store` (MinIO/S3), and the simulator's. Keys are
 `/`-separated and relative to the store's root.
@@ -21,6 +21,13 @@ class ObjectStore(Protocol):
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         """Return (part of) an object.
+
+        Raises:
+            FileNotFoundError: no such key.
+        """
+
+    def size(self, key: str) -> int:
+        """Return the bytes an object has.
 
         Raises:
             FileNotFoundError: no such key.

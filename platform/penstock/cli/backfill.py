@@ -11,9 +11,18 @@ import typer
 
 from penstock.cli.options import JsonOption, SettingsOption, print_json, say
 from penstock.cli.run import parse_overrides
+from penstock.cli.table_options import (
+    CutOverOption,
+    HistoryOption,
+    OffsetsOption,
+    SparseOption,
+    UntilOption,
+    parse_cut_over,
+    parse_tables,
+    parse_until,
+)
 from penstock.client.job_file import planned
 from penstock.core.clock import SystemClock
-from penstock.core.errors import UsageError
 from penstock.core.rand import SystemRand
 
 if TYPE_CHECKING:
@@ -21,16 +30,16 @@ if TYPE_CHECKING:
     from penstock.backfill.run import Backfill, BackfillResult
     from penstock.backfill.stages import Stage
 
-_UNTIL = (
-    "latest, a time such as 2026-01-31T00:00Z (of writing, not of events), or SPLIT=POSITION,... (Kafka: orders-0=1200)"
-)
-
 
 def backfill(
     job: Annotated[Path, typer.Argument(metavar="job.py", help="Python file that builds and executes a job.")],
     *,
     target: Annotated[str, typer.Option("--to", metavar="URI", help="Where the savepoint goes: an empty place.")],
-    until: Annotated[str, typer.Option(help=_UNTIL)] = "latest",
+    until: UntilOption = "latest",
+    history: HistoryOption = None,
+    offsets: OffsetsOption = None,
+    sparse: SparseOption = None,
+    cut_over: CutOverOption = None,
     master: Annotated[str | None, typer.Option(help="Spark's: local[4], yarn, ...; default: in this process.")] = None,
     parts: Annotated[int, typer.Option(min=1, help="Key ranges, each the work of one task.")] = 16,
     accept: Annotated[
@@ -41,11 +50,19 @@ def backfill(
 ) -> None:
     """Run a job over its source's history up to a cut; `penstock run --from` goes on from there.
 
-    What the job's sinks would have written is staged in the savepoint and published by that start, once.
+    What the job's sinks would have written is staged in the savepoint and published by that start, once. With
+    --history the first part comes from Parquet files, and the topic takes over where they end.
     """
     from penstock.backfill.run import Backfill, BackfillOptions
 
-    options = BackfillOptions(target=target, until=parse_until(until), parts=parts, accept=tuple(accept or ()))
+    options = BackfillOptions(
+        target=target,
+        until=parse_until(until),
+        tables=parse_tables(history, offsets, sparse),
+        cut_over=parse_cut_over(cut_over),
+        parts=parts,
+        accept=tuple(accept or ()),
+    )
     graph = planned(job, parse_overrides(settings or []), "")
     clock = SystemClock()
     began = clock.monotonic_ms()
@@ -84,26 +101,6 @@ def _progress(*, quiet: bool) -> Progress:
     return tell
 
 
-def parse_until(text: str) -> dict[str, Any]:
-    """Return `--until` as `connector.source.HistoryFactory` takes it; raises UsageError."""
-    if text == "latest":
-        return {}
-    if "=" in text:
-        positions = {}
-        for item in text.split(","):
-            split, _, position = item.rpartition("=")
-            if not split or not position.isdecimal():
-                raise UsageError(f"--until {item!r} is no position", hint="write SPLIT=POSITION: orders-0=1200")
-            positions[split] = int(position)
-        return {"positions": positions}
-    try:
-        moment = dt.datetime.fromisoformat(text)
-    except ValueError as error:
-        raise UsageError(f"--until {text!r} is no cut", hint=_UNTIL) from error
-    moment = moment if moment.tzinfo is not None else moment.replace(tzinfo=dt.UTC)
-    return {"timestamp": int(moment.timestamp() * 1000)}
-
-
 def _time(watermark: int | None) -> str:
     if watermark is None:
         return "nowhere yet"
@@ -120,5 +117,6 @@ def _as_json(name: str, result: BackfillResult, seconds: float) -> dict[str, Any
         "late_rows": result.rows_late,
         "watermark": result.watermark,
         "positions": result.positions,
+        "tables": result.tables,
         "seconds": round(seconds, 3),
     }

@@ -160,18 +160,28 @@ class HistorySplit:
     pieces: tuple[SourceSplit, ...]
     #: How the live job goes on with it.
     rest: SourceSplit
+    #: The position at which the pieces begin, as the connector counts; the cut where that is before it.
+    begin: int = 0
 
 
 class HistoryFactory(SourceFactory, Protocol):
     """A source whose past a backfill can read: each split from where the job would start up to a cut."""
 
-    def history(self, spec: SourceSpec, until: dict[str, Any], piece_rows: int | None) -> tuple[HistorySplit, ...]:
+    def history(
+        self,
+        spec: SourceSpec,
+        until: dict[str, Any],
+        piece_rows: int | None,
+        begin: dict[str, Any] | None = None,
+    ) -> tuple[HistorySplit, ...]:
         """Return all splits in the order that ties in event time are settled by.
 
-        `until` is `{}` (all there is now), `{"timestamp": ms}` or `{"positions": {split id: position}}`, where a
-        position is one that the connector counts by; with `piece_rows` splits may be read in pieces of about so many
-        rows.
+        `until` is `{}` (all there is now), `{"timestamp": ms}`, `{"positions": {split id: position}}`, where a
+        position is one that the connector counts by, or `{"begin": True}`: nothing behind `begin`. With `piece_rows`
+        splits may be read in pieces of about so many rows. `begin`, `{"timestamp": ms}` or `{"positions": ...}`, is
+        where splits begin when a table holds what was before, in place of where the job would start.
 
         Raises:
-            UsageError: the source has no such cut. ConnectorError: the outside system cannot be reached.
+            UsageError: the source has no such cut, or not all rows from `begin` on.
+            ConnectorError: the outside system cannot be reached.
         """

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from penstock.core.errors import SnapshotDamagedError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
+from penstock.core.range_file import RangeFile
 from penstock.core.snapshot import FileRef
 from penstock.state.accumulators import KEY_HASH, NAMESPACE
 
@@ -132,7 +133,7 @@ class SegmentFile:
         if self._data is not None:
             file = pq.ParquetFile(_whole(self._data))
         else:
-            source = _Window(data, run[0].offset, self.segment.file.length)
+            source = RangeFile(self.segment.file.length, _part(data, run[0].offset))
             file = pq.ParquetFile(source, metadata=self._metadata)
         for group in run:
             yield file.read_row_group(group.number, use_threads=False)
@@ -182,31 +183,14 @@ def runs_of(groups: Sequence[RowGroup]) -> Iterator[list[RowGroup]]:
         yield run
 
 
-class _Window(io.RawIOBase):
-    """A part of a file as if all of it were there."""
+def _part(data: bytes, start: int) -> Callable[[int, int], bytes]:
+    """Return what fetches ranges of a file of which only `data`, from `start` on, is there."""
 
-    def __init__(self, data: bytes, start: int, size: int) -> None:
-        self._data, self._start, self._size = data, start, size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def read(self, size: int | None = -1) -> bytes:
-        first = self._at - self._start
-        stop = len(self._data) if size is None or size < 0 else first + size
-        if first < 0 or stop > len(self._data):
-            msg = f"bytes {self._at} to {self._start + stop} of a segment were not fetched"
+    def fetch(offset: int, length: int) -> bytes:
+        first, stop = offset - start, offset - start + length
+        if first < 0 or stop > len(data):
+            msg = f"bytes {offset} to {offset + length} of a segment were not fetched"
             raise ValueError(msg)
-        self._at = self._start + stop
-        return self._data[first:stop]
+        return data[first:stop]
+
+    return fetch

@@ -47,3 +47,6 @@ def test_of_a_backfill():
     assert arguments_of(given, BACKFILL) == ["--until", "orders-0=5", "--parts", "4"]
     with pytest.raises(UsageError, match="unknown options parts"):
         arguments_of({"parts": "4"}, CHECK_BACKFILL)
+    tables = {"history": ["orders=a", "orders=b"], "sparse": [], "cut_over": "orders-0=5"}
+    told = ["--history", "orders=a", "--history", "orders=b", "--cut-over", "orders-0=5"]
+    assert arguments_of(tables, BACKFILL) == arguments_of(tables, CHECK_BACKFILL) == told

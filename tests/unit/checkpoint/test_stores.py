@@ -28,6 +28,7 @@ def test_whole_objects_and_parts(store):
     assert store.read("a/b/c.bin") == b"0123456789"
     assert store.read("a/b/c.bin", 3) == b"3456789"
     assert store.read("a/b/c.bin", 3, 4) == b"3456"
+    assert store.size("a/b/c.bin") == 10
     store.put("a/b/c.bin", b"x")
     assert store.read("a/b/c.bin") == b"x"
 
@@ -37,6 +38,8 @@ def test_what_is_absent(store):
         store.read("nothing/here")
     with pytest.raises(FileNotFoundError):
         store.read_with_etag("nothing/here")
+    with pytest.raises(FileNotFoundError):
+        store.size("nothing/here")
     store.delete("nothing/here")
     assert store.list("nothing/") == []
     assert not store.put_if_match("nothing/here", b"x", "etag")
@@ -51,6 +54,12 @@ def test_listing_is_sorted_and_by_prefix(store):
     assert store.list("m/1") == ["m/10"]
     store.delete("m/2")
     assert store.list("m/") == ["m/10", "m/sub/3"]
+
+
+def test_a_folder_has_no_size(store):
+    store.put("folder/file", b"x")
+    with pytest.raises(FileNotFoundError):
+        store.size("folder")
 
 
 def test_put_if_absent_has_one_winner(store):

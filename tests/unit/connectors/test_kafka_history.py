@@ -60,3 +60,45 @@ def test_what_cannot_be_read_is_refused(positions, says):
 def test_an_end_of_the_source_that_is_not_there_yet_is_refused_too():
     with pytest.raises(UsageError, match="position 100 of 'orders-1'"):
         history({"orders-0": 100, "orders-1": 500}, bounded=100)
+
+
+def begun(positions, until=None, **also):
+    begin = also.get("begin", {"positions": positions})
+    found = module.history({"bounded": also.get("bounded")}, until or {}, None, begin)
+    pieces = [(piece.state["offset"], piece.state["stop"]) for split in found for piece in split.pieces]
+    return pieces, [(split.begin, split.rest.state["offset"]) for split in found]
+
+
+def test_behind_a_table_partitions_begin_where_it_ends():
+    assert begun({"orders-0": 30, "orders-1": 90}) == ([(30, 120), (90, 90)], [(30, 120), (90, 90)])
+    pieces, ends = begun({"orders-0": 30, "orders-1": 40}, {"positions": {"orders-0": 20, "orders-1": 50}})
+    assert (pieces, ends) == ([(20, 20), (40, 50)], [(20, 20), (40, 50)]), "a cut before the table's end stands"
+    assert begun({"orders-0": 30, "orders-1": 40}, {"begin": True})[1] == [(30, 30), (40, 40)]
+    assert begun({"orders-0": 30, "orders-1": 80}, {"begin": True}, bounded=60)[1] == [(30, 30), (60, 60)]
+
+
+@pytest.mark.parametrize(
+    ("positions", "says"),
+    [
+        ({"orders-0": 7, "orders-1": 40}, "a gap: offsets 7 to 9 of 'orders-0' are neither in the table nor"),
+        ({"orders-0": 30, "orders-1": 91}, "the table reaches to offset 91 of 'orders-1', whose topic ends at 90"),
+        ({"orders-0": 30}, "no position is given for orders-1"),
+        ({"orders-0": 30, "orders-1": 30, "orders-2": 30}, "there is no partition 'orders-2'"),
+    ],
+)
+def test_a_topic_that_does_not_go_with_the_table_is_refused(positions, says):
+    with pytest.raises(UsageError, match=says):
+        begun(positions)
+
+
+def test_a_time_to_take_over_at_must_lie_in_what_the_topic_still_has(monkeypatch):
+    class Timed(Cluster):
+        def __init__(self, config, *, first_run):
+            super().__init__(config, first_run=first_run)
+            if isinstance(self.bounded, dict):
+                self.bounded = self.bounded["timestamp"] * 10
+
+    monkeypatch.setattr(module, "KafkaEnumerator", Timed)
+    assert begun(None, begin={"timestamp": 5})[1] == [(50, 120), (50, 90)]
+    with pytest.raises(UsageError, match=r"'orders-0' has nothing from before the cut-over any more: .* below 10"):
+        begun(None, begin={"timestamp": 1})

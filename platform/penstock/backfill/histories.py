@@ -1,0 +1,227 @@
+"""What each source of a job reads in a backfill: its own past, or a table and behind it the rest of its own.
+
+Where the table ends the source takes over: at the offset behind the table's last, partition by partition, or where the
+user says. Called by `run` before anything is read, and by `check --backfill`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from penstock.backfill.stages import Piece, pieces_of, readable_in_pieces
+from penstock.backfill.table_plan import WHOLE, Chunk, Offsets, Place, Table, name_of, open_table
+from penstock.backfill.table_reader import TableConfig, TablePart, table_spec, table_split
+from penstock.connector.sink import load_factory
+from penstock.connector.source import HistorySplit, SourceSpec, SourceSplit
+from penstock.core.errors import UsageError
+from penstock.core.schema import schema_from_text
+from penstock.graph.job_graph import JobGraph, JobVertex
+from penstock.graph.validate import near
+from penstock.operators.source import bad_record_policy
+
+
+class TableHistory(msgspec.Struct, frozen=True, kw_only=True):
+    """A table that holds the first part of a source's history."""
+
+    #: The source's.
+    uid: str
+    #: Folders or files.
+    uris: tuple[str, ...]
+    #: None: the table does not tell, and a cut-over has to be given.
+    offsets: Offsets | None = None
+    #: Offsets may be missing between others.
+    sparse: bool = False
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """From where to where, as `connector.source.HistoryFactory` takes it; with several sources by `UID/SPLIT`."""
+
+    until: dict[str, Any] = {}
+    #: Where sources take over from their tables: empty where the tables end.
+    cut_over: dict[str, Any] = {}
+    #: Rows of one piece, about, where a split may be read in pieces.
+    piece_rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """One source's."""
+
+    splits: tuple[HistorySplit, ...]
+    pieces: tuple[Piece, ...]
+    #: Split id -> its offsets that are read from the table: from, to before.
+    tables: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def histories(graph: JobGraph, cut: Cut, tables: Sequence[TableHistory]) -> dict[str, History]:
+    """Return the histories by vertex.
+
+    Raises:
+        UsageError: a source has no history or no such cut; a table does not fit, or leaves a gap.
+        ConnectorError: an outside system cannot be reached. StorageError: nor can the store of a table.
+    """
+    sources = {vertex.operators[0].uid: vertex for vertex in graph.vertices if vertex.is_source}
+    by_uid = {table.uid: table for table in tables}
+    for uid in by_uid:
+        if uid not in sources:
+            raise UsageError(f"--history {uid}: the job has no source of that uid", hint=near(uid, sources))
+    if cut.cut_over and not tables:
+        raise UsageError("a cut-over needs a table that holds what was before", hint="name it with --history UID=URI")
+    found = {}
+    for uid, vertex in sources.items():
+        until, cut_over = _of_source(cut.until, uid, sources), _of_source(cut.cut_over, uid, sources)
+        own = Cut(until=until, cut_over=cut_over, piece_rows=cut.piece_rows if readable_in_pieces(vertex) else None)
+        found[vertex.id] = _Source(vertex).history(own, by_uid.get(uid))
+    return found
+
+
+def _of_source(cut: dict[str, Any], uid: str, sources: Mapping[str, JobVertex]) -> dict[str, Any]:
+    """Return the cut of one source: of several each has its positions by `UID/SPLIT`."""
+    if "positions" not in cut or len(sources) == 1:
+        return cut
+    for name in cut["positions"]:
+        if name.partition("/")[0] not in sources:
+            msg = f"position of {name!r}: the job has {len(sources)} sources, and it names none of them"
+            raise UsageError(msg, hint=f"write UID/SPLIT=POSITION with a UID of {', '.join(sources)}")
+    return {"positions": {n.partition("/")[2]: at for n, at in cut["positions"].items() if n.partition("/")[0] == uid}}
+
+
+class _Source:
+    """One source of the job."""
+
+    def __init__(self, vertex: JobVertex) -> None:
+        self.uid = vertex.operators[0].uid
+        self.spec = msgspec.convert(vertex.operators[0].config["source"], SourceSpec)
+        self.factory = load_factory(self.spec.factory)
+        if not hasattr(self.factory, "history"):
+            msg = f"source {self.uid!r} ({self.spec.factory.rpartition(':')[2]}) has no history to read"
+            raise UsageError(msg, hint="Kafka, files and the generators have")
+
+    def history(self, cut: Cut, declared: TableHistory | None) -> History:
+        if declared is None:
+            if "begin" in cut.until:
+                msg = f"source {self.uid!r} has no table, and so no cut-over to end at"
+                raise UsageError(msg, hint="name one with --history UID=URI, or another --until")
+            splits = self.factory.history(self.spec, cut.until, cut.piece_rows)
+            return History(splits, pieces_of(splits))
+        where = f"table of source {self.uid!r}"
+        table = open_table(where, declared.uris, schema_from_text(self.spec.schema), declared.offsets)
+        if declared.offsets is None:
+            return self._behind_whole(table, cut, declared)
+        return self._behind_offsets(table, cut, declared)
+
+    def _behind_whole(self, table: Table, cut: Cut, declared: TableHistory) -> History:
+        """Stitch with a table that does not tell its offsets: all of it comes first."""
+        if not cut.cut_over:
+            way = f"name its columns with --offsets {self.uid}=PARTITION,OFFSET, or say where the topic takes over"
+            raise UsageError(
+                f"{table.where} has no offsets", hint=f"{way} with --cut-over SPLIT=POSITION,... or a time"
+            )
+        if cut.piece_rows is None:
+            msg = f"{table.where} has no offsets, and what follows source {self.uid!r} looks at the rows of each split"
+            raise UsageError(msg, hint=f"name its columns with --offsets {self.uid}=PARTITION,OFFSET")
+        splits: tuple[HistorySplit, ...] = self.factory.history(self.spec, cut.until, cut.piece_rows, cut.cut_over)
+        if not splits:
+            raise UsageError(f"source {self.uid!r} has no split that goes on where its table ends")
+        spec = self._table_spec(table, declared)
+        parts = [TablePart(place=WHOLE, chunks=c) for c in _runs(table.chunks.get(WHOLE, []), cut.piece_rows)]
+        # they are counted to the first split, and have no say in how far any is
+        first = [Piece(split=table_split(splits[0].rest.id, p), number=0, source=spec, quiet=True) for p in parts]
+        return History(splits, (*first, *pieces_of(splits)))
+
+    def _behind_offsets(self, table: Table, cut: Cut, declared: TableHistory) -> History:
+        splits_known = self.factory.create_enumerator(self.spec, first_run=True).discover(frozenset())
+        places = _places(table, [split.id for split in splits_known])
+        if not declared.sparse:
+            for place in table.chunks:
+                table.require_dense(place)
+        ends = {split_id: max(c.last for c in table.chunks[place]) + 1 for split_id, place in places.items()}
+        known = {split.id: 0 for split in splits_known} | ends
+        named = cut.cut_over.get("positions", {})
+        begin = cut.cut_over if "timestamp" in cut.cut_over else {"positions": {**known, **named}}
+        splits: tuple[HistorySplit, ...] = self.factory.history(self.spec, cut.until, cut.piece_rows, begin)
+        spec = self._table_spec(table, declared)
+        pieces: list[Piece] = []
+        read: dict[str, tuple[int, int]] = {}
+        for number, split in enumerate(splits):
+            split_id, end = split.rest.id, ends.get(split.rest.id, 0)
+            if split.begin > end and not declared.sparse:
+                msg = f"a gap: {split_id!r} takes over at {split.begin}, and the {table.where} ends before offset {end}"
+                raise UsageError(msg, hint=f"offsets {end} to {split.begin - 1} are in neither")
+            parts = _parts(table, places.get(split_id), min(end, split.begin), cut.piece_rows)
+            if parts:
+                read[split_id] = parts[0].low, parts[-1].high
+            pieces += _stitched(number, split, parts, spec, whole=cut.piece_rows is None)
+        return History(splits, tuple(pieces), read)
+
+    def _table_spec(self, table: Table, declared: TableHistory) -> SourceSpec:
+        return table_spec(
+            TableConfig(
+                where=table.where,
+                offsets=declared.offsets,
+                sparse=declared.sparse,
+                source=self.spec,
+                on_bad_record=bad_record_policy(self.spec),
+            )
+        )
+
+
+def _stitched(
+    number: int, split: HistorySplit, parts: Sequence[TablePart], spec: SourceSpec, *, whole: bool
+) -> list[Piece]:
+    """Return the pieces of one split; `whole`: as one, since watermarks or operators go through all of it."""
+    own = pieces_of((split,))
+    behind = [msgspec.structs.replace(piece, number=number) for piece in own]
+    split_id = split.rest.id
+    if whole and parts:
+        then: list[SourceSplit | None] = [piece.split for piece in behind if not piece.empty]
+        return [Piece(split=table_split(split_id, parts[0], *then), number=number, source=spec)]
+    return [*(Piece(split=table_split(split_id, part), number=number, source=spec) for part in parts), *behind]
+
+
+def _parts(table: Table, place: Place | None, end: int, piece_rows: int | None) -> list[TablePart]:
+    """Return a partition's rows below an offset as parts of about so many rows."""
+    chunks = table.chunks[place] if place is not None else []
+    low = min((c.first for c in chunks), default=end)
+    if place is None or low >= end:
+        return []
+    found = []
+    step = piece_rows or end - low
+    for first in range(low, end, step):
+        stop = min(first + step, end)
+        own = tuple(c for c in chunks if c.first < stop and c.last >= first)
+        found.append(TablePart(place=place, chunks=own, low=first, high=stop))
+    return found
+
+
+def _runs(chunks: Sequence[Chunk], rows: int) -> list[tuple[Chunk, ...]]:
+    """Cut row groups into runs of about so many rows."""
+    found: list[list[Chunk]] = []
+    held = rows
+    for chunk in chunks:
+        if held >= rows:
+            found.append([])
+            held = 0
+        found[-1].append(chunk)
+        held += chunk.rows
+    return [tuple(run) for run in found]
+
+
+def _places(table: Table, split_ids: Sequence[str]) -> dict[str, Place]:
+    """Return split id -> the table's partition that it is."""
+    found = {}
+    for place in table.chunks:
+        topic, number = place
+        fits = [s for s in split_ids if s == name_of(place) or (not topic and s.rpartition("-")[2] == str(number))]
+        if not fits:
+            msg = f"{table.where} has rows of partition {name_of(place)}, which the source has not"
+            raise UsageError(msg, hint=f"the source has {', '.join(split_ids)}")
+        if len(fits) > 1:
+            msg = f"{table.where} does not tell of which topic its rows are: partition {number} is {' or '.join(fits)}"
+            raise UsageError(msg, hint="name its column: --offsets UID=PARTITION,OFFSET,TOPIC")
+        found[fits[0]] = place
+    return found

@@ -1,0 +1,128 @@
+"""The Parquet files of a table, in a folder or on the object store: which there are, their columns, their row groups.
+
+Called by `table_plan`, which looks at footers before anything runs, and by `table_reader`, which reads the rows.
+"""
+
+from __future__ import annotations
+
+import urllib.parse
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from penstock.checkpoint.store import ObjectStore
+from penstock.checkpoint.stores import open_store
+from penstock.core.errors import ConnectorError, UsageError
+from penstock.core.range_file import RangeFile
+
+_ENDING = ".parquet"
+#: What Hive and Spark call a folder of rows without a value.
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+#: Files of a table of another format, by what their keys hold, which lists the files that count elsewhere.
+_FORMATS = (("_delta_log/", ".json", "Delta"), ("metadata/", ".metadata.json", "Iceberg"))
+
+
+class TableFile(msgspec.Struct, frozen=True, kw_only=True):
+    """One file, as it was when it was listed."""
+
+    root: str
+    key: str
+    size: int
+
+    @property
+    def uri(self) -> str:
+        """The file by itself."""
+        return f"{self.root}/{self.key}"
+
+
+def files_of(uris: Sequence[str]) -> list[TableFile]:
+    """Return the files at each URI, which is a file or a folder of any depth, in this order and sorted by name.
+
+    Names that begin with a dot or `_` and those that do not end in `.parquet` are left out.
+
+    Raises:
+        UsageError: there is none, one is named twice, or a folder is that of a table whose files are listed elsewhere.
+        StorageError: the store cannot be reached.
+    """
+    found: list[TableFile] = []
+    for uri in uris:
+        found += _one(uri) or _folder(open_store(uri))
+    twice = [uri for uri, times in Counter(file.uri for file in found).items() if times > 1]
+    if twice:
+        raise UsageError(f"{twice[0]} is named twice", hint="its rows would count twice")
+    return found
+
+
+def _one(uri: str) -> list[TableFile]:
+    root, _, name = uri.rpartition("/")
+    if not name.endswith(_ENDING):
+        return []
+    store = open_store(root or ".")
+    try:
+        return [TableFile(root=store.uri, key=name, size=store.size(name))]
+    except FileNotFoundError:
+        return []  # Spark gives folders such names too
+
+
+def _folder(store: ObjectStore) -> list[TableFile]:
+    keys = store.list("")
+    for folder, ending, name in _FORMATS:
+        if any(key.endswith(ending) and f"/{folder}" in f"/{key}" for key in keys):
+            msg = f"{store.uri} is a table of {name}: its folder also has files that no longer count"
+            raise UsageError(msg, hint="give the data files of one of its snapshots instead, each by name")
+    names = [key for key in keys if key.endswith(_ENDING) and not any(_hidden(part) for part in key.split("/"))]
+    if not names:
+        raise UsageError(f"there is no Parquet file at {store.uri}", hint=f"files have names that end in {_ENDING}")
+    return [TableFile(root=store.uri, key=key, size=store.size(key)) for key in names]
+
+
+def _hidden(part: str) -> bool:
+    return part.startswith(".") or (part.startswith("_") and "=" not in part)
+
+
+def folder_values(file: TableFile) -> dict[str, str | None]:
+    """Return the values that the names of a file's folders stand for: `day=2026-01-01/part-0.parquet`."""
+    parts = [part.partition("=") for part in file.uri.split("/")[:-1] if "=" in part]
+    return {name: None if value == _NULL else urllib.parse.unquote(value) for name, _, value in parts}
+
+
+def open_parquet(file: TableFile) -> pq.ParquetFile:
+    """Open a file; its row groups are fetched as they are read.
+
+    Raises:
+        ConnectorError: it is gone, was changed since it was listed, or is no Parquet file.
+    """
+    store = open_store(file.root)
+    try:
+        size = store.size(file.key)
+        if size != file.size:
+            msg = f"{file.uri} has {size} bytes now and had {file.size} when the backfill began"
+            raise ConnectorError(msg, hint="a table must not change while it is read: start the backfill anew")
+        fetched = RangeFile(size, lambda offset, length: store.read(file.key, offset, length))
+        return pq.ParquetFile(fetched, pre_buffer=True)
+    except (FileNotFoundError, pa.ArrowException) as error:
+        msg = f"{file.uri} cannot be read: {str(error).splitlines()[0]}"
+        raise ConnectorError(msg, hint="is the file whole, and seen from every machine?") from error
+
+
+def read_group(opened: pq.ParquetFile, file: TableFile, group: int, names: Sequence[str]) -> pa.Table:
+    """Return columns of a row group, those that only folders tell as text.
+
+    Raises:
+        ConnectorError: it is damaged.
+    """
+    own = [name for name in names if name in opened.schema_arrow.names]
+    try:
+        table = opened.read_row_group(group, columns=own, use_threads=False)
+    except (OSError, pa.ArrowException) as error:
+        msg = f"{file.uri} cannot be read: row group {group}: {str(error).splitlines()[0]}"
+        raise ConnectorError(msg, hint="is the file whole?") from error
+    rows, values = opened.metadata.row_group(group).num_rows, folder_values(file)
+    columns = [
+        table.column(name) if name in own else pa.chunked_array([pa.repeat(pa.scalar(values[name], pa.string()), rows)])
+        for name in names
+    ]
+    return pa.Table.from_arrays(columns, names=list(names))

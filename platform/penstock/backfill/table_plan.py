@@ -1,0 +1,230 @@
+"""What a table holds, by the footers of its files: whether its columns fit, and where the rows of each partition lie.
+
+Called by `histories` before anything runs. Where a footer does not tell a row group's offsets, or it has those of
+several partitions, its columns of partition and offset are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.backfill.table_files import TableFile, files_of, folder_values, open_parquet, read_group
+from penstock.core.errors import UsageError
+
+if TYPE_CHECKING:
+    import pyarrow.parquet as pq
+
+#: Topic (empty where no column tells it) and number of a partition.
+Place = tuple[str, int]
+#: Stands for all rows of a table without offsets.
+WHOLE: Place = ("", -1)
+_FAMILIES = (
+    (pa.types.is_integer, "integer"),
+    (pa.types.is_floating, "floating"),
+    (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), "text"),
+    (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), "bytes"),
+    (pa.types.is_timestamp, "timestamp"),
+    (pa.types.is_decimal, "decimal"),
+)
+
+
+class Offsets(msgspec.Struct, frozen=True, kw_only=True):
+    """The columns that tell where in a topic a row was."""
+
+    partition: str
+    offset: str
+    #: Needed where the source has several topics.
+    topic: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """All of them."""
+        return [name for name in (self.partition, self.offset, self.topic) if name]
+
+
+class Chunk(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of one partition in one row group; of a table without offsets all its rows."""
+
+    file: TableFile
+    group: int
+    rows: int
+    #: Its lowest and its highest offset.
+    first: int = 0
+    last: int = -1
+
+
+class Table:
+    """A table that was looked at."""
+
+    def __init__(self, where: str, chunks: dict[Place, list[Chunk]], offsets: Offsets | None) -> None:
+        """`where` begins what is said about it."""
+        self.where = where
+        self.chunks = chunks
+        self.offsets = offsets
+
+    def require_dense(self, place: Place) -> None:
+        """Refuse a partition of which offsets between the first and the last are missing or there twice.
+
+        Raises:
+            UsageError: with the first of them.
+        """
+        chunks = self.chunks[place]
+        low, end = min(c.first for c in chunks), max(c.last for c in chunks) + 1
+        if sum(chunk.rows for chunk in chunks) == end - low:
+            return  # the tasks look at each one
+        assert self.offsets is not None  # noqa: S101 - else there are no partitions
+        found = [offsets_in(open_parquet(c.file), c.file, c.group, self.offsets).get(place) for c in chunks]
+        offsets = np.sort(np.concatenate([part for part in found if part is not None]))
+        require_next(offsets, low, f"{self.where}: partition {name_of(place)}", sparse=False)
+
+
+def open_table(where: str, uris: Sequence[str], schema: pa.Schema, offsets: Offsets | None) -> Table:
+    """Look at all files of a table.
+
+    Raises:
+        UsageError: there is none, or one does not have the columns of `schema` and `offsets`.
+        ConnectorError: one cannot be read. StorageError: the store cannot be reached.
+    """
+    chunks: dict[Place, list[Chunk]] = {}
+    for file in files_of(uris):
+        opened = open_parquet(file)
+        _require_columns(f"{where}: {file.uri}", opened.schema_arrow, folder_values(file), schema, offsets)
+        for group in range(opened.metadata.num_row_groups):
+            rows = opened.metadata.row_group(group).num_rows
+            if not rows:
+                continue
+            if offsets is None:
+                chunks.setdefault(WHOLE, []).append(Chunk(file=file, group=group, rows=rows))
+                continue
+            for place, first, last, count in _spans(opened, file, group, offsets):
+                chunk = Chunk(file=file, group=group, rows=count, first=first, last=last)
+                chunks.setdefault(place, []).append(chunk)
+    return Table(where, chunks, offsets)
+
+
+def name_of(place: Place) -> str:
+    """Return a partition as it is told to users."""
+    topic, partition = place
+    return f"{topic}-{partition}" if topic else str(partition)
+
+
+def require_next(offsets: np.ndarray[Any, Any], due: int, where: str, *, sparse: bool) -> int:
+    """Check sorted offsets against the one that is due; return the one that is due behind them.
+
+    Raises:
+        UsageError: one is there twice, or, unless the table is `sparse`, missing.
+    """
+    if not len(offsets):
+        return due
+    steps = np.diff(offsets, prepend=due - 1)
+    twice = np.flatnonzero(steps <= 0)
+    if len(twice):
+        msg = f"{where} has offset {int(offsets[twice[0]])} twice"
+        raise UsageError(msg, hint="remove what was archived twice from the table")
+    if not sparse and (missing := np.flatnonzero(steps > 1)).size:
+        behind = int(offsets[missing[0]])
+        first = behind - int(steps[missing[0]]) + 1
+        raise hole(where, first, behind)
+    return int(offsets[-1]) + 1
+
+
+def hole(where: str, first: int, end: int) -> UsageError:
+    """Return the error about offsets from `first` to before `end` that are missing."""
+    msg = f"{where} has a gap: offsets {first} to {end - 1} are missing"
+    way = "where transactions, compaction or skipped records leave such holes in the topic itself, say --sparse UID"
+    return UsageError(msg, hint=way)
+
+
+def offsets_in(
+    opened: pq.ParquetFile, file: TableFile, group: int, offsets: Offsets
+) -> dict[Place, np.ndarray[Any, Any]]:
+    """Return the offsets of each partition in a row group, in the order of its rows.
+
+    Raises:
+        UsageError: a row has none.
+    """
+    table = read_group(opened, file, group, offsets.names)
+    return {place: at[mask] for place, at, mask in _by_place(table, file, offsets)}
+
+
+def places_of(table: pa.Table, file: TableFile, offsets: Offsets, place: Place) -> Any:
+    """Return (mask of the rows of one partition, their offsets) of a row group that was read."""
+    for found, at, mask in _by_place(table, file, offsets):
+        if found == place:
+            return mask, at[mask]
+    return np.zeros(table.num_rows, bool), np.empty(0, np.int64)
+
+
+def _by_place(table: pa.Table, file: TableFile, offsets: Offsets) -> Iterator[tuple[Place, Any, Any]]:
+    for name in offsets.names:
+        if table.column(name).null_count:
+            raise UsageError(f"{file.uri} has rows without {name!r}", hint="every row needs its place in the topic")
+    numbers = table.column(offsets.partition).cast(pa.int64()).to_numpy()
+    at = table.column(offsets.offset).cast(pa.int64()).to_numpy()
+    topics = table.column(offsets.topic).cast(pa.string()) if offsets.topic else None
+    for topic in sorted(pc.unique(topics).to_pylist()) if topics is not None else [""]:
+        own = np.ones(len(at), bool) if topics is None else pc.equal(topics, topic).to_numpy(zero_copy_only=False)
+        for number in np.unique(numbers[own]).tolist():
+            yield (topic, number), at, own & (numbers == number)
+
+
+def _spans(
+    opened: pq.ParquetFile, file: TableFile, group: int, offsets: Offsets
+) -> Iterator[tuple[Place, int, int, int]]:
+    """Yield (partition, first offset, last offset, rows) of a row group."""
+    about, told = opened.metadata.row_group(group), folder_values(file)
+    partition, at = _bounds(about, offsets.partition, told), _bounds(about, offsets.offset, told)
+    topic = _bounds(about, offsets.topic, told) if offsets.topic else ("", "")
+    if partition and at and topic and partition[0] == partition[1] and topic[0] == topic[1]:
+        yield (str(topic[0]), int(partition[0])), int(at[0]), int(at[1]), about.num_rows
+        return
+    for place, found in offsets_in(opened, file, group, offsets).items():
+        yield place, int(found.min()), int(found.max()), len(found)
+
+
+def _bounds(about: Any, name: str, told: dict[str, str | None]) -> tuple[Any, Any] | None:
+    """Return the least and the largest value of a row group's column, None where the footer does not tell exactly."""
+    for number in range(about.num_columns):
+        column = about.column(number)
+        if column.path_in_schema == name:
+            stats = column.statistics
+            exact = stats is not None and stats.has_min_max and stats.has_null_count and not stats.null_count
+            return (stats.min, stats.max) if exact else None
+    value = told.get(name)
+    return None if value is None else (value, value)
+
+
+def _require_columns(
+    where: str, found: pa.Schema, told: dict[str, str | None], schema: pa.Schema, offsets: Offsets | None
+) -> None:
+    known = [*found.names, *(name for name in told if name not in found.names)]
+    for name in [*schema.names, *(offsets.names if offsets is not None else ())]:
+        if name not in known:
+            raise UsageError(f"{where} has no column {name!r}", hint=f"it has: {', '.join(known)}")
+    for field in schema:
+        if field.name in found.names and _family(found.field(field.name).type) != _family(field.type):
+            msg = f"{where}: column {field.name!r} is {found.field(field.name).type}, the source's is {field.type}"
+            raise UsageError(msg, hint="write the table with the columns of the source's schema")
+    for name in (offsets.partition, offsets.offset) if offsets is not None else ():
+        if name in found.names and not pa.types.is_integer(found.field(name).type):
+            raise UsageError(f"{where}: column {name!r} is {found.field(name).type}, and no integer")
+
+
+def _family(kind: pa.DataType) -> str:
+    """Return what types have in common between which values are taken without loss, or not at all."""
+    if pa.types.is_dictionary(kind):
+        return _family(kind.value_type)
+    for belongs, name in _FAMILIES:
+        if belongs(kind):
+            return name
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"list<{_family(kind.value_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{field.name}: {_family(field.type)}' for field in kind)}>"
+    return str(kind)

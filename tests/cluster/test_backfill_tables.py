@@ -1,0 +1,111 @@
+"""A topic whose beginning lies in Parquet files on S3 alone: the history is stitched, and the live job ends exact."""
+
+import random
+from io import BytesIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from tests.cluster.job_file import Job
+from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verdict
+from tests.cluster.stage import cli
+
+from penstock.checkpoint.stores import open_store
+
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def archive(stage, orders, uri, ends, monkeypatch, *, offsets=True):
+    """Write the orders before `ends`, by partition, as files of two partitions each."""
+    for name, value in stage.environment.items():
+        monkeypatch.setenv(name, value)
+    users, amounts, times_ms = (column.tolist() for column in orders.columns())
+    rows = [
+        (users[i], amounts[i], times_ms[i] * 1000, i % orders.partitions, i // orders.partitions)
+        for i in range(orders.events)
+        if i // orders.partitions < ends[i % orders.partitions]
+    ]
+    random.Random(7).shuffle(rows)
+    types = [pa.int64(), pa.int64(), pa.timestamp("us", "UTC"), pa.int32(), pa.int64()]
+    names = ["user_id", "amount", "ts", "kafka_partition", "kafka_offset"]
+    store = open_store(uri)
+    for number in range(2):
+        own = [row for row in rows if row[3] % 2 == number]
+        columns = [pa.array(column, kind) for column, kind in zip(zip(*own, strict=True), types, strict=True)]
+        table = pa.table(columns, names=names)
+        data = BytesIO()
+        pq.write_table(table if offsets else table.select(names[:3]), data, row_group_size=300)
+        store.put(f"half={number}/part.parquet", data.getvalue())
+
+
+def forget(stage, topic, befores):
+    """Have the topic delete its records before some offsets."""
+    wanted = [TopicPartition(topic, partition, before) for partition, before in enumerate(befores)]
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    for future in admin.delete_records(wanted).values():
+        future.result(60)
+
+
+@pytest.fixture
+def run(stage):
+    def call(*arguments, code=0):
+        said = cli(*arguments, cwd=stage.folder, environment=stage.environment, limit=200)
+        assert said.code == code, said
+        return said
+
+    return call
+
+
+@pytest.fixture
+def job(stage):
+    orders = Orders(5, 6_000)
+    source, sink, name = stage.fresh("orders"), stage.fresh("totals"), stage.fresh("job")
+    create_topics(stage.bootstrap, **{source: orders.partitions, sink: 2})
+    feed = Feed(stage.bootstrap, source, orders, 100_000)
+    feed.start()
+    feed.join(60)
+    made = Job(name, stage.bootstrap, source, sink, stage.root(name), stops=orders.stops(source))
+    return orders, made, made.write(stage.folder)
+
+
+def test_a_topic_that_has_forgotten_its_beginning(stage, run, job, monkeypatch):
+    orders, made, path = job
+    rand = random.Random(11)
+    ends = [rand.randrange(400, 900) for _ in range(orders.partitions)]
+    cuts = {f"{made.source}-{p}": rand.randrange(1_000, 1_400) for p in range(orders.partitions)}
+    archived = f"{made.root}-archive"
+    archive(stage, orders, archived, ends, monkeypatch)
+    forget(stage, made.source, [end - 50 for end in ends])
+    told = ["--history", f"orders={archived}", "--offsets", "orders=kafka_partition,kafka_offset"]
+    until = ["--until", ",".join(f"{split}={cut}" for split, cut in cuts.items())]
+    looked = run("check", path, "--backfill", *told, *until, "--json").value
+    wanted = {f"{made.source}-{p}": {"from": 0, "to": end} for p, end in enumerate(ends)}
+    assert (looked["ok"], looked["tables"]["orders"]) == (True, wanted)
+    uri = f"{made.root}-savepoint"
+    given = run("backfill", path, "--to", uri, *until, "--parts", 3, *told, "--json").value
+    assert given["rows"] == sum(cuts.values()), "fifty rows of each partition are in both, and count once"
+    assert {split: state["offset"] for split, state in given["positions"]["orders"].items()} == cuts
+    assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
+    found = verdict(orders, read_windows(stage.bootstrap, made.sink))
+    assert found.exact, found
+    forget(stage, made.source, [ends[0] + 3, ends[1], ends[2], ends[3]])
+    refused = run("check", path, "--backfill", *told, *until, code=2)
+    gap = f"offsets {ends[0]} to {ends[0] + 2} of '{made.source}-0' are neither in the table nor in the topic"
+    assert gap in " ".join(str(refused).replace("\\n", " ").split())
+
+
+def test_a_table_without_offsets_up_to_where_it_is_told(stage, run, job, monkeypatch):
+    orders, made, path = job
+    archived, ends = f"{made.root}-archive", [700] * orders.partitions
+    archive(stage, orders, archived, ends, monkeypatch, offsets=False)
+    forget(stage, made.source, ends)
+    over = ["--cut-over", ",".join(f"{made.source}-{p}=700" for p in range(orders.partitions)), "--until", "cut-over"]
+    uri = f"{made.root}-savepoint"
+    run("backfill", path, "--to", uri, "--history", f"orders={archived}", code=2)
+    given = run("backfill", path, "--to", uri, "--history", f"orders={archived}", *over, "--json").value
+    assert (given["rows"], given["watermark"], given["staged_rows"]) == (4 * 700, None, 0)
+    assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
+    found = verdict(orders, read_windows(stage.bootstrap, made.sink))
+    assert found.exact, found
