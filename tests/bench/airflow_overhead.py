@@ -19,8 +19,8 @@ from tests.airflow.driver import Airflow
 from tests.airflow.job_file import write_job
 from tests.cluster.proc_tree import wait_until
 
+from penstock.api.job_file import planned
 from penstock.client.handle import JobHandle
-from penstock.client.job_file import planned
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.graph.job_graph import encode_graph
 from penstock.testing.servers.process import free_port

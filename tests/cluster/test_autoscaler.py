@@ -8,8 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.cluster.proc_tree import wait_until
 
+from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor, SubmitOptions
-from penstock.client.job_file import planned
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(420)]

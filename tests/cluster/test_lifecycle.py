@@ -10,9 +10,9 @@ from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import cli
 from tests.ui.lifecycle_way import BrowserWay
 
+from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.handle import JobHandle
-from penstock.client.job_file import planned
 from penstock.graph.job_graph import encode_graph
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]

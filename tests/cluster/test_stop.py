@@ -5,8 +5,8 @@ from tests.cluster import lifecycle
 from tests.cluster.lifecycle import USERS, Place, saved
 from tests.cluster.proc_tree import wait_until
 
+from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor
-from penstock.client.job_file import planned
 from penstock.core.errors import UsageError
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]

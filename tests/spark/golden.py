@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import penstock as ps
+from penstock.api.job_file import planned
 from penstock.backfill.histories import TableHistory
 from penstock.backfill.run import Backfill, BackfillOptions
 from penstock.backfill.table_plan import Offsets
-from penstock.client.job_file import planned
 from penstock.connector.staging import decode_chunk
 from penstock.core.clock import SystemClock
 from penstock.core.rand import SystemRand

@@ -1,7 +1,7 @@
 """Jobs to be looked at: one that is slow on purpose, in one operator, and the cluster it runs on."""
 
+from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor, SubmitOptions
-from penstock.client.job_file import planned
 from penstock.graph.job_graph import encode_graph
 
 # A generator that gives more than it takes, an operator that thinks about every row, a window that has little to do.

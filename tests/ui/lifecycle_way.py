@@ -5,7 +5,7 @@ import re
 from playwright.sync_api import expect
 from tests.cluster.lifecycle import LIMIT_S
 
-from penstock.client.job_file import planned
+from penstock.api.job_file import planned
 from penstock.graph.job_graph import encode_graph
 
 LONG_MS = LIMIT_S * 1000

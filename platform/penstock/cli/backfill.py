@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.api.job_file import planned
 from penstock.cli.options import JsonOption, SettingsOption, print_json, say
 from penstock.cli.run import parse_overrides
 from penstock.cli.table_options import (
@@ -21,7 +22,6 @@ from penstock.cli.table_options import (
     parse_tables,
     parse_until,
 )
-from penstock.client.job_file import planned
 from penstock.core.clock import SystemClock
 from penstock.core.rand import SystemRand
 

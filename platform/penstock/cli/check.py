@@ -12,6 +12,7 @@ import msgspec
 import typer
 from rich.table import Table
 
+from penstock.api.job_file import planned
 from penstock.cli.options import JsonOption, SettingsOption, print_json, say
 from penstock.cli.run import parse_overrides
 from penstock.cli.table_options import (
@@ -25,7 +26,6 @@ from penstock.cli.table_options import (
     parse_until,
 )
 from penstock.cli.terminal import terminal
-from penstock.client.job_file import planned
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:

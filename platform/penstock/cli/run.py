@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from penstock.api.job_file import execute_file, planned
 from penstock.cli.options import InsecureOption, JsonOption, SettingsOption, cluster_executor, print_json, say
 from penstock.cli.progress import JobProgress
 from penstock.cli.spark import MasterOption, SparkConfOption, spark_executor
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL
-from penstock.client.job_file import execute_file, planned
 from penstock.core.errors import UsageError
 from penstock.graph.executor import JobExecutor, JobResult
 from penstock.graph.job_graph import encode_graph

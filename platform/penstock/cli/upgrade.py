@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.api.job_file import planned
 from penstock.cli.jobs import JobArgument
 from penstock.cli.options import (
     ClusterOption,
@@ -21,7 +22,6 @@ from penstock.cli.options import (
 )
 from penstock.cli.run import parse_overrides
 from penstock.client.handle import JobHandle
-from penstock.client.job_file import planned
 from penstock.client.rest_client import RestClient, UpgradeOptions
 from penstock.client.upgrading import asked
 from penstock.core.clock import SystemClock

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from penstock.client.job_file import planned
+from penstock.api.job_file import planned
 from penstock.client.lasting import operation_of, trigger_id_of
 from penstock.client.upgrading import upgraded
 from penstock.core.clock import Clock, SystemClock

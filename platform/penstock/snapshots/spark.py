@@ -1,7 +1,8 @@
 """State in Spark: `spark.read.format("penstock")`, a Python data source over the files of a snapshot.
 
 Spark finds it by itself (`pyspark_penstock`). The driver opens the snapshot once, when the frame is made; a task reads
-the live rows of a range of key groups of one subtask's part, and of files only the row groups that lie in it.
+the live rows of a range of key groups of one subtask's part, and of files only the row groups that lie in it. What
+`df.write` does is in `snapshots.spark_writing`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceWriter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
 from penstock.checkpoint.stores import open_store, read_file
@@ -60,8 +61,8 @@ class PenstockDataSource(DataSource):
     The path is a savepoint's folder or a job's folder of checkpoints (its newest is taken when the frame is made).
     Options: `uid` and `name` of the state (the name may be left out where the operator has one), `checkpoint` (a
     sequence), `withHash` (`true`: with `__key_hash`), `keyGroups` (`A-B`: these only, both included), `partitionBytes`
-    (bytes of files a task reads, 128 MiB). Executors open the store as the driver does: give them the same
-    `PENSTOCK_S3_...` variables (`spark.executorEnv`).
+    (bytes of files a task reads, 128 MiB); for writing see `writer`. Executors open the store as the driver does: give
+    them the same `PENSTOCK_S3_...` variables (`spark.executorEnv`).
     """
 
     _found: tuple[Snapshot, StateContent] | None = None
@@ -106,6 +107,20 @@ class PenstockDataSource(DataSource):
         asked = None if groups is None else _hashes_of(groups, snapshot.manifest.key_groups)
         size = _number("partitionBytes", self._option("partitionBytes") or str(_PARTITION_BYTES))
         return StateReader(_parts_of(snapshot, state, asked, size), to_arrow_schema(schema))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return what writes one state of a savepoint to the path, in place of the savepoint there with `overwrite`.
+
+        Options: `job` (a job file, or what `penstock run JOB.PY --write` has written), `uid` and `name` of the state,
+        and `from` (a snapshot that all other state, positions and pending output are copied of; else they begin empty).
+        Without `overwrite` (mode `append`) the path has to be empty.
+
+        Raises:
+            UsageError: see `spark_writing.state_writer`.
+        """
+        from penstock.snapshots.spark_writing import state_writer  # not where tasks only read
+
+        return state_writer(self.options, schema, overwrite=overwrite)
 
     def _arrow_schema(self, state: StateContent) -> pa.Schema:
         return columns_of(state, with_hash=(self._option("withHash") or "false").lower() == "true")

@@ -66,7 +66,7 @@ class SavepointWriter:
     def __init__(self, source: ObjectStore, target: ObjectStore, prefix: str = "") -> None:
         """Nothing is written yet; `source` is where the files of a snapshot are read.
 
-        `prefix` begins the numbers of parts: of several writers to one target each has its own.
+        `prefix` begins the numbers of parts and of pending files: of several writers to one target each has its own.
         """
         self._source = source
         self._target = target
@@ -90,11 +90,20 @@ class SavepointWriter:
         """Copy the staged files of one committable."""
         return msgspec.structs.replace(output, files=tuple(self._copy(ref) for ref in output.files))
 
-    def manifest(self, manifest: Manifest) -> FileRef:
-        """Write the manifest, unless there is one."""
+    def manifest(self, manifest: Manifest, *, replaces: str = "") -> FileRef:
+        """Write the manifest, unless there is one other than the version `replaces` (its etag).
+
+        Raises:
+            StorageError: there is, or it cannot be written.
+        """
         data = encode_manifest(manifest)
-        if not self._target.put_if_absent(MANIFEST, data) and self._target.read(MANIFEST) != data:
-            msg = f"{self._target.uri} already holds a savepoint"
+        done = (
+            self._target.put_if_match(MANIFEST, data, replaces)
+            if replaces
+            else self._target.put_if_absent(MANIFEST, data)
+        )
+        if not done and (not self._target.list(MANIFEST) or self._target.read(MANIFEST) != data):
+            msg = f"{self._target.uri} already holds a savepoint" + (", not the one to replace" if replaces else "")
             raise StorageError(msg, hint="give another folder")
         return FileRef(path=MANIFEST, length=len(data), checksum=checksum_of(data))
 
@@ -125,7 +134,9 @@ class SavepointWriter:
             return ref
         key = (ref.path, ref.offset)
         if key not in self._outputs:
-            self._outputs[key] = self._put(f"pending/chunk-{len(self._outputs):05d}.arrow", self._read(ref))
+            self._outputs[key] = self._put(
+                f"pending/chunk-{self._prefix}{len(self._outputs):05d}.arrow", self._read(ref)
+            )
         return self._outputs[key]
 
     def _put(self, key: str, data: bytes) -> FileRef:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
-from penstock.snapshots.cuts import bytes_within, ranges_by_size
+from penstock.snapshots.cuts import bytes_within, ranges_by_size, shared_ranges
 
 HASHES = st.integers(HASH_MIN, HASH_MAX)
 
@@ -46,3 +46,14 @@ def test_of_files_only_the_part_within_counts():
 
 def test_a_range_of_few_hashes_has_no_more_parts_than_hashes():
     assert len(ranges_by_size([state((0, 2, 1000))], HashRange(0, 2), 1)) == 3
+
+
+SMALL = st.tuples(st.integers(0, 30), st.integers(0, 30)).map(lambda ends: HashRange(*sorted(ends)))
+
+
+@given(st.lists(SMALL, max_size=8))
+def test_what_several_ranges_share_is_found(ranges):
+    found = shared_ranges(ranges)
+    twice = {h for h in range(31) if sum(h in own for own in ranges) > 1}
+    assert {h for h in range(31) if any(h in own for own in found)} == twice
+    assert all(left.high + 1 < right.low for left, right in pairwise(found))

@@ -1,6 +1,6 @@
 """Job files: run one with whatever executor is in place, or only plan the job that it builds.
 
-Used by `penstock run`, `check` and `upgrade`, and by `JobHandle.upgrade`.
+Used by `penstock run`, `check` and `upgrade`, by `JobHandle.upgrade` and by Spark's writer of state.
 """
 
 from __future__ import annotations
