@@ -1,13 +1,15 @@
 """A topic whose beginning lies in Parquet files on S3 alone: the history is stitched, and the live job ends exact."""
 
 import random
+import time
+from datetime import UTC, datetime
 from io import BytesIO
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verdict
 from tests.cluster.stage import cli
@@ -109,3 +111,38 @@ def test_a_table_without_offsets_up_to_where_it_is_told(stage, run, job, monkeyp
     assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
     found = verdict(orders, read_windows(stage.bootstrap, made.sink))
     assert found.exact, found
+
+
+def test_a_time_of_writing_up_to_which_a_table_was_kept(stage, run, monkeypatch):
+    orders, half = Orders(9, 4_000), 2_000
+    source, sink, name = stage.fresh("orders"), stage.fresh("totals"), stage.fresh("job")
+    stamped = NewTopic(source, orders.partitions, 1, config={"message.timestamp.type": "LogAppendTime"})
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    admin.create_topics([stamped])[source].result(60)
+    create_topics(stage.bootstrap, **{sink: 2})
+    moment = None
+    for low in (0, half):
+        produce(stage, source, orders, low, low + half)
+        moment = moment or datetime.now(UTC)
+        time.sleep(0.2)
+    made = Job(name, stage.bootstrap, source, sink, stage.root(name), stops=orders.stops(source))
+    path, archived, uri = made.write(stage.folder), f"{made.root}-archive", f"{made.root}-savepoint"
+    archive(stage, orders, archived, [half // orders.partitions] * orders.partitions, monkeypatch, offsets=False)
+    told = ["--history", f"orders={archived}", "--cut-over", moment.isoformat()]
+    until = ",".join(f"{source}-{p}=800" for p in range(orders.partitions))
+    given = run("backfill", path, "--to", uri, *told, "--until", until, "--json").value
+    assert given["rows"] == 4 * 800
+    assert given["staged_rows"] > 0, "each partition has rows behind the cut-over"
+    assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
+    found = verdict(orders, read_windows(stage.bootstrap, made.sink))
+    assert found.exact, found
+
+
+def produce(stage, topic, orders, low, high):
+    """Send some orders, and wait until the broker has them."""
+    users, amounts, times_ms = (column.tolist() for column in orders.columns())
+    producer = Producer({"bootstrap.servers": stage.bootstrap, "enable.idempotence": True})
+    for i in range(low, high):
+        value = b'{"user_id":%d,"amount":%d,"ts":%d}' % (users[i], amounts[i], times_ms[i])
+        producer.produce(topic, value, partition=i % orders.partitions)
+    assert producer.flush(60) == 0

@@ -72,6 +72,9 @@ def backfill(
         print_json(_as_json(graph.name, result, seconds))
         return
     say(f"{graph.name}: {result.rows_read:,} rows in {seconds:.1f} s, {result.rows_staged:,} rows of output staged")
+    for uid, splits in result.tables.items():
+        read = ", ".join(f"{split} {low} to {high - 1}" for split, (low, high) in splits.items())
+        say(f"{uid}: offsets from the table: {read}")
     if result.rows_late:
         say(f"{result.rows_late:,} rows were late and were dropped, as they would be live")
     say(f"event time has come to {_time(result.watermark)}; start the job with: penstock run {job} --from {result.uri}")
