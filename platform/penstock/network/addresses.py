@@ -12,8 +12,12 @@ import re
 import socket
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 #: The kernel allows 107 bytes of path; some tools fewer.
 _PATH_LIMIT = 100
@@ -112,8 +116,10 @@ def _bound(host: str, port: int) -> socket.socket:
         raise UsageError(msg, hint="--data-bind takes an address of this host, 0.0.0.0 for all of them") from error
 
 
-def dial(endpoint: str) -> tuple[socket.socket, bool]:
-    """Return a non-blocking socket to `endpoint` and whether it is connected already.
+def dial(endpoint: str, address_of: Callable[[str], str | None]) -> tuple[socket.socket, bool] | None:
+    """Return a non-blocking socket to `endpoint` and whether it is connected already; nothing here waits.
+
+    `address_of` gives a host's numeric address, or None as long as it is not known: then there is no socket yet.
 
     Raises:
         OSError: nobody listens there.
@@ -125,7 +131,10 @@ def dial(endpoint: str) -> tuple[socket.socket, bool]:
         family, target = socket.AF_UNIX, rest
     elif kind == "tcp":
         host, port = _host_port(rest)
-        family, target = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0], (host, port)
+        address = address_of(host)
+        if address is None:
+            return None
+        family, target = (socket.AF_INET6 if ":" in address else socket.AF_INET), (address, port)
     else:
         raise UsageError(f"cannot connect to {endpoint!r}", hint="unix:<path> or tcp:<host>:<port>")
     sock = socket.socket(family, socket.SOCK_STREAM)

@@ -1,8 +1,8 @@
 """The sockets of one worker: one multiplexed connection per pair of workers, one thread for all of them.
 
-The only module of the data plane with a thread; made once per worker process, after the fork. Of two workers the one
-with the lower id dials, so that there is never a second connection. A connection that is lost, refused or broken
-fails every channel on it; who does not prove in time to be of the job is hung up on. Calls: `data_plane`.
+With `names` the only module of the data plane that has threads; made once per worker process, after the fork. Of two
+workers the one with the lower id dials, so that there is never a second connection. A connection that is lost, refused
+or broken fails every channel on it; who does not prove in time to be of the job is hung up on. Calls: `data_plane`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from penstock.network.door import Door
 from penstock.network.frame import ChannelKey, Message
 from penstock.network.greeting import NO_TRUST, NONCE_BYTES, Greeting, RefusedError, Trust, refusal
 from penstock.network.link import Certificates, Link, passing
+from penstock.network.names import Names
 from penstock.network.session import Session
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ class WorkerNetwork:
         """Listen (`addresses.listeners`: `unix:<folder>`, `tcp:<host>:<port>`, or both) and start the thread."""
         self._worker_id, self._trust = worker_id, trust
         self._certificates = None if trust.tls is None else Certificates(trust.tls)
-        self._clock, self._rand = clock, SystemRand()
+        self._clock, self._rand, self._names = clock, SystemRand(), Names(clock)
         self._on_lost = on_connection_lost
         self._selector = selectors.DefaultSelector()
         self._door = Door(listeners(worker_id, listen), self._selector, clock)
@@ -297,10 +298,14 @@ class WorkerNetwork:
 
     def _dial(self, state: _PeerState) -> None:
         try:
-            sock, connected = dial(nearest(state.endpoint, self._door.host))
+            dialled = dial(nearest(state.endpoint, self._door.host), self._names.address_of)
         except OSError as error:
             state.last_error = str(error)
             return
+        if dialled is None:
+            state.last_error = "the name of its host is being looked up"
+            return
+        sock, connected = dialled
         link = Link(sock, self._greeting(state.session.peer), state.session, self._certificates)
         state.link = link
         self._links.add(link)

@@ -116,6 +116,41 @@ def test_rows_both_ways_in_order(net, tmp_path, folders, hosts, family, secured)
         assert planes["a"].lost == planes["b"].lost == []
 
 
+def test_a_slow_name_server_holds_up_nobody_whose_address_is_known(net, tmp_path, monkeypatch):
+    """Rows go between a and b while a waits for the address of c, and to c when it has come."""
+    answers, asked, look_up = threading.Event(), threading.Event(), socket.getaddrinfo
+
+    def slow(host, *arguments, **options):
+        if host != "slow.example":
+            return look_up(host, *arguments, **options)
+        asked.set()
+        assert answers.wait(DEADLINE)
+        return look_up("127.0.0.3", *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    trust = Trust(KEY)
+    with two(tmp_path, ("127.0.0.1", "127.0.0.2"), (trust, trust)) as planes, contextlib.ExitStack() as stack:
+        stack.callback(answers.set)
+        planes["c"] = WorkerNetwork("c", "tcp:127.0.0.3:0=slow.example", SystemClock(), trust=trust)
+        stack.callback(planes["c"].close)
+        readers = {target: Reader() for target in "cb"}
+
+        def begin(target):
+            job = net.Job(planes, JobSettings(buffer_timeout_ms=0), job_id=target)
+            output, gate = job.outputs(0, "a", [target]), job.gate(0, target, ["a"], readers[target].data.set)
+            job.start()
+            output.batch(Batch(net.rows(10)))
+            output.end()
+            return gate
+
+        slow_gate = begin("c")
+        assert asked.wait(DEADLINE)
+        assert net.keys_of(readers["b"].read(begin("b"))) == list(range(10))
+        assert slow_gate.poll() is None
+        answers.set()
+        assert net.keys_of(readers["c"].read(slow_gate)) == list(range(10))
+
+
 @pytest.mark.parametrize("other", ["others", "client", "none"])
 def test_a_worker_without_the_clusters_certificate_is_refused(net, tmp_path, folders, monkeypatch, other):
     """It knows the key and the names: of another CA, with a client's certificate of ours, or without TLS."""

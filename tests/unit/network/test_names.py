@@ -1,0 +1,72 @@
+"""Names of hosts: looked up beside whoever asks, kept for a while, failures too."""
+
+import socket
+import threading
+import time
+
+import pytest
+
+from penstock.core.clock import ManualClock
+from penstock.network.names import Names
+
+DEADLINE = 20
+
+
+class NameServer:
+    """Answers when it is let go; counts how often it was asked."""
+
+    def __init__(self, monkeypatch):
+        self.go, self.asked, self.answer = threading.Event(), [], "192.0.2.7"
+        monkeypatch.setattr(socket, "getaddrinfo", self)
+
+    def __call__(self, host, _port, **_options):
+        self.asked.append(host)
+        assert self.go.wait(DEADLINE)
+        if isinstance(self.answer, OSError):
+            raise self.answer
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (self.answer, 0))]
+
+
+def settled(names, host):
+    """What is known of a host once the name server has answered."""
+    deadline = time.monotonic() + DEADLINE
+    while (found := names.address_of(host)) is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return found
+
+
+@pytest.mark.parametrize("address", ["10.0.0.5", "::1", "fe80::1%eth0"])
+def test_addresses_are_what_they_are(monkeypatch, address):
+    server = NameServer(monkeypatch)
+    assert Names(ManualClock()).address_of(address) == address
+    assert server.asked == []
+
+
+def test_nobody_waits_and_the_answer_is_kept_for_a_while(monkeypatch):
+    server, clock = NameServer(monkeypatch), ManualClock()
+    names = Names(clock)
+    assert [names.address_of("node7") for _ in range(3)] == [None] * 3
+    assert names.address_of("node8") is None, "others are looked up beside it"
+    server.go.set()
+    assert settled(names, "node7") == settled(names, "node8") == "192.0.2.7"
+    assert sorted(server.asked) == ["node7", "node8"]
+    server.answer = "192.0.2.8"
+    clock.advance(9_999)
+    assert settled(names, "node7") == "192.0.2.7"
+    clock.advance(1)
+    assert settled(names, "node7") == "192.0.2.8", "a host may move"
+
+
+def test_a_name_that_is_not_known_is_told_and_asked_for_again(monkeypatch):
+    server, clock = NameServer(monkeypatch), ManualClock()
+    server.go.set()
+    server.answer = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    names = Names(clock)
+    for _ in range(2):
+        with pytest.raises(OSError, match="not known"):
+            settled(names, "node7")
+    assert server.asked == ["node7"]
+    server.answer = "192.0.2.7"
+    clock.advance(500)
+    assert settled(names, "node7") == "192.0.2.7"
