@@ -72,7 +72,7 @@ class Changes:
     def resume(self, record: JobRecord) -> None:
         """A leader before has begun an upgrade of this job: those who asked for it may ask us."""
         if record.upgrade is not None and not record.upgrade.ended and not record.ended:
-            self._parts.operations.begin(record.upgrade.token, record.job_id)
+            self._parts.operations.begin(record.upgrade.token, record.job_id, "upgrade")
 
     async def rescale(self, job: str, to: RescaleTo) -> str:
         """See `Dispatcher.rescale`."""
@@ -80,7 +80,7 @@ class Changes:
 
     def _begin_rescale(self, found: KnownJob, to: RescaleTo) -> str:
         parts, request_id = self._parts, to.token or self._parts.rand.token()
-        if self._is_known(found, request_id, found.record.rescale_token):
+        if self._is_known(found, request_id, "rescale", found.record.rescale_token):
             return request_id
         graph = to.applied(found.graph, self._slots(found))
         parts.operate(found, request_id, RescaleRequested(request_id, parts.rand.token(16), graph))
@@ -97,7 +97,7 @@ class Changes:
         parts = self._parts
         found, request_id = parts.find(job), token or parts.rand.token()
         before = found.record.upgrade.token if found.record.upgrade is not None else ""
-        if self._is_known(found, request_id, before):
+        if self._is_known(found, request_id, "upgrade", before):
             return request_id
         new = read_submitted(graph)
         if not new.settings.checkpoint_root:
@@ -147,13 +147,13 @@ class Changes:
         record = found.record.upgrade if upgrading is None else upgrading.record
         return None if record is None else _view(record, upgrading, found)
 
-    def require_own(self, job: KnownJob, request_id: str) -> OperationStatus | None:
+    def require_own(self, job: KnownJob, request_id: str, kind: str) -> OperationStatus | None:
         """Return what became of a request with the token of one that is made of `job` now; None: there was none.
 
         A later run of the same name counts as the same job: asked again, a stop does not stop that one too.
 
         Raises:
-            UsageError: that was a request of another job.
+            UsageError: that was a request of another job, or for something else than `kind`.
         """
         operations, name = self._parts.operations, job.record.name
         known = operations.status(request_id) if operations.known(request_id) else self.told(request_id, name)
@@ -161,6 +161,11 @@ class Changes:
         if owner is not None and owner.record.name != name:
             msg = f"token {request_id!r} was given to a request of job {owner.record.name!r} already"
             raise UsageError(msg, hint=f"nothing was done to job {name!r}; a token is for one request of one job")
+        recorded = self.told(request_id, name) if known is not None and not known.kind else known
+        before = recorded.kind if recorded is not None else ""
+        if before not in {"", kind}:
+            msg = f"token {request_id!r} was given to a request for a {before} already, and this one is for a {kind}"
+            raise UsageError(msg, hint="nothing was done for it; a token is for one request")
         return known
 
     def told(self, request_id: str, name: str = "") -> OperationStatus | None:
@@ -169,16 +174,21 @@ class Changes:
         for record in (job.record for job in jobs):
             if record.stop_token and record.stop_token == request_id:
                 return OperationStatus(
-                    request_id=request_id, job_id=record.job_id, status="COMPLETED", uri=record.stop_uri
+                    request_id=request_id, job_id=record.job_id, status="COMPLETED", kind="stop", uri=record.stop_uri
                 )
             if record.rescale_token and record.rescale_token == request_id:
-                return OperationStatus(request_id=request_id, job_id=record.job_id, status="COMPLETED")
+                return OperationStatus(request_id=request_id, job_id=record.job_id, status="COMPLETED", kind="rescale")
             upgrade = record.upgrade
             if upgrade is not None and upgrade.token == request_id:
                 status = "FAILED" if record.ended and not upgrade.ended else _STATUS.get(upgrade.phase, "FAILED")
                 error = "" if status != "FAILED" else upgrade.reason or f"the job is {record.ended}"
                 return OperationStatus(
-                    request_id=request_id, job_id=record.job_id, status=status, uri=upgrade.savepoint, error=error
+                    request_id=request_id,
+                    job_id=record.job_id,
+                    status=status,
+                    kind="upgrade",
+                    uri=upgrade.savepoint,
+                    error=error,
                 )
         return None
 
@@ -210,8 +220,8 @@ class Changes:
         held = 0 if job.record.ended else required_slots(job.graph)
         return held + self._parts.free_slots()
 
-    def _is_known(self, job: KnownJob, request_id: str, recorded: str) -> bool:
-        self.require_own(job, request_id)
+    def _is_known(self, job: KnownJob, request_id: str, kind: str, recorded: str) -> bool:
+        self.require_own(job, request_id, kind)
         return recorded == request_id or self._parts.operations.known(request_id)
 
 

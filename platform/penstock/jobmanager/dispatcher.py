@@ -33,8 +33,8 @@ from penstock.jobmanager.events import (
 )
 from penstock.jobmanager.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.job_store import JobStore
-from penstock.jobmanager.known_jobs import KnownJob, find_job, refuse_running
-from penstock.jobmanager.operations import Operations
+from penstock.jobmanager.known_jobs import KnownJob, find_job, refuse_running, submitted_with
+from penstock.jobmanager.operations import Operations, kind_of
 from penstock.jobmanager.recorded_jobs import (
     forget_oldest,
     recorded_jobs,
@@ -148,7 +148,7 @@ class Dispatcher:
         if options.allow_non_restored_state and not options.from_uri:
             raise UsageError("--allow-non-restored-state is for a start from a savepoint", hint="add --from URI")
         async with self._submitting:
-            if known := self.submitted(options.token):
+            if known := submitted_with(self._jobs.values(), options.token, decoded.name):
                 return known
             decoded = default_root(decoded, self._parts.ha_store.uri)
             refuse_running(self._jobs.values(), decoded)
@@ -157,7 +157,7 @@ class Dispatcher:
 
     def submitted(self, token: str) -> str:
         """Return the id of the job that was submitted with a token; empty when none was."""
-        return next((j.record.job_id for j in self._jobs.values() if token and j.record.token == token), "")
+        return submitted_with(self._jobs.values(), token)
 
     def jobs(self) -> tuple[JobSummary, ...]:
         """Return all jobs, newest first."""
@@ -205,10 +205,10 @@ class Dispatcher:
         """Stop with a savepoint under `uri` (default: `<checkpoint root>/<job>/savepoints`); return a request id.
 
         Raises:
-            UsageError: nothing can be written there, or the token is of another job's request.
+            UsageError: nothing can be written there, or the token is of another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        if self.changes.require_own(found, request_id) is not None:
+        if self.changes.require_own(found, request_id, "stop") is not None:
             return request_id
         event = StopRequested(request_id, await savepoint_target(found, uri, request_id, probe=True), drain)
         return self._operate(found, request_id, event)
@@ -217,10 +217,10 @@ class Dispatcher:
         """Take a savepoint; return a request id: the token, if one is given, which makes two requests one.
 
         Raises:
-            UsageError: nothing can be written there, or the token is of another job's request.
+            UsageError: nothing can be written there, or the token is of another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        self.changes.require_own(found, request_id)
+        self.changes.require_own(found, request_id, "savepoint")
         place = await savepoint_target(found, uri, request_id, probe=not self._operations.known(request_id))
         return self._operate(found, request_id, SavepointRequested(request_id, place))
 
@@ -377,10 +377,11 @@ class Dispatcher:
         return find_job(self._jobs, name)
 
     def _operate(self, job: KnownJob, request_id: str, event: Event) -> str:
-        self.changes.require_own(job, request_id)
+        kind = kind_of(event)
+        self.changes.require_own(job, request_id, kind)
         if self._operations.known(request_id):
             return request_id  # asked again
-        self._operations.begin(request_id, job.record.job_id)
+        self._operations.begin(request_id, job.record.job_id, kind)
         try:
             job.post(event)
         except PenstockError as error:

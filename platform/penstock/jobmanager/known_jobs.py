@@ -78,3 +78,16 @@ def refuse_running(jobs: Iterable[KnownJob], graph: JobGraph) -> None:
         if same and not job.record.ended and job.graph.settings.checkpoint_root == graph.settings.checkpoint_root:
             msg = f"job {graph.name!r} runs already in this cluster as {job.record.job_id}"
             raise JobIdentityError(msg, hint="stop or cancel it first, or use another job name")
+
+
+def submitted_with(jobs: Iterable[KnownJob], token: str, name: str = "") -> str:
+    """Return the id of the job that was submitted with a token; empty when none was.
+
+    Raises:
+        UsageError: `name` is given, and that is a job of another name.
+    """
+    found = next((job.record for job in jobs if token and job.record.token == token), None)
+    if found is not None and name and found.name != name:
+        msg = f"job {found.name!r} was submitted with token {token!r} already"
+        raise UsageError(msg, hint=f"job {name!r} was not taken in; a token is for one submission of one job")
+    return found.job_id if found is not None else ""

@@ -9,9 +9,29 @@ import msgspec
 
 from penstock.core.errors import NotFoundError
 from penstock.jobmanager.commands import OperationEnded
+from penstock.jobmanager.events import (
+    CheckpointRequested,
+    Event,
+    RescaleRequested,
+    SavepointRequested,
+    StopRequested,
+    UpgradeRequested,
+)
 from penstock.jobmanager.views import OperationStatus
 
 _LIMIT = 1000
+_KINDS: dict[type[Event], str] = {
+    StopRequested: "stop",
+    SavepointRequested: "savepoint",
+    CheckpointRequested: "checkpoint",
+    RescaleRequested: "rescale",
+    UpgradeRequested: "upgrade",
+}
+
+
+def kind_of(event: Event) -> str:
+    """Return what a request asks for, by its event."""
+    return _KINDS[type(event)]
 
 
 class Operations:
@@ -22,9 +42,11 @@ class Operations:
         self._statuses: dict[str, OperationStatus] = {}
         self._ended: dict[str, asyncio.Event] = {}
 
-    def begin(self, request_id: str, job_id: str) -> None:
-        """A request was taken."""
-        self._statuses[request_id] = OperationStatus(request_id=request_id, job_id=job_id, status="IN_PROGRESS")
+    def begin(self, request_id: str, job_id: str, kind: str = "") -> None:
+        """A request was taken; `kind` as of `kind_of`."""
+        self._statuses[request_id] = OperationStatus(
+            request_id=request_id, job_id=job_id, status="IN_PROGRESS", kind=kind
+        )
         self._ended[request_id] = asyncio.Event()
         while len(self._statuses) > _LIMIT:
             oldest = next(iter(self._statuses))

@@ -181,6 +181,8 @@ class OperationStatus(_View, frozen=True, kw_only=True):
     job_id: str
     #: IN_PROGRESS, COMPLETED or FAILED.
     status: str
+    #: What was asked for, such as `stop`; empty where the leader that took it has not recorded that.
+    kind: str = ""
     uri: str = ""
     checkpoint_id: int | None = None
     error: str = ""

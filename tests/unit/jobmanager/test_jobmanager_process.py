@@ -370,6 +370,35 @@ async def test_a_token_of_another_jobs_request_is_refused_by_every_leader(cluste
     assert not new.dispatcher.summary(again).terminal
 
 
+async def test_a_token_is_for_one_kind_of_request_under_every_leader(cluster_of, encoded, tmp_path):
+    """What is asked for with the token of something else is refused, not answered with what that came to."""
+    old, _ = await cluster_of()
+    ask, target = old.dispatcher, str(tmp_path / "saved")
+    job = await ask.submit(encoded(parallelism=1), SubmitOptions(token="begun"))
+    other = encode_graph(msgspec.structs.replace(decode_graph(encoded(parallelism=1)), name="other"))
+    with pytest.raises(UsageError, match="'job' was submitted with token 'begun' already"):
+        await ask.submit(other, SubmitOptions(token="begun"))
+    await running(old, job)
+    assert (await ask.wait_operation(await ask.savepoint(job, target, token="saved"), 10_000)).status == "COMPLETED"
+    for made in (
+        ask.stop(job, uri=target, token="saved"),
+        ask.rescale(job, RescaleTo(1, token="saved")),
+        ask.changes.upgrade(job, encoded(parallelism=1), UpgradePolicy(), "saved"),
+    ):
+        with pytest.raises(UsageError, match="'saved' was given to a request for a savepoint already"):
+            await made
+    assert await ask.savepoint(job, target, token="saved") == "saved"
+    assert ask.summary(job).state == "RUNNING"
+    request = await ask.stop(job, uri=target, token="stopped")
+    assert (await ask.wait_operation(request, 10_000)).status == "COMPLETED"
+    assert (await ask.wait(job, 10_000)).state == "FINISHED"
+    await old.close()
+    new, _ = await cluster_of()
+    with pytest.raises(UsageError, match="'stopped' was given to a request for a stop already"):
+        await new.dispatcher.savepoint(job, target, token="stopped")
+    assert await new.dispatcher.stop(job, uri=target, token="stopped") == "stopped"
+
+
 async def test_names_of_state_to_leave_behind_are_refused_without_a_savepoint(cluster_of, encoded):
     manager, _ = await cluster_of(taskmanager=False)
     with pytest.raises(UsageError, match="a start from a savepoint") as caught:
