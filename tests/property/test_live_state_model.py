@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.property.process_job import KEY_GROUPS, ProcessJob
 
 import penstock as ps
+from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.rpc.worker_commands import AskSubtask
 from penstock.task.questions import answer
 
@@ -84,11 +85,30 @@ class Model:
 
 
 def ask(job, key, state, *, subtask, most=1000):
-    """Return what one subtask answers."""
-    question = AskSubtask(
-        job_id="j", request_id="7", vertex_id="v", subtask=subtask, what="state", uid="fn", state=state,
-        key=("[null]" if key is None else key,), most=most,
-    )  # fmt: skip
+    """Return what one subtask answers about a key."""
+    given = {"what": "state", "key": ("[null]" if key is None else key,), "most": most}
+    return asked(job, subtask, {**given, "state": state})
+
+
+def keys_with_rows(job, state):
+    """Ask every subtask for its keys, three at a time; return how many rows each has."""
+    found, groups = [], []
+    for subtask in range(len(job.subtasks)):
+        low = HASH_MIN
+        while low is not None:
+            page = asked(job, subtask, {"what": "keys", "state": state, "between": (low, HASH_MAX), "most": 3})
+            assert 0 < len(page["keys"]) <= 3 or not page["next"]
+            assert {key["key"]["k"] for key in page["keys"]} <= set(job.keys_of(subtask))
+            found += [(key["key"]["k"], key["rows"]) for key in page["keys"]]
+            groups += [key["key-group"] for key in page["keys"]]
+            low = None if page["next"] is None else page["next"] + 1
+    assert groups == sorted(groups), "in the order of hashes"
+    assert len(dict(found)) == len(found), "each once"
+    return dict(found)
+
+
+def asked(job, subtask, given):
+    question = AskSubtask(job_id="j", request_id="7", vertex_id="v", subtask=subtask, uid="fn", **given)
     deployment = SimpleNamespace(
         settings=SimpleNamespace(key_groups=KEY_GROUPS),
         parallelism=len(job.subtasks),
@@ -161,3 +181,12 @@ def test_a_key_is_shown_as_its_function_would_see_it(steps):
                 job.start(given_value)
         for key in KEYS:
             check(job, key)
+        rows_by_state = {
+            "pair": lambda model: model.pair is not None,
+            "numbers": lambda model: len(model.numbers),
+            "counts": lambda model: len(model.counts),
+            "__timers_event": lambda model: len(model.timers),
+        }
+        for state, rows in rows_by_state.items():
+            expected = {key: int(rows(model)) for key, model in job.models.items() if rows(model)}
+            assert keys_with_rows(job, state) == expected, state

@@ -12,6 +12,7 @@ PAGES = [
     "",
     "taskmanagers",
     "submit",
+    "logs",
     *(f"jobs/JOB{tab}" for tab in ("", "/checkpoints", "/state", "/exceptions", "/story")),
 ]
 #: Where the focus is, as a path of the element, and whether a reader sees that.
@@ -69,7 +70,7 @@ def test_the_checks_find_what_is_wrong(visit):
         assert text in found, text
 
 
-@pytest.mark.parametrize("where", ["", "submit", "jobs/JOB", "jobs/JOB/state"])
+@pytest.mark.parametrize("where", PAGES)
 def test_the_keyboard_reaches_everything_in_order(visit, slow_job, where):
     page = opened(visit, where, slow_job.job_id)
     page.evaluate("document.activeElement.blur()")

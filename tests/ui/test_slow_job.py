@@ -4,9 +4,16 @@ import json
 import re
 import urllib.request
 
+import pyarrow as pa
 import pytest
 from playwright.sync_api import expect
+from tests.cluster.proc_tree import wait_until
 
+from penstock.core.keygroup import DEFAULT_KEY_GROUPS, key_group_of
+from penstock.kernels.hashing import hash_columns
+
+#: As the job's generator has them.
+USERS = 50
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
 
 
@@ -14,6 +21,9 @@ def test_the_slow_operator_is_named_from_the_first_page_on(visit, slow_job):
     page = visit.go()
     row = page.get_by_role("row").filter(has_text="order-risks")
     expect(row).to_contain_text("rate orders is slow")
+    # what, since when and why, on the first page already
+    expect(row).to_contain_text(re.compile(r"since \d\d:\d\d:\d\d, for \d+"))
+    expect(row.get_by_text(re.compile(r"busy \d+ % of the time.*It holds back orders"))).to_be_visible()
     row.get_by_role("link", name="order-risks").click()
 
     first = page.get_by_role("list", name="What is to be said").get_by_role("listitem").first
@@ -104,3 +114,90 @@ def test_the_flame_graph_names_the_slow_function(visit, slow_job):
     assert tree.locator(".hit").count() >= 1
     page.get_by_role("button", name="Waiting", exact=True).click()
     expect(page.get_by_role("button", name="Waiting", exact=True)).to_have_attribute("aria-pressed", "true")
+
+
+def test_keys_are_browsed_and_those_of_one_group_looked_up(visit, slow_job):
+    page = visit.go(f"jobs/{slow_job.job_id}/state")
+    panel = page.get_by_role("region", name="rate / seen", exact=True)
+    expect(panel.get_by_role("img", name=re.compile(r"Rows by key group: most in groups? \d+"))).to_be_visible()
+    wait_until(lambda: len(bars(panel)) == USERS, 60, lambda: f"{USERS} users, not {bars(panel)}")
+
+    form = page.get_by_role("form", name="Keys of rate / seen")
+    form.get_by_label("Key group").press("Enter")  # all of them
+    keys = page.get_by_role("table", name="Keys of rate / seen").locator("tbody").get_by_role("row")
+    expect(keys).to_have_count(USERS)
+    found = {int(key.get_by_role("rowheader").inner_text()): key for key in keys.all()}
+    assert sorted(found) == list(range(USERS))
+    group = int(found[7].get_by_role("cell").nth(1).inner_text())
+    assert group == key_group_of_user(7)
+
+    form.get_by_label("Key group").fill(str(group))
+    form.get_by_role("button", name="Browse keys").click()
+    expect(keys.filter(has_text="7").first).to_be_visible()
+    expect(keys).to_have_count(sum(key_group_of_user(user) == group for user in range(USERS)))
+    keys.get_by_role("button", name="7", exact=True).press("Enter")
+    expect(page.locator("#answer")).to_have_text('rate / seen of {"user_id":7}')
+    visit.wanted = "status of 400"
+    form.get_by_label("Key group").fill("99999")
+    form.get_by_role("button", name="Browse keys").click()
+    expect(panel.get_by_role("alert")).to_contain_text("there is no key group 99999")
+
+
+def test_keys_come_page_by_page(visit, slow_job):
+    page = visit.go(f"jobs/{slow_job.job_id}/state")
+    page.route(
+        "**/keys?limit=50*", lambda route: route.continue_(url=route.request.url.replace("limit=50", "limit=20"))
+    )
+    page.get_by_role("form", name="Keys of rate / seen").get_by_role("button", name="Browse keys").click()
+    panel = page.get_by_role("region", name="rate / seen", exact=True)
+    keys = panel.get_by_role("table", name="Keys of rate / seen").get_by_role("rowheader")
+    for shown in (20, 40, USERS):
+        expect(keys).to_have_count(shown)
+        if shown < USERS:
+            panel.get_by_role("button", name="More keys").click()
+    expect(panel.get_by_role("button", name="More keys")).to_have_count(0)
+    assert sorted(map(int, keys.all_inner_texts())) == list(range(USERS))
+
+
+def key_group_of_user(user):
+    (key_hash,) = hash_columns(pa.record_batch({"user_id": pa.array([user])}), ("user_id",))
+    return key_group_of(int(key_hash), DEFAULT_KEY_GROUPS)
+
+
+def bars(panel):
+    """Rows of the bars that are there, by their first key group: of a state of values one a key."""
+    texts = panel.locator(".chart title").all_text_contents()
+    found = [(int(n), int(rows)) for n, rows in re.findall(r"groups? (\d+).*?: (\d+) rows", "\n".join(texts))]
+    assert len(found) == len(texts), texts
+    return [first for first, rows in found for _ in range(rows)]
+
+
+def test_a_source_tells_how_much_it_has_to_read(visit, slow_job):
+    """As a source of Kafka does, which this job has none of."""
+    page, source = visit.page, slow_job.client.job(slow_job.job_id)["vertices"][0]["id"]
+
+    def lagging(route):
+        answer = route.fetch()
+        tasks = answer.json()["tasks"]
+        tasks[f"{source}/0"]["recordsLag"] = 12_345
+        route.fulfill(response=answer, json={"tasks": tasks})
+
+    page.route("**/penstock/jobs/*/metrics", lagging)
+    visit.go(f"jobs/{slow_job.job_id}")
+    card = page.get_by_role("region", name="Job graph").get_by_role("button").first
+    expect(card).to_contain_text(re.compile(r"event time .*, 12\.3 k rows to read"))
+    assert card.evaluate("(card) => card.scrollHeight <= card.clientHeight"), "all of it can be read"
+
+
+def test_logs_of_all_processes_can_be_read(visit, slow_job):
+    page = visit.go("taskmanagers")
+    (manager,) = slow_job.client.taskmanagers()
+    page.get_by_role("link", name="Log of the JobManager").click()
+    expect(page.get_by_role("region", name="Log of the JobManager")).to_contain_text("POST")
+    page.get_by_role("link", name="Task managers", exact=True).last.click()
+    page.get_by_role("link", name=f"Log of {manager['id']}", exact=True).click()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"Log of {manager['id']}")
+    expect(page.locator(".page")).to_contain_text(re.compile(r"It has logged nothing|\d\d:\d\d"))
+    page.go_back()
+    page.get_by_role("link", name=re.compile(rf"Log of {slow_job.job_id[:8]}")).first.click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text(slow_job.job_id[:8])

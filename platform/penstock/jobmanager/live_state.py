@@ -1,4 +1,4 @@
-"""State of running jobs, asked for by users: one key, what there is and how much, the hottest keys.
+"""State of running jobs, asked for by users: one key, which keys, what there is and how much, the hottest keys.
 
 Called by `penstock.rest.live`. The JobManager itself knows no columns: the first subtask of an operator is asked, types
 and hashes the key, and answers, or says whose the key is.
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.keygroup import HASH_MAX, HASH_MIN, first_hash_of, key_group_of, key_groups_of, subtask_of
 from penstock.graph.validate import near
 from penstock.jobmanager.questions import Questions, Worker
 from penstock.jobmanager.views import JobDetail, SubtaskView, VertexView
@@ -19,6 +20,8 @@ from penstock.rpc.worker_commands import AskSubtask
 
 #: Rows of one key that are returned at most.
 MOST_ROWS = 10_000
+#: Keys of a state that are returned at most.
+MOST_KEYS = 1000
 #: Hot keys of an operator that are shown.
 _HOTTEST = 20
 
@@ -31,6 +34,67 @@ class StateKey:
     state: str
     key: tuple[str, ...]
     most: int = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPage:
+    """What is asked for: keys of a state in the order of their hashes, of one key group or all, behind a hash."""
+
+    uid: str
+    state: str
+    key_group: int | None = None
+    after: int | None = None
+    most: int = 100
+
+
+async def keys_of(job: JobDetail, asked: KeyPage, questions: Questions) -> dict[str, Any]:
+    """Return keys that have rows in memory, with how many, and the hash behind which to go on (a text; None: no more).
+
+    Raises:
+        NotFoundError: there is no such operator or state. UsageError: the job does not run, or what is asked for is
+        out of range. PenstockError: no answer came in time.
+    """
+    vertex = _vertex_of(job, asked.uid)
+    groups = job.settings.key_groups
+    low, high = _hashes(asked, groups)
+    places, found, going = _running(job, vertex), list[dict[str, Any]](), low
+    while going <= high and len(found) < asked.most:
+        subtask = subtask_of(key_group_of(going, groups), vertex.parallelism, groups)
+        question = AskSubtask(
+            job_id=job.summary.job_id,
+            request_id="",
+            vertex_id=vertex.id,
+            subtask=subtask,
+            what="keys",
+            uid=asked.uid,
+            state=asked.state,
+            between=(going, high),
+            most=asked.most - len(found),
+        )
+        place = places[subtask]
+        answer = await questions.ask(Worker(place.taskmanager_id, place.worker_id), question)
+        found += [{**key, "subtask": subtask} for key in answer["keys"]]
+        behind = first_hash_of(key_groups_of(subtask, vertex.parallelism, groups).stop, groups) - 1
+        going = 1 + (behind if answer["next"] is None else answer["next"])
+    following = str(going - 1) if going <= high else None
+    return {"uid": asked.uid, "name": asked.state, "keys": found, "next": following}
+
+
+def _hashes(asked: KeyPage, groups: int) -> tuple[int, int]:
+    """Return the first and the last hash of what is asked for."""
+    if not 0 < asked.most <= MOST_KEYS:
+        raise UsageError(f"limit {asked.most} is not between 1 and {MOST_KEYS}", hint="ask for fewer keys")
+    low, high = HASH_MIN, HASH_MAX
+    if asked.key_group is not None:
+        if not 0 <= asked.key_group < groups:
+            msg = f"there is no key group {asked.key_group}"
+            raise UsageError(msg, hint=f"this job has key groups 0 to {groups - 1}")
+        low, high = first_hash_of(asked.key_group, groups), first_hash_of(asked.key_group + 1, groups) - 1
+    if asked.after is not None:
+        if not low <= asked.after <= high:
+            raise UsageError(f"after={asked.after} is no hash of these keys", hint="give `next` of the keys before")
+        low = asked.after + 1
+    return low, high
 
 
 async def value_of(job: JobDetail, asked: StateKey, questions: Questions) -> dict[str, Any]:
@@ -88,7 +152,7 @@ async def states_of(job: JobDetail, questions: Questions) -> dict[str, Any]:
             )
             known["rows"] += part["rows"]
             known["bytes"] += part["bytes"]
-            own = ("subtask", "key-groups", "rows", "bytes", "largest-groups")
+            own = ("subtask", "key-groups", "rows", "bytes", "largest-groups", "rows-by-group")
             known["subtasks"].append({name: part[name] for name in own})
     return {"states": [state for _, state in sorted(merged.items())]}
 

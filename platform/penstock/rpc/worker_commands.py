@@ -117,15 +117,17 @@ class AskSubtask(Message, frozen=True, kw_only=True):
     request_id: str
     vertex_id: str
     subtask: int
-    #: `state`: the rows of one key; `states`: what there is, and how much; `hot-keys`;
+    #: `state`: the rows of one key; `keys`: which there are; `states`: what there is, and how much; `hot-keys`;
     #: `watermarks`: how far the splits of its sources are.
     what: str
     #: How long somebody waits for the answer.
     wait_ms: float = 10_000.0
-    #: Of `state`: the operator, its state, the key's parts as texts (`state.key_text`), the most rows.
+    #: Of `state` and `keys`: the operator, its state, the most rows or keys; the key's parts as texts
+    #: (`state.key_text`), or the range of hashes in which the keys lie.
     uid: str = ""
     state: str = ""
     key: tuple[str, ...] = ()
+    between: tuple[int, int] = (0, 0)
     most: int = 0
 
 

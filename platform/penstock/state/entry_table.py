@@ -121,7 +121,7 @@ class EntryTable:
         """Return how many elements or entries every key has."""
         hashes = self._state.index.hashes
         self._fit_slots()
-        return KeyCounts(hashes, self._lengths[: len(hashes)])
+        return KeyCounts(hashes, self._lengths[: len(hashes)], ((self._state.index.view(), len(hashes)),))
 
     def changed(self, slots: I32, containers: Sequence[Any]) -> None:
         """These are the lists or dicts of the slots now; empty ones are forgotten."""

@@ -1,4 +1,4 @@
-"""How much every key of a table holds, and what that makes by key group: asked for while the job runs.
+"""How much every key of a table holds, what that makes by key group, which keys there are: asked while the job runs.
 
 Returned by the tables of `penstock.state`; added up by `penstock.task.questions`.
 """
@@ -9,9 +9,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow as pa
 
 if TYPE_CHECKING:
+    from penstock.core.keygroup import HashRange
     from penstock.kernels.compile import I64
+    from penstock.state.run_keys import Keys
+
+#: Columns of `KeyCounts.page` behind those of the key.
+HASH, ROWS = "__hash", "__rows"
 
 #: Keys that are looked at; of more, every so many-th.
 MOST_KEYS = 1 << 20
@@ -23,6 +29,8 @@ class KeyCounts:
 
     hashes: I64
     rows: np.ndarray
+    #: Where the keys themselves are, and how many, in the order of `hashes`; a key that is in several is named by each.
+    places: tuple[tuple[Keys, int], ...] = ()
 
     def by_group(self, key_groups: int, most: int = MOST_KEYS) -> dict[int, int]:
         """Return the rows of every key group that has any; of more than `most` keys from a part of them."""
@@ -39,3 +47,29 @@ class KeyCounts:
     def total(self) -> int:
         """Rows of all keys."""
         return int(self.rows.sum(dtype=np.int64))
+
+    def page(self, between: HashRange, most: int) -> pa.Table:
+        """Return the first `most` keys that have rows within a range of hashes, in the order of these: a row a key.
+
+        Keys of the last one's hash come together, so there may be more; columns: the key's, `HASH` and `ROWS`.
+        """
+        inside = np.flatnonzero((self.rows > 0) & (self.hashes >= between.low) & (self.hashes <= between.high))
+        if len(inside) > most:
+            hashes = self.hashes[inside]
+            inside = inside[hashes <= np.partition(hashes, most - 1)[most - 1]]
+        parts, first = [], 0
+        for keys, count in self.places:
+            begin, end = np.searchsorted(inside, (first, first + count))
+            parts.append(self._gathered(keys, inside[begin:end], first))
+            first += count
+        found = pa.concat_tables(parts).sort_by(HASH)
+        if len(parts) == 1:
+            return found
+        names = [*self.places[0][0].schema.names, HASH]
+        merged = found.group_by(names, use_threads=False).aggregate([(ROWS, "sum")])
+        return merged.select([*names, f"{ROWS}_sum"]).rename_columns([*names, ROWS]).sort_by(HASH)
+
+    def _gathered(self, keys: Keys, places: I64, first: int) -> pa.Table:
+        columns = keys.gather((places - first).astype(np.int32))
+        figures = [pa.array(self.hashes[places]), pa.array(self.rows[places].astype(np.int64))]
+        return pa.table([*columns, *figures], names=[*keys.schema.names, HASH, ROWS])

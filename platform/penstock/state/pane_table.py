@@ -158,7 +158,7 @@ class PaneTable:
     def counts(self) -> KeyCounts:
         """Return how many panes every key has in memory."""
         hashes = self._hot.index.hashes
-        return KeyCounts(hashes, self._hot.memory.counts(len(hashes)))
+        return KeyCounts(hashes, self._hot.memory.counts(len(hashes)), ((self._hot.index.view(), len(hashes)),))
 
     def drop_below(self, pane: int) -> None:
         """Forget all panes that start before `pane`: their pages become free, the log gets one tombstone."""

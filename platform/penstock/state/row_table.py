@@ -162,7 +162,7 @@ class RowTable:
         """Return which keys have a value."""
         hashes = self._state.index.hashes
         self._fit_slots()
-        return KeyCounts(hashes, self._where[: len(hashes)] >= 0)
+        return KeyCounts(hashes, self._where[: len(hashes)] >= 0, ((self._state.index.view(), len(hashes)),))
 
     def write(self, slots: I32, arrays: Sequence[pa.Array]) -> None:
         """Set the values of slots, each of which occurs once; they are accessed now."""

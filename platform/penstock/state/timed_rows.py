@@ -24,7 +24,7 @@ from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.look_up import rows_of
-from penstock.state.run_keys import in_order
+from penstock.state.run_keys import Keys, in_order
 from penstock.state.timed_added import Added, FrozenTimedRows
 from penstock.state.timed_run import Run
 from penstock.state.waiting import WaitingSegments
@@ -180,13 +180,16 @@ class TimedRows:
         """Return how many rows every key has, in memory and in files; a key may be named more than once."""
         own = self._state.index.hashes
         hashes, counts = [own], [np.zeros(len(own), np.int64)]
+        keys: list[Keys] = [self._state.index.view()]
         for run in self.runs(MIN_TIMESTAMP, MAX_TIMESTAMP):
             if run.spilled is None:
                 counts[0] += np.bincount(run.slots, minlength=len(own))
             else:
+                keys.append(run.file.keys)
                 hashes.append(run.file.keys.hashes)
                 counts.append(np.bincount(run.slots, minlength=len(hashes[-1])))
-        return KeyCounts(np.concatenate(hashes), np.concatenate(counts))
+        places = tuple(zip(keys, map(len, hashes), strict=True))
+        return KeyCounts(np.concatenate(hashes), np.concatenate(counts), places)
 
     def clean(self, up_to: int) -> None:
         """Forget all rows up to a time (inclusive)."""

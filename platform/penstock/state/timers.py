@@ -152,7 +152,8 @@ class TimerTable:
         """Return how many timers every key has in memory."""
         hashes = self._state.index.hashes
         words = np.concatenate([np.empty(0, np.int64), *(bucket.resolve() for bucket in self._buckets.values())])
-        return KeyCounts(hashes, np.bincount(words >> 1 & _SLOT_MASK, minlength=len(hashes)))
+        counts = np.bincount(words >> 1 & _SLOT_MASK, minlength=len(hashes))
+        return KeyCounts(hashes, counts, ((self._state.index.view(), len(hashes)),))
 
     def next_time(self) -> int | None:
         """Return a time before which no timer is due; None when there is no timer."""

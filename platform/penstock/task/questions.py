@@ -1,4 +1,4 @@
-"""What a running subtask answers when it is asked for its state: one key, how much there is, its hottest keys.
+"""What a running subtask answers when it is asked for its state: one key, which keys, how much, its hottest keys.
 
 `OpenQuestions` is asked by `task.runtime`; answers are made in the subtask's own thread between two elements: what is
 read is what the operators have now, not yet in any checkpoint, as Flink's queryable state (read uncommitted).
@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
-from penstock.core.keygroup import key_group_of, key_groups_of, subtask_of
+from penstock.core.keygroup import HashRange, key_group_of, key_groups_of, subtask_of
 from penstock.graph.validate import near
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.rpc.messages import SubtaskAnswer
 from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
+from penstock.state.key_counts import HASH, ROWS
 from penstock.state.key_text import json_value, parse_key
 from penstock.task.failure import describe
 from penstock.task.mailbox import MailboxFullError
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 _PLACE = (KEY_HASH, DELETED, SEQ)
 #: Largest key groups that a listing names.
 _LARGEST = 5
+#: Figures by key group of a state, over all its subtasks: of more groups several share one.
+_FIGURES = 1024
 #: Questions that wait for one subtask; more are refused.
 MOST_WAITING = 64
 #: Answer to a question for a subtask that does not run here, or no longer.
@@ -97,6 +100,8 @@ def answer(
     try:
         if question.what == "state":
             found = _rows(question, deployment, stores)
+        elif question.what == "keys":
+            found = _keys(question, deployment, stores)
         elif question.what == "states":
             found = {"states": _listing(deployment, stores)}
         elif question.what == "watermarks":
@@ -140,6 +145,21 @@ def _rows(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[Key
     }
 
 
+def _keys(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
+    """Return the first keys with rows in memory whose hashes are in the range asked for, and the last hash, if more."""
+    counts, groups = _table(question, stores).counts(), deployment.settings.key_groups
+    low, high = question.between
+    page = counts.page(HashRange(low, high), question.most)
+    hashes, rows = page[HASH].to_pylist(), page[ROWS].to_pylist()
+    keys = _json_rows(page.drop_columns([HASH, ROWS]))
+    found = [
+        {"key": key, "key-group": key_group_of(key_hash, groups), "rows": count}
+        for key, key_hash, count in zip(keys, hashes, rows, strict=True)
+    ]
+    more = bool(hashes) and counts.page(HashRange(hashes[-1] + 1, high), 1).num_rows > 0
+    return {"keys": found, "next": hashes[-1] if more else None}
+
+
 def _table(question: AskSubtask, stores: Iterable[KeyedState]) -> StateTable:
     store = next((store for store in stores if store.uid == question.uid), None)
     if store is None:
@@ -162,6 +182,10 @@ def _listing(deployment: TaskDeployment, stores: Iterable[KeyedState]) -> list[d
             counts, schema = table.counts(), table.source.spec.segment_schema
             by_group = counts.by_group(total)
             largest = sorted(by_group.items(), key=lambda item: (-item[1], item[0]))[:_LARGEST]
+            step = -(-total // _FIGURES)
+            figures = [0] * -(-len(groups) // step)
+            for group, rows in by_group.items():
+                figures[(group - groups.start) // step] += rows
             found.append(
                 {
                     "uid": store.uid,
@@ -175,6 +199,7 @@ def _listing(deployment: TaskDeployment, stores: Iterable[KeyedState]) -> list[d
                     "rows": counts.total,
                     "bytes": table.memory_bytes,
                     "largest-groups": [{"key-group": group, "rows": rows} for group, rows in largest],
+                    "rows-by-group": {"groups": step, "rows": figures},
                 }
             )
     return found

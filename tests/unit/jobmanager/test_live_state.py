@@ -6,8 +6,9 @@ import pytest
 
 from penstock.config.settings import JobSettings
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
+from penstock.core.keygroup import HASH_MAX, first_hash_of, key_group_of, key_groups_of, subtask_of
 from penstock.jobmanager import questions as module
-from penstock.jobmanager.live_state import StateKey, hot_keys_of, states_of, value_of
+from penstock.jobmanager.live_state import KeyPage, StateKey, hot_keys_of, keys_of, states_of, value_of
 from penstock.jobmanager.questions import Questions, Worker
 from penstock.jobmanager.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
 from penstock.rpc.messages import SubtaskAnswer
@@ -164,7 +165,7 @@ def test_states_are_added_up_over_subtasks():
         part = {
             "uid": "totals", "name": "panes", "key": ["k int64"], "schema": [], "subtask": command.subtask,
             "key-groups": [command.subtask, command.subtask], "rows": 10 + command.subtask, "bytes": 100,
-            "largest-groups": [],
+            "largest-groups": [], "rows-by-group": {"groups": 1, "rows": []},
         }  # fmt: skip
         return {"answer": {"states": [part]}}
 
@@ -172,6 +173,65 @@ def test_states_are_added_up_over_subtasks():
     assert (state["rows"], state["bytes"]) == (33, 300)
     assert [part["subtask"] for part in state["subtasks"]] == [0, 1, 2]
     assert "uid" not in state["subtasks"][0]
+
+
+#: One key in every tenth key group, at its first hash.
+GROUPS = JobSettings().key_groups
+HELD = [first_hash_of(group, GROUPS) for group in range(0, GROUPS, 10)]
+
+
+def browsed(cluster, **asked):
+    return asyncio.run(keys_of(job(), KeyPage("totals", "panes", **asked), cluster.questions))
+
+
+def holds(command):
+    """What a subtask answers that has those of `HELD` which are its own."""
+    low, high = command.between
+    own = key_groups_of(command.subtask, 3, GROUPS)
+    mine = [h for h in HELD if key_group_of(h, GROUPS) in own and low <= h <= high]
+    shown = [{"key": {"k": h}, "key-group": key_group_of(h, GROUPS), "rows": 1} for h in mine[: command.most]]
+    return {"answer": {"keys": shown, "next": mine[command.most - 1] if len(mine) > command.most else None}}
+
+
+@pytest.mark.parametrize("most", [1, 7, 35, 1000])
+def test_keys_are_browsed_page_by_page_over_all_subtasks(most):
+    cluster, found, after = Cluster(holds), [], None
+    while True:
+        page = browsed(cluster, most=most, after=after)
+        assert len(page["keys"]) <= most
+        found += page["keys"]
+        if page["next"] is None:
+            break
+        assert page["keys"], "or nothing would be gained by asking on"
+        after = int(page["next"])
+    assert [key["key"]["k"] for key in found] == HELD
+    assert [key["subtask"] for key in found] == [subtask_of(key["key-group"], 3, GROUPS) for key in found]
+    assert len(cluster.asked) <= len(HELD) // most + 4, "subtasks that are done with are not asked again"
+
+
+def test_keys_of_one_key_group_are_asked_of_its_subtask_alone():
+    cluster = Cluster(holds)
+    (key,) = browsed(cluster, key_group=500)["keys"]
+    assert (key["key-group"], cluster.asked) == (500, [1])
+    assert browsed(cluster, key_group=501) == {"uid": "totals", "name": "panes", "keys": [], "next": None}
+
+
+@pytest.mark.parametrize(
+    ("asked", "error"),
+    [
+        ({"most": 0}, "limit 0 is not between 1 and 1000"),
+        ({"most": 1001}, "limit 1001"),
+        ({"key_group": GROUPS}, f"there is no key group {GROUPS}"),
+        ({"key_group": -1}, "there is no key group -1"),
+        ({"after": HASH_MAX + 1}, "is no hash of these keys"),
+        ({"key_group": 3, "after": 0}, "is no hash of these keys"),
+    ],
+)
+def test_keys_that_cannot_be(asked, error):
+    cluster = Cluster(holds)
+    with pytest.raises(UsageError, match=error):
+        browsed(cluster, **asked)
+    assert cluster.asked == []
 
 
 def test_hot_keys_are_those_of_all_subtasks_with_their_share_of_all_rows():

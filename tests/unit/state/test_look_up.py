@@ -1,14 +1,16 @@
 """One key of a live table is found wherever it lies, and looking makes nothing."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from penstock.core.keygroup import key_group_of
+from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange, key_group_of
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_columns
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.key_counts import KeyCounts
+from penstock.state.key_counts import HASH, ROWS, KeyCounts
 from penstock.state.key_index import KeyIndex
 
 ONE_PANE = PaneTableSpec(
@@ -117,6 +119,40 @@ def test_rows_of_a_join_in_order_of_time_wherever_they_lie(state):
     assert found(5, most=3) == found(5)[:3]
     assert found(1000) == []
     assert table.counts().total >= len(expected)
+    pages = pages_of(table, 7)
+    assert [row["k"] for row in pages] == sorted({row["k"] for row in pages}, key=hash_of)
+    assert len(pages) == len({row["k"] for row in pages}), "a key of several files is one"
+    assert sum(row[ROWS] for row in pages) == table.counts().total
+    assert next(row[ROWS] for row in pages if row["k"] == 5) >= len(expected)
+
+
+def hash_of(key):
+    return int(hash_columns(pa.record_batch({"k": pa.array([key])}), ("k",))[0])
+
+
+def pages_of(table, most):
+    """All keys of a table, `most` at a time."""
+    found, low = [], HASH_MIN
+    while rows := table.counts().page(HashRange(low, HASH_MAX), most).to_pylist():
+        assert len(rows) <= most
+        found += rows
+        low = rows[-1][HASH] + 1
+    return found
+
+
+def test_keys_of_one_hash_come_together_and_those_without_rows_do_not():
+    hashes = np.array([5, -7, 5, 9, -7, 1], np.int64)
+    keys = SimpleNamespace(
+        schema=pa.schema([("k", pa.int64())]), hashes=hashes, gather=lambda slots: [pa.array(slots.astype(np.int64))]
+    )
+    counts = KeyCounts(hashes, np.array([1, 2, 3, 4, 0, 6]), ((keys, 6),))
+    page = lambda low, high, most: [
+        (row["k"], row[HASH], row[ROWS]) for row in counts.page(HashRange(low, high), most).to_pylist()
+    ]
+    assert page(HASH_MIN, HASH_MAX, 3) == [(1, -7, 2), (5, 1, 6), (0, 5, 1), (2, 5, 3)]
+    assert page(6, HASH_MAX, 3) == [(3, 9, 4)]
+    assert page(-7, -7, 3) == [(1, -7, 2)]
+    assert page(10, HASH_MAX, 3) == []
 
 
 def test_rows_by_key_group_are_those_of_the_keys():

@@ -14,6 +14,14 @@ export function get(path, signal) {
   return ask("GET", path, undefined, signal);
 }
 
+// {text} of a path that answers plain text.
+export async function getText(path, signal) {
+  const answer = await answered("GET", path, { signal });
+  const text = await answer.text();
+  if (!answer.ok) throw new ApiError(`${answer.status} for ${path}`, answer.status);
+  return { text };
+}
+
 export function send(method, path, body) {
   return ask(method, path, body);
 }
@@ -22,13 +30,7 @@ async function ask(method, path, body, signal) {
   const headers = {};
   const binary = body instanceof Blob;
   if (body !== undefined) headers["Content-Type"] = binary ? "application/octet-stream" : "application/json";
-  let answer;
-  try {
-    answer = await fetch(BASE + path, { method, headers, signal, body: binary ? body : JSON.stringify(body) });
-  } catch (error) {
-    if (error.name === "AbortError") throw error;
-    throw new ApiError("The JobManager does not answer.", 0);
-  }
+  const answer = await answered(method, path, { headers, signal, body: binary ? body : JSON.stringify(body) });
   const text = await answer.text();
   let found;
   try {
@@ -38,6 +40,15 @@ async function ask(method, path, body, signal) {
   }
   if (!answer.ok) throw new ApiError(found.errors?.join(" ") ?? `${answer.status} for ${path}`, answer.status);
   return found;
+}
+
+async function answered(method, path, options) {
+  try {
+    return await fetch(BASE + path, { method, ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError("The JobManager does not answer.", 0);
+  }
 }
 
 // Ask for what became of a request until it has ended; returns its location ("" for none), throws its failure. A

@@ -74,6 +74,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
   const series = health.vertices[vertex.id];
   const kind = loads.length ? mood(load) : "idle";
   const marks = metrics.map((m) => m.currentOutputWatermark);
+  const lag = metrics.some((m) => m.recordsLag !== undefined) ? `, ${short(sumOf(metrics, "recordsLag"))} rows to read` : "";
   return h("button", {
     type: "button", key: vertex.id, class: `card ${kind}${culprit ? ` culprit ${culprit.level}` : ""}`,
     "aria-pressed": String(vertex.id === shown), onclick: () => select(vertex.id), "data-vertex": vertex.id,
@@ -89,7 +90,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
   h("span", { class: "row" },
     h("span", { class: "rates" }, `${rate(sumOf(metrics, "numRecordsInPerSecond"))} in`, h("br"), `${rate(sumOf(metrics, "numRecordsOutPerSecond"))} out`),
     spark(series?.["rows-out"], "Rows out over the last minutes")),
-  h("span", { class: "mark" }, marks.length ? `event time ${behind(Math.min(...marks), now)}` : ""));
+  h("span", { class: "mark" }, marks.length ? `event time ${behind(Math.min(...marks), now)}${lag}` : ""));
 }
 
 function details({ job, data, health, ui, update, reload }) {

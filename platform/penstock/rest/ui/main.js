@@ -4,6 +4,7 @@ import { learn, reader } from "./access.js";
 import { ApiError } from "./api.js";
 import { h, render } from "./dom.js";
 import * as job from "./job.js";
+import * as logs from "./logs.js";
 import * as overview from "./overview.js";
 import * as submit from "./submit.js";
 import * as taskmanagers from "./taskmanagers.js";
@@ -12,6 +13,7 @@ const EVERY_MS = 2000;
 const ROUTES = [
   [/^#\/jobs\/([^/]+)(?:\/([a-z]+))?$/, job],
   [/^#\/taskmanagers(?:\/([^/]+))?$/, taskmanagers],
+  [/^#\/logs(?:\/([^/]+))?$/, logs],
   [/^#\/submit$/, submit],
   [/^(?:#\/?)?$/, overview],
 ];

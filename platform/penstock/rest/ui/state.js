@@ -1,8 +1,9 @@
-// State of a running job: what there is and how much of it by key groups, the hottest keys, and the rows of one key.
+// State of a running job: what there is and how much of it by key groups, its keys, the hottest, and the rows of one.
 
 import { ApiError, get } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, number, percent, short } from "./format.js";
+import { browser, sizes, typed } from "./keys.js";
 import { idOf, note, table } from "./parts.js";
 
 // Subtasks are asked for it: less often than the figures they send by themselves.
@@ -32,7 +33,7 @@ export function view({ id, data, ui, update }) {
     data.states.map((state) => {
       // Keys are hot for an operator; they are shown with its largest state.
       const first = data.states.find((other) => other.uid === state.uid) === state;
-      return section(state, first ? data.hot.find((operator) => operator.uid === state.uid) : null, ask);
+      return section(state, first ? data.hot.find((operator) => operator.uid === state.uid) : null, { id, ui, ask, update });
     }),
   ];
 }
@@ -62,6 +63,7 @@ async function lookUp({ id, uid, name, key, ui, update }) {
   }
   ui.asking = false;
   update();
+  document.getElementById("answer")?.scrollIntoView({ block: "nearest" });
 }
 
 function answer(found) {
@@ -76,7 +78,7 @@ function answer(found) {
 
 const text = (value) => (value === null ? "null" : typeof value === "object" ? JSON.stringify(value) : String(value));
 
-function section(state, hot, ask) {
+function section(state, hot, { id, ui, ask, update }) {
   const most = Math.max(...state.subtasks.map((part) => part.rows), 1);
   const name = idOf("state", state.uid, state.name);
   return h("section", { class: "panel", key: name, "aria-labelledby": name },
@@ -91,13 +93,14 @@ function section(state, hot, ask) {
         h("td", { class: "end" }, short(part.rows)),
         h("td", { class: "end" }, bytes(part.bytes)),
         h("td", {}, part["largest-groups"].map((group) => `${group["key-group"]} (${short(group.rows)})`).join(", "))))),
+    sizes(state),
+    browser({ id, state, ui, ask, update }),
     hot?.keys.length ? hotKeys(state, hot, ask) : null);
 }
 
 function hotKeys(state, hot, ask) {
   return [h("h3", {}, "Hottest keys"), h("ul", { class: "hot", "aria-label": `Hottest keys of ${state.uid}` }, hot.keys.slice(0, 10).map((key) => {
-    const values = Object.values(key.key);
-    const asked = values.length === 1 && typeof values[0] !== "object" ? String(values[0]) : JSON.stringify(values);
+    const asked = typed(key.key);
     return h("li", { key: asked },
       h("button", { type: "button", onclick: () => ask(state.uid, state.name, asked), title: "Look its rows up" }, asked),
       h("span", { class: "meter" }, h("i", { style: { width: `${key.share * 100}%` } })), percent(key.share));

@@ -3,6 +3,7 @@
 import { ApiError, get } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, duration } from "./format.js";
+import { page } from "./logs.js";
 import { idOf, note, squares, table } from "./parts.js";
 
 export const title = ({ args }) => (args[0] ? `Log of ${args[0]}` : "Task managers");
@@ -26,10 +27,11 @@ async function workersOf(job, signal) {
 }
 
 export function view({ args, data }) {
-  if (args[0]) return logOf(args[0], data.log.text);
+  if (args[0]) return page(args[0], data.log.text);
   const now = Date.now();
   return [
     h("h1", { tabindex: -1 }, "Task managers"),
+    h("p", {}, h("a", { href: "#/logs" }, "Log of the JobManager")),
     data.managers.length ? null : note("None is registered: jobs wait for slots. Start one with penstock taskmanager."),
     data.managers.map((manager) => {
       const own = data.workers.filter((worker) => worker.taskmanager === manager.id);
@@ -39,7 +41,8 @@ export function view({ args, data }) {
           h("span", {}, squares(manager.slotsNumber - manager.freeSlots, manager.slotsNumber)),
           h("span", {}, `${manager.freeSlots} of ${manager.slotsNumber} slots free`),
           h("span", {}, manager.path), h("span", {}, `process ${manager.pid}`),
-          h("span", {}, `heard of ${duration(Math.max(0, now - manager.timeSinceLastHeartbeat))} ago`)),
+          h("span", {}, `heard of ${duration(Math.max(0, now - manager.timeSinceLastHeartbeat))} ago`),
+          h("a", { href: `#/logs/${encodeURIComponent(manager.id)}`, "aria-label": `Log of ${manager.id}` }, "log")),
         table(`Workers of ${manager.id}`, ["Worker", "Job", ["Process", "end"], ["Memory", "end"], "Log"],
           own.map((worker) => h("tr", { key: worker.id },
             h("th", { scope: "row" }, h("code", {}, worker.id)),
@@ -49,13 +52,5 @@ export function view({ args, data }) {
             h("td", {}, h("a", { href: `#/taskmanagers/${encodeURIComponent(worker.id)}`, "aria-label": `Log of ${worker.id}` }, "log")))),
           "All its slots are free."));
     }),
-  ];
-}
-
-function logOf(worker, text) {
-  return [
-    h("p", {}, h("a", { href: "#/taskmanagers" }, "Task managers")),
-    h("h1", { tabindex: -1 }, "Log of ", h("code", {}, worker)),
-    text ? h("pre", { class: "log", tabindex: 0, role: "region", "aria-label": `Log of ${worker}` }, text) : note("It has logged nothing."),
   ];
 }

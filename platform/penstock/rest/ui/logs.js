@@ -1,0 +1,26 @@
+// What the JobManager or a TaskManager has logged: the end of it.
+
+import { getText } from "./api.js";
+import { h } from "./dom.js";
+import { note } from "./parts.js";
+
+export const title = ({ args }) => `Log of ${nameOf(args)}`;
+
+const nameOf = ([taskmanager]) => taskmanager ?? "the JobManager";
+
+export function load({ args: [taskmanager] }, signal) {
+  return getText(taskmanager === undefined ? "/jobmanager/log" : `/taskmanagers/${encodeURIComponent(taskmanager)}/log`, signal);
+}
+
+export function view({ args, data }) {
+  return page(nameOf(args), data.text);
+}
+
+// A log with its heading and the way back; of a worker too.
+export function page(name, text) {
+  return [
+    h("p", {}, h("a", { href: "#/taskmanagers" }, "Task managers")),
+    h("h1", { tabindex: -1 }, "Log of ", h("code", {}, name)),
+    text ? h("pre", { class: "log", tabindex: 0, role: "region", "aria-label": `Log of ${name}` }, text) : note("It has logged nothing."),
+  ];
+}
