@@ -7,11 +7,9 @@ import asyncio
 import msgspec
 import pytest
 
-from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.config.settings import ClusterSettings
 from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
-from penstock.graph.job_graph import decode_graph, encode_graph
-from penstock.graph.rescale import RescaleTo
+from penstock.graph.job_graph import encode_graph
 from penstock.jobmanager import dispatcher as dispatcher_module
 from penstock.jobmanager import enumerators
 from penstock.jobmanager.config import JobManagerConfig
@@ -332,71 +330,6 @@ async def test_a_cut_whose_savepoint_cannot_be_written_is_refused_and_the_job_go
     status = await dispatcher.wait_operation(await dispatcher.stop(job_id, uri=str(target)), 10_000)
     assert (status.status, status.uri) == ("COMPLETED", machine.world.savepoints[-1])
     assert list(target.iterdir()) == [], "what was tried is gone"
-
-
-async def test_a_token_of_another_jobs_request_is_refused_by_every_leader(cluster_of, encoded, tmp_path):
-    old, _ = await cluster_of()
-    target = str(tmp_path / "saved")
-
-    async def stopped(manager, job):
-        request = await manager.dispatcher.stop(job, uri=target, token="nightly")
-        return await manager.dispatcher.wait_operation(request, 10_000)
-
-    async def refuse(manager, job):
-        ask = manager.dispatcher
-        for made in (
-            ask.stop(job, uri=target, token="nightly"),
-            ask.savepoint(job, target, token="nightly"),
-            ask.rescale(job, RescaleTo(1, token="nightly")),
-            ask.changes.upgrade(job, other, UpgradePolicy(), "nightly"),
-        ):
-            with pytest.raises(UsageError, match=r"'nightly' was given to a request of job 'job' already"):
-                await made
-        assert ask.summary(job).state == "RUNNING"
-
-    other = encode_graph(msgspec.structs.replace(decode_graph(encoded(parallelism=1)), name="other"))
-    first = await old.dispatcher.submit(encoded(parallelism=1))
-    await running(old, first)
-    assert (await stopped(old, first)).status == "COMPLETED"
-    running_id = await old.dispatcher.submit(other)
-    await running(old, running_id)
-    await refuse(old, running_id)
-    await old.close()
-    new, _ = await cluster_of()
-    await running(new, running_id)
-    await refuse(new, running_id)
-    again = await new.dispatcher.submit(encoded(parallelism=1))
-    assert (await stopped(new, again)).job_id == first, "the run that was stopped, not the one of that name now"
-    assert not new.dispatcher.summary(again).terminal
-
-
-async def test_a_token_is_for_one_kind_of_request_under_every_leader(cluster_of, encoded, tmp_path):
-    """What is asked for with the token of something else is refused, not answered with what that came to."""
-    old, _ = await cluster_of()
-    ask, target = old.dispatcher, str(tmp_path / "saved")
-    job = await ask.submit(encoded(parallelism=1), SubmitOptions(token="begun"))
-    other = encode_graph(msgspec.structs.replace(decode_graph(encoded(parallelism=1)), name="other"))
-    with pytest.raises(UsageError, match="'job' was submitted with token 'begun' already"):
-        await ask.submit(other, SubmitOptions(token="begun"))
-    await running(old, job)
-    assert (await ask.wait_operation(await ask.savepoint(job, target, token="saved"), 10_000)).status == "COMPLETED"
-    for made in (
-        ask.stop(job, uri=target, token="saved"),
-        ask.rescale(job, RescaleTo(1, token="saved")),
-        ask.changes.upgrade(job, encoded(parallelism=1), UpgradePolicy(), "saved"),
-    ):
-        with pytest.raises(UsageError, match="'saved' was given to a request for a savepoint already"):
-            await made
-    assert await ask.savepoint(job, target, token="saved") == "saved"
-    assert ask.summary(job).state == "RUNNING"
-    request = await ask.stop(job, uri=target, token="stopped")
-    assert (await ask.wait_operation(request, 10_000)).status == "COMPLETED"
-    assert (await ask.wait(job, 10_000)).state == "FINISHED"
-    await old.close()
-    new, _ = await cluster_of()
-    with pytest.raises(UsageError, match="'stopped' was given to a request for a stop already"):
-        await new.dispatcher.savepoint(job, target, token="stopped")
-    assert await new.dispatcher.stop(job, uri=target, token="stopped") == "stopped"
 
 
 async def test_names_of_state_to_leave_behind_are_refused_without_a_savepoint(cluster_of, encoded):
