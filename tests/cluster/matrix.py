@@ -28,7 +28,7 @@ EVENTS, RATE = 12_000, 4_000
 class Point:
     """How a failpoint is reached."""
 
-    #: What must happen first: nothing, `restart`, `rescale` or `stop`.
+    #: What must happen first: nothing, `restart`, `rescale` (a start as another run), `in place` (a rescale) or `stop`.
     first: str = ""
     #: Seed n takes hit 1 + n * step of a process; 0: there is only one.
     step: int = 1
@@ -47,6 +47,9 @@ POINTS = {
     "sink.after_commit": Point(),
     "task.during_restore": Point(first="restart", step=0),
     "jobmanager.during_rescale": Point(first="rescale", step=0),
+    # between a rescale's checkpoint and its record, and between the record and the new workers
+    "jobmanager.before_rescale_record": Point(first="in place", step=0),
+    "jobmanager.after_rescale_record": Point(first="in place", step=0),
     "jobmanager.during_stop": Point(first="stop", step=0),
     # small segments travel inside the acknowledgement: this one needs more keys
     "segment.upload": Point(orders={"users": 20_000, "events": 80_000}, rate=20_000),
@@ -133,6 +136,8 @@ def _provoke(scene, point, cell):
         scene.kill(scene.victim_pid("worker", pick=cell.seed))
     elif point.first == "stop":
         scene.ask(lambda rest: rest.stop(scene.job_id))  # held while it answers: then the request just times out
+    elif point.first == "in place":
+        scene.ask(lambda rest: rest.rescale(scene.job_id, 1, token=secrets.token_hex(8)))
     elif point.first == "rescale":
         scene.stop()
         scene.submit_in_background(job=scene.with_job(parallelism=1), token=secrets.token_hex(8))

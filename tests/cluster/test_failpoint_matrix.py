@@ -15,6 +15,10 @@ SELECTION = (
     Cell("sink.after_commit", "taskmanager", 0),
     Cell("task.during_restore", "taskmanager", 0),
     Cell("jobmanager.during_rescale", "jobmanager", 0),
+    Cell("jobmanager.before_rescale_record", "worker", 0),
+    Cell("jobmanager.before_rescale_record", "taskmanager", 1),
+    Cell("jobmanager.after_rescale_record", "worker", 1),
+    Cell("jobmanager.after_rescale_record", "taskmanager", 0),
     Cell("jobmanager.during_stop", "worker", 0),
     Cell("segment.upload", "worker", 1),
 )

@@ -18,7 +18,7 @@ from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.config.security import token_digest
 from penstock.core.errors import UsageError
 
-ROWS, RATE = 4000, 400
+ROWS, RATE = 16_000, 400
 LIMIT_S = 120.0
 RESET = b"(reset)"
 JOB = f"""
@@ -113,6 +113,7 @@ def hostile(url, tokens, job_id):
     yield "out of the folder, backslashes", 400, ("GET", "/v1/..%5c..%5cetc"), {"token": admin}
     yield "a zero byte", 400, ("GET", "/v1/jobs/%00"), {"token": admin}
     yield "a worker's log by a path", 404, ("GET", "/v1/penstock/workers/a.b/log"), {"token": admin}
+    yield "a graph under another hash", 400, ("POST", f"{submit}?sha256={'0' * 64}"), {"token": admin, "body": b"x"}
     yield "no graph", 400, ("POST", submit), {"token": admin, "body": b""}
     yield "a graph that is noise", 400, ("POST", submit), {"token": admin, "body": os.urandom(2000)}
     yield "a pickle as graph", 400, ("POST", submit), {"token": admin, "body": b"cos\nsystem\n(S'exit 1'\ntR."}
@@ -122,6 +123,22 @@ def hostile(url, tokens, job_id):
     yield "a page of another site", 403, ("DELETE", "/cluster"), {
         "headers": {"Authorization": _password(admin), "Origin": "http://evil.example"}
     }  # fmt: skip
+
+
+def forged_taskmanagers(rest, folder):
+    """What processes get that would be TaskManagers: penstock's own with another secret, and one that sends noise."""
+    address = next(e["value"] for e in rest._get("/v1/jobmanager/config") if e["key"] == "jobmanager.rpc.address")
+    environment = {**os.environ, "PENSTOCK_CLUSTER_SECRET": "f" * 64, "PENSTOCK_HOME": str(folder / "forged")}
+    words = ["-m", "penstock.cli.main", "taskmanager", "--jobmanager", address, "--id", "forged", "--slots", "8"]
+    forged = subprocess.run(
+        [sys.executable, *words], env=environment, capture_output=True, text=True, timeout=LIMIT_S, cwd=folder
+    )
+    assert forged.returncode == 1, forged
+    assert "secret" in forged.stderr, forged
+    noise = raw(f"http://{address}", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + os.urandom(5000))
+    assert b"penstock" not in noise
+    assert [manager["id"] for manager in rest.taskmanagers()] != ["forged"]
+    assert len(rest.taskmanagers()) == 1
 
 
 def _password(token):
@@ -157,6 +174,7 @@ def test_a_cluster_under_hostile_requests_goes_on_exactly(tmp_path, tokens):
                 (error,) = json.loads(text)["errors"]
                 assert error, what
             assert not any(token in text for token in by_role.values()), what
+        forged_taskmanagers(rest, tmp_path)
         assert raw(cluster.rest_url, b"\x16\x03\x01\x02\x00" + os.urandom(200)).startswith(b"HTTP/1.1 400")
         endless = raw(cluster.rest_url, b"GET / HTTP/1.1\r\nX: " + b"a" * 200_000)
         assert endless.startswith((b"HTTP/1.1 400", RESET)), "what it had not read is reset"

@@ -1,6 +1,7 @@
 """A cluster of one TaskManager with jobs that never end, for Flink's own tools."""
 
 import runpy
+from urllib.parse import urlsplit
 
 from tests.cluster.proc_tree import wait_until
 
@@ -28,7 +29,7 @@ class Place:
     """A cluster of one TaskManager, and jobs that never end."""
 
     def __init__(self, folder, slots=2, tokens=None):
-        """`tokens`: `tests.cluster.tokens.Tokens` of a protected cluster."""
+        """`tokens`: what has the `environment` of a protected cluster's processes."""
         self.folder, self.tokens = folder, tokens
         environment = {} if tokens is None else tokens.environment
         config = LocalClusterConfig(
@@ -38,7 +39,7 @@ class Place:
 
     @property
     def address(self):
-        return self.cluster.rest_url.removeprefix("http://")
+        return urlsplit(self.cluster.rest_url).netloc
 
     def submit(self, name, **options):
         """Start a job and return its id once it has a checkpoint."""

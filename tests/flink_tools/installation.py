@@ -77,9 +77,13 @@ def _installer() -> list[str]:
 class FlinkCli:
     """Runs `flink` against one REST address: the class that Flink's script of that name starts, with its options."""
 
-    def __init__(self, folder: Path, address: str, token: str = "") -> None:
-        """`address` is host:port; a token goes as a header, which Flink's client takes from its environment."""
+    def __init__(self, folder: Path, address: str, token: str = "", options: dict[str, object] | None = None) -> None:
+        """`address` is host:port; a token goes as a header, which Flink's client takes from its environment.
+
+        `options` are given as `-D name=value` with every command.
+        """
         self.address = address
+        self._options = [word for name, value in (options or {}).items() for word in ("-D", f"{name}={value}")]
         self._headers = {"FLINK_REST_CLIENT_HEADERS": f"Authorization:Bearer {token}"} if token else {}
         self._conf = folder / "flink-conf"
         self._conf.mkdir(exist_ok=True)
@@ -92,7 +96,8 @@ class FlinkCli:
         """The output of a command that has to end with this code."""
         log = f"-Dlog.file={self._conf}/cli.log", f"-Dlog4j.configurationFile={self._conf}/log4j-cli.properties"
         classes = ["-cp", f"{home()}/pyflink/lib/*", "org.apache.flink.client.cli.CliFrontend"]
-        command = [java_program(), "-XX:TieredStopAtLevel=1", *log, *classes, *words]
+        action, *rest = words
+        command = [java_program(), "-XX:TieredStopAtLevel=1", *log, *classes, action, *self._options, *rest]
         environment = {**os.environ, "FLINK_CONF_DIR": str(self._conf), **self._headers}
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
         assert done.returncode == code, f"flink {' '.join(words)}\n{done.stdout}\n{done.stderr}"
