@@ -77,7 +77,6 @@ class Job(Fetching):
         self.clock = SteppingClock()
         #: The latest time at which any subtask has written.
         self.latest = 0
-        self.holds_values = any(c in ("t", "d", "b") for *_, c in getattr(model, "aggregates", ()))
         columns = {c: pa.array([k[i] for k in keys], SCHEMA.field(c).type) for i, c in enumerate(model.key)}
         hashes = hash_columns(pa.RecordBatch.from_pydict(columns), model.key).tolist()
         self.hash = dict(zip(keys, hashes, strict=True))
@@ -154,8 +153,7 @@ class Job(Fetching):
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
                 # with a cold side less than one page: every batch evicts
-                # (values of any length stay in memory)
-                budget=MemoryBudget(64 << 20 if self.backend == "hashmap" or self.holds_values else 50_000),
+                budget=MemoryBudget(64 << 20 if self.backend == "hashmap" else 50_000),
             )
         )
         operator = create_operator(self.model.kind)

@@ -16,9 +16,10 @@ from penstock.kernels.hashing import hash_columns
 from penstock.kernels.merge import merge_cells
 from penstock.kernels.windows import TIME_LIMIT
 from penstock.operators.aggregates import AggregatePlan
-from penstock.operators.combine import CELLS_COLUMN, Combiner, cells_of, combiner_for
+from penstock.operators.combine import CELLS_COLUMN, Combiner, cells_of, combiner_for, taken_cells
 from penstock.operators.window_schema import parse
 from penstock.state.adding import add_rows
+from penstock.state.values import ValueHeap, take_values
 
 ALWAYS = JobSettings(combine_min_rows=1, combine_ratio=1.0)
 SCHEMA = pa.schema(
@@ -241,6 +242,28 @@ def test_keys_that_share_a_hash_stay_apart():
     combined = combiner_for(shape, schema, ALWAYS).combine(batch)
     assert combined.column("a").to_pylist() == [None, 1]
     assert (cells_of(combined)[:, 0] >> 1).tolist() == [9, 9]
+
+
+def test_strings_go_with_the_cells_that_refer_to_them_and_nothing_tells_where_they_were():
+    texts = [{"fn": fn, "column": "s", "alias": fn} for fn in ("min", "max", "first", "last")]
+    values, spec = [None, "b", "a" * 20, "c", None, "", None], AggregatePlan(parse(config(texts, ("k",))), SCHEMA).spec
+    batch = orders(7, 1, k=[1, 1, 1, 1, 2, 2, 3], s=values, **{TS_COLUMN: [0, 4, 3, 9, 1, 1, 1]})
+    combined = made(texts, combine_ratio=1.0).combine(batch)
+    assert not cells_of(combined)[:, list(spec.value_words)].any(), "a replay would send other bytes"
+    (received,), heap = _sent(combined), ValueHeap()
+    cells = taken_cells(received.slice(1), spec, heap)
+    cells = np.concatenate([taken_cells(received.slice(0, 1), spec, heap), cells])
+    assert (cells[:, 0] >> 1).tolist() == [4, 2, 1]
+    found = [take_values(cells[:, word], kind).to_pylist() for word, kind in spec.value_words.items()]
+    assert found == [["a" * 20, "", None], ["c", "", None], ["a" * 20, "", None], ["c", "", None]]
+
+
+def _sent(batch):
+    """Read a batch as another process does."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    return pa.ipc.open_stream(sink.getvalue())
 
 
 def test_keys_are_forgotten_when_there_are_too_many():

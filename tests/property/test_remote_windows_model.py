@@ -84,7 +84,7 @@ RESTORED_ROWS = [("batch", 1, 30), ("watermark", 0, 100), ("save",), ("batch", 2
 @given(operations=mixed(sessions.OPERATIONS, FETCHES), gap=st.sampled_from([7, 30, 100]))
 def test_sessions_are_the_models_when_state_stays_in_the_object_store(gap, lateness, operations):
     with tempfile.TemporaryDirectory() as folder:
-        job = Sessions(folder, gap, lateness, aggregates=sessions.FIXED)
+        job = Sessions(folder, gap, lateness)
         sessions.run(job, [*RESTORED_SESSIONS, *operations])
 
 

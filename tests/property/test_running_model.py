@@ -32,13 +32,7 @@ MODELS = {
 }
 
 
-#: Values of any length are refused with `remote`.
-CASES = [
-    (name, backend)
-    for backend in ("hashmap", "rocksdb", "remote")
-    for name in sorted(MODELS)
-    if backend != "remote" or "any length" not in name
-]
+CASES = [(name, backend) for backend in ("hashmap", "rocksdb", "remote") for name in sorted(MODELS)]
 
 
 @contextmanager

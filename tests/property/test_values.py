@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.kernels.merge import MAX_V, MIN_V, keep_extremes, merge_cells
+from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.cell_records import CellRecords
 from penstock.state.values import ValueHeap, take_values
 
 TEXTS = st.text(max_size=20) | st.sampled_from(
@@ -63,6 +65,32 @@ def test_the_least_and_the_greatest_are_pythons(kind, op, data):
     assert take_values(merged[:, 1], plain).to_pylist() == wanted
     (moved,) = heap.compact([np.ascontiguousarray(cells[:, 1])])
     assert take_values(moved, plain).to_pylist() == wanted
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.none() | TEXTS, st.integers(), st.none() | DECIMALS), min_size=1, max_size=30), st.data())
+def test_cells_come_back_from_their_records_with_what_they_refer_to(rows, data):
+    """Of any of the records, in any order, and into a heap that has other values."""
+    texts, times, decimals = zip(*rows, strict=True)
+    kinds = (pa.string(), pa.decimal128(38, 2))
+    spec = PaneTableSpec(
+        pa.schema([pa.field("k", pa.int64())]),
+        (AccumulatorSpec("most", "value", "max", kinds[0]), AccumulatorSpec("end", "value", "last", kinds[1])),
+    )
+    heap, records = ValueHeap(), CellRecords(spec)
+    cells = np.empty((len(rows), spec.width), np.int64)
+    cells[:, 0], cells[:, 2] = 2 * np.arange(len(rows)), [time % (1 << 60) for time in times]
+    first, second = spec.value_words
+    cells[:, first], cells[:, second] = heap.put(pa.array(texts, kinds[0])), heap.put(pa.array(decimals, kinds[1]))
+    packed = records.pack(cells.copy())
+    chosen = data.draw(st.permutations(range(len(rows))))[: data.draw(st.integers(1, len(rows)))]
+    other = ValueHeap()
+    other.put(pa.array(["something else"]))
+    found = records.unpack([packed[i] for i in chosen], other)
+    del heap
+    assert found[:, [0, 2]].tolist() == cells[chosen][:, [0, 2]].tolist()
+    assert take_values(found[:, first], kinds[0]).to_pylist() == [texts[i] for i in chosen]
+    assert take_values(found[:, second], kinds[1]).to_pylist() == [decimals[i] for i in chosen]
 
 
 def test_compacting_leaves_behind_what_nothing_names():

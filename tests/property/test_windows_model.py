@@ -108,14 +108,14 @@ class Job(Fetching):
         size, slide, offset, step = window
         kind = {"kind": "cumulative", "step_us": step} if step else {"kind": "sliding", "slide_us": slide}
         shape = {**kind, "size_us": size, "offset_us": offset}
-        aggregates = AGGREGATES + PICKED if way == "values" else AGGREGATES
+        values = "values" in way
+        aggregates = AGGREGATES + PICKED if values else AGGREGATES
         self.config = {"key": list(self.key), "window": shape, "aggregates": aggregates}
         self.config["allowed_lateness_us"] = lateness
         if way == "routed":
             self.config["late_to"] = {"tag": "late", "columns": SCHEMA.names}
-        self.model = Model(self.key, keys, window, lateness, values=way == "values")
-        self.combiner = combiner_for(self.config, SCHEMA, ALWAYS) if way in ("combined", "values") else None
-        assert way != "values" or self.combiner is None
+        self.model = Model(self.key, keys, window, lateness, values=values)
+        self.combiner = combiner_for(self.config, SCHEMA, ALWAYS) if way == "combined" or values else None
         self.files = {}
         self.complete = (None, 1, self.model.copy())
         self.checkpoint_id = 0
@@ -145,8 +145,7 @@ class Job(Fetching):
         owned = hash_range_of(subtask, parallelism, KEY_GROUPS)
         options = self.options
         keyed, restored = ([], []) if snapshot is None else snapshot
-        stays = self.backend == "hashmap" or self.model.values  # values of any length stay in memory
-        budget = MemoryBudget(options.managed_memory_bytes if stays else 200_000)
+        budget = MemoryBudget(options.managed_memory_bytes if self.backend == "hashmap" else 200_000)
         store = open_keyed_state(
             KeyedStateRequest(
                 uid=UID,
@@ -339,13 +338,16 @@ def play(job, operations):
         assert operator._table.panes() == []
 
 
-@pytest.mark.parametrize("way", ["hashmap", "rocksdb", "remote", "combined", "routed", "values"])
+WAYS = ["hashmap", "rocksdb", "remote", "combined", "routed", "values", "values, rocksdb", "values, remote"]
+
+
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", list(KEYS))
 @settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(operations=OPERATIONS, window=WINDOWS, local_bytes=st.sampled_from(LOCAL_BYTES))
 def test_output_is_the_models(way, kind, operations, window, local_bytes):
     with tempfile.TemporaryDirectory() as folder, small_pieces():
-        backend = way if way in {"rocksdb", "remote"} else "hashmap"
+        backend = next((name for name in ("rocksdb", "remote") if name in way), "hashmap")
         job = Job(folder, kind, window, backend, way, local_bytes)
         play(job, operations)
         for _, store in job.subtasks:
@@ -379,7 +381,7 @@ def episodes(seed, count):
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb", "remote"])
 @pytest.mark.parametrize("window", [(100, 100, 33, 0, 0), (200, 40, 0, 0, 0), (200, 200, 0, 50, 0), (90, 30, 7, 0, 70)])
 def test_long_jobs(backend, window, seed, tmp_path):
-    way = {1: "plain" if backend == "remote" else "values", 2: "routed", 3: "combined"}.get(seed, "plain")
+    way = {1: "values", 2: "routed", 3: "combined"}.get(seed, "plain")
     job = Job(tmp_path, list(KEYS)[seed % len(KEYS)], window, backend, way)
     with small_pieces():
         play(job, episodes(seed, 40))

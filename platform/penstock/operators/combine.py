@@ -6,7 +6,8 @@ watermark or barrier could overtake. Lateness is still judged by the window, whi
 as the time of each row.
 
 What is combined gives the same result as its rows would: sums and counts of integers, minima and maxima, first and
-last. Sums of floats depend on their order, so they are combined only when the job says `combine=all`.
+last. Sums of floats depend on their order, so they are combined only when the job says `combine=all`. Values of any
+length, strings and the like, have columns of their own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from penstock.operators.aggregates import AggregatePlan
 from penstock.operators.columns import TS_FIELD
 from penstock.operators.window_schema import WindowConfig, parse
 from penstock.state.partials import Partials
+from penstock.state.values import ValueHeap, take_values
 
 if TYPE_CHECKING:
     from penstock.config.settings import JobSettings
@@ -35,9 +37,17 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1 << 19, 1 << 24
 
 
 def combined_schema(keys: tuple[str, ...], schema: pa.Schema, spec: PaneTableSpec) -> pa.Schema:
-    """Return the columns of combined rows on an edge of `schema`: the keys, the pane's start, the accumulators."""
+    """Return the columns of combined rows on an edge of `schema`.
+
+    The keys, the pane's start, the accumulators, and the values that these refer to.
+    """
     cells = pa.field(CELLS_COLUMN, pa.binary(8 * spec.width), nullable=False)
-    return pa.schema([*(schema.field(name) for name in keys), TS_FIELD, cells])
+    values = [pa.field(_value_column(word), kind) for word, kind in spec.value_words.items()]
+    return pa.schema([*(schema.field(name) for name in keys), TS_FIELD, cells, *values])
+
+
+def _value_column(word: int) -> str:
+    return f"{CELLS_COLUMN}_{word}"
 
 
 def cells_of(batch: pa.RecordBatch) -> I64:
@@ -48,13 +58,22 @@ def cells_of(batch: pa.RecordBatch) -> I64:
     return words[column.offset * width : (column.offset + len(column)) * width].reshape(-1, width)
 
 
+def taken_cells(batch: pa.RecordBatch, spec: PaneTableSpec, heap: ValueHeap) -> I64:
+    """Return the accumulators of combined rows; what they refer to is put into `heap`."""
+    cells = cells_of(batch)
+    if spec.value_words:
+        cells = cells.copy()
+        for word in spec.value_words:
+            cells[:, word] = heap.put(batch.column(_value_column(word)))
+    return cells
+
+
 def combiner_for(config: dict[str, Any], schema: pa.Schema, settings: JobSettings) -> Combiner | None:
     """Return what combines for a window of that configuration, or None where rows are to go as they are."""
     parsed = parse(config)
     plan = AggregatePlan(parsed, schema)
     wanted = settings.combine == "all" or (settings.combine == "exact" and plan.spec.exact)
-    may = parsed.combines and not plan.spec.value_words  # an address means nothing to another process
-    return Combiner(parsed, plan, schema, settings) if wanted and may else None
+    return Combiner(parsed, plan, schema, settings) if wanted and parsed.combines else None
 
 
 class Combiner:
@@ -82,14 +101,17 @@ class Combiner:
             return None
         times = batch.column(TS_COLUMN).to_numpy()
         limit = max(1, int(rows * self._ratio))
+        self._plan.heap = ValueHeap()  # of this batch alone
         found = self._partials.reduce(key_columns(batch, self._key), times, self._plan.inputs(batch), limit)
         if found is None:
             self._left, self._pause = self._pause, min(2 * self._pause, _LONGEST_PAUSE)
             return None
         self._pause = _FIRST_PAUSE
-        order = pa.array(found.first_rows)
+        order, words = pa.array(found.first_rows), self._plan.spec.value_words
+        values = [take_values(found.cells[:, word], kind) for word, kind in words.items()]
+        found.cells[:, list(words)] = 0  # an address means nothing to another process
         cells = pa.Array.from_buffers(
             self.schema.field(CELLS_COLUMN).type, len(found.panes), [None, pa.py_buffer(found.cells)], 0
         )
-        columns = [*(batch.column(name).take(order) for name in self._key), pa.array(found.panes), cells]
+        columns = [*(batch.column(name).take(order) for name in self._key), pa.array(found.panes), cells, *values]
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)

@@ -21,7 +21,7 @@ from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.windows import TIME_LIMIT, assign_panes
 from penstock.operators.aggregates import AggregatePlan
-from penstock.operators.combine import cells_of, combined_schema
+from penstock.operators.combine import combined_schema, taken_cells
 from penstock.operators.late import LateRows
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.range_watermarks import RangeWatermarks
@@ -149,7 +149,7 @@ class WindowAggregateOperator(Operator):
 
     def _merge(self, data: pa.RecordBatch) -> None:
         """Add rows that were combined by key and pane before the shuffle; their time is the start of their pane."""
-        cells = cells_of(data)
+        cells = taken_cells(data, self._plan.spec, self._table.heap)
         panes = data.column(TS_COLUMN).to_numpy()
         keys = key_columns(data, self._config.key)
         hashes = hash_key_columns(keys, data.num_rows)

@@ -1,7 +1,7 @@
 """The cold side of a pane table: where its rows lie (`ColdRows`), and which keys and panes may be there (`ColdPanes`).
 
 The hashmap backend has no cold side. With the rocksdb backend, rows lie in RocksDB (`state.rocksdb`), those of
-tables without windows in a file of their own if their keys are of fixed width (`state.cold_file`). A cold store
+tables without windows in a file of their own if keys and values are of fixed width (`state.cold_file`). A cold store
 is a spill area: it starts empty, nothing is recovered from it, the checkpoint is the truth. Called by `PaneTable` in
 the owner's thread.
 """
@@ -15,6 +15,7 @@ import numpy as np
 from penstock.core.keygroup import HashRange
 from penstock.kernels import cold as cold_kernels
 from penstock.kernels import pages as kernels
+from penstock.state.cell_records import CellRecords
 from penstock.state.cold_keys import bound, decode_keys, encode_keys
 from penstock.state.touches import Touches
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from penstock.state.cold_file import FileRows
     from penstock.state.key_index import KeyView
     from penstock.state.panes import Rows
+    from penstock.state.values import ValueHeap
 
 #: Cold rows merged with hot ones at a time.
 _PART_ROWS = 200_000
@@ -71,8 +73,11 @@ class ColdRows(Protocol):
     def for_changes(self) -> FileRows | None:
         """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
-        """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+        """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty.
+
+        What they refer to is put into `heap`.
+        """
 
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows."""
@@ -83,15 +88,15 @@ class ColdRows(Protocol):
     def drop_below(self, pane: int) -> None:
         """Remove all panes that start before `pane`."""
 
-    def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
+    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range; `heap` as in `fetch`."""
 
     def close(self) -> None:
         """Close and remove the files."""
 
 
 class StoreRows:
-    """Cold rows in a store of sorted bytes: keys of every type."""
+    """Cold rows in a store of sorted bytes: keys and values of every type."""
 
     in_file = False
 
@@ -99,6 +104,7 @@ class StoreRows:
         """Nothing is there yet."""
         self._spec = spec
         self._store = store
+        self._records = CellRecords(spec)
         #: pane -> rows written there (a row written twice counts twice).
         self._rows: dict[int, int] = {}
 
@@ -114,7 +120,7 @@ class StoreRows:
     def for_changes(self) -> None:
         """They are encoded at once instead."""
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
         """Copy the cells of (slots, panes) to `target`, read in one sorted call."""
         slots, panes = asked
         cells, cell = target
@@ -125,20 +131,27 @@ class StoreRows:
         values = self._store.get(encode_keys(keys, slots[rows], panes[rows])) if len(rows) else []
         found = [i for i, value in enumerate(values) if value is not None]
         if found:
-            data = b"".join(v for v in values if v is not None)
-            words = np.frombuffer(data, np.int64).reshape(len(found), self._spec.width)
+            words = self._records.unpack([v for v in values if v is not None], heap)
             kernels.put_cells(cells, cell[rows[found]], words)
 
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows."""
+        self.write(keys, rows)
+
+    def write(self, keys: KeyView, rows: Rows) -> I64:
+        """Write rows; returns how many bytes the cell of each takes, with what it refers to."""
         order = np.lexsort((keys.hashes[rows.slots], rows.panes))
-        cells = rows.cells[order]
-        cells[:, 0] &= ~1
-        flat, width = cells.tobytes(), cells.shape[1] * 8
-        values = [flat[i : i + width] for i in range(0, len(flat), width)]
-        self._store.put(encode_keys(keys, rows.slots[order], rows.panes[order]), values)
+        sizes, most = np.empty(len(order), np.int64), self._records.at_once(rows.cells)
+        for first in range(0, len(order), most):
+            piece = order[first : first + most]
+            cells = rows.cells[piece]
+            cells[:, 0] &= ~1
+            values = self._records.pack(cells)
+            self._store.put(encode_keys(keys, rows.slots[piece], rows.panes[piece]), values)
+            sizes[piece] = np.fromiter(map(len, values), np.int64, len(values))
         for pane, count in zip(*np.unique(rows.panes, return_counts=True), strict=True):
             self._rows[int(pane)] = self._rows.get(int(pane), 0) + int(count)
+        return sizes
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
         """Remove rows."""
@@ -158,10 +171,10 @@ class StoreRows:
         for pane in self._rows:
             self._store.delete_range(bound(pane, part.low), _behind(pane, part))
 
-    def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
         for keys, values in self._store.scan(bound(pane, part.low), _behind(pane, part)):
-            cells = np.frombuffer(b"".join(values), np.int64).reshape(len(values), self._spec.width)
+            cells = self._records.unpack(values, heap)
             columns, hashes, namespaces = decode_keys(self._spec.key_schema, keys)
             yield columns, hashes, namespaces, cells
 
@@ -214,8 +227,11 @@ class ColdPanes:
         self._touches.moved(kept)
         self._known = len(kept)
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
-        """Bring in the cold rows of (slots, panes) whose cell in `target` = (cells, cell of each) is new."""
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
+        """Bring in the cold rows of (slots, panes) whose cell in `target` = (cells, cell of each) is new.
+
+        What they refer to is put into `heap`.
+        """
         if not self._rows.panes:
             return
         slots, panes = asked
@@ -223,13 +239,16 @@ class ColdPanes:
         out = np.empty(len(slots), np.int64)
         rows = out[: cold_kernels.absent_rows(cells, cell, slots, self._maybe, out)]
         if len(rows):
-            self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]))
+            self._rows.fetch(keys, (slots[rows], panes[rows]), (cells, cell[rows]), heap)
 
-    def look_up(self, keys: KeyView, pane: int, cell: I64) -> None:
-        """Copy the cold row of the one key of `keys` in a pane to `cell`, an empty one of one row; bring nothing in."""
+    def look_up(self, keys: KeyView, pane: int, cell: I64, heap: ValueHeap) -> None:
+        """Copy the cold row of the one key of `keys` in a pane to `cell`, an empty one of one row; bring nothing in.
+
+        What it refers to is put into `heap`.
+        """
         if pane in self._rows.panes:
             slot, place = np.zeros(1, np.int32), np.zeros(1, np.int64)
-            self._rows.fetch(keys, (slot, np.array([pane], np.int64)), (cell, place))
+            self._rows.fetch(keys, (slot, np.array([pane], np.int64)), (cell, place), heap)
 
     def for_changes(self) -> FileRows | None:
         """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
@@ -251,11 +270,11 @@ class ColdPanes:
         """Return hash ranges that hold a bounded number of cold rows of these panes each."""
         return parts_of(sum(self._rows.rows_of(p) for p in panes), owned)
 
-    def scan(self, panes: list[int], part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
-        """Yield (keys, hashes, panes, cells) of the cold rows of these panes within a hash range."""
+    def scan(self, panes: list[int], part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+        """Yield (keys, hashes, panes, cells) of the cold rows of these panes within a hash range; `heap`: `fetch`."""
         cold = self._rows.panes
         for pane in sorted(p for p in panes if p in cold):
-            yield from self._rows.scan(pane, part)
+            yield from self._rows.scan(pane, part, heap)
 
 
 def _behind(pane: int, part: HashRange) -> bytes:

@@ -1,4 +1,4 @@
-"""Cold rows of a table with one pane and keys of fixed width: a file of records, mapped into memory.
+"""Cold rows of a table with one pane and keys and values of fixed width: a file of records, mapped into memory.
 
 No library stands between a cell and its place on disk. A spill area like every cold store: it starts empty and is gone
 with the process (the file has no name). The operating system's page cache holds what there is memory for; what is
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from penstock.state.accumulators import PaneTableSpec
     from penstock.state.key_index import KeyView
     from penstock.state.panes import Rows
+    from penstock.state.values import ValueHeap
 
 _FIRST_RECORDS = 8192
 #: Full to this part at most, then it is made twice as large.
@@ -225,7 +226,13 @@ class FileRows:
         """Return an empty file for the changed rows that leave memory before the next barrier."""
         return FileRows(self._spec, self._owned, self._folder, self._memory_bytes)
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
+    def fetch(
+        self,
+        keys: KeyView,
+        asked: tuple[I32, I64],
+        target: tuple[I64, I64],
+        heap: ValueHeap | None = None,  # noqa: ARG002 - its cells refer to nothing
+    ) -> None:
         """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""
         file = self._file
         if file is not None:
@@ -261,7 +268,13 @@ class FileRows:
         if pane > 0:
             self.close()
 
-    def scan(self, pane: int, part: HashRange, most: int = _PIECE) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+    def scan(
+        self,
+        pane: int,
+        part: HashRange,
+        heap: ValueHeap | None = None,  # noqa: ARG002 - its cells refer to nothing
+        most: int = _PIECE,
+    ) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range, at most so many at a time."""
         file = self._file
         inside = part.intersect(self._owned)

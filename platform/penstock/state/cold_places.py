@@ -42,7 +42,7 @@ class ColdPlaces:
         self.remote: list[RemoteRows | RemoteKeys | RemoteRuns] = []
 
     def rows(self, source: FrozenSource, spec: PaneTableSpec) -> ColdRows | None:
-        """Return the cold side of a table of panes; None: it stays in memory, as cells do that refer to strings.
+        """Return the cold side of a table of panes; None: it stays in memory.
 
         Raises:
             UsageError: the backend's library is not installed.
@@ -51,7 +51,7 @@ class ColdPlaces:
         backend = self._request.settings.state_backend
         if isinstance(source.spec, PaneTableSpec):  # with the field ids of the snapshot it is restored from
             spec = source.spec
-        if backend == "hashmap" or (spec.value_words and backend == "rocksdb"):
+        if backend == "hashmap":
             return None
         rows: ColdRows
         if backend == "remote":
@@ -123,7 +123,7 @@ class ColdPlaces:
         if _fits_file(spec):
             local: FileRegions | StoreRegions = FileRegions(spec, request.hash_range, request.directory, self._share)
         else:
-            local = StoreRegions(spec, request.hash_range, StoreRows(spec, self._open_store(source.state)))
+            local = StoreRegions(request.hash_range, StoreRows(spec, self._open_store(source.state)))
         return RemoteRows(spec, segments, local, self._local_bytes)
 
     def _open_store(self, name: str) -> ColdStore:
@@ -133,4 +133,5 @@ class ColdPlaces:
 
 
 def _fits_file(spec: PaneTableSpec) -> bool:
-    return spec.single_pane and all(is_fixed(field.type) for field in plain_key_schema(spec.key_schema))
+    keys = plain_key_schema(spec.key_schema)
+    return spec.single_pane and not spec.value_words and all(is_fixed(field.type) for field in keys)

@@ -60,7 +60,7 @@ class FrozenCold:
         """Yield the rows as columns of a segment, a range of hashes at a time."""
         for pane in self.rows.panes:
             for part in parts_of(self.rows.rows_of(pane), self.owned, rows):
-                yield from self._of(list(self.rows.scan(pane, part, rows)), pane)
+                yield from self._of(list(self.rows.scan(pane, part, most=rows)), pane)
 
     def _of(self, pieces: list[tuple[KeyColumns, I64, I64, I64]], pane: int) -> Iterator[pa.Table]:
         if pieces:

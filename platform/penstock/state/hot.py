@@ -1,6 +1,6 @@
 """The part of a pane table that is in memory.
 
-Key index and pages together. Used by `PaneTable`, also to merge cold rows with hot ones.
+Key index, pages and the values that cells refer to. Used by `PaneTable`, also to merge cold rows with hot ones.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from penstock.kernels import merge
 from penstock.kernels.columns import key_column
 from penstock.state.key_index import KeyIndex
 from penstock.state.panes import PaneMemory, Rows
+from penstock.state.values import ValueHeap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,17 +43,19 @@ class Fired:
 class HotPanes:
     """Keys and cells in memory."""
 
-    def __init__(self, spec: PaneTableSpec, *, small: bool = False) -> None:
-        """Start empty; `small`: see the index."""
+    def __init__(self, spec: PaneTableSpec, *, small: bool = False, heap: ValueHeap | None = None) -> None:
+        """Start empty; `small`: see the index; `heap`: where values lie already."""
         self.spec = spec
+        #: What the words of strings and the like refer to.
+        self.heap = ValueHeap() if heap is None else heap
         self.index = KeyIndex(spec.key_schema, small=small)
         self.memory = PaneMemory(spec)
         self._out: tuple[I32, I64] | None = None
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of index and pages."""
-        return self.index.memory_bytes + self.memory.memory_bytes
+        """Bytes of index, pages and values."""
+        return self.index.memory_bytes + self.memory.memory_bytes + self.heap.memory_bytes
 
     def bytes_with(self, count: int) -> int:
         """Return how many bytes a table of one pane takes with `count` keys, if these are not fewer than now."""
@@ -90,7 +93,7 @@ class HotPanes:
         of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
         for part in cold.parts(panes, owned):
             merged = HotPanes(self.spec)
-            for piece in cold.scan(panes, part):
+            for piece in cold.scan(panes, part, merged.heap):
                 merged.put(*piece)
             chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
             for first in range(0, len(chosen), CHUNK):
@@ -108,7 +111,7 @@ class HotPanes:
 
     def rebuilt_in_pieces(self, kept: I32, piece: int) -> HotPanes:
         """As `rebuilt`, for a table of one pane: beside both tables only so many rows are in memory."""
-        keys, copy = self.index.view(), HotPanes(self.spec, small=True)
+        keys, copy = self.index.view(), HotPanes(self.spec, small=True, heap=self.heap)
         for first in range(0, len(kept), piece):
             slots = kept[first : first + piece]
             copy.index.upsert(canonical(self.spec, keys.gather(slots)), keys.hashes[slots])
@@ -123,7 +126,7 @@ class HotPanes:
         Nothing of `self` may be frozen and uncopied.
         """
         rows, keys = self.memory.present(), self.index.view()
-        copy = HotPanes(self.spec)
+        copy = HotPanes(self.spec, heap=self.heap)
         for first in range(0, len(kept), CHUNK):
             piece = kept[first : first + CHUNK]
             copy.index.upsert(canonical(self.spec, keys.gather(piece)), keys.hashes[piece])

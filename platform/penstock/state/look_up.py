@@ -15,6 +15,7 @@ from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, SEQ
 from penstock.state.key_index import KeyIndex
 from penstock.state.pane_rows import rows_to_table
 from penstock.state.panes import Rows
+from penstock.state.values import ValueHeap
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -76,12 +77,12 @@ def pane_rows(table: tuple[HotPanes, ColdPanes | None], keys: KeyColumns, hashes
         cell = int(hot.memory.find(slots, pane)[0])
         if cell >= 0 and hot.memory.cells[cell, 0]:
             found[pane] = hot.memory.cells[cell].copy()
-    asked = KeyIndex(hot.spec.key_schema)
+    asked, heap = KeyIndex(hot.spec.key_schema), ValueHeap()
     asked.upsert(keys, hashes)
     for pane in [] if cold is None else cold.panes:
         if cold is not None and pane not in found:
             row = np.zeros((1, hot.spec.width), np.int64)
-            cold.look_up(asked.view(), pane, row)
+            cold.look_up(asked.view(), pane, row, heap)
             found[pane] = row[0]
     panes = sorted(pane for pane, words in found.items() if words[0] > 1)[:most]
     if not panes:

@@ -29,7 +29,6 @@ from penstock.state.pane_rows import table_to_rows
 from penstock.state.panes import Rows
 from penstock.state.remote import RemoteRows
 from penstock.state.table_home import TableHome
-from penstock.state.values import ValueHeap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -37,11 +36,11 @@ if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.frozen import FrozenSegment
+    from penstock.state.values import ValueHeap
 
 __all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
 _MANY = 1 << 31
-_ROCKSDB = ", or set state_backend=rocksdb to use the disk"
 #: Fewer dead keys than this are never worth a rebuild.
 _DEAD_KEYS = 65_536
 
@@ -61,13 +60,17 @@ class PaneTable:
         self._cold = None if home.cold is None else ColdPanes(home.cold)
         #: Where the table stays within them whatever comes: its cold rows have a file.
         self._bounds = Bounds(home.budget, self._holder) if in_file else None
-        self._changes = Changes(source, self.spec, home.directory, self._bounds)
+        encoding = Bounds(home.budget, self._holder) if in_file or self.spec.value_words else None
+        self._changes = Changes(source, self.spec, home.directory, encoding)
         self._remote = home.cold if isinstance(home.cold, RemoteRows) else None
         if self._remote is not None:
             self._remote.follow(self._changes)
         self._check_dead_at = _DEAD_KEYS
-        #: What the words of strings and the like refer to.
-        self.heap = ValueHeap()
+
+    @property
+    def heap(self) -> ValueHeap:
+        """What the words of strings and the like refer to; always the same."""
+        return self._hot.heap
 
     @property
     def most_rows(self) -> int:
@@ -132,7 +135,8 @@ class PaneTable:
     def fire(self, panes: list[int]) -> Iterator[Fired]:
         """Yield every key with a row in these panes, its accumulators merged, in pieces of at most 65 536 rows.
 
-        The arrays of a piece are its own; the table must not be written between pieces.
+        The arrays of a piece are its own, but strings and the like that its words refer to are there until the next.
+        The table must not be written between pieces.
         """
         if self._cold is not None and self._cold.holds(panes):
             yield from self._hot.fire_with_cold(self._cold, panes, self.source.hash_range)
@@ -236,7 +240,7 @@ class PaneTable:
 
     def _hot_bytes(self) -> int:
         if self._bounds is None or self._cold is None:
-            return self._hot.memory_bytes + self.heap.memory_bytes
+            return self._hot.memory_bytes
         return self._hot.bytes_with(self._hot.index.count - 1) + self._cold.memory_bytes  # free cells are memory, too
 
     def _report(self) -> None:
@@ -261,17 +265,36 @@ class PaneTable:
         if self.heap.full:
             self._compact_heap()
         self._report()
-        if not self._home.budget.exceeded:
+        if self._cold is not None:
+            if self._is_full():
+                self._evict()
             return
-        if self._cold is None:
-            budget = self._home.budget
+        budget = self._home.budget
+        if budget.exceeded and self.spec.value_words:
+            self._compact_heap()
+            self._report()
+        if budget.exceeded:
             raise PenstockError(
                 f"keyed state of {self.source.uid} needs {budget.used_bytes:,} bytes,"
                 f" managed_memory_bytes allows {budget.limit_bytes:,}",
-                hint=f"raise managed_memory_bytes or the parallelism{_ROCKSDB if not self.spec.value_words else ''}",
+                hint="raise managed_memory_bytes or the parallelism, or set state_backend=rocksdb to use the disk",
             )
-        if self._home.budget.should_shrink(self._holder):
-            self._evict()
+
+    def _is_full(self) -> bool:
+        """Whether keys have to leave memory.
+
+        Half of a share is for values while they are moved. Leaving those behind that nothing refers to is enough if
+        they will not soon take as much again: it looks at every cell.
+        """
+        budget = self._home.budget
+        if not self.spec.value_words:
+            return budget.should_shrink(self._holder)
+        share = budget.share_of(self._holder)
+        if 2 * self._hot_bytes() <= share:
+            return False
+        self._compact_heap()
+        self._report()
+        return 4 * self._hot_bytes() > share
 
     def _compact_heap(self) -> None:
         """Keep the values alone that a cell refers to; cells that are frozen were copied and have the memory pinned."""
@@ -301,12 +324,14 @@ class PaneTable:
         self.source.memory = self._hot.memory
         if self._cold is not None:
             self._cold.moved(kept)
+        if self.spec.value_words:
+            self._compact_heap()
 
     def _fetch(self, slots: I32, panes: I64, cell: I64) -> None:
         """Bring in the cold rows of cells that are about to be written for the first time."""
         assert self._cold is not None  # noqa: S101 - for the type checker
         self._cold.note_slots(slots, self._hot.index.count)
-        self._cold.fetch(self._hot.index.view(), (slots, panes), (self._hot.memory.cells, cell))
+        self._cold.fetch(self._hot.index.view(), (slots, panes), (self._hot.memory.cells, cell), self.heap)
 
     def _evict(self) -> None:
         """Move the keys that were not touched for longest to the cold store.

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from penstock.state.accumulators import PaneTableSpec
     from penstock.state.cold import ColdRows, StoreRows
     from penstock.state.key_index import KeyView
+    from penstock.state.values import ValueHeap
 
 REGIONS = 32
 #: What a row takes in a store besides its cell, about: its key and what the store needs.
@@ -54,7 +55,7 @@ class Regions(Protocol):
 
     def for_changes(self) -> FileRows | None: ...
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None: ...
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None: ...
 
     def put(self, keys: KeyView, rows: Rows) -> None: ...
 
@@ -62,13 +63,13 @@ class Regions(Protocol):
 
     def drop_below(self, pane: int) -> None: ...
 
-    def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]: ...
+    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]: ...
 
     def close(self) -> None: ...
 
 
 class FileRegions:
-    """A file a region: tables of one pane whose keys have a fixed width."""
+    """A file a region: tables of one pane whose keys and values have a fixed width."""
 
     in_file = True
 
@@ -101,10 +102,10 @@ class FileRegions:
         """Return an empty file for the changed rows that leave memory before the next barrier."""
         return self._changes.for_changes()
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
         """Copy the cells of (slots, panes) to `target` = (cells, cell of each), where these are empty."""
         for file, at in self._split(keys.hashes[asked[0]]):
-            file.fetch(keys, (asked[0][at], asked[1][at]), (target[0], target[1][at]))
+            file.fetch(keys, (asked[0][at], asked[1][at]), (target[0], target[1][at]), heap)
 
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows."""
@@ -121,10 +122,10 @@ class FileRegions:
         for file in self._files:
             file.drop_below(pane)
 
-    def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range."""
         for file in self._files:
-            yield from file.scan(pane, part)
+            yield from file.scan(pane, part, heap)
 
     def close(self) -> None:
         """Give the disk back."""
@@ -144,17 +145,16 @@ class FileRegions:
 
 
 class StoreRegions:
-    """One store of sorted bytes: keys of every type, any number of panes."""
+    """One store of sorted bytes: keys and values of every type, any number of panes."""
 
     in_file = False
 
-    def __init__(self, spec: PaneTableSpec, owned: HashRange, rows: StoreRows) -> None:
+    def __init__(self, owned: HashRange, rows: StoreRows) -> None:
         """Start empty."""
         self.ranges = even_parts(owned, REGIONS)
         self._rows = rows
         self._lows = np.array([part.low for part in self.ranges], np.int64)
-        self._counts = np.zeros(len(self.ranges), np.int64)
-        self._row_bytes = 8 * spec.width + _ROW_BYTES
+        self._bytes = np.zeros(len(self.ranges), np.int64)
         inner: ColdRows = rows
         self.rows_of, self.for_changes = inner.rows_of, inner.for_changes
         self.fetch, self.forget = inner.fetch, inner.forget
@@ -162,7 +162,7 @@ class StoreRegions:
 
     def disk_bytes(self, region: int) -> int:
         """Return how many bytes a region takes, by the rows that were written there."""
-        return int(self._counts[region]) * self._row_bytes
+        return int(self._bytes[region])
 
     def expect(self, rows: int) -> None:
         """It needs no preparation."""
@@ -170,10 +170,10 @@ class StoreRegions:
     def drop(self, region: int) -> None:
         """Remove a region's rows."""
         self._rows.drop_range(self.ranges[region])
-        self._counts[region] = 0
+        self._bytes[region] = 0
 
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows."""
-        self._rows.put(keys, rows)
+        sizes = self._rows.write(keys, rows) + _ROW_BYTES
         region = np.searchsorted(self._lows, keys.hashes[rows.slots], side="right") - 1
-        self._counts += np.bincount(region, minlength=len(self._counts))
+        np.add.at(self._bytes, region, sizes)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from penstock.state.key_index import KeyView
     from penstock.state.regions import Regions
     from penstock.state.remote_segments import RemoteSegments
+    from penstock.state.values import ValueHeap
 
 #: Pieces fetched at a time.
 _TOGETHER = 32
@@ -101,7 +102,7 @@ class RemoteRows:
         """Return an empty place for changed rows that leave memory before the next barrier; None: there is none."""
         return self._local.for_changes()
 
-    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64]) -> None:
+    def fetch(self, keys: KeyView, asked: tuple[I32, I64], target: tuple[I64, I64], heap: ValueHeap) -> None:
         """Copy the cells of (slots, panes) to `target`, where these are empty; fetches the pieces they lie in.
 
         Raises:
@@ -118,7 +119,7 @@ class RemoteRows:
             missing = self.pieces.missing(self.pieces.of(hashes))
         self._bring(missing)
         self._busy = self._busy or len(missing) > _MANY_PIECES
-        self._local.fetch(keys, asked, target)
+        self._local.fetch(keys, asked, target, heap)
 
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows; where the piece is not here they are left out: their changes are known without them."""
@@ -138,13 +139,13 @@ class RemoteRows:
         self._panes = {p for p in self._panes if p >= pane}
         self._local.drop_below(pane)
 
-    def scan(self, pane: int, part: HashRange) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
+    def scan(self, pane: int, part: HashRange, heap: ValueHeap) -> Iterator[tuple[KeyColumns, I64, I64, I64]]:
         """Yield (keys, hashes, panes, cells) of a pane's rows within a hash range; fetches what is not here."""
         self.pieces.touch_range(part)
         if len(self.pieces.missing(self.pieces.within(part))):
             self._make_space()
             self._bring(self.pieces.missing(self.pieces.within(part)))
-        yield from self._local.scan(pane, part)
+        yield from self._local.scan(pane, part, heap)
 
     def close(self) -> None:
         """Give the disk back."""

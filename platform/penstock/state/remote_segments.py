@@ -15,7 +15,6 @@ from penstock.state.accumulators import NAMESPACE
 from penstock.state.hot import HotPanes
 from penstock.state.pane_rows import table_to_rows
 from penstock.state.remote_log import RemoteLog
-from penstock.state.values import ValueHeap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,8 +39,6 @@ class RemoteSegments:
         self._source = source
         self._spec = spec
         self._log = RemoteLog(source, reader)
-        #: No cell refers to a value of any length: such aggregates are refused.
-        self._heap = ValueHeap()
 
     @property
     def rows(self) -> int:
@@ -98,7 +95,7 @@ class RemoteSegments:
     def _add(self, merged: HotPanes, tables: Iterable[pa.Table]) -> None:
         for table in tables:
             if table.num_rows:
-                merged.put(*table_to_rows(self._spec, conform(table, self._spec.segment_schema), self._heap))
+                merged.put(*table_to_rows(self._spec, conform(table, self._spec.segment_schema), merged.heap))
 
 
 def _read_namespaces(file: SegmentFile) -> set[int]:

@@ -18,7 +18,7 @@ from penstock.state.cold_records import ColdRecords
 from penstock.state.cold_timers import ColdTimers
 from penstock.state.pane_rows import table_to_rows
 from penstock.state.panes import Rows
-from penstock.state.values import ValueHeap
+from penstock.state.values import ValueHeap, take_values
 
 if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
@@ -83,7 +83,8 @@ class ColdSessions:
     def __init__(self, home: ColdHome, spec: PaneTableSpec, due: DueKeys | None = None) -> None:
         """Nothing is cold yet; `due` knows when keys are, else the store."""
         self._spec = spec
-        self.records = ColdRecords(home, [pa.int64()] * (_HEAD + spec.width))
+        kinds = [spec.value_words.get(word, pa.int64()) for word in range(spec.width)]
+        self.records = ColdRecords(home, [pa.int64()] * _HEAD + kinds)
         self._due = due or ColdTimers(home)
 
     def put(self, keys: KeyView, rows: Rows, due: I64, closed_to: int) -> None:
@@ -100,24 +101,26 @@ class ColdSessions:
             least = np.minimum.reduceat(due[at], heads - heads[0])
             cells = rows.cells[at]
             cells[:, 0] &= ~1
-            columns = [np.repeat(least, counts), np.full(len(at), closed_to, np.int64), rows.panes[at], *cells.T]
-            arrays = [pa.array(np.ascontiguousarray(column)) for column in columns]
-            self.records.put(keys, slots[heads], counts, arrays)
+            head = [np.repeat(least, counts), np.full(len(at), closed_to, np.int64), rows.panes[at]]
+            self.records.put(keys, slots[heads], counts, [*map(pa.array, head), *self._of_cells(cells)])
             self._due.put(keys, slots[heads], least)
 
-    def take(self, keys: KeyView, slots: I32) -> Returned | None:
-        """Return the cells of these keys, each of which occurs once; they are here no more."""
+    def take(self, keys: KeyView, slots: I32, heap: ValueHeap) -> Returned | None:
+        """Return the cells of these keys, each of which occurs once; they are here no more.
+
+        What cells refer to is put into `heap`.
+        """
         taken = self.records.take(keys, slots)
         if taken is None:
             return None
         firsts = np.cumsum(taken.counts) - taken.counts
         self._due.forget(keys, taken.slots, taken.columns[0].to_numpy()[firsts])
-        return Returned(self._rows(taken), taken.columns[1].to_numpy())
+        return Returned(self._rows(taken, heap), taken.columns[1].to_numpy())
 
-    def look_up(self, keys: KeyView, slots: I32) -> Rows | None:
-        """Return the cells of these keys and leave them here."""
+    def look_up(self, keys: KeyView, slots: I32, heap: ValueHeap) -> Rows | None:
+        """Return the cells of these keys and leave them here; `heap` as in `take`."""
         taken = self.records.look_up(keys, slots)
-        return None if taken is None else self._rows(taken)
+        return None if taken is None else self._rows(taken, heap)
 
     def take_due(self, closed_to: int, keys: int) -> DueTimers | None:
         """Return about so many keys that are due, those due first; None when none is."""
@@ -125,11 +128,23 @@ class ColdSessions:
 
     def columns(self, batch: pa.RecordBatch) -> list[pa.Array]:
         """Return rows of a segment as columns of records, of which it is not known when they are due."""
-        _, _, panes, cells = table_to_rows(self._spec, pa.Table.from_batches([batch]), ValueHeap())
+        heap = ValueHeap()
+        _, _, panes, cells = table_to_rows(self._spec, pa.Table.from_batches([batch]), heap)
         head = [np.full(len(panes), MIN_TIMESTAMP, np.int64)] * (_HEAD - 1)
-        return [pa.array(np.ascontiguousarray(column)) for column in (*head, panes, *cells.T)]
+        return [*map(pa.array, (*head, panes)), *self._of_cells(cells)]
 
-    def _rows(self, taken: Taken) -> Rows:
+    def _of_cells(self, cells: I64) -> list[pa.Array]:
+        """Return the words of cells as columns, and the values in place of those that refer to one."""
+        kinds = self._spec.value_words
+        return [
+            take_values(words, kinds[k]) if k in kinds else pa.array(np.ascontiguousarray(words))
+            for k, words in enumerate(cells.T)
+        ]
+
+    def _rows(self, taken: Taken, heap: ValueHeap) -> Rows:
         slots = np.repeat(taken.slots, taken.counts)
-        words = [column.to_numpy() for column in taken.columns[_HEAD:]]
+        words = [
+            heap.put(column) if k in self._spec.value_words else column.to_numpy()
+            for k, column in enumerate(taken.columns[_HEAD:])
+        ]
         return Rows(slots, taken.columns[2].to_numpy(), np.ascontiguousarray(np.stack(words, axis=1)))

@@ -26,6 +26,7 @@ from penstock.state.panes import Rows
 from penstock.state.remote_records import RecordForm, RemoteRecords
 from penstock.state.row_eviction import Recency
 from penstock.state.session_cold import ColdSessions, SessionRule
+from penstock.state.values import ValueHeap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -241,7 +242,8 @@ class SessionTable(PaneTable):
             self._fetches.ensure(hashes, self._hot.index, self._hot.index.count)
         asked = KeyIndex(self.spec.key_schema)
         slots = asked.upsert(keys, hashes).copy()
-        rows = self._leaves.look_up(asked.view(), slots)
+        heap = ValueHeap()
+        rows = self._leaves.look_up(asked.view(), slots, heap)
         if rows is None:
             return found
         first = np.argsort(rows.panes)[:most]
@@ -260,7 +262,7 @@ class SessionTable(PaneTable):
         return slots
 
     def _bring_in(self, cold: ColdSessions, slots: I32) -> None:
-        self._returned = cold.take(self._hot.index.view(), slots)
+        self._returned = cold.take(self._hot.index.view(), slots, self.heap)
         if self._returned is not None:
             rows = self._returned.rows
             self._hot.memory.put(rows.slots, rows.panes, rows.cells, self._hot.index.count)
@@ -284,7 +286,7 @@ class SessionTable(PaneTable):
             return
         parts = even_parts(self.source.hash_range, 1 + self._log.log.rows // _LOOKED_ROWS)
         for batch in self._log.pieces(parts):
-            keys, hashes, panes, cells = table_to_rows(self.spec, pa.Table.from_batches([batch]), self.heap)
+            keys, hashes, panes, cells = table_to_rows(self.spec, pa.Table.from_batches([batch]), ValueHeap())
             index = KeyIndex(self.spec.key_schema)
             slots = index.upsert(keys, hashes).copy()
             self._logged.put(index.view(), slots, self.rule.due(Rows(slots, panes, cells), self.closed_to))
@@ -296,11 +298,15 @@ class SessionTable(PaneTable):
         if self._leaves is None:
             super()._settle()
             return
-        held = self._hot_bytes()
-        while self._hot.index.count and self._recency.full(held):
-            keys, before = self._hot.index.count, held
+        full = self._recency.full(self._hot_bytes())
+        if self.spec.value_words and (full or self.heap.full):
+            self._compact_heap()  # what is left behind may be enough, if it will not soon be as much again
+            full = full and self._recency.full(2 * self._hot_bytes())
+        while self._hot.index.count and full:
+            keys, before = self._hot.index.count, self._hot_bytes()
             self._let_go(self._leaves)
             held = self._hot_bytes()
+            full = self._recency.full(held)
             self._recency.left(keys - self._hot.index.count, before - held)
         self._report()
 

@@ -135,10 +135,9 @@ class KeyedState:
     def session_table(self, name: str, spec: PaneTableSpec, rule: SessionRule) -> SessionTable:
         """Declare a table of sessions and restore it; with the rocksdb backend keys leave memory when it is full.
 
-        Cells that refer to strings stay in memory. With the remote backend keys are fetched when they are touched or
-        due. Raises as `pane_table`.
+        With the remote backend keys are fetched when they are touched or due. Raises as `pane_table`.
         """
-        leaves = None if spec.value_words else self._cold.home()
+        leaves = self._cold.home()
         due = LoggedDue(self.row_state(spec.key_schema, leaves=True, place="due"))
         table = self._declare(
             name, spec, lambda source: SessionTable(source, spec, self._home(None), rule, leaves=leaves, due=due)

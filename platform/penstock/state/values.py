@@ -65,6 +65,14 @@ class ValueHeap:
         self._take(int(used))
         return addresses
 
+    def take_up(self, words: I64) -> int:
+        """Take up values that lie one behind the other, in words; returns the address of the first."""
+        self._make_room(len(words))
+        self._room[: len(words)] = words
+        address = address_of(self._room)
+        self._take(len(words))
+        return address
+
     def compact(self, columns: Sequence[I64]) -> list[I64]:
         """Leave all values behind that these addresses do not name; returns their new addresses, column by column."""
         sizes = np.zeros(2, np.int64)
