@@ -1,5 +1,6 @@
-"""Airflow's environment: made once, by the command that a person would use."""
+"""Airflow's environment, made once by the command that a person would use; and a running Airflow with all it drives."""
 
+import secrets
 import subprocess
 import sys
 from pathlib import Path
@@ -17,3 +18,29 @@ def airflow_python():
     )
     assert done.returncode == 0, done.stderr
     return ROOT / ".venv-airflow" / "bin" / "python"
+
+
+@pytest.fixture(scope="session")
+def stage(airflow_python, kafka_server, minio_server, tmp_path_factory):
+    """A real Airflow, a cluster, Kafka and S3 (`tests.airflow.stage`)."""
+    from tests.airflow.stage import opened  # not where the provider's own tests run
+
+    with opened(tmp_path_factory.mktemp("airflow"), kafka_server, minio_server) as found:
+        yield found
+
+
+@pytest.fixture
+def name(stage):
+    """A job name of this test alone."""
+    yield f"job-{secrets.token_hex(3)}"
+    stage.end_all()
+
+
+@pytest.fixture
+def orders(stage, tmp_path):
+    """Orders that come in, and the job that counts them."""
+    from tests.airflow.orders_job import fed
+
+    with fed(stage.servers, tmp_path) as found:
+        yield found
+        stage.end_all()

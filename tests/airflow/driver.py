@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 from tests.airflow.conftest import ROOT
 from tests.cluster.proc_tree import alive, wait_until
 
-LIMIT_S = 150
+LIMIT_S = 300
 SIZE = {"width": 1366, "height": 768}
 #: Of a picture; until the page has drawn what it has asked for.
 MOST_BYTES, SETTLED_MS = 150_000, 2_500
@@ -152,6 +152,8 @@ class Reader:
 
     def __init__(self, browser, airflow, pictures):
         self.airflow, self.pictures = airflow, Path(pictures)
+        #: DAGs of which a run has succeeded.
+        self.done = set()
         self.page = browser.new_page(viewport=SIZE)
         self.page.set_default_timeout(60_000)
         self.page.goto(f"{airflow.url}/")
@@ -178,7 +180,19 @@ class Reader:
         self.page.wait_for_url(f"**/dags/{dag}/runs/**")
         run = unquote(self.page.url.partition("/runs/")[2].partition("/")[0].partition("?")[0])
         self.airflow.wait_run(dag, run)
+        self.page.reload()
+        self.page.get_by_text("Success").first.wait_for()
+        self._take(f"airflow-run-{dag}")
+        self.done.add(dag)
         return run
+
+    def docs(self, dag):
+        """The text of the documentation of a DAG, as its page shows it."""
+        self.page.goto(f"{self.airflow.url}/dags/{dag}")
+        self.page.get_by_role("button", name="Dag Docs").click()
+        shown = self.page.get_by_role("dialog")
+        shown.get_by_role("heading", level=3).first.wait_for()
+        return shown.inner_text()
 
     def look(self, dag, *, picture):
         """Open the page of a DAG, with the grid of its runs."""

@@ -1,0 +1,131 @@
+"""One real Airflow, one cluster, Kafka and S3, as the tests of the real Airflow share them."""
+
+import contextlib
+import secrets
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from tests.airflow.conftest import ROOT
+from tests.airflow.driver import Airflow
+from tests.cluster.proc_tree import wait_until
+
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.core.errors import NotFoundError
+from penstock.testing.servers.process import free_port
+
+DAGS = tuple(sorted(path.stem for path in (ROOT / "dags").glob("*.py")))
+#: DAGs of a user: one runs when something has happened to the job `watched`, the other waits for a job.
+OF_A_USER = """
+from airflow.sdk import DAG, Asset, AssetWatcher, task
+
+from penstock_airflow.sensors.job import CheckpointSensor, JobStatusSensor, LagSensor, WatermarkSensor
+from penstock_airflow.triggers.events import JobEventTrigger
+
+kinds = ["savepoint", "failed", "window"]
+trigger = JobEventTrigger(job="watched", events=kinds, window_seconds=20, poll_seconds=1.0)
+watcher = AssetWatcher(name="penstock", trigger=trigger)
+with DAG("on_job_events", schedule=[Asset("watched_job", watchers=[watcher])], catchup=False):
+
+    @task
+    def told(triggering_asset_events=None):
+        return [event.extra["payload"] for events in triggering_asset_events.values() for event in events]
+
+    told()
+
+with DAG("wait_for_job", schedule=None, params={"job": "", "watermark": ""}):
+    runs = JobStatusSensor(task_id="runs", job="{{ params.job }}")
+    event_time = WatermarkSensor(task_id="event_time", job="{{ params.job }}", watermark="{{ params.watermark }}")
+    caught_up = LagSensor(task_id="caught_up", job="{{ params.job }}", max_records=0)
+    checkpoint = CheckpointSensor(task_id="checkpoint", job="{{ params.job }}")
+    runs >> [event_time, caught_up] >> checkpoint
+"""
+OWN = ("on_job_events", "wait_for_job")
+#: Point -> what it does; each is disarmed until a test arms it, and acts once.
+POINTS = {"airflow.after_submit": "kill", "task.before_ack": "hold"}
+TERMINAL = ("FINISHED", "CANCELED", "FAILED")
+
+
+class Stage:
+    """What a test does with them; jobs have names of their own."""
+
+    def __init__(self, airflow, cluster, servers, evidence):
+        self.airflow, self.cluster, self.servers, self.evidence = airflow, cluster, servers, evidence
+        self.rest = cluster.client()
+
+    def arm(self, point):
+        (self.evidence / f"{point}.fired").unlink()
+
+    def wait_hit(self, point):
+        wait_until((self.evidence / f"{point}.hit").exists, 60, point, 0.1)
+
+    def jobs(self, name):
+        return [job for job in self.rest.jobs() if job["name"] == name]
+
+    def end_all(self):
+        for job in self.rest.jobs():
+            if job["state"] not in TERMINAL:
+                self.rest.cancel(job["jid"])
+                self.rest.job_after(job["jid"], 20_000)
+
+    def run(self, dag, state="success", **conf):
+        """A run that has ended like that; return its id."""
+        run = self.airflow.trigger(dag, **conf)
+        self.airflow.wait_run(dag, run, state)
+        return run
+
+    def tried(self, job_id):
+        """What the new version on trial has done by now."""
+        try:
+            view = self.rest.newest_upgrade(job_id)
+        except NotFoundError:
+            return {"checkpoints": 0, "rows": 0}
+        return {"checkpoints": view["checkpoints"]["completed"], "rows": view["held"]["rows"]}
+
+    def exact(self, orders, job_id):
+        """Feed the rest: the job comes to its end, and each window is in the output once, and right."""
+        judged = orders.judged()
+        wait_until(lambda: self.rest.job(job_id)["state"] in TERMINAL, 90, "the end of the job", 0.2)
+        assert self.rest.job(job_id)["state"] == "FINISHED"
+        found = judged()
+        assert found.exact, found
+
+    def submitted(self, path, **conf):
+        """A run of job_submit that has succeeded: its id, and the job's."""
+        run = self.airflow.trigger("job_submit", job_file=str(path), **conf)
+        self.airflow.wait_run("job_submit", run)
+        return run, self.airflow.result("job_submit", run, "submit")["job_id"]
+
+
+@contextlib.contextmanager
+def opened(folder, kafka_server, minio_server):
+    """Start all of it in a folder."""
+    servers = SimpleNamespace(kafka=kafka_server, minio=minio_server, bucket=f"airflow-{secrets.token_hex(3)}")
+    minio_server.make_bucket(servers.bucket)
+    dags = folder / "dags"
+    shutil.copytree(ROOT / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
+    (dags / "of_a_user.py").write_text(OF_A_USER)
+    evidence = folder / "evidence"
+    evidence.mkdir()
+    for point in POINTS:
+        (evidence / f"{point}.fired").touch()
+    environment = {
+        "PENSTOCK_FAILPOINTS": ";".join(f"{point}={action}" for point, action in POINTS.items()),
+        "PENSTOCK_FAILPOINT_DIR": str(evidence),
+        "PENSTOCK_S3_ENDPOINT": minio_server.url,
+        "PENSTOCK_S3_ACCESS_KEY": minio_server.access_key,
+        "PENSTOCK_S3_SECRET_KEY": minio_server.secret_key,
+        "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+    }
+    config = LocalClusterConfig(
+        taskmanagers=1, slots_per_taskmanager=5, directory=folder / "cluster", environment=environment
+    )
+    with (
+        LocalCluster(config) as cluster,
+        Airflow(folder / "home", free_port(), cluster.rest_url, environment) as airflow,
+    ):
+        airflow.wait_dags([*DAGS, *OWN])
+        with pytest.MonkeyPatch.context() as patch:  # the tests look at savepoints themselves
+            for variable in ("ENDPOINT", "ACCESS_KEY", "SECRET_KEY"):
+                patch.setenv(f"PENSTOCK_S3_{variable}", environment[f"PENSTOCK_S3_{variable}"])
+            yield Stage(airflow, cluster, servers, evidence)
