@@ -105,6 +105,17 @@ class Pieces:
         found: I64 = asked[~self.here[asked]]
         return found
 
+    def parts(self, hashes: I64, most: int) -> list[I64]:
+        """Return the places of hashes, cut up by what is to be here together: all, or a region after the other.
+
+        The latter if more than `most` pieces are missing. What a region had may be dropped when the next one comes.
+        """
+        if len(self.missing(self.of(hashes))) <= most:
+            return [np.arange(len(hashes))]
+        region = self.regions_of(hashes)
+        order = np.argsort(region, kind="stable")
+        return np.split(order, np.flatnonzero(np.diff(region[order])) + 1)
+
     def unasked(self, most: int) -> I64:
         """Return the first pieces that nobody has asked for yet."""
         return np.flatnonzero(~self.been)[:most]

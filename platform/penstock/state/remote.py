@@ -109,17 +109,21 @@ class RemoteRows:
             StorageError: the object store cannot be read.
             SnapshotDamagedError: a file is missing or damaged.
         """
-        hashes = keys.hashes[asked[0][np.isin(asked[1], self.panes)]]
-        if len(hashes) == 0:
+        rows = np.flatnonzero(np.isin(asked[1], self.panes))
+        if len(rows) == 0:
             return
-        self.pieces.touch(hashes)
-        missing = self.pieces.missing(self.pieces.of(hashes))
-        if len(missing):
-            self._make_space()
+        before = self.fetched_pieces
+        for part in self.pieces.parts(keys.hashes[asked[0][rows]], _TOGETHER):
+            slots, panes, cell = asked[0][rows[part]], asked[1][rows[part]], target[1][rows[part]]
+            hashes = keys.hashes[slots]
+            self.pieces.touch(hashes)
             missing = self.pieces.missing(self.pieces.of(hashes))
-        self._bring(missing)
-        self._busy = self._busy or len(missing) > _MANY_PIECES
-        self._local.fetch(keys, asked, target, heap)
+            if len(missing):
+                self._make_space()
+                missing = self.pieces.missing(self.pieces.of(hashes))
+            self._bring(missing)
+            self._local.fetch(keys, (slots, panes), (target[0], cell), heap)
+        self._busy = self._busy or self.fetched_pieces - before > _MANY_PIECES
 
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows; where the piece is not here they are left out: their changes are known without them."""

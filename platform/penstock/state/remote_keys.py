@@ -115,6 +115,10 @@ class RemoteKeys:
             self._cut = pieces_of(self._local.regions, self._logs)
         return self._cut
 
+    def parts(self, hashes: I64) -> list[I64]:
+        """Return the places of hashes, cut up by what is to be asked for at a time; see `Pieces.parts`."""
+        return self.pieces.parts(hashes, together(self.pieces, self._logs, _ROWS))
+
     def ensure(self, hashes: I64, index: KeyIndex, known: int) -> None:
         """Have the pieces here that these hashes lie in; the first `known` slots of the index are in memory.
 

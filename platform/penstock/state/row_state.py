@@ -215,10 +215,12 @@ class RowState:
         self._recency.touch(slots, self.index.count)
         if self.index.count > known:
             view, new = self.index.view(), np.arange(known, self.index.count, dtype=np.int32)
-            if self.remote is not None:
-                self.remote.ensure(view.hashes[new], self.index, known)
-            for table in self._cold_tables:
-                table.bring_in(view, new)
+            parts = [new] if self.remote is None else [new[some] for some in self.remote.parts(view.hashes[new])]
+            for part in parts:
+                if self.remote is not None:
+                    self.remote.ensure(view.hashes[part], self.index, known)
+                for table in self._cold_tables:
+                    table.bring_in(view, part)
         return slots
 
     def most_keys(self, most: int) -> int:

@@ -18,6 +18,7 @@ from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.state.budget import MemoryBudget
+from penstock.state.remote_keys import LocalBytes
 from penstock.state.store import KeyedStateRequest, open_keyed_state
 
 ROWS = pa.schema([pa.field("k", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
@@ -164,3 +165,23 @@ def test_state_goes_from_one_backend_to_another_and_back(kind, backend, tmp_path
     job.save()
     job.open("remote")
     assert sorted(job.watermark(due(KEYS))) == sorted(rows.items())[400:]
+
+
+@pytest.mark.usefixtures("small")
+def test_of_a_batch_of_all_keys_a_region_is_on_the_local_disk_at_a_time(tmp_path, monkeypatch):
+    sizes, fetched, came = [], [], LocalBytes.came
+    job = Job(tmp_path, "window_rows")
+    job.open("remote")
+    job.rows(list(range(KEYS)), due)
+    job.save()
+    job.open("remote")
+
+    def counted(local, hashes, records):
+        came(local, hashes, records)
+        sizes.append(int(local.sizes.sum()))
+        fetched.extend(map(len, records))
+
+    monkeypatch.setattr(LocalBytes, "came", counted)
+    job.rows(list(range(KEYS)), due)
+    assert len(fetched) >= KEYS
+    assert max(sizes) < sum(fetched) / 8
