@@ -10,7 +10,8 @@ number of key groups says. Nothing has to run. The task's result has the new sav
 | `target` | folder or `s3://` prefix that gets a folder for the new savepoint |
 | `key_groups` | their new number; empty: as many as it has |
 | `checkpoint` | of a job's folder, the checkpoint of that sequence instead of the newest |
-| `master` | of Spark, which does the work if there is much: `spark://host:7077`, `local[4]`; empty: the worker does |
+| `engine` | `auto` (Spark, if there is much), `local` (the worker's own process) or `spark` |
+| `master` | of Spark: `spark://host:7077`, `local[4]`; empty: all cores of the worker |
 | `spark_above` | bytes of state that are much |
 
 Spark has to be installed for the `python` of the connection, on the workers.
@@ -33,6 +34,7 @@ with DAG(
         "target": Param(type="string", minLength=1, title="Where the new savepoint goes"),
         "key_groups": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Key groups"),
         "checkpoint": Param(None, type=["integer", "null"], minimum=1, title="Checkpoint"),
+        "engine": Param("auto", enum=["auto", "local", "spark"], title="Who does the work"),
         "master": Param(None, type=["string", "null"], title="Master of Spark"),
         "spark_above": Param(1 << 30, type="integer", minimum=0, title="Bytes above which Spark works"),
     },
@@ -42,5 +44,5 @@ with DAG(
         snapshot="{{ params.snapshot }}",
         target="{{ params.target }}",
         key_groups="{{ params.key_groups }}",
-        options={name: f"{{{{ params.{name} }}}}" for name in ("checkpoint", "master", "spark_above")},
+        options={name: f"{{{{ params.{name} }}}}" for name in ("checkpoint", "engine", "master", "spark_above")},
     )

@@ -41,7 +41,13 @@ UPGRADE: dict[str, Kind] = {
 _TABLES: dict[str, Kind] = {"history": "texts", "offsets": "texts", "sparse": "texts", "cut_over": "text"}
 CHECK_BACKFILL: dict[str, Kind] = {"accept": "texts", **_TABLES, **_OF_FILES}
 BACKFILL: dict[str, Kind] = {"until": "text", "master": "text", "parts": "count", **CHECK_BACKFILL}
-REPARTITION: dict[str, Kind] = {"key_groups": "count", "master": "text", "spark_above": "amount", "checkpoint": "count"}
+REPARTITION: dict[str, Kind] = {
+    "key_groups": "count",
+    "engine": "text",
+    "master": "text",
+    "spark_above": "amount",
+    "checkpoint": "count",
+}
 
 
 def environment_of(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,10 @@ def spark(tmp_path_factory):
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
         .config("spark.task.maxFailures", "1")
+        # of a machine that others keep busy: a pause is no failure
+        .config("spark.python.authenticate.socketTimeout", "120s")
+        .config("spark.executor.heartbeatInterval", "60s")
+        .config("spark.network.timeout", "600s")
     )
     with contextlib.chdir(folder):  # the JVM leaves a folder of artifacts where it is started
         session = builder.getOrCreate()

@@ -1,6 +1,5 @@
 """A backfill on Spark is what it is in one process; the live job that goes on from it ends as the canonical result."""
 
-import contextlib
 import json
 import os
 import random
@@ -9,11 +8,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.spark.executors import executors
 from tests.spark.golden import JOB, SECOND, TWO, Golden
 
 from penstock.backfill.engine import LocalEngine
@@ -142,25 +141,6 @@ def test_the_live_job_goes_on_from_the_command_line_with_late_rows_accounted_for
         amounts[user, at // SECOND * SECOND] += row["amount"]
     wanted = {(user, start): (n, total) for user, start, n, total in golden.expected()}
     assert {key: (rows[key], amounts[key]) for key in rows} == wanted
-
-
-def executors(driver):
-    """Pids of the executors that a driver has started."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError):
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-            if b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in words and descends(int(entry.name), driver):
-                found.append(int(entry.name))
-    return found
-
-
-def descends(pid, ancestor):
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-    return False
 
 
 def test_an_executor_that_is_killed_changes_nothing(tmp_path):

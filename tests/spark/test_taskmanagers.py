@@ -1,18 +1,17 @@
 """TaskManagers on Spark's executors: a job's output is exact when an executor is killed, and nothing stays behind."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import polars as pl
 import pytest
 from tests.cluster import proc_tree
 from tests.cluster.ports import listening
 from tests.cluster.proc_tree import wait_until
+from tests.spark.executors import executors
 
 #: Two executors' JVMs beside the driver's, and again after a kill: minutes where the cores are busy.
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -72,17 +71,6 @@ def console(tmp_path):
     if record.exists():  # a test that failed: nothing may stay behind
         pid = json.loads(record.read_text())["pid"]
         proc_tree.signal_all([pid, *proc_tree.descendants(pid)], signal.SIGKILL)
-
-
-def executors(pid):
-    """The JVMs of the executors."""
-    found = []
-    for process in proc_tree.descendants(pid):
-        with contextlib.suppress(OSError):
-            words = Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0")
-            if words[0].endswith(b"java") and b"org.apache.spark.executor.CoarseGrainedExecutorBackend" in words:
-                found.append(process)
-    return found
 
 
 def test_an_executor_is_killed_in_the_middle(console, tmp_path):

@@ -30,6 +30,14 @@ def spark_options(master: str, settings: list[str], *, taskmanagers: int, slots:
     Raises:
         UsageError: a setting has no value, or Spark is not installed.
     """
+    given = spark_settings(settings)
+    with needs_spark():
+        from penstock.client.spark_taskmanagers import SparkOptions
+    return SparkOptions(master=master, taskmanagers=taskmanagers, slots=slots, settings=given)
+
+
+def spark_settings(settings: list[str]) -> dict[str, str]:
+    """Return settings of Spark's own, given as `KEY=VALUE`; raises UsageError."""
     given = {}
     for setting in settings:
         name, equals, value = setting.partition("=")
@@ -37,9 +45,7 @@ def spark_options(master: str, settings: list[str], *, taskmanagers: int, slots:
             msg = f"--spark-conf {setting!r} has no value"
             raise UsageError(msg, hint="write --spark-conf spark.executor.memory=4g")
         given[name] = value
-    with _needs_spark():
-        from penstock.client.spark_taskmanagers import SparkOptions
-    return SparkOptions(master=master, taskmanagers=taskmanagers, slots=slots, settings=given)
+    return given
 
 
 def spark_cluster(config: LocalClusterConfig, spark: SparkOptions, on_lost: Callable[[], None]) -> SparkCluster:
@@ -62,8 +68,9 @@ def spark_executor(master: str, settings: list[str], host: str, *, taskmanagers:
 
 
 @contextlib.contextmanager
-def _needs_spark() -> Iterator[None]:
+def needs_spark(otherwise: str = "") -> Iterator[None]:
+    """Import what needs Spark; raises UsageError where it is not installed, with what may be done `otherwise`."""
     try:
         yield
     except ImportError as error:
-        raise UsageError("Spark is not installed", hint="pip install 'penstock[spark]'") from error
+        raise UsageError("Spark is not installed", hint=f"pip install 'penstock[spark]'{otherwise}") from error

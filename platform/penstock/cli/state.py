@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import datetime as dt
 from pathlib import Path
@@ -13,22 +12,16 @@ from rich.table import Table
 
 from penstock.cli.live_state import get
 from penstock.cli.options import JsonOption, print_json, say
+from penstock.cli.recut import rekey, repartition
+from penstock.cli.snapshot_options import CheckpointOption, UriArgument, opened, summary_of
 from penstock.cli.terminal import terminal
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.checkpoint.manifest import Manifest
-    from penstock.snapshots.opening import Snapshot
 
 commands = typer.Typer(help="Look at snapshots, and at the state of running jobs.", no_args_is_help=True)
 commands.command("get")(get)
-
-UriArgument = Annotated[
-    str, typer.Argument(metavar="URI", help="A savepoint's folder, or CHECKPOINT_ROOT/JOB for its newest checkpoint.")
-]
-CheckpointOption = Annotated[
-    int | None, typer.Option("--checkpoint", help="The checkpoint of that sequence instead of the newest.")
-]
 
 
 @commands.command("ls")
@@ -55,9 +48,9 @@ def show(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
     """Show what one snapshot holds: its states with their columns and sizes."""
     from penstock.snapshots.content import states_of
 
-    snapshot = _open(uri, checkpoint)
+    snapshot = opened(uri, checkpoint)
     states = [state.as_json() for state in states_of(snapshot.manifest)]
-    head = {**_summary(snapshot), "operators": _operators(snapshot.manifest), "states": states}
+    head = {**summary_of(snapshot), "operators": _operators(snapshot.manifest), "states": states}
     if json:
         print_json(head)
         return
@@ -92,7 +85,7 @@ def read(
     from penstock.snapshots.content import find_state
     from penstock.snapshots.reading import frame_of
 
-    snapshot = _open(uri, checkpoint)
+    snapshot = opened(uri, checkpoint)
     rows = frame_of(snapshot, find_state(snapshot.manifest, uid, name))
     if where is not None:
         columns = rows.collect_schema().names()
@@ -127,7 +120,7 @@ def diff(
     """Say which states of two snapshots differ, and in how many rows; exit code 1 when some do."""
     from penstock.snapshots.compare import diff as compare
 
-    found = compare(_open(uri), _open(other))
+    found = compare(opened(uri), opened(other))
     if json:
         print_json([dataclasses.asdict(row) for row in found])
     else:
@@ -165,64 +158,8 @@ def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOpt
         raise typer.Exit(1)
 
 
-@commands.command("repartition")
-def repartition(
-    uri: UriArgument,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the savepoint.")],
-    *,
-    key_groups: Annotated[int | None, typer.Option(help="Number of key groups; default: as many as it has.")] = None,
-    master: Annotated[str | None, typer.Option(help="Master of Spark that does the work if there is much.")] = None,
-    spark_above: Annotated[int, typer.Option(help="Bytes of state that are much.", min=0)] = 1 << 30,
-    checkpoint: CheckpointOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Write a snapshot anew as a savepoint, merged, with another number of key groups; nothing has to run."""
-    from penstock.snapshots.repartition import Run, in_turn, state_bytes
-    from penstock.snapshots.repartition import repartition as write_anew
-
-    snapshot = _open(uri, checkpoint)
-    with contextlib.ExitStack() as stack:
-        run: Run = in_turn
-        if master is not None and state_bytes(snapshot) > spark_above:
-            try:
-                from penstock.snapshots.spark_repartition import on_spark
-                from penstock.snapshots.spark_session import open_session
-            except ImportError as error:
-                raise UsageError("Spark is not installed", hint="pip install 'penstock[spark]'") from error
-            run = on_spark(stack.enter_context(open_session(master)))
-        written = write_anew(snapshot, target, key_groups=key_groups, run=run)
-    if json:
-        print_json(_summary(_open(written)))
-    else:
-        say(f"savepoint written: {written}")
-
-
-@commands.command("rekey")
-def rekey(
-    uri: UriArgument,
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="A new folder for the savepoint.")],
-    *,
-    uid: Annotated[str, typer.Option(help="The operator whose state gets another key.")],
-    key: Annotated[
-        list[str], typer.Option(help="A column of the new key: NAME, or 'NAME=SQL'; once for each, in order.")
-    ],
-    checkpoint: CheckpointOption = None,
-    json: JsonOption = False,
-) -> None:
-    """Write a snapshot anew as a savepoint with another key for one operator's state; nothing has to run."""
-    from penstock.snapshots.rekey import rekey as write_anew
-
-    written = write_anew(_open(uri, checkpoint), target, uid=uid, key=key)
-    if json:
-        print_json(_summary(_open(written)))
-    else:
-        say(f"savepoint written: {written}")
-
-
-def _open(uri: str, checkpoint: int | None = None) -> Snapshot:
-    from penstock.snapshots.opening import open_snapshot
-
-    return open_snapshot(uri, checkpoint=checkpoint)
+commands.command("repartition")(repartition)
+commands.command("rekey")(rekey)
 
 
 def _listed(uri: str) -> list[dict[str, Any]]:
@@ -233,38 +170,19 @@ def _listed(uri: str) -> list[dict[str, Any]]:
     store = open_store(uri.rstrip("/"))
     jobs = opening.jobs_of(store)
     if not jobs and not store.list("manifests/"):
-        return [_summary(_open(uri))]
+        return [summary_of(opened(uri))]
     found: list[dict[str, Any]] = []
     for folder in [join_uri(uri, job) for job in jobs] or [uri]:
         job_store = open_store(folder)
         for manifest in opening.read_log(job_store):
             if manifest.kind == "checkpoint":
                 where = join_uri(job_store.uri, "manifests", f"{manifest.sequence:020d}.json")
-                found.append(_summary(opening.Snapshot(where, job_store, manifest)))
-        found += [_summary(_open(savepoint)) for savepoint in opening.savepoints_of(job_store)]
+                found.append(summary_of(opening.Snapshot(where, job_store, manifest)))
+        found += [summary_of(opened(savepoint)) for savepoint in opening.savepoints_of(job_store)]
     if not found:
         msg = f"{store.uri} holds no checkpoint that is complete"
         raise NotFoundError(msg, hint="a job writes its first one a checkpoint interval after its start")
     return found
-
-
-def _summary(snapshot: Snapshot) -> dict[str, Any]:
-    from penstock.snapshots.content import states_of
-
-    manifest, states = snapshot.manifest, states_of(snapshot.manifest)
-    return {
-        "job": manifest.job_name,
-        "kind": manifest.kind,
-        "sequence": manifest.sequence,
-        "checkpoint": manifest.checkpoint_id,
-        "created-ms": manifest.created_ms,
-        "barrier": manifest.barrier,
-        "key-groups": manifest.key_groups,
-        "rows": sum(state.rows for state in states if state.kind == "keyed"),
-        "bytes": sum(state.size_bytes for state in states),
-        "pending-rows": sum(output.rows for output in manifest.pending),
-        "uri": snapshot.uri,
-    }
 
 
 def _operators(manifest: Manifest) -> list[dict[str, Any]]:

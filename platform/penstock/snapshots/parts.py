@@ -22,7 +22,7 @@ from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.stores import read_file
 from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
-from penstock.snapshots.cuts import even_ranges, ranges_by_size, shared_ranges
+from penstock.snapshots.cuts import even_ranges, loads_of, ranges_by_size, shared_ranges
 from penstock.snapshots.given_rows import StateRows
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.target import Target
@@ -204,7 +204,7 @@ def _require_apart(plan: WritePlan, state: KeyedStateSnapshot) -> None:
         near = [segment for segment in state.segments if _range(segment).intersect(shared)]
         files = [SegmentFile(segment, lambda ref: read_file(store, ref)) for segment in near]
         held = msgspec.structs.replace(state, segments=tuple(near))
-        for piece in ranges_by_size([held], shared, _COMPARED_BYTES):
+        for piece in ranges_by_size(loads_of([held]), shared, _COMPARED_BYTES):
             found = [table for file in files for table in file.tables(piece)]
             if len(found) > 1:
                 plan.rows.require_once(pa.concat_tables(found), hint)

@@ -2,256 +2,205 @@
 
 The key's columns can be cast, renamed, computed from one another or left out; whatever else a row says stays. Each old
 key gets one new key, the same in all states of the operator; two that would become one are an error: what of which of
-them counts is not for a tool to say. All rows of the operator's states are in memory at once.
+them counts is not for a tool to say. Where it is done here all rows of the operator's states are in memory at once;
+on Spark (`snapshots.spark_rekey`) they are brought together by their new hashes. Both give the same files. The state of
+other operators is cut as `snapshots.repartition` does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
-import pyarrow.types as pt
 
-from penstock.core.errors import NotFoundError, UsageError
-from penstock.core.keygroup import hash_range_of
+from penstock.core.errors import NotFoundError
+from penstock.core.keygroup import HashRange
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.graph.validate import near
-from penstock.kernels.hashing import hash_columns
-from penstock.kernels.key_types import is_key_type
-from penstock.snapshots.content import field_id, identity_of
-from penstock.snapshots.opening import Snapshot, open_target
+from penstock.snapshots import repartition as recut
+from penstock.snapshots.cuts import Loads, ranges_by_size
+from penstock.snapshots.key_expressions import keys_of
+from penstock.snapshots.opening import Snapshot
 from penstock.snapshots.reading import live_rows
-from penstock.state.accumulators import KEY_HASH, KEY_IDS, SEQ
-from penstock.state.row_spec import TIMERS
-from penstock.task.savepoint import SavepointWriter
+from penstock.snapshots.rekeying import (
+    NewCut,
+    frame_of,
+    is_timers,
+    loads_by_bucket,
+    ordered,
+    rekeyed,
+    schema_of,
+    sizes_by_bucket,
+    twice_of,
+)
+from penstock.state.segment_file import rows_within
+from penstock.state.segments import key_names
 
 if TYPE_CHECKING:
-    from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
+    from penstock.checkpoint.store import ObjectStore
+    from penstock.core.snapshot import KeyedStateSnapshot
+    from penstock.snapshots.repartition import HeldState, Run
 
-#: Value columns have field ids above it.
-_LAST_FIXED_ID = 1000
-#: A column of our own beside those of a key: where a key stands among all.
+#: Bytes of rows, as they are in memory, that one file is made of, about.
+FILE_BYTES = 256 << 20
 _PLACE = "__place"
 
 
 @dataclass(frozen=True, slots=True)
-class _Rekeyed:
-    """One state under its new key: rows sorted by hash."""
+class Rekeying:
+    """What is to be done: the states of one operator, and the columns of their new key."""
 
-    schema: str
-    rows: pa.Table
-    hashes: np.ndarray
+    snapshot: Snapshot
+    #: By name.
+    states: Mapping[str, HeldState]
+    key: tuple[str, ...]
+    #: What an error begins with.
+    where: str
+
+    def schemas(self, keys: pa.Schema) -> dict[str, pa.Schema]:
+        """Return the columns of each state under keys of that schema; raises UsageError."""
+        return {
+            name: schema_of(schema_from_text(state.parts[0].schema), keys, f"{self.where}/{name}")
+            for name, state in self.states.items()
+        }
 
 
-def rekey(snapshot: Snapshot, target_uri: str, *, uid: str, key: Sequence[str]) -> str:
+class Rekeyed(Protocol):
+    """The rows of the states under their new key."""
+
+    @property
+    def schemas(self) -> Mapping[str, pa.Schema]:
+        """The columns of each state."""
+
+    @property
+    def loads(self) -> Mapping[str, Loads]:
+        """Where the bytes of each state are now."""
+
+    def write(self, cuts: Sequence[NewCut], target: ObjectStore) -> Sequence[KeyedStateSnapshot]:
+        """Write the rows; the results are in the order of the cuts. Raises StorageError."""
+
+
+class Engine(Protocol):
+    """Where the work is done: here, or on Spark."""
+
+    @property
+    def run(self) -> Run:
+        """What writes cuts of states whose key stays."""
+
+    def rekeyed(self, work: Rekeying) -> Rekeyed:
+        """Compute the new keys.
+
+        Raises:
+            UsageError: an expression is wrong or gives no key, or two keys would be one.
+            SnapshotDamagedError: a file is missing or damaged.
+        """
+
+
+def rekey(snapshot: Snapshot, target_uri: str, *, uid: str, key: Sequence[str], engine: Engine | None = None) -> str:
     """Write the snapshot to `target_uri` with `key` for the states of `uid`; return the savepoint's URI.
 
     `key` has every column of the new key in its order: the `name` of an old one, or `name=expression`, SQL over the old
-    key columns such as `user=CAST(user_id AS VARCHAR)`.
+    key columns such as `user=CAST(user_id AS VARCHAR)`. Without an engine it is done here.
 
     Raises:
         NotFoundError: the snapshot has no keyed state of that uid.
-        UsageError: an expression is wrong or gives no key, two keys would be one, or the target is not empty.
-        SnapshotDamagedError: a file is missing or damaged. StorageError: the target cannot be written.
+        UsageError: an expression is wrong or gives no key, two keys would be one, or the target is not
+            empty, or another run's.
+        SnapshotDamagedError: a file is missing or damaged.
+        StorageError: the target cannot be written, or was emptied meanwhile.
     """
-    manifest = snapshot.manifest
-    held: dict[str, list[KeyedStateSnapshot]] = {}
-    for part in manifest.subtasks:
-        for state in part.keyed:
-            if state.uid == uid:
-                held.setdefault(state.state, []).append(state)
+    engine = engine if engine is not None else InMemory()
+    groups = snapshot.manifest.key_groups
+    states = recut.held_states(snapshot.manifest.subtasks)
+    held = {state.parts[0].state: state for state in states if state.parts[0].uid == uid}
     if not held:
-        known = {state.uid for part in manifest.subtasks for state in part.keyed}
+        known = {state.parts[0].uid for state in states}
         raise NotFoundError(f"the snapshot has no keyed state of uid {uid!r}", hint=near(uid, known))
-    made = _all_rekeyed(snapshot, held, key, f"rekey: {uid}")
-    target = open_target(target_uri)
-    writer = SavepointWriter(snapshot.store, target)
-    subtasks = []
-    for part in manifest.subtasks:
-        keyed = tuple(
-            _cut(writer, manifest.subtasks, part, (state, made[state.state], manifest.key_groups))
-            if state.uid == uid
-            else writer.state(state)
-            for state in part.keyed
+    made = engine.rekeyed(Rekeying(snapshot, held, tuple(key), f"rekey: {uid}"))
+    place = recut.take(target_uri, "rekey")
+    parts = recut.Parts()
+    for state in states:
+        if state.parts[0].uid != uid:
+            parts.add(snapshot, state, groups)
+    written = engine.run(parts.cuts, snapshot.store, place.store)
+    owned = dict(parts.owned(written))
+    for subtask, found in _written(held, made, groups, place.store).items():
+        owned[subtask] = (*owned.get(subtask, ()), *found)
+    return recut.write_manifest(snapshot, place, owned, groups)
+
+
+def _written(
+    held: Mapping[str, HeldState], made: Rekeyed, groups: int, target: ObjectStore
+) -> dict[tuple[str, int], list[KeyedStateSnapshot]]:
+    """Write the states under their new key; return them by subtask."""
+    cuts: list[NewCut] = []
+    owners: list[tuple[tuple[str, int], HashRange, list[NewCut]]] = []
+    for name, state in held.items():
+        empty = msgspec.structs.replace(
+            state.parts[0], schema=schema_to_text(made.schemas[name]), segments=(), tombstones=()
         )
-        outputs = tuple(writer.output(output) for output in part.committables)
-        subtasks.append(msgspec.structs.replace(part, keyed=keyed, committables=outputs))
-    _require_all(subtasks, uid, made)
-    writer.manifest(
-        msgspec.structs.replace(
-            manifest,
-            kind="savepoint",
-            subtasks=tuple(subtasks),
-            pending=tuple(writer.output(output) for output in manifest.pending),
-            note=target.uri,
-            origin=manifest.origin or snapshot.store.uri,
-        )
-    )
-    return target.uri
-
-
-def _cut(
-    writer: SavepointWriter,
-    subtasks: Sequence[SubtaskSnapshot],
-    part: SubtaskSnapshot,
-    given: tuple[KeyedStateSnapshot, _Rekeyed, int],
-) -> KeyedStateSnapshot:
-    """Write the rows of a state that one subtask owns under the new key."""
-    state, made, key_groups = given
-    parallelism = sum(other.vertex_id == part.vertex_id for other in subtasks)
-    owned = hash_range_of(part.subtask, parallelism, key_groups)
-    first = int(np.searchsorted(made.hashes, owned.low, side="left"))
-    stop = int(np.searchsorted(made.hashes, owned.high, side="right"))
-    empty = msgspec.structs.replace(
-        state, schema=made.schema, hash_low=owned.low, hash_high=owned.high, segments=(), tombstones=()
-    )
-    return writer.rows(empty, iter([made.rows.slice(first, stop - first)] if stop > first else []))
-
-
-def _require_all(subtasks: Sequence[SubtaskSnapshot], uid: str, made: Mapping[str, _Rekeyed]) -> None:
-    """Refuse to go on when a subtask whose hashes have rows now had no part of the state, and so got none."""
-    for name, state in made.items():
-        parts = [found for part in subtasks for found in part.keyed if (found.uid, found.state) == (uid, name)]
-        written = sum(segment.rows for part in parts for segment in part.segments)
-        if written != state.rows.num_rows:
-            msg = f"rekey: {uid}/{name}: {state.rows.num_rows - written} rows belong to subtasks without that state"
-            raise UsageError(msg, hint="`penstock state repartition` the snapshot first, then give it the new key")
-
-
-def _all_rekeyed(
-    snapshot: Snapshot, held: Mapping[str, list[KeyedStateSnapshot]], key: Sequence[str], where: str
-) -> dict[str, _Rekeyed]:
-    """Return every state of an operator under its new key."""
-    rows, olds = {}, dict[str, pl.DataFrame]()
-    for name, parts in held.items():
-        old = schema_from_text(parts[0].schema)
-        rows[name] = pa.concat_tables([old.empty_table(), *live_rows(snapshot, tuple(parts))]).combine_chunks()
-        olds[name] = _frame(rows[name].select([field.name for field in old if field_id(field) in KEY_IDS]))
-    names = next(iter(olds.values())).columns
-    known = pl.concat(olds.values()).unique().sort(names, nulls_last=True)
-    keys = _keys(known, key, where)
-    places, numbered = {}, known.with_row_index(_PLACE)
-    for name, frame in olds.items():
-        found = frame.join(numbered, on=names, how="left", nulls_equal=True, maintain_order="left")
-        places[name] = found[_PLACE].to_numpy()
-    used = np.unique(
-        np.concatenate(
-            [np.empty(0, np.int64), *(found for name, found in places.items() if not name.startswith(TIMERS))]
-        )
-    )
-    _require_apart(known, _frame(keys), used, where)
-    return {
-        name: _rekeyed(table, keys.take(pa.array(places[name])), f"{where}/{name}", timers=name.startswith(TIMERS))
-        for name, table in rows.items()
-    }
-
-
-def _require_apart(known: pl.DataFrame, keys: pl.DataFrame, used: np.ndarray, where: str) -> None:
-    """Refuse two old keys that have rows and would be one; timers alone do no harm, each exists once anyway."""
-    old, new = known[used], keys[used]
-    twice = new.is_duplicated()
-    if twice.any():
-        first = new.filter(twice).head(1)
-        same = new.with_row_index(_PLACE).join(first, on=new.columns, nulls_equal=True)[_PLACE]
-        olds = " and ".join(_shown(old[int(place)]) for place in same[:2])
-        msg = f"{where}: {twice.sum()} keys have no key of their own any more, such as {_shown(first)} of {olds}"
-        raise UsageError(msg, hint="keep what tells them apart in the key, or merge them: ps.snapshots.read and write")
-
-
-def _shown(row: pl.DataFrame) -> str:
-    return "(" + ", ".join(f"{name}={value!r}" for name, value in row.row(0, named=True).items()) + ")"
-
-
-def _rekeyed(rows: pa.Table, keys: pa.Table, where: str, *, timers: bool) -> _Rekeyed:
-    """Return the rows of one state with `keys`, one for each row, in place of theirs."""
-    old = rows.schema
-    schema = _schema(old, keys.schema, where)
-    rest = [name for name in old.names if name != KEY_HASH and field_id(old.field(name)) not in KEY_IDS]
-    columns = dict(zip(schema.names[1 + len(keys.schema) :], (rows.column(name) for name in rest), strict=True))
-    columns |= {name: keys.column(name) for name in keys.schema.names}
-    hashes = hash_columns(_batch(keys), tuple(keys.schema.names))
-    columns[KEY_HASH] = pa.chunked_array([pa.array(hashes)])
-    table = pa.table([columns[name] for name in schema.names], schema=schema)
-    if timers:
-        once = _frame(table.select(identity_of(schema))).with_row_index(_PLACE)
-        table = table.take(once.unique(identity_of(schema), keep="first")[_PLACE].to_arrow())
-    order = np.argsort(table.column(KEY_HASH).to_numpy(), kind="stable")
-    table = table.take(pa.array(order))
-    place = schema.get_field_index(SEQ)
-    table = table.set_column(place, schema.field(place), pa.array(np.arange(table.num_rows)))
-    return _Rekeyed(schema_to_text(schema), table, table.column(KEY_HASH).to_numpy())
-
-
-def _frame(table: pa.Table) -> pl.DataFrame:
-    found = pl.from_arrow(table)
-    assert isinstance(found, pl.DataFrame)  # noqa: S101 - of a table
+        for subtask, within in enumerate(state.ranges(groups)):
+            ranges = ranges_by_size(made.loads[name], within, FILE_BYTES)
+            own = [
+                NewCut(number=number, state=msgspec.structs.replace(empty, hash_low=r.low, hash_high=r.high))
+                for number, r in enumerate(ranges, start=len(cuts))
+            ]
+            cuts += own
+            owners.append(((state.vertex_id, subtask), within, own))
+    written = made.write(cuts, target)
+    found: dict[tuple[str, int], list[KeyedStateSnapshot]] = {}
+    for place, within, own in owners:
+        found.setdefault(place, []).append(recut.joined([written[cut.number] for cut in own], within))
     return found
 
 
-def _batch(table: pa.Table) -> pa.RecordBatch:
-    batches = table.combine_chunks().to_batches(max_chunksize=max(1, table.num_rows))
-    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+class InMemory:
+    """Does it here, with all rows of the operator's states in memory; expressions may look at all keys."""
+
+    run = staticmethod(recut.in_turn)
+
+    def rekeyed(self, work: Rekeying) -> Rekeyed:
+        """See `Engine`."""
+        rows, olds = {}, dict[str, pl.DataFrame]()
+        for name, state in work.states.items():
+            old = schema_from_text(state.parts[0].schema)
+            found = [old.empty_table(), *live_rows(work.snapshot, state.parts)]
+            rows[name] = pa.concat_tables(found).combine_chunks()
+            olds[name] = frame_of(rows[name].select(key_names(old)))
+        names = next(iter(olds.values())).columns
+        known = pl.concat(olds.values()).unique().sort(names, nulls_last=True)
+        keys = keys_of(known, work.key, work.where)
+        places, numbered = {}, known.with_row_index(_PLACE)
+        for name, frame in olds.items():
+            joined = frame.join(numbered, on=names, how="left", nulls_equal=True, maintain_order="left")
+            places[name] = joined[_PLACE].to_numpy()
+        # timers alone do no harm, each exists once anyway
+        with_rows = [places[name] for name in places if not is_timers(name)]
+        used = np.unique(np.concatenate([np.empty(0, np.int64), *with_rows]))
+        twice = twice_of(known[used], frame_of(keys)[used])
+        if twice is not None:
+            raise twice.error(work.where)
+        schemas = work.schemas(keys.schema)
+        made = {name: rekeyed(table, keys.take(pa.array(places[name])), schemas[name]) for name, table in rows.items()}
+        loads = {name: loads_by_bucket(sizes_by_bucket(table)) for name, table in made.items()}
+        return _Held(schemas, loads, {name: ordered(table, timers=is_timers(name)) for name, table in made.items()})
 
 
-def _keys(old: pl.DataFrame, key: Sequence[str], where: str) -> pa.Table:
-    """Return the columns of the new keys, one for each of the old ones; a single value is that of all of them."""
-    columns: dict[str, pa.ChunkedArray] = {}
-    for part in key:
-        name, _, expression = (text.strip() for text in part.partition("="))
-        if name in columns or not name:
-            raise UsageError(
-                f"{where}: the key names {name!r} twice or not at all", hint="give name or name=expression"
+@dataclass(frozen=True, slots=True)
+class _Held:
+    schemas: dict[str, pa.Schema]
+    loads: dict[str, Loads]
+    rows: dict[str, pa.Table]
+
+    def write(self, cuts: Sequence[NewCut], target: ObjectStore) -> list[KeyedStateSnapshot]:
+        return [
+            cut.write(
+                rows_within(self.rows[cut.state.state], HashRange(cut.state.hash_low, cut.state.hash_high)), target
             )
-        try:
-            # a column as it is may have a name that SQL does not take
-            taken = pl.col(name) if not expression and name in old.columns else pl.sql_expr(expression or name)
-            found = old.with_columns(taken.alias(name))[name]
-        except (pl.exceptions.PolarsError, TypeError) as error:
-            text = f"{where}: key column {part!r}: {str(error).splitlines()[0]}"
-            raise UsageError(text, hint=f"the old key has: {', '.join(old.columns)}") from error
-        columns[name] = pa.chunked_array([_plain(found.to_arrow())])
-        if not is_key_type(columns[name].type):
-            raise UsageError(f"{where}: {part!r} gives {columns[name].type}, which is no key", hint="cast it")
-    if not columns:
-        raise UsageError(f"{where}: no key is given", hint="give --key for each column of the new key")
-    return pa.table(columns)
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    """Return a column of Polars with the type that rows have."""
-    if pt.is_large_string(array.type) or pt.is_string_view(array.type):
-        return array.cast(pa.string())
-    if pt.is_large_binary(array.type) or pt.is_binary_view(array.type):
-        return array.cast(pa.binary())
-    return array
-
-
-def _schema(old: pa.Schema, keys: pa.Schema, where: str) -> pa.Schema:
-    """Return the columns of a segment under the new key; values make room for its names as `RowSpec.value_names`."""
-    #: Names that a value could not have beside the old key: it got an underscore, and so what had that name already.
-    hidden = {field.name for field in old if field_id(field) in KEY_IDS}
-    fields, taken = [old.field(KEY_HASH)], set(keys.names)
-    for number, field in enumerate(keys, start=KEY_IDS.start):
-        text = str(number).encode()
-        fields.append(pa.field(field.name, field.type, True, {b"id": text, b"PARQUET:field_id": text}))
-    for field in old:
-        if field.name == KEY_HASH or field_id(field) in KEY_IDS:
-            continue
-        name = field.name
-        if name.endswith("_") and name[:-1] in hidden:
-            hidden.add(name)
-            name = name[:-1]
-        while name in taken and field_id(field) > _LAST_FIXED_ID:
-            name += "_"
-        taken.add(name)
-        fields.append(field.with_name(name))
-    names = [field.name for field in fields]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise UsageError(f"{where}: the state has a column {twice!r} already", hint="give the key column another name")
-    return pa.schema(fields, old.metadata)
+            for cut in cuts
+        ]

@@ -22,7 +22,7 @@ from penstock.core.errors import UsageError
 from penstock.core.keygroup import HashRange, first_hash_of
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.snapshots.content import StateContent, find_state
-from penstock.snapshots.cuts import ranges_by_size
+from penstock.snapshots.cuts import loads_of, ranges_by_size
 from penstock.snapshots.opening import Snapshot, open_snapshot
 from penstock.snapshots.reading import OPERATOR_STATE, columns_of, items_of
 from penstock.state.segments import read_state
@@ -173,7 +173,8 @@ def _parts_of(snapshot: Snapshot, state: StateContent, asked: HashRange | None, 
         if within is None or not held.segments:
             continue
         encoded = msgspec.msgpack.encode(held)
-        parts += [StatePart(uri, state=encoded, low=r.low, high=r.high) for r in ranges_by_size([held], within, size)]
+        ranges = ranges_by_size(loads_of([held]), within, size)
+        parts += [StatePart(uri, state=encoded, low=r.low, high=r.high) for r in ranges]
     return parts
 
 

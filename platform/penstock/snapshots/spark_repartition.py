@@ -7,8 +7,9 @@ driver writes last, names what was written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from py4j.protocol import Py4JError
@@ -20,9 +21,12 @@ from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.snapshots.repartition import Cut, Run
 
 if TYPE_CHECKING:
+    from pyspark import RDD
     from pyspark.sql import SparkSession
 
     from penstock.checkpoint.store import ObjectStore
+
+T = TypeVar("T")
 
 
 def on_spark(session: SparkSession) -> Run:
@@ -31,20 +35,27 @@ def on_spark(session: SparkSession) -> Run:
     def run(cuts: Sequence[Cut], source: ObjectStore, target: ObjectStore) -> list[KeyedStateSnapshot]:
         if not cuts:
             return []
-        task = _task_of([msgspec.msgpack.encode(cut) for cut in cuts], source.uri, target.uri)
-        try:
-            written = session.sparkContext.parallelize(range(len(cuts)), len(cuts)).map(task).collect()
-        except (PySparkException, Py4JError) as error:
-            said = [line for line in str(error).splitlines() if line.startswith("penstock.")]
-            raise StorageError(f"a task of Spark failed: {said[-1] if said else error}") from error
+        encoded = [msgspec.msgpack.encode(cut) for cut in cuts]
+        tasks = session.sparkContext.parallelize(encoded, len(encoded))
+        written = gathered(tasks.map(functools.partial(_write, source.uri, target.uri)))
         return [msgspec.msgpack.decode(state, type=KeyedStateSnapshot) for state in written]
 
     return run
 
 
-def _task_of(cuts: list[bytes], source_uri: str, target_uri: str) -> Callable[[int], bytes]:
-    def write(number: int) -> bytes:
-        cut = msgspec.msgpack.decode(cuts[number], type=Cut)
-        return msgspec.msgpack.encode(cut.write(open_store(source_uri), open_store(target_uri)))
+def gathered(tasks: RDD[T]) -> list[T]:
+    """Run the tasks and return what they give.
 
-    return write
+    Raises:
+        StorageError: a task failed more often than Spark tries; with what it said.
+    """
+    try:
+        return tasks.collect()
+    except (PySparkException, Py4JError) as error:
+        said = [line for line in str(error).splitlines() if line.startswith("penstock.")]
+        raise StorageError(f"a task of Spark failed: {said[-1] if said else error}") from error
+
+
+def _write(source_uri: str, target_uri: str, encoded: bytes) -> bytes:
+    cut = msgspec.msgpack.decode(encoded, type=Cut)
+    return msgspec.msgpack.encode(cut.write(open_store(source_uri), open_store(target_uri)))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -33,8 +34,9 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
     """Start a session, e.g. on `local[4]`, `spark://host:7077` or `yarn`, and stop it at the end.
 
     Raises:
-        UsageError: Spark does not start with that master.
+        UsageError: there is no Java, or Spark does not start with that master.
     """
+    _require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName("penstock")
     local = _LOCAL_SETTINGS if master.startswith("local") else {}
@@ -56,6 +58,15 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
                 session.stop()
             if not others:
                 _end_jvm()
+
+
+def _require_java() -> None:
+    """Refuse where Spark's own script would find no Java: it looks in JAVA_HOME, else in PATH."""
+    home = os.environ.get("JAVA_HOME", "")
+    if home and not (Path(home) / "bin" / "java").exists():
+        raise UsageError(f"Spark needs Java, and there is none in JAVA_HOME={home}", hint="unset it, or have it right")
+    if not home and shutil.which("java") is None:
+        raise UsageError("Spark needs Java, and there is none", hint="install 17 or newer, or set JAVA_HOME")
 
 
 def _end_jvm() -> None:

@@ -68,11 +68,7 @@ class SegmentFile:
             self._data = read(file)
             self._metadata = pq.read_metadata(_whole(self._data))
         else:
-            start = file.offset + file.length - segment.footer_length
-            footer = FileRef(
-                path=file.path, offset=start, length=segment.footer_length, checksum=segment.footer_checksum
-            )
-            self._metadata = pq.read_metadata(io.BytesIO(read(footer)))
+            self._metadata = _footer_of(segment, read)
         self.groups = self._groups()
 
     @property
@@ -142,7 +138,7 @@ class SegmentFile:
         metadata = self._metadata
         places = (metadata.metadata or {}).get(GROUPS)
         if places is not None:
-            return [RowGroup(number, *place) for number, place in enumerate(json.loads(places))]
+            return _groups_at(places)
         if self._data is None:
             msg = f"{self.segment.file.path} does not say where its row groups are"
             raise SnapshotDamagedError(msg, hint="restore an older savepoint")
@@ -154,6 +150,28 @@ class SegmentFile:
             low, high = (stats.min, stats.max) if known else (HASH_MIN, HASH_MAX)
             groups.append(RowGroup(number, 0, 0, 0, low, high, about.num_rows))
         return groups
+
+
+def groups_of(segment: Segment, read: Callable[[FileRef], bytes]) -> list[RowGroup]:
+    """Return where a segment's row groups lie, of which nothing but the footer is read; none where it does not say.
+
+    Raises:
+        SnapshotDamagedError: the file is missing or damaged.
+    """
+    if not segment.footer_length or segment.file.inline is not None:
+        return []
+    return _groups_at((_footer_of(segment, read).metadata or {}).get(GROUPS, b"[]"))
+
+
+def _footer_of(segment: Segment, read: Callable[[FileRef], bytes]) -> pq.FileMetaData:
+    file = segment.file
+    start = file.offset + file.length - segment.footer_length
+    footer = FileRef(path=file.path, offset=start, length=segment.footer_length, checksum=segment.footer_checksum)
+    return pq.read_metadata(io.BytesIO(read(footer)))
+
+
+def _groups_at(places: bytes) -> list[RowGroup]:
+    return [RowGroup(number, *place) for number, place in enumerate(json.loads(places))]
 
 
 def _whole(data: bytes) -> pa.BufferReader:

@@ -150,3 +150,47 @@ def test_repartition(root, penstock, tmp_path):
     assert penstock("fsck", target, "--json")["ok"] is True
     assert "already holds a savepoint" in penstock("repartition", root / "words", target, code=2)
     assert "savepoint written" in penstock("repartition", root / "words", tmp_path / "again")
+
+
+def test_rekey(root, penstock, tmp_path):
+    target = tmp_path / "by-text"
+    key = "user=CAST(user_id AS VARCHAR)"
+    found = penstock("rekey", root / "words", target, "--uid", "seen", "--key", key, "--json")
+    assert (found["kind"], found["rows"]) == ("savepoint", 3)
+    assert penstock("fsck", target, "--json")["ok"] is True
+
+
+COMMANDS = [["repartition"], ["rekey", "--uid", "seen", "--key", "user_id"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+@pytest.mark.parametrize(
+    ("options", "above", "spark"),
+    [
+        ([], None, False), ([], "0", True), (["--spark-above", "0"], None, True), (["--engine", "spark"], None, True),
+        (["--spark-above", "1000000000"], "0", False), (["--engine", "local"], "0", False),
+        (["--engine", "local", "--spark-above", "0"], None, False),
+    ],
+)  # fmt: skip
+def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command, options, above, spark):
+    if above is not None:
+        monkeypatch.setenv("PENSTOCK_SPARK_ABOVE", above)
+    words = [command[0], root / "words", tmp_path / "new", *command[1:], *options, "--json"]
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    said = penstock(*words, code=2 if spark else 0)
+    assert ("Spark needs Java, and there is none in JAVA_HOME" in said) == spark
+    assert (tmp_path / "new" / "manifest.json").exists() != spark
+    if spark:
+        monkeypatch.delenv("JAVA_HOME")
+        monkeypatch.setenv("PATH", str(tmp_path))
+        assert "Spark needs Java, and there is none (install" in penstock(*words, code=2)
+        monkeypatch.setitem(sys.modules, "penstock.snapshots.spark_session", None)
+        said = penstock(*words, code=2)
+        assert "Spark is not installed (pip install 'penstock[spark]'; --engine local does without)" in said
+
+
+def test_bytes_that_are_none(root, penstock, tmp_path, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_SPARK_ABOVE", "1GB")
+    assert "PENSTOCK_SPARK_ABOVE='1GB' is no number of bytes" in penstock(
+        "repartition", root / "words", tmp_path / "new", code=2
+    )

@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 import msgspec
 import polars as pl
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.state_check import check_states
 from penstock.snapshots.declared import with_states
+from penstock.snapshots.key_expressions import keys_of, require_by_key
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.rekey import rekey
 from penstock.snapshots.verify import verify
@@ -189,10 +193,49 @@ def test_null_is_a_key_like_any_other(tmp_path):
     assert sorted(read(made, "profile").select("orders", "user").rows()) == [(5, None), (6, "1")]
 
 
-def test_rows_of_a_subtask_without_the_state_are_missed(savepoint, tmp_path):
+def test_a_subtask_without_the_state_gets_the_rows_that_are_its_own_now(savepoint, tmp_path):
     whole = open_snapshot(savepoint)
     first = whole.manifest.subtasks[0]
     less = msgspec.structs.replace(first, keyed=tuple(k for k in first.keyed if k.uid != "people"))
     manifest = msgspec.structs.replace(whole.manifest, subtasks=(less, *whole.manifest.subtasks[1:]))
-    with pytest.raises(UsageError, match=r"people/profile: \d+ rows belong to subtasks without that state"):
-        rekey(dataclasses.replace(whole, manifest=manifest), str(tmp_path / "new"), uid="people", key=["u=user_id + 1"])
+    lost = sum(s.rows for state in first.keyed if state.state == "profile" for s in state.segments)
+    part = dataclasses.replace(whole, manifest=manifest)
+    uri = rekey(part, str(tmp_path / "new"), uid="people", key=["u=user_id + 1"])
+    assert read(uri, "profile").height == len(USERS) - lost
+    assert verify(uri).damaged == []
+    written = {state.state for state in open_snapshot(uri).manifest.subtasks[0].keyed}
+    assert {"profile", "recent"} <= written
+
+
+@pytest.mark.parametrize(
+    ("expression", "by_key"),
+    [
+        ("user_id", True), ("CAST(user_id AS VARCHAR)", True), ("user_id % 10 + 3", True), ("'eu'", True),
+        ("CASE WHEN user_id > 1 THEN 'a' ELSE UPPER(word) END", True), ("COALESCE(user_id, 0)", True),
+        ("CONCAT(word, '-', user_id)", True), ("SPLIT_PART(word, '-', 1)", True), ("user_id IN (1, 2)", True),
+        ("word LIKE 'a%'", True), ("ROUND(user_id / 3, 1)", True), ("word || 'x'", True),
+        ("MAX(user_id)", False), ("user_id + MAX(user_id)", False), ("COUNT(*)", False), ("FIRST(word)", False),
+        ("ROW_NUMBER() OVER (ORDER BY user_id)", False), ("LAG(user_id) OVER (ORDER BY user_id)", False),
+        ("CASE WHEN user_id > AVG(user_id) THEN 1 ELSE 2 END", False), ("STRING_AGG(word, ',')", False),
+    ],
+)  # fmt: skip
+def test_what_looks_at_one_key_alone(expression, by_key):
+    if by_key:
+        require_by_key(["user_id", "word"], [f"new={expression}"], "here")
+    else:
+        with pytest.raises(UsageError, match=r"may look at more than one key.*--engine local"):
+            require_by_key(["user_id", "word"], [f"new={expression}"], "here")
+
+
+@given(
+    rows=st.lists(st.tuples(st.integers(-5, 5), st.sampled_from(["a", "b", None])), max_size=12), cut=st.integers(1, 12)
+)
+@pytest.mark.parametrize(
+    "expression", ["user_id % 3", "CASE WHEN user_id > 1 THEN UPPER(word) ELSE 'x' END", "word || 'x'"]
+)
+def test_what_looks_at_one_key_alone_gives_the_same_of_some_as_of_all(expression, rows, cut):
+    old = pl.DataFrame(rows, {"user_id": pl.Int64, "word": pl.String}, orient="row")
+    whole = keys_of(old, [f"new={expression}"], "here")
+    parts = [keys_of(part, [f"new={expression}"], "here") for part in (old[:cut], old[cut:])]
+    assert pa.concat_tables(parts).to_pylist() == whole.to_pylist()
+    assert {part.schema for part in parts} == {whole.schema}

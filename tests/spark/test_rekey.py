@@ -1,0 +1,130 @@
+"""A change of keys on Spark gives the files that it gives here, and the same errors; nothing half where it fails."""
+
+import msgspec
+import polars as pl
+import pytest
+from tests.unit.snapshots.test_rekey import LISTS, PANES, PROFILES, TIMERS, job
+
+import penstock as ps
+from penstock.core.errors import StorageError, UsageError
+from penstock.snapshots import rekey as rekey_module
+from penstock.snapshots import repartition as repartition_module
+from penstock.snapshots.compare import diff
+from penstock.snapshots.opening import open_snapshot
+from penstock.snapshots.rekey import rekey
+from penstock.snapshots.spark_rekey import SparkRekey
+from penstock.snapshots.verify import verify
+
+#: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
+pytestmark = [
+    pytest.mark.timeout(900),
+    pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
+]
+USERS = range(3_000)
+ENTRIES = [(user, n, user * 10 + n) for user in range(0, 3_000, 7) for n in range(user % 40)]
+
+
+@pytest.fixture
+def small_files(monkeypatch):
+    monkeypatch.setattr(repartition_module, "CUT_BYTES", 10_000)
+    monkeypatch.setattr(rekey_module, "FILE_BYTES", 40_000)
+
+
+@pytest.fixture
+def savepoint(tmp_path):
+    profiles = pl.DataFrame({"user_id": USERS, "orders": [2 * i for i in USERS], "user_id_": [i + 7 for i in USERS]})
+    lists = pl.DataFrame(ENTRIES, ["user_id", "__entry", "value"], orient="row")
+    timers = pl.DataFrame({"user_id": [i // 2 for i in range(900)], "__namespace": [i % 2 * 50 for i in range(900)]})
+    panes = pl.DataFrame(
+        [(user, pane * 10_000_000, user + 1, pane) for user in range(500) for pane in range(3)],
+        ["user_id", "__namespace", "__rows", "sum_amount"],
+        orient="row",
+    )
+    tables = {
+        ("people", "profile"): profiles, ("people", "recent"): lists, ("people", "__timers_event"): timers,
+        ("windows", "panes"): panes,
+    }  # fmt: skip
+    return ps.snapshots.write(str(tmp_path / "sp"), tables, job=job("user_id"))
+
+
+def manifest(uri):
+    return msgspec.structs.replace(open_snapshot(uri).manifest, note="", origin="")
+
+
+KEYS = {
+    "cast": ["user=CAST(user_id AS VARCHAR)"],
+    "three": ["region='eu'", "user_id", "part=CASE WHEN user_id % 3 = 0 THEN 'a' ELSE NULL END"],
+}
+
+
+@pytest.mark.usefixtures("small_files")
+@pytest.mark.parametrize("kind", KEYS)
+def test_it_gives_the_files_that_it_gives_here(spark, savepoint, tmp_path, kind):
+    snapshot = open_snapshot(savepoint)
+    here = rekey(snapshot, str(tmp_path / "here"), uid="people", key=KEYS[kind])
+    there = rekey(snapshot, str(tmp_path / "there"), uid="people", key=KEYS[kind], engine=SparkRekey(spark))
+    assert manifest(there) == manifest(here), "all files are named with their checksums"
+    assert {row.verdict for row in diff(open_snapshot(here), open_snapshot(there))} == {"same"}
+    assert (verify(there).damaged, verify(there).unknown) == ([], [])
+    assert len(list((tmp_path / "there" / "people" / "profile").iterdir())) > 5
+    people = ps.snapshots.read(there, uid="people", name="profile").collect()
+    assert sorted(people["orders"]) == [2 * i for i in USERS]
+    lists = ps.snapshots.read(there, uid="people", name="recent").collect()
+    assert sorted(lists["value"]) == sorted(value for *_, value in ENTRIES)
+    sizes = [s.file.length for part in manifest(there).subtasks for k in part.keyed if k.state == "profile"
+             for s in k.segments]  # fmt: skip
+    assert max(sizes) < 2 * min(sizes), "files are of about the same size"
+
+
+def test_of_timers_that_fall_together_one_stays(spark, tmp_path):
+    timers = pl.DataFrame({"user_id": range(100), "__namespace": [i // 50 for i in range(100)]})
+    uri = ps.snapshots.write(str(tmp_path / "sp"), {("people", "__timers_event"): timers}, job=job("user_id"))
+    made = rekey(
+        open_snapshot(uri), str(tmp_path / "new"), uid="people", key=["all=user_id * 0"], engine=SparkRekey(spark)
+    )
+    assert sorted(ps.snapshots.read(made, uid="people", name="__timers_event").collect().rows()) == [(0, 0), (0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("key", "error"),
+    [
+        (
+            ["part=user_id % 10"],
+            r"300 keys have no key of their own any more, such as \(part=.\) of \(user_id=.*\) and",
+        ),
+        (["word=CAST(orders AS VARCHAR)"], "key column 'word=CAST.*the old key has: user_id"),
+        (["n=CAST(CONCAT('x', user_id) AS INT)"], "key column .n=CAST.*conversion"),
+        (["of=MAX(user_id)"], "may look at more than one key.*--engine local"),
+        ([], "no key is given"),
+    ],
+)
+def test_what_gives_no_key_is_refused_before_anything_is_written(spark, tmp_path, key, error):
+    tables = {
+        ("people", "profile"): PROFILES, ("people", "recent"): LISTS, ("people", "__timers_event"): TIMERS,
+        ("windows", "panes"): PANES,
+    }  # fmt: skip
+    uri = ps.snapshots.write(str(tmp_path / "sp"), tables, job=job("user_id"))
+    with pytest.raises(UsageError, match=error):
+        rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=key, engine=SparkRekey(spark))
+    assert not (tmp_path / "new").exists()
+
+
+def test_keys_of_two_states_that_would_be_one_are_seen(spark, tmp_path):
+    tables = {
+        ("people", "profile"): PROFILES[:1],
+        ("people", "recent"): pl.DataFrame({"user_id": [10], "__entry": [0], "value": [5]}),
+    }
+    uri = ps.snapshots.write(str(tmp_path / "sp"), tables, job=job("user_id"))
+    said = r"2 keys have no key of their own any more, such as \(part=0\) of \(user_id=0\) and \(user_id=10\)"
+    for engine in (None, SparkRekey(spark)):
+        with pytest.raises(UsageError, match=said):
+            rekey(open_snapshot(uri), str(tmp_path / "new"), uid="people", key=["part=user_id % 10"], engine=engine)
+
+
+def test_a_damaged_file_leaves_no_savepoint_and_is_named(spark, savepoint, tmp_path):
+    victim = min((tmp_path / "sp" / "people" / "profile").iterdir())
+    victim.write_bytes(victim.read_bytes()[:-9] + b"x" * 9)
+    with pytest.raises(StorageError, match=r"a task of Spark failed.*damaged"):
+        rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=KEYS["cast"], engine=SparkRekey(spark))
+    assert not (tmp_path / "new").exists()
