@@ -100,7 +100,11 @@ def test_mutual_tls_in_two_commands(console, tmp_path):
         cwd=tmp_path, env={**console.environment, "PENSTOCK_SECURITY": str(folder)},
     ) as run:  # fmt: skip
         wait_until(lambda: "RUNNING" in console("list"), 60, "a running job", 0.2)
-        scan(record["pid"], url)
+        ports = scan(record["pid"])
+        assert urlsplit(url).port in ports
+        assert sorted(bare(port) for port in ports) == ["401", "401", "nothing", "nothing"], (
+            "metrics ask; TLS has no answer"
+        )
         show_no_secret(record["pid"], folder)
         assert run.wait(120) == 0
     parts = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and not path.name.startswith(".")]
@@ -120,18 +124,14 @@ def bare(port):
         connection.close()
 
 
-def scan(pid, url):
-    """Nothing of the cluster listens but its declared ports on loopback, and sockets in folders of its user alone."""
+def scan(pid):
+    """Nothing of the cluster listens but on loopback, and in folders of its user alone; returns the ports."""
     pids = [pid, *proc_tree.descendants(pid)]
     assert len(pids) > 5, "JobManager, TaskManagers, templates, workers"
     found = listening(pids)
     assert len(found) == 4, f"REST, the processes' own, the metrics of two TaskManagers: {found}"
     assert {address for address, _ in found} == {"127.0.0.1"}
     ports = {port for _, port in found}
-    assert urlsplit(url).port in ports
-    assert sorted(bare(port) for port in ports) == ["401", "401", "nothing", "nothing"], (
-        "metrics ask; TLS has no answer"
-    )
     for port in ports:
         assert reaches("127.0.0.1", port)
         for address in own_addresses():
@@ -140,6 +140,7 @@ def scan(pid, url):
     assert folders, "workers meet there"
     for folder in folders:
         assert stat.S_IMODE(Path(folder).stat().st_mode) == 0o700, folder
+    return ports
 
 
 def show_no_secret(pid, folder):
@@ -149,6 +150,19 @@ def show_no_secret(pid, folder):
         with contextlib.suppress(FileNotFoundError):
             command = Path(f"/proc/{one}/cmdline").read_bytes().decode(errors="replace")
             assert not any(secret in command for secret in secrets)
+
+
+def test_by_default_nothing_listens_but_on_loopback(console, tmp_path):
+    started = console("cluster", "start", "--taskmanagers", 2, "--slots", 1, "--rest-port", 0)
+    url = next(word for word in started.split() if word.startswith("http://"))
+    record = json.loads((tmp_path / "home" / "cluster.json").read_text())
+    (tmp_path / "job.py").write_text(JOB)
+    command = [sys.executable, "-m", "penstock.cli.main", "run", "job.py", "--cluster", url]
+    with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
+        wait_until(lambda: "RUNNING" in console("list"), 60, "a running job", 0.2)
+        scan(record["pid"])
+        assert run.wait(120) == 0
+    console("cluster", "stop")
 
 
 @pytest.mark.parametrize("command", [("jobmanager", "--rest-port", "0", "--rpc-port", "0"), ("cluster", "start")])
