@@ -158,14 +158,14 @@ def history(
         if cut is None:
             raise UsageError(f"split {split.id!r} has no end", hint="give positions: orders-0=1000,...")
         cut = cut if end is None else min(cut, end)
-        start = min(start, cut)
-        bounds = [*range(start, cut, piece_rows or max(1, cut - start)), cut]
+        low = min(start, cut)
+        bounds = [*range(low, cut, piece_rows or max(1, cut - low)), cut]
         pieces = tuple(
-            SourceSplit(id=split.id, state={"index": index, "position": low, "end": high}, finished=low >= high)
-            for low, high in zip(bounds, bounds[1:] or bounds, strict=False)
+            SourceSplit(id=split.id, state={"index": index, "position": at, "end": stop}, finished=at >= stop)
+            for at, stop in zip(bounds, bounds[1:] or bounds, strict=False)
         )
         rest = SourceSplit(id=split.id, state={"index": index, "position": cut})
-        found.append(HistorySplit(pieces, rest, start))
+        found.append(HistorySplit(pieces, rest, low, start))
     return tuple(found)
 
 

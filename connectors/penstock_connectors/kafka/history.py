@@ -99,9 +99,9 @@ def _split(split: SourceSplit, start: int, cut: int, piece_rows: int | None) -> 
     first, stop = int(split.state["offset"]), split.state["stop"]
     # what is not in the topic any more cannot be where the live job goes on
     cut = max(first, cut if stop is None else min(cut, stop))
-    start = min(start, cut)
-    bounds = [*range(start, cut, piece_rows or max(1, cut - start)), cut]
-    pairs = list(pairwise(bounds)) or [(start, start)]
+    begin = min(start, cut)
+    bounds = [*range(begin, cut, piece_rows or max(1, cut - begin)), cut]
+    pairs = list(pairwise(bounds)) or [(begin, begin)]
     pieces = tuple(
         SourceSplit(id=split.id, state={**split.state, "offset": low, "stop": high}, finished=low >= high)
         for low, high in pairs
@@ -109,4 +109,4 @@ def _split(split: SourceSplit, start: int, cut: int, piece_rows: int | None) -> 
     rest = msgspec.structs.replace(
         split, state={**split.state, "offset": cut}, finished=stop is not None and cut >= stop
     )
-    return HistorySplit(pieces, rest, start)
+    return HistorySplit(pieces, rest, begin, start)

@@ -127,6 +127,11 @@ class _Source:
         splits: tuple[HistorySplit, ...] = self.factory.history(self.spec, cut.until, cut.piece_rows, cut.cut_over)
         if not splits:
             raise UsageError(f"source {self.uid!r} has no split that goes on where its table ends")
+        for split in splits:
+            if split.begin < split.start:
+                msg = f"{split.rest.id!r} ends at {split.begin}, before the cut-over at {split.start}"
+                way = f"all of {table.where} is read: cut behind the cut-over, or name columns with --offsets"
+                raise UsageError(msg, hint=way)
         spec = self._table_spec(table, declared)
         parts = [TablePart(place=WHOLE, chunks=c) for c in _runs(table.chunks.get(WHOLE, []), cut.piece_rows)]
         # they are counted to the first split, and have no say in how far any is

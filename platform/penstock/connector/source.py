@@ -162,6 +162,8 @@ class HistorySplit:
     rest: SourceSplit
     #: The position at which the pieces begin, as the connector counts; the cut where that is before it.
     begin: int = 0
+    #: The one at which they were to begin, also where the cut is before it.
+    start: int = 0
 
 
 class HistoryFactory(SourceFactory, Protocol):

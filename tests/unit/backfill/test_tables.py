@@ -240,6 +240,17 @@ def test_a_table_without_offsets_comes_first_and_nobody_is_as_far_as_it(golden, 
     assert (alone.rows_read, alone.watermark, alone.rows_staged) == (140, None, 0), "of the first nobody knows how far"
 
 
+def test_a_table_without_offsets_is_not_cut(golden, monkeypatch):
+    rows = {split: part.drop_columns(["partition", "offset"]) for split, part in whole(golden).items()}
+    declared = TableHistory(uid="orders", uris=table(golden, rows).uris)
+    over = {"positions": dict.fromkeys(("orders-0", "orders-1", "orders-2"), 40)}
+    until = {"positions": {**over["positions"], "orders-1": 39}}
+    with pytest.raises(UsageError, match="'orders-1' ends at 39, before the cut-over at 40"):
+        look(golden, monkeypatch, declared, until=until, cut_over=over)
+    for until in (over, {"begin": True}):
+        assert begins(look(golden, monkeypatch, declared, until=until, cut_over=over)) == [40, 40, 40]
+
+
 def test_options_that_name_nothing(golden, monkeypatch):
     graph = golden.graph(monkeypatch)
     with pytest.raises(UsageError, match="no source of that uid"):

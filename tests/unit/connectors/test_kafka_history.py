@@ -77,6 +77,13 @@ def test_behind_a_table_partitions_begin_where_it_ends():
     assert begun({"orders-0": 30, "orders-1": 80}, {"begin": True}, bounded=60)[1] == [(30, 30), (60, 60)]
 
 
+def test_where_partitions_were_to_begin_is_told_also_behind_the_cut():
+    begin = {"positions": {"orders-0": 30, "orders-1": 80}}
+    for until, bounded in (({"positions": {"orders-0": 50, "orders-1": 60}}, None), ({"begin": True}, 60)):
+        found = module.history({"bounded": bounded}, until, None, begin)
+        assert [(split.begin, split.start) for split in found] == [(30, 30), (60, 80)]
+
+
 @pytest.mark.parametrize(
     ("positions", "says"),
     [
