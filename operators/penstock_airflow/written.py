@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from penstock.client.savepoints import list_savepoints, remove_unfinished
+from penstock.client.savepoints import remove_unfinished
 
 
 def written_once(target: str, attempt: str, number: int, write: Callable[[str], None]) -> str:
@@ -18,9 +18,7 @@ def written_once(target: str, attempt: str, number: int, write: Callable[[str], 
     fails removes its own folder alone: the next one may have begun.
     """
     folder, own = target.rstrip("/"), f"{attempt}-{number}"
-    names = {found.uri.rpartition("/")[2]: found.uri for found in list_savepoints(folder)}
-    finished = [uri for name, uri in names.items() if name.startswith(f"{attempt}-")]
-    remove_unfinished(folder, f"{attempt}-")
+    finished = remove_unfinished(folder, f"{attempt}-")
     if finished:
         return finished[0]
     try:

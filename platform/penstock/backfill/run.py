@@ -34,7 +34,7 @@ from penstock.core.snapshot import SubtaskSnapshot
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.graph.job_graph import JobGraph, JobVertex
 from penstock.snapshots.opening import open_target
-from penstock.snapshots.reservation import release, require_reserved, reserve
+from penstock.snapshots.reservation import publish, reserve
 from penstock.task.savepoint import SavepointWriter
 
 #: Rows of one piece, about, where a split may be read in pieces.
@@ -118,10 +118,7 @@ class Backfill:
             read += sum(result.rows_in for result in results) if vertex.is_source else 0
             late += sum(result.late for result in results)
         remove_unnamed(self._target, self.run_id, subtasks)
-        require_reserved(self._target, self.run_id)
-        result = self._write(tuple(subtasks), read, late)
-        release(self._target)
-        return result
+        return publish(self._target, self.run_id, lambda: self._write(tuple(subtasks), read, late))
 
     def _stage(self, vertex: JobVertex) -> Stage:
         graph = self._graph

@@ -5,14 +5,17 @@ Called by whoever takes savepoints regularly (the Airflow provider).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from penstock.checkpoint.retention import files_of
+from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import join_uri, open_store
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, SavepointInUseError, UsageError
 from penstock.snapshots.opening import SAVEPOINT_MANIFEST, open_snapshot
+from penstock.snapshots.reservation import RESERVATION
 
 _POLL_MS = 100.0
 
@@ -68,18 +71,29 @@ def list_savepoints(uri: str) -> list[Savepoint]:
     return sorted(found, key=_age, reverse=True)
 
 
-def remove_unfinished(uri: str, name: str) -> None:
+def remove_unfinished(uri: str, name: str) -> list[str]:
     """Remove folders directly below `uri` whose names begin with `name` and in which no savepoint is complete.
 
+    Returns the savepoints that are. One that a run finishes while this removes its folder goes too: the run finds its
+    reservation gone, before or behind its manifest, and by then files of it may be.
+
     Raises:
-        UsageError: not a URI we know. StorageError: the store cannot be reached or refuses.
+        UsageError: not a URI we know. SnapshotDamagedError: a manifest cannot be read.
+        StorageError: the store cannot be reached or refuses.
     """
     store = open_store(uri)
-    keys = store.list(name)
-    complete = {key.partition("/")[0] for key in keys if key.partition("/")[2] == SAVEPOINT_MANIFEST}
-    for key in keys:
-        if key.partition("/")[0] not in complete:
+    keys = set(store.list(name))
+    folders = sorted({key.partition("/")[0] for key in keys if "/" in key})
+    complete = [folder for folder in folders if _is_complete(store, folder, keys)]
+    gone = {folder: f"{folder}/{SAVEPOINT_MANIFEST}" for folder in folders if folder not in complete}
+    for folder in gone:
+        store.delete(f"{folder}/{RESERVATION}")
+    for manifest in gone.values():
+        store.delete(manifest)
+    for key in store.list(name):
+        if key.partition("/")[0] in gone:
             store.delete(key)
+    return [join_uri(store.uri, folder) for folder in complete]
 
 
 def dispose(client: RestClient, uri: str, clock: Clock, timeout_ms: float) -> None:
@@ -102,6 +116,14 @@ def dispose(client: RestClient, uri: str, clock: Clock, timeout_ms: float) -> No
         clock.sleep_ms(_POLL_MS)
     msg = f"savepoint {uri} was not removed within {timeout_ms / 1000:.0f} s"
     raise PenstockError(msg, hint="it may still be: look at its folder")
+
+
+def _is_complete(store: ObjectStore, folder: str, keys: Collection[str]) -> bool:
+    """Whether there is a manifest, and every file that it names: a run may have written it behind their removal."""
+    if f"{folder}/{SAVEPOINT_MANIFEST}" not in keys:
+        return False
+    named = files_of(open_snapshot(join_uri(store.uri, folder)).manifest)
+    return all(f"{folder}/{path}" in keys for path in named)
 
 
 def _age(savepoint: Savepoint) -> tuple[int, str]:

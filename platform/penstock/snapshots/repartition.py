@@ -25,7 +25,7 @@ from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
 from penstock.graph.restore_plan import clip_keyed
 from penstock.snapshots.cuts import loads_of, measured_loads, ranges_by_size
 from penstock.snapshots.opening import Snapshot, open_target
-from penstock.snapshots.reservation import release, require_reserved, reserve
+from penstock.snapshots.reservation import publish, reserve
 from penstock.state.segments import read_state
 from penstock.task.savepoint import SavepointWriter
 
@@ -178,19 +178,16 @@ def write_manifest(snapshot: Snapshot, place: Place, owned: Owned, key_groups: i
         )
         for part in manifest.subtasks
     )
-    require_reserved(target, place.run_id)
-    writer.manifest(
-        msgspec.structs.replace(
-            manifest,
-            kind="savepoint",
-            key_groups=key_groups,
-            subtasks=subtasks,
-            pending=tuple(writer.output(output) for output in manifest.pending),
-            note=target.uri,
-            origin=manifest.origin or snapshot.store.uri,
-        )
+    made = msgspec.structs.replace(
+        manifest,
+        kind="savepoint",
+        key_groups=key_groups,
+        subtasks=subtasks,
+        pending=tuple(writer.output(output) for output in manifest.pending),
+        note=target.uri,
+        origin=manifest.origin or snapshot.store.uri,
     )
-    release(target)
+    publish(target, place.run_id, lambda: writer.manifest(made))
     return target.uri
 
 

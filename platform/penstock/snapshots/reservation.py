@@ -6,8 +6,14 @@ that it has to leave no savepoint. Called by what writes them offline: `snapshot
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import StorageError, UsageError
+from penstock.snapshots.opening import SAVEPOINT_MANIFEST
+
+Made = TypeVar("Made")
 
 #: Lies in the target while a run writes there.
 RESERVATION = "writing.lock"
@@ -28,12 +34,27 @@ def reserve(store: ObjectStore, run_id: str) -> None:
         raise UsageError(f"{store.uri} is not empty any more: it holds {found[0]}", hint="give a new folder")
 
 
-def require_reserved(store: ObjectStore, run_id: str) -> None:
-    """Refuse to go on where a target is not this run's any more: somebody took it for dead and has tidied up.
+def publish(store: ObjectStore, run_id: str, write: Callable[[], Made]) -> Made:
+    """Have the manifest written, which keeps others away from now on, and give the target free.
+
+    `write` does that and nothing else. Whoever tidies up removes the reservation before all else: asked for before and
+    behind the manifest, it tells whether files that the manifest names may be gone.
 
     Raises:
-        StorageError: it is not.
+        StorageError: the target is not this run's any more, and there is no savepoint; or what `write` raises.
     """
+    _require_reserved(store, run_id)
+    made = write()
+    try:
+        _require_reserved(store, run_id)
+    except StorageError:
+        store.delete(SAVEPOINT_MANIFEST)
+        raise
+    store.delete(RESERVATION)
+    return made
+
+
+def _require_reserved(store: ObjectStore, run_id: str) -> None:
     try:
         holder = store.read(RESERVATION).decode()
     except FileNotFoundError:
@@ -41,8 +62,3 @@ def require_reserved(store: ObjectStore, run_id: str) -> None:
     if holder != run_id:
         msg = f"{store.uri} was emptied while {run_id} wrote there, and is {holder}'s now"
         raise StorageError(msg, hint="start it anew, in a new folder")
-
-
-def release(store: ObjectStore) -> None:
-    """Give the target free: its manifest is written, and keeps others away from now on."""
-    store.delete(RESERVATION)

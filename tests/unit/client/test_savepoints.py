@@ -52,14 +52,18 @@ def test_nothing_to_keep_is_a_mistake(keep, keep_ms):
         Retention(keep, keep_ms)
 
 
+def complete(folder, created_ms=1):
+    manifest = Manifest(
+        version=FORMAT_VERSION, kind="savepoint", sequence=1, job_id="j", job_name="a", run_id="r", generation=1,
+        nonce="n", created_ms=created_ms,
+    )  # fmt: skip
+    folder.mkdir()
+    (folder / "manifest.json").write_bytes(encode_manifest(manifest))
+
+
 def test_only_complete_savepoints_are_listed_newest_first(tmp_path):
     for name, created_ms in (("s1", 5), ("s2", 9)):
-        manifest = Manifest(
-            version=FORMAT_VERSION, kind="savepoint", sequence=1, job_id="j", job_name="a", run_id="r", generation=1,
-            nonce="n", created_ms=created_ms,
-        )  # fmt: skip
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "manifest.json").write_bytes(encode_manifest(manifest))
+        complete(tmp_path / name, created_ms)
     (tmp_path / "half" / "uid").mkdir(parents=True)
     (tmp_path / "half" / "uid" / "part.parquet").write_bytes(b"")
     found = list_savepoints(str(tmp_path))
@@ -90,10 +94,12 @@ def test_only_what_a_job_reads_from_is_told_as_in_use(error):
 
 
 def test_only_unfinished_folders_of_that_name_are_removed(tmp_path):
-    kept = ["a-1/manifest.json", "a-1/deep/er.parquet", "ab-1/half", "b/half", "a"]
+    complete(tmp_path / "a-1")
+    kept = ["a-1/deep/er.parquet", "ab-1/half", "b/half", "a"]
     for name in [*kept, "a-2/half", "a-3/deep/manifest.json", "a-3/other"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    remove_unfinished(str(tmp_path), "a-")
-    assert sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()) == sorted(kept)
-    remove_unfinished(str(tmp_path / "nothing"), "a-")
+    assert remove_unfinished(str(tmp_path), "a-") == [f"file://{tmp_path}/a-1"]
+    left = sorted(str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file())
+    assert left == sorted([*kept, "a-1/manifest.json"])
+    assert remove_unfinished(str(tmp_path / "nothing"), "a-") == []
