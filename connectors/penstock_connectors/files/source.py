@@ -110,7 +110,7 @@ class FileSourceFactory:
     ) -> tuple[HistorySplit, ...]:
         """Return the files, each as a whole and read to its end; see `HistoryFactory`."""
         del piece_rows
-        if begin is not None:
+        if begin is not None or "begin" in until:
             raise UsageError("files do not go on where a table ends", hint="Kafka's topics and the generators do")
         if until:
             raise UsageError("a file source has no cut but its end", hint="use --until latest")

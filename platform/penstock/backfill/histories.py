@@ -139,13 +139,13 @@ class _Source:
         return History(splits, (*first, *pieces_of(splits)))
 
     def _behind_offsets(self, table: Table, cut: Cut, declared: TableHistory) -> History:
-        splits_known = self.factory.create_enumerator(self.spec, first_run=True).discover(frozenset())
-        places = _places(table, [split.id for split in splits_known])
+        starts = {s.rest.id: s.start for s in self.factory.history(self.spec, {"begin": True}, None)}
+        places = _places(table, list(starts))
         if not declared.sparse:
             for place in table.chunks:
                 table.require_dense(place)
         ends = {split_id: max(c.last for c in table.chunks[place]) + 1 for split_id, place in places.items()}
-        known = {split.id: 0 for split in splits_known} | ends
+        known = dict.fromkeys(starts, 0) | ends
         named = cut.cut_over.get("positions", {})
         begin = cut.cut_over if "timestamp" in cut.cut_over else {"positions": {**known, **named}}
         splits: tuple[HistorySplit, ...] = self.factory.history(self.spec, cut.until, cut.piece_rows, begin)
@@ -158,6 +158,11 @@ class _Source:
                 msg = f"a gap: {split_id!r} takes over at {split.begin}, and the {table.where} ends before offset {end}"
                 raise UsageError(msg, hint=f"offsets {end} to {split.begin - 1} are in neither")
             parts = _parts(table, places.get(split_id), min(end, split.begin), cut.piece_rows)
+            low, start = parts[0].low if parts else split.begin, starts.get(split_id, 0)
+            if low > start and not declared.sparse:
+                msg = f"a gap: offsets {start} to {low - 1} of {split_id!r}, where the job starts, are not in its table"
+                way = f"add them, have the job start at {low}, or, if they hold no rows, say --sparse {self.uid}"
+                raise UsageError(msg, hint=way)
             if parts:
                 read[split_id] = parts[0].low, parts[-1].high
             pieces += _stitched(number, split, parts, spec, whole=cut.piece_rows is None)

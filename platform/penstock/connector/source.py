@@ -179,9 +179,10 @@ class HistoryFactory(SourceFactory, Protocol):
         """Return all splits in the order that ties in event time are settled by.
 
         `until` is `{}` (all there is now), `{"timestamp": ms}`, `{"positions": {split id: position}}`, where a
-        position is one that the connector counts by, or `{"begin": True}`: nothing behind `begin`. With `piece_rows`
-        splits may be read in pieces of about so many rows. `begin`, `{"timestamp": ms}` or `{"positions": ...}`, is
-        where splits begin when a table holds what was before, in place of where the job would start.
+        position is one that the connector counts by, or `{"begin": True}`: nothing behind `begin`, or without one
+        where the job would start. With `piece_rows` splits may be read in pieces of about so many rows. `begin`,
+        `{"timestamp": ms}` or `{"positions": ...}`, is where splits begin when a table holds what was before, in place
+        of where the job would start.
 
         Raises:
             UsageError: the source has no such cut, or not all rows from `begin` on.

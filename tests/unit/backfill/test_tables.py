@@ -1,5 +1,7 @@
 """A table in the place of a history's first part: what it must hold, where the source takes over, what is refused."""
 
+from dataclasses import replace
+
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -17,6 +19,7 @@ from penstock.core.rand import SystemRand
 from penstock.operators.columns import ColumnError
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.datagen.orders import OrderPattern, orders
+from penstock_connectors.datagen.source import DatagenSourceFactory
 from penstock_connectors.files import FileSink
 
 OFFSETS = Offsets(partition="partition", offset="offset")
@@ -76,9 +79,32 @@ def test_a_table_alone(golden, monkeypatch):
     assert all(piece.source is not None or piece.empty for piece in found.pieces)
 
 
-def test_a_history_may_begin_anywhere(golden, monkeypatch):
-    found = look(golden, monkeypatch, table(golden, {0: archived(golden, 0, 25, 40)}))
-    assert found.tables == {"orders-0": (25, 40)}
+def started(monkeypatch, position):
+    """Have the job start at a position: before it the topic has nothing, or nothing that the job is to read."""
+    whole_history = DatagenSourceFactory.history
+
+    def history(self, spec, until, piece_rows, begin=None):
+        found = whole_history(self, spec, until, piece_rows, begin)
+        return found if begin is not None else tuple(replace(s, begin=position, start=position) for s in found)
+
+    monkeypatch.setattr(DatagenSourceFactory, "history", history)
+
+
+@pytest.mark.parametrize("start", [25, 33])
+def test_a_history_may_begin_anywhere_up_to_where_the_job_would_start(golden, monkeypatch, start):
+    started(monkeypatch, start)
+    declared = table(golden, {0: archived(golden, 0, 25, 40)})
+    assert look(golden, monkeypatch, declared).tables == {"orders-0": (25, 40)}
+
+
+@pytest.mark.parametrize("cut_over", [None, {"positions": {"orders-0": 28}}, {"positions": {"orders-0": 25}}])
+def test_a_table_that_begins_behind_where_the_job_would_start_leaves_a_gap(golden, monkeypatch, cut_over):
+    started(monkeypatch, 24)
+    declared = table(golden, {0: archived(golden, 0, 25, 40)})
+    with pytest.raises(UsageError, match=r"offsets 24 to 24 of 'orders-0', where the job starts, are not in its table"):
+        look(golden, monkeypatch, declared, cut_over=cut_over)
+    sparse = TableHistory(uid="orders", uris=declared.uris, offsets=OFFSETS, sparse=True)
+    assert begins(look(golden, monkeypatch, sparse, cut_over=cut_over))[1:] == [0, 0]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from penstock.connector.sink import load_factory
 from penstock.connector.source import SourceContext, SourceSplit
 from penstock.core.clock import ManualClock
-from penstock.core.errors import BadRecordError, ConnectorError, GraphError
+from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import Schema
 from penstock_connectors.files import FileSource
 
@@ -253,3 +253,11 @@ def test_a_paused_file_is_closed_and_goes_on_where_it_was_while_others_are_opene
     while not all(split.finished for split in reader.snapshot()):
         take()
     assert sorted(found) == sorted(1000 * number + row for number in range(20) for row in range(100))
+
+
+@pytest.mark.parametrize("until", [{}, {"begin": True}])
+def test_files_do_not_go_on_where_a_table_ends(tmp_path, until):
+    spec = FileSource(str(tmp_path / "a.jsonl"), schema=Order).spec()
+    begin = None if "begin" in until else {"positions": {}}
+    with pytest.raises(UsageError, match="files do not go on where a table ends"):
+        load_factory(spec.factory).history(spec, until, None, begin)

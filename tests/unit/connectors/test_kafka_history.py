@@ -84,6 +84,11 @@ def test_where_partitions_were_to_begin_is_told_also_behind_the_cut():
         assert [(split.begin, split.start) for split in found] == [(30, 30), (60, 80)]
 
 
+def test_where_the_job_would_start_is_told_without_a_table():
+    found = module.history({"bounded": None}, {"begin": True}, None)
+    assert [(split.begin, split.start, split.rest.state["offset"]) for split in found] == [(10, 10, 10)] * 2
+
+
 @pytest.mark.parametrize(
     ("positions", "says"),
     [
