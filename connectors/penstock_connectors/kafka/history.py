@@ -21,7 +21,7 @@ def history(
 
     Raises:
         UsageError: a position is beyond the partition's end, or of none that exists; a partition has no position; a
-            partition does not reach back to where it is to begin.
+            partition does not reach back to where it is to begin, or, behind a table, to the cut.
         ConnectorError: the broker cannot be reached or a topic does not exist.
     """
     if begin is not None:
@@ -31,7 +31,9 @@ def history(
     if begin is not None:
         starts = _begins(config, begin, own)
     cuts = starts if "begin" in until else _cuts(config, until, own)
-    return tuple(_split(split, starts[split.id], cuts[split.id], piece_rows) for split in own)
+    if begin is not None:
+        _require_there(config, until, own, cuts)
+    return tuple(_split(split, starts[split.id], cuts[split.id], piece_rows, table=begin is not None) for split in own)
 
 
 def _begins(config: dict[str, Any], begin: dict[str, Any], own: tuple[SourceSplit, ...]) -> dict[str, int]:
@@ -55,6 +57,22 @@ def _begins(config: dict[str, Any], begin: dict[str, Any], own: tuple[SourceSpli
             msg = f"the table reaches to offset {start} of {split.id!r}, whose topic ends at {end}"
             raise UsageError(msg, hint="is it a table of this topic, of its present life?")
     return starts
+
+
+def _require_there(
+    config: dict[str, Any], until: dict[str, Any], own: tuple[SourceSplit, ...], cuts: dict[str, int]
+) -> None:
+    """Refuse cuts before what partitions still have: the live job could not go on there, nor the table end at it."""
+    for split in own:
+        first, stop, cut = int(split.state["offset"]), split.state["stop"], cuts[split.id]
+        ended = stop is not None and stop <= cut
+        at, given = (stop, config["bounded"]) if ended else (cut, until)
+        # a time before all that is left is looked up as the first that is
+        by_time = isinstance(given, dict) and "timestamp" in given and at == first > 0
+        if by_time or (at < first and not ended):
+            end = f"{'the source ends' if ended else 'the cut lies'}{', it may be,' if by_time else ''}"
+            msg = f"{end} before all that {split.id!r} still has: offsets below {first} are deleted"
+            raise UsageError(msg, hint=f"give positions of {first} or behind, or a later time")
 
 
 def _cuts(config: dict[str, Any], until: dict[str, Any], own: tuple[SourceSplit, ...]) -> dict[str, int]:
@@ -95,10 +113,11 @@ def _ends(config: dict[str, Any], bounded: Any) -> dict[str, int]:
     return {split.id: int(split.state["stop"]) for split in found}
 
 
-def _split(split: SourceSplit, start: int, cut: int, piece_rows: int | None) -> HistorySplit:
+def _split(split: SourceSplit, start: int, cut: int, piece_rows: int | None, *, table: bool) -> HistorySplit:
     first, stop = int(split.state["offset"]), split.state["stop"]
-    # what is not in the topic any more cannot be where the live job goes on
-    cut = max(first, cut if stop is None else min(cut, stop))
+    cut = cut if stop is None else min(cut, stop)
+    if not table:
+        cut = max(first, cut)  # what is not in the topic any more cannot be where the live job goes on
     begin = min(start, cut)
     bounds = [*range(begin, cut, piece_rows or max(1, cut - begin)), cut]
     pairs = list(pairwise(bounds)) or [(begin, begin)]

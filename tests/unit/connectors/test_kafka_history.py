@@ -16,9 +16,12 @@ class Cluster:
         assert first_run
         self.bounded = config["bounded"]
 
+    def stop(self, bounded):
+        return bounded["timestamp"] * 10 if isinstance(bounded, dict) else bounded
+
     def discover(self, known):
         assert not known
-        ends = ENDS if self.bounded == "latest" else dict.fromkeys(ENDS, self.bounded)
+        ends = ENDS if self.bounded == "latest" else dict.fromkeys(ENDS, self.stop(self.bounded))
         return tuple(
             SourceSplit(id=name, state={"topic": "orders", "partition": number, "offset": 10, "stop": ends[name]})
             for number, name in enumerate(ENDS)
@@ -103,14 +106,26 @@ def test_a_topic_that_does_not_go_with_the_table_is_refused(positions, says):
         begun(positions)
 
 
-def test_a_time_to_take_over_at_must_lie_in_what_the_topic_still_has(monkeypatch):
-    class Timed(Cluster):
-        def __init__(self, config, *, first_run):
-            super().__init__(config, first_run=first_run)
-            if isinstance(self.bounded, dict):
-                self.bounded = self.bounded["timestamp"] * 10
+def test_a_cut_in_what_only_the_table_has_is_refused():
+    positions = {"orders-0": 30, "orders-1": 40}
+    assert begun(positions, {"positions": {"orders-0": 50, "orders-1": 10}})[1] == [(30, 50), (10, 10)]
+    with pytest.raises(UsageError, match=r"the cut lies before all that 'orders-1' still has: offsets below 10 are"):
+        begun(positions, {"positions": {"orders-0": 50, "orders-1": 9}})
 
-    monkeypatch.setattr(module, "KafkaEnumerator", Timed)
+
+def test_an_end_of_the_source_in_what_only_the_table_has_stands():
+    pieces, ends = begun({"orders-0": 30, "orders-1": 40}, bounded=9)
+    assert (pieces, ends) == ([(9, 9), (9, 9)], [(9, 9), (9, 9)]), "the live job does not go on"
+
+
+def test_times_must_lie_in_what_the_topic_still_has():
     assert begun(None, begin={"timestamp": 5})[1] == [(50, 120), (50, 90)]
     with pytest.raises(UsageError, match=r"'orders-0' has nothing from before the cut-over any more: .* below 10"):
         begun(None, begin={"timestamp": 1})
+    positions = {"orders-0": 30, "orders-1": 40}
+    assert begun(positions, {"timestamp": 2})[1] == [(20, 20), (20, 20)]
+    with pytest.raises(UsageError, match="the cut lies, it may be, before all that 'orders-0' still has"):
+        begun(positions, {"timestamp": 1})
+    with pytest.raises(UsageError, match="the source ends, it may be, before"):
+        begun(positions, {"begin": True}, bounded={"timestamp": 1})
+    assert module.history({"bounded": None}, {"timestamp": 1}, None)[0].rest.state["offset"] == 10, "without a table"
