@@ -12,7 +12,8 @@ number of key groups says. Nothing has to run. The task's result has the new sav
 | `checkpoint` | of a job's folder, the checkpoint of that sequence instead of the newest |
 | `engine` | `auto` (Spark, if there is much), `local` (the worker's own process) or `spark` |
 | `master` | of Spark: `spark://host:7077`, `local[4]`; empty: all cores of the worker |
-| `spark_above` | bytes of state that are much |
+| `spark_above` | bytes of state that are much; empty: `PENSTOCK_SPARK_ABOVE` of the worker, else 1 GiB |
+| `spark_conf` | settings of Spark, e.g. `{"spark.executor.memory": "4g"}` |
 
 Spark has to be installed for the `python` of the connection, on the workers.
 """
@@ -36,7 +37,8 @@ with DAG(
         "checkpoint": Param(None, type=["integer", "null"], minimum=1, title="Checkpoint"),
         "engine": Param("auto", enum=["auto", "local", "spark"], title="Who does the work"),
         "master": Param(None, type=["string", "null"], title="Master of Spark"),
-        "spark_above": Param(1 << 30, type="integer", minimum=0, title="Bytes above which Spark works"),
+        "spark_above": Param(None, type=["integer", "null"], minimum=0, title="Bytes above which Spark works"),
+        "spark_conf": Param({}, type="object", title="Settings of Spark"),
     },
 ):
     RepartitionStateOperator(
@@ -44,5 +46,6 @@ with DAG(
         snapshot="{{ params.snapshot }}",
         target="{{ params.target }}",
         key_groups="{{ params.key_groups }}",
-        options={name: f"{{{{ params.{name} }}}}" for name in ("checkpoint", "engine", "master", "spark_above")},
+        options={name: f"{{{{ params.{name} }}}}" for name in ("checkpoint", "engine", "master", "spark_above")}
+        | {"spark_conf": "{{ params.spark_conf | tojson }}"},
     )

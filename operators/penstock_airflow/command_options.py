@@ -11,7 +11,7 @@ from typing import Any, Literal
 from penstock.core.errors import UsageError
 from penstock_airflow import templated
 
-Kind = Literal["flag", "text", "count", "amount", "texts", "settings", "environment"]
+Kind = Literal["flag", "text", "count", "amount", "texts", "settings", "pairs", "environment"]
 
 #: What says how a job file is read, the same in every command; `environment` becomes that of its process.
 _OF_FILES: dict[str, Kind] = {"settings": "settings", "environment": "environment"}
@@ -46,6 +46,7 @@ REPARTITION: dict[str, Kind] = {
     "engine": "text",
     "master": "text",
     "spark_above": "amount",
+    "spark_conf": "pairs",
     "checkpoint": "count",
 }
 
@@ -76,9 +77,9 @@ def _one(name: str, value: Any, kind: Kind) -> list[str]:
         return [flag] if templated.flag(name, value) else []
     if kind == "texts":
         return [part for text in templated.texts(name, value) for part in (flag, text)]
-    if kind == "settings":
-        given = templated.mapping(name, value)
-        return [part for key, text in given.items() for part in ("--set", f"{key}={text}")]
+    if kind in ("settings", "pairs"):
+        flag = "--set" if kind == "settings" else flag
+        return [part for key, text in templated.mapping(name, value).items() for part in (flag, f"{key}={text}")]
     if kind == "environment":
         return []
     if not templated.text(value):

@@ -17,9 +17,10 @@ class RepartitionStateOperator(CommandOperator):
 
     `snapshot` is a savepoint, or CHECKPOINT_ROOT/JOB (its newest checkpoint, or the one of `checkpoint`); no job has to
     run, and no cluster. The savepoint gets a folder of its own below `target`. Where the state has more than
-    `spark_above` bytes (1 GiB) Spark does the work, on `master` or all cores of the worker, unless `engine` is `local`;
-    it has to be installed for the connection's `python`. A task that is run again takes the savepoint that an earlier
-    try has finished, and removes what one that died has left.
+    `spark_above` bytes (without it the worker's `PENSTOCK_SPARK_ABOVE`, else 1 GiB) Spark does the work, on `master` or
+    all cores of the worker, with the settings of `spark_conf`, unless `engine` is `local`; it has to be installed for
+    the connection's `python`. A task that is run again takes the savepoint that an earlier try has finished, and
+    removes what one that died has left.
     """
 
     template_fields: Collection[str] = (
@@ -32,7 +33,7 @@ class RepartitionStateOperator(CommandOperator):
     def __init__(
         self, *, snapshot: str, target: str, key_groups: int | str | None = None, options: Any = None, **kwargs: Any
     ) -> None:
-        """`options`: `engine`, `master`, `spark_above` (bytes), `checkpoint` (its sequence)."""
+        """`options`: `engine`, `master`, `spark_above` (bytes), `spark_conf` (a mapping), `checkpoint` (a sequence)."""
         super().__init__(**kwargs)
         self.snapshot = snapshot
         self.target = target

@@ -8,6 +8,8 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import ParamValidationError
 
+from penstock_airflow.command_options import REPARTITION, arguments_of
+
 DAGS = Path(__file__).parents[3] / "dags"
 
 
@@ -55,6 +57,18 @@ def test_forms_refuse(dags, dag, wrong):
         filled(dags[dag].params, wrong)
 
 
+def test_where_much_state_begins_is_the_workers_own_setting_unless_it_is_given(dags):
+    repartition = dags["state_repartition"]
+    rendered = {}
+    for above in (None, 0):
+        values = {"snapshot": "s", "target": "t", "spark_above": above, "spark_conf": {"spark.executor.memory": "4g"}}
+        task = copy.deepcopy(repartition.task_dict["repartition"])
+        task.render_template_fields({"params": filled(repartition.params, values)})
+        rendered[above] = arguments_of(task.options, REPARTITION)
+    same = ["--spark-conf", "spark.executor.memory=4g"]
+    assert rendered == {None: ["--engine", "auto", *same], 0: ["--engine", "auto", "--spark-above", "0", *same]}
+
+
 def test_verify_is_scheduled_where_it_is_told_of_what(monkeypatch):
     given = dict.fromkeys(("job", "target", "job_file", "scratch_root", "live", "scratch"), "x")
     monkeypatch.setenv("PENSTOCK_VERIFY", json.dumps({**given, "environment": {"OUTPUT": "y"}}))
@@ -65,8 +79,8 @@ def test_verify_is_scheduled_where_it_is_told_of_what(monkeypatch):
 
 
 def filled(params, values):
-    """What a form does with what was entered."""
+    """What a form does with what was entered; what the task gets."""
     params = copy.deepcopy(params)
     for name, value in values.items():
         params[name] = value
-    params.validate()
+    return params.validate()

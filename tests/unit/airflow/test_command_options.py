@@ -41,6 +41,9 @@ def test_refused(wrong):
 def test_zero_bytes_are_an_amount():
     assert arguments_of({"spark_above": "0"}, REPARTITION) == ["--spark-above", "0"]
     assert arguments_of({"engine": "local"}, REPARTITION) == ["--engine", "local"]
+    assert arguments_of({"spark_conf": '{"spark.executor.memory": "4g"}'}, REPARTITION) == [
+        "--spark-conf", "spark.executor.memory=4g",
+    ]  # fmt: skip
 
 
 def test_of_a_backfill():
