@@ -77,6 +77,15 @@ def test_it_gives_the_files_that_it_gives_here(spark, savepoint, tmp_path, kind)
     assert max(sizes) < 2 * min(sizes), "files are of about the same size"
 
 
+@pytest.mark.usefixtures("small_files")
+def test_now_is_one_moment_in_all_tasks_of_both_jobs(spark, savepoint, tmp_path):
+    key = ["user_id", "at=NOW()"]
+    made = rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=key, engine=SparkRekey(spark))
+    states = [ps.snapshots.read(made, uid="people", name=name) for name in ("profile", "recent", "__timers_event")]
+    assert pl.concat([state.select("at") for state in states]).collect()["at"].n_unique() == 1
+    assert verify(made).damaged == []
+
+
 def test_of_timers_that_fall_together_one_stays(spark, tmp_path):
     timers = pl.DataFrame({"user_id": range(100), "__namespace": [i // 50 for i in range(100)]})
     uri = ps.snapshots.write(str(tmp_path / "sp"), {("people", "__timers_event"): timers}, job=job("user_id"))

@@ -1,15 +1,19 @@
-"""The columns of new keys, computed in SQL from those of the old ones. Called by `snapshots.rekeying`; pure.
+"""The columns of new keys, computed in SQL from those of the old ones; pure.
 
-An expression may look at all keys (`MAX(user_id)`), which are then to be here together, or at one key at a time, which
-is what the tasks of Spark can compute, each for the keys that it has.
+`snapshots.rekey` parses them, once; it and the tasks of `snapshots.spark_rekey` compute keys by them. An expression may
+look at all keys (`MAX(user_id)`), which are then to be here together, or at one key at a time, which is what the tasks
+of Spark can compute, each for the keys that it has.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.types as pt
@@ -40,56 +44,81 @@ _OF_FAMILY = {
 _NOT_BY_ROW = {"ConcatVertical"}
 
 
-def keys_of(old: pl.DataFrame, key: Sequence[str], where: str) -> pa.Table:
-    """Return the columns of the new keys, one for each of the old ones; a single value is that of all of them.
+class KeyColumn(msgspec.Struct, frozen=True, kw_only=True):
+    """A column of the new key, parsed once: `NOW()` is the moment of that for every key, in whatever task it is."""
+
+    name: str
+    #: As it was given.
+    text: str
+    #: As Polars serializes it.
+    expression: bytes
+
+    def expr(self) -> pl.Expr:
+        """Return the expression over the old key columns, under the new name."""
+        return pl.Expr.deserialize(io.BytesIO(self.expression)).alias(self.name)
+
+
+def parsed(key: Sequence[str], old: Sequence[str], where: str) -> tuple[KeyColumn, ...]:
+    """Return the columns of the new key over `old` ones.
 
     `key` is as `snapshots.rekey.rekey` takes it, `where` begins what is said of a mistake in it.
+
+    Raises:
+        UsageError: none is given, a name is missing or there twice, or an expression is no SQL.
+    """
+    columns: dict[str, KeyColumn] = {}
+    for part in key:
+        name, _, expression = (text.strip() for text in part.partition("="))
+        if name in columns or not name:
+            raise UsageError(
+                f"{where}: the key names {name!r} twice or not at all", hint="give name or name=expression"
+            )
+        with _explained(part, old, where):
+            # a column as it is may have a name that SQL does not take
+            expr = pl.col(name) if not expression and name in old else pl.sql_expr(expression or name)
+            columns[name] = KeyColumn(name=name, text=part, expression=expr.meta.serialize())
+    if not columns:
+        raise UsageError(f"{where}: no key is given", hint="give --key for each column of the new key")
+    return tuple(columns.values())
+
+
+def keys_of(old: pl.DataFrame, key: Sequence[KeyColumn], where: str) -> pa.Table:
+    """Return the columns of the new keys, one for each of the old ones; a single value is that of all of them.
 
     Raises:
         UsageError: an expression is wrong or gives no key.
     """
     columns: dict[str, pa.ChunkedArray] = {}
     for part in key:
-        name = _split(part)[0]
-        if name in columns or not name:
-            raise UsageError(
-                f"{where}: the key names {name!r} twice or not at all", hint="give name or name=expression"
-            )
-        try:
-            found = old.with_columns(_expression(part, old.columns).alias(name))[name]
-        except (pl.exceptions.PolarsError, TypeError) as error:
-            text = f"{where}: key column {part!r}: {str(error).splitlines()[0]}"
-            raise UsageError(text, hint=f"the old key has: {', '.join(old.columns)}") from error
-        columns[name] = pa.chunked_array([_plain(found.to_arrow())])
-        if not is_key_type(columns[name].type):
-            raise UsageError(f"{where}: {part!r} gives {columns[name].type}, which is no key", hint="cast it")
-    if not columns:
-        raise UsageError(f"{where}: no key is given", hint="give --key for each column of the new key")
+        with _explained(part.text, old.columns, where):
+            found = old.with_columns(part.expr())[part.name]
+        columns[part.name] = pa.chunked_array([_plain(found.to_arrow())])
+        kind = columns[part.name].type
+        if not is_key_type(kind):
+            raise UsageError(f"{where}: {part.text!r} gives {kind}, which is no key", hint="cast it")
     return pa.table(columns)
 
 
-def require_by_key(old: Sequence[str], key: Sequence[str], where: str) -> None:
-    """Refuse an expression over the old columns that looks at more than one key, or may do so.
+def require_by_key(key: Sequence[KeyColumn], where: str) -> None:
+    """Refuse an expression that looks at more than one key, or may do so.
 
     Raises:
         UsageError: there is one; the expressions are such that `keys_of` has taken.
     """
     for part in key:
-        tree = json.loads(_expression(part, old).meta.serialize(format="json"))
+        tree = json.loads(part.expr().meta.serialize(format="json"))
         if not _is_by_row(tree):
-            msg = f"{where}: key column {part!r} may look at more than one key, and on Spark no task has them all"
+            msg = f"{where}: key column {part.text!r} may look at more than one key, and on Spark no task has them all"
             raise UsageError(msg, hint="compute it from one key, or take --engine local")
 
 
-def _split(part: str) -> tuple[str, str]:
-    name, _, expression = (text.strip() for text in part.partition("="))
-    return name, expression
-
-
-def _expression(part: str, old: Sequence[str]) -> pl.Expr:
-    name, expression = _split(part)
-    # a column as it is may have a name that SQL does not take
-    return pl.col(name) if not expression and name in old else pl.sql_expr(expression or name)
+@contextlib.contextmanager
+def _explained(part: str, old: Sequence[str], where: str) -> Iterator[None]:
+    try:
+        yield
+    except (pl.exceptions.PolarsError, TypeError) as error:
+        text = f"{where}: key column {part!r}: {str(error).splitlines()[0]}"
+        raise UsageError(text, hint=f"the old key has: {', '.join(old)}") from error
 
 
 def _is_by_row(tree: Any) -> bool:

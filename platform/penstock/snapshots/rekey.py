@@ -24,7 +24,7 @@ from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.graph.validate import near
 from penstock.snapshots import repartition as recut
 from penstock.snapshots.cuts import Loads, ranges_by_size
-from penstock.snapshots.key_expressions import keys_of
+from penstock.snapshots.key_expressions import KeyColumn, keys_of, parsed
 from penstock.snapshots.opening import Snapshot
 from penstock.snapshots.reading import live_rows
 from penstock.snapshots.rekeying import (
@@ -58,7 +58,7 @@ class Rekeying:
     snapshot: Snapshot
     #: By name.
     states: Mapping[str, HeldState]
-    key: tuple[str, ...]
+    key: tuple[KeyColumn, ...]
     #: What an error begins with.
     where: str
 
@@ -121,7 +121,8 @@ def rekey(snapshot: Snapshot, target_uri: str, *, uid: str, key: Sequence[str], 
     if not held:
         known = {state.parts[0].uid for state in states}
         raise NotFoundError(f"the snapshot has no keyed state of uid {uid!r}", hint=near(uid, known))
-    made = engine.rekeyed(Rekeying(snapshot, held, tuple(key), f"rekey: {uid}"))
+    where, old = f"rekey: {uid}", schema_from_text(next(iter(held.values())).parts[0].schema)
+    made = engine.rekeyed(Rekeying(snapshot, held, parsed(key, key_names(old), where), where))
     place = recut.take(target_uri, "rekey")
     parts = recut.Parts()
     for state in states:

@@ -24,7 +24,7 @@ from penstock.core.errors import UsageError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.snapshots.key_expressions import keys_of, require_by_key
+from penstock.snapshots.key_expressions import KeyColumn, keys_of, require_by_key
 from penstock.snapshots.rekeying import (
     BUCKETS,
     NewCut,
@@ -64,7 +64,7 @@ class _Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     cut: Cut
     source_uri: str
-    key: tuple[str, ...]
+    key: tuple[KeyColumn, ...]
     where: str
 
     @property
@@ -117,7 +117,7 @@ class SparkRekey:
         old = schema_from_text(first.parts[0].schema)
         none = frame_of(old.empty_table().select(key_names(old)))
         keys = keys_of(none, work.key, work.where)
-        require_by_key(none.columns, work.key, work.where)
+        require_by_key(work.key, work.where)
         schemas = work.schemas(keys.schema)
         pieces: list[bytes] = []
         for state in work.states.values():

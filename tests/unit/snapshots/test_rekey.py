@@ -1,6 +1,7 @@
 """A snapshot under another key: every row once, where the key's hash belongs, and a job with that key takes it up."""
 
 import dataclasses
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -15,7 +16,7 @@ import penstock as ps
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.state_check import check_states
 from penstock.snapshots.declared import with_states
-from penstock.snapshots.key_expressions import keys_of, require_by_key
+from penstock.snapshots.key_expressions import keys_of, parsed, require_by_key
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.rekey import rekey
 from penstock.snapshots.verify import verify
@@ -220,11 +221,12 @@ def test_a_subtask_without_the_state_gets_the_rows_that_are_its_own_now(savepoin
     ],
 )  # fmt: skip
 def test_what_looks_at_one_key_alone(expression, by_key):
+    key = parsed([f"new={expression}"], ["user_id", "word"], "here")
     if by_key:
-        require_by_key(["user_id", "word"], [f"new={expression}"], "here")
+        require_by_key(key, "here")
     else:
         with pytest.raises(UsageError, match=r"may look at more than one key.*--engine local"):
-            require_by_key(["user_id", "word"], [f"new={expression}"], "here")
+            require_by_key(key, "here")
 
 
 @given(
@@ -235,7 +237,18 @@ def test_what_looks_at_one_key_alone(expression, by_key):
 )
 def test_what_looks_at_one_key_alone_gives_the_same_of_some_as_of_all(expression, rows, cut):
     old = pl.DataFrame(rows, {"user_id": pl.Int64, "word": pl.String}, orient="row")
-    whole = keys_of(old, [f"new={expression}"], "here")
-    parts = [keys_of(part, [f"new={expression}"], "here") for part in (old[:cut], old[cut:])]
+    key = parsed([f"new={expression}"], old.columns, "here")
+    whole = keys_of(old, key, "here")
+    parts = [keys_of(part, key, "here") for part in (old[:cut], old[cut:])]
     assert pa.concat_tables(parts).to_pylist() == whole.to_pylist()
     assert {part.schema for part in parts} == {whole.schema}
+
+
+@pytest.mark.parametrize("expression", ["NOW()", "CURRENT_TIMESTAMP", "CAST(NOW() AS VARCHAR) || word"])
+def test_now_is_one_moment_for_all_parts_of_all_states(expression):
+    key = parsed([f"at={expression}"], ["word"], "here")
+    require_by_key(key, "here")
+    words = pl.DataFrame({"word": ["a"]})
+    first = keys_of(words, key, "here")
+    time.sleep(0.001)  # the clock that NOW() reads is in microseconds
+    assert keys_of(words, key, "here") == first
