@@ -26,7 +26,6 @@ Place = tuple[str, int]
 WHOLE: Place = ("", -1)
 _FAMILIES = (
     (pa.types.is_integer, "integer"),
-    (pa.types.is_floating, "floating"),
     (lambda kind: pa.types.is_string(kind) or pa.types.is_large_string(kind), "text"),
     (lambda kind: pa.types.is_binary(kind) or pa.types.is_large_binary(kind), "bytes"),
     (pa.types.is_timestamp, "timestamp"),

@@ -12,7 +12,7 @@ import penstock as ps
 from penstock.backfill.engine import LocalEngine
 from penstock.backfill.histories import Cut, TableHistory, histories
 from penstock.backfill.run import Backfill, BackfillOptions
-from penstock.backfill.table_plan import Offsets, require_next
+from penstock.backfill.table_plan import Offsets, open_table, require_next
 from penstock.core.clock import SystemClock
 from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.rand import SystemRand
@@ -172,6 +172,18 @@ def test_other_columns_are_refused(golden, monkeypatch, change, says):
     with pytest.raises(UsageError, match=says) as caught:
         look(golden, monkeypatch, table(golden, parts))
     assert "1.parquet" in str(caught.value), "it names the file"
+
+
+@pytest.mark.parametrize(
+    ("kind", "other"), [(pa.float32(), "double"), (pa.float64(), "float"), (pa.float64(), "halffloat")]
+)
+def test_floating_numbers_of_another_width_are_other_numbers(tmp_path, kind, other):
+    found = {"float": pa.float32(), "double": pa.float64(), "halffloat": pa.float16()}[other]
+    rows = {"at": pa.array([[1e30]] if other == "double" else [[0.5]], pa.list_(pa.float64())).cast(pa.list_(found))}
+    pq.write_table(pa.table(rows), tmp_path / "0.parquet")
+    assert open_table("table", (str(tmp_path),), pa.schema({"at": pa.list_(found)}), None).chunks
+    with pytest.raises(UsageError, match=rf"0.parquet: column 'at' is list<.*{other}>, the source's is list<.*"):
+        open_table("table", (str(tmp_path),), pa.schema({"at": pa.list_(kind)}), None)
 
 
 def test_values_that_do_not_fit_and_nulls_are_refused_when_they_are_read(golden, monkeypatch):
