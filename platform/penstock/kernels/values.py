@@ -51,30 +51,62 @@ def pack_values(column: tuple[U8, I64, U8], bit_offset: int, address: int, place
     return used
 
 
-@kernel(i8(I64_IN, I64_OUT))
-def size_of_values(addresses: I64, sizes: I64) -> int:
-    """Add up the bytes and the words of values into `sizes`; returns how many there are."""
+@njit
+def _words_of(address: Any) -> Any:
+    """Return how many words a value takes."""
+    return 1 + ((word_at(address) + 7) >> 3)
+
+
+@njit
+def _equal(left: Any, right: Any) -> Any:
+    count, k = _words_of(left), 0
+    while k < count and word_at(left + 8 * k) == word_at(right + 8 * k):  # the first words are the lengths
+        k += 1
+    return k == count
+
+
+@njit
+def _twin(addresses: Any, at: Any, width: Any) -> Any:
+    """Return where before `at` its own row has the same value, or -1."""
+    for other in range(at - at % width, at):
+        if addresses[other] == addresses[at] or (addresses[other] != 0 and _equal(addresses[other], addresses[at])):
+            return other
+    return -1
+
+
+@kernel(i8(I64_IN, i8, I64_OUT))
+def size_of_values(addresses: I64, width: int, sizes: I64) -> int:
+    """Add up the bytes and the words of values into `sizes`; returns how many there are.
+
+    The addresses stand in rows of `width`; what is equal within a row counts once.
+    """
     count = 0
     for i in range(len(addresses)):
-        if addresses[i] != 0:
-            length = word_at(addresses[i])
-            sizes[0] += length
-            sizes[1] += 1 + ((length + 7) >> 3)
+        if addresses[i] != 0 and _twin(addresses, i, width) < 0:
+            sizes[0] += word_at(addresses[i])
+            sizes[1] += _words_of(addresses[i])
             count += 1
     return count
 
 
-@kernel(i8(I64_IN, i8, _PLACED))
-def move_values(addresses: I64, address: int, placed: tuple[I64, I64]) -> int:
-    """Copy values to words that lie at `address`; returns how many words. `placed` = (words, the new addresses)."""
+@kernel(i8(I64_IN, i8, i8, _PLACED))
+def move_values(addresses: I64, width: int, address: int, placed: tuple[I64, I64]) -> int:
+    """Copy values to words that lie at `address`; returns how many words. `placed` = (words, the new addresses).
+
+    The addresses stand in rows of `width`; what is equal within a row is copied once.
+    """
     words, moved = placed
     used = 0
     for i in range(len(addresses)):
         if addresses[i] == 0:
             moved[i] = 0
             continue
+        twin = _twin(addresses, i, width)
+        if twin >= 0:
+            moved[i] = moved[twin]
+            continue
         moved[i] = address + 8 * used
-        count = 1 + ((word_at(addresses[i]) + 7) >> 3)
+        count = _words_of(addresses[i])
         for k in range(count):
             words[used + k] = word_at(addresses[i] + 8 * k)
         used += count

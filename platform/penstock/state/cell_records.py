@@ -1,7 +1,8 @@
 """Cells as records of bytes for a cold store, each with the values of any length that it refers to.
 
-A record is the words of a cell, and behind them its values as they lie in memory (`kernels.values`). A word that refers
-to a value says where among them it begins, in bytes and with 8 added; 0 is none. Used by `state.cold` alone.
+A record is the words of a cell, and behind them its values as they lie in memory (`kernels.values`), equal ones once. A
+word that refers to a value says where among them it begins, in bytes and with 8 added; 0 is none. Used by `state.cold`
+alone.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class CellRecords:
     def at_once(self, cells: I64) -> int:
         """Return how many of these cells to pack at a time."""
         sizes = np.zeros(2, np.int64)
-        kernels.size_of_values(np.ascontiguousarray(cells[:, self._words]).reshape(-1), sizes)
+        addresses = np.ascontiguousarray(cells[:, self._words]).reshape(-1)
+        kernels.size_of_values(addresses, max(1, len(self._words)), sizes)
         return max(1, len(cells) * _PIECE_BYTES // max(1, cells.nbytes + _WORD * int(sizes[1])))
 
     def pack(self, cells: I64) -> list[bytes]:
@@ -46,9 +48,9 @@ class CellRecords:
             return _cut(cells.tobytes(), range(0, cells.nbytes + 1, self._bytes))
         addresses = np.ascontiguousarray(cells[:, self._words])
         flat, sizes = addresses.reshape(-1), np.zeros(2, np.int64)
-        kernels.size_of_values(flat, sizes)
+        kernels.size_of_values(flat, len(self._words), sizes)
         values, places = np.empty(int(sizes[1]), np.int64), np.empty(len(flat), np.int64)
-        kernels.move_values(flat, _WORD, (values, places))
+        kernels.move_values(flat, len(self._words), _WORD, (values, places))
         # the values of a row begin with its first, or where those of the next that has any do
         begins = np.append(np.where(flat != 0, places - _WORD, values.nbytes), values.nbytes)
         edges = np.minimum.accumulate(begins[::-1])[::-1][:: len(self._words)]

@@ -298,11 +298,10 @@ class PaneTable:
 
     def _compact_heap(self) -> None:
         """Keep the values alone that a cell refers to; cells that are frozen were copied and have the memory pinned."""
-        memory, words = self._hot.memory, list(self.spec.value_words)
+        memory = self._hot.memory
         memory.copy_all_frozen()
-        cell = memory.cells_in_use()
-        for word, moved in zip(words, self.heap.compact([memory.cells[cell, w] for w in words]), strict=True):
-            memory.cells[cell, word] = moved
+        named = np.ix_(memory.cells_in_use(), np.array(list(self.spec.value_words)))
+        memory.cells[named] = self.heap.compact(memory.cells[named])
 
     def _drop_dead_keys(self) -> None:
         """Rebuild without the keys that have no row left, if they are at least half of all."""

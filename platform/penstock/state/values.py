@@ -2,7 +2,8 @@
 
 A cell holds the address of a value in words of a `ValueHeap` (their form: `kernels.values`). Values are never changed
 and never move under anybody: who copies cells holds `pinned`, too. What no cell refers to any more is left behind when
-the heap is compacted, that is, when it is twice what it was after the last time. Owned by one thread.
+the table compacts the heap: when it is twice what it was after the last time, when memory is full and when keys leave.
+Owned by one thread.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from penstock.kernels.columns import BytesColumn, bytes_to_arrow, key_column
 from penstock.state.accumulators import address_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import pyarrow as pa
 
     from penstock.kernels.compile import I64, U8
@@ -73,22 +72,21 @@ class ValueHeap:
         self._take(len(words))
         return address
 
-    def compact(self, columns: Sequence[I64]) -> list[I64]:
-        """Leave all values behind that these addresses do not name; returns their new addresses, column by column."""
-        sizes = np.zeros(2, np.int64)
-        for addresses in columns:
-            kernels.size_of_values(addresses, sizes)
+    def compact(self, addresses: I64) -> I64:
+        """Leave all values behind that these addresses, a row for each cell, do not name; returns the new ones.
+
+        What is equal within a row is there once afterwards: `min`, `max`, `first` and `last` of one column often are.
+        """
+        flat, width = np.ascontiguousarray(addresses).reshape(-1), addresses.shape[1]
+        sizes, found = np.zeros(2, np.int64), np.empty(len(flat), np.int64)
+        kernels.size_of_values(flat, width, sizes)
         before = self.pinned  # to be read until all is moved
         self._pieces, self._room, self._used = [], np.empty(0, np.int64), 0
         self._make_room(int(sizes[1]))
-        moved = []
-        for addresses in columns:
-            found = np.empty(len(addresses), np.int64)
-            self._take(int(kernels.move_values(addresses, address_of(self._room), (self._room, found))))
-            moved.append(found)
+        self._take(int(kernels.move_values(flat, width, address_of(self._room), (self._room, found))))
         del before
         self._most = max(self._least, 2 * self._used)
-        return moved
+        return found.reshape(addresses.shape)
 
     def _make_room(self, words: int) -> None:
         if words > len(self._room):
@@ -103,7 +101,7 @@ class ValueHeap:
 def take_values(addresses: I64, data_type: pa.DataType) -> pa.Array:
     """Return the values at these addresses as an array of the type they came of; 0 gives null."""
     addresses, sizes = np.ascontiguousarray(addresses), np.zeros(2, np.int64)
-    kernels.size_of_values(addresses, sizes)
+    kernels.size_of_values(addresses, 1, sizes)
     data, offsets = np.empty(int(sizes[0]), np.uint8), np.empty(len(addresses) + 1, np.int64)
     kernels.unpack_values(addresses, data, offsets)
     if pt.is_decimal128(data_type):

@@ -23,7 +23,9 @@ from penstock.state.store import KeyedStateRequest, open_keyed_state
 SCHEMA = pa.schema(
     [pa.field("k", pa.int64()), pa.field("t", pa.string()), pa.field(TS_COLUMN, pa.int64(), nullable=False)]
 )
-AGGREGATES = [{"fn": fn, "column": "t", "alias": fn} for fn in ("min", "last")]
+AGGREGATES, FOUR = (
+    [{"fn": fn, "column": "t", "alias": fn} for fn in fns] for fns in (("min", "last"), ("min", "max", "first", "last"))
+)
 WINDOWS = {
     "running_aggregate": {},
     "window_aggregate": {"window": {"kind": "sliding", "size_us": 100, "slide_us": 50}},
@@ -53,7 +55,7 @@ class Out:
 class Job:
     """One operator over its store, whose files are inline."""
 
-    def __init__(self, folder, kind, backend="rocksdb", limit=LIMIT, saved=((), ())):
+    def __init__(self, folder, kind, backend="rocksdb", limit=LIMIT, saved=((), ()), aggregates=AGGREGATES):
         self.budget = MemoryBudget(limit)
         self.store = open_keyed_state(
             KeyedStateRequest(
@@ -68,7 +70,7 @@ class Job:
             )
         )
         self.operator, self.state = create_operator(kind), STATES[kind]
-        config = {"key": ["k"], "aggregates": AGGREGATES, **WINDOWS[kind]}
+        config = {"key": ["k"], "aggregates": aggregates, **WINDOWS[kind]}
         self.operator.open(
             SimpleNamespace(
                 spec=SimpleNamespace(uid="w", config=config),
@@ -171,14 +173,36 @@ def test_without_the_disk_the_way_out_is_named(tmp_path, kind):
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
 def test_texts_that_nothing_refers_to_any_more_make_no_key_leave(tmp_path, kind, backend, monkeypatch):
     job, keys = Job(tmp_path, kind, backend, 16 << 20), np.arange(SIZE)
-    for name in ("_evict", "_let_go"):
-        monkeypatch.setattr(f"penstock.state.session_table.SessionTable.{name}", refuse, raising=False)
-    monkeypatch.setattr("penstock.state.pane_table.PaneTable._evict", refuse)
+    let_no_key_leave(monkeypatch)
     used = [job.give(keys, number % 50, Out()) for number in range(60)]
     assert max(used) <= job.budget.limit_bytes
     given = 60 * SIZE * len(text(0, 0))
     assert given > job.budget.limit_bytes, "it would not have been full"
     job.store.close()
+
+
+@pytest.mark.parametrize(("backend", "limit"), [("hashmap", 24 << 20), ("rocksdb", 64 << 20)])
+def test_aggregates_that_have_one_value_take_the_memory_of_one(tmp_path, kind, backend, limit, monkeypatch):
+    """Also when the heap was compacted, and behind a restore, which reads a column for each."""
+    let_no_key_leave(monkeypatch)
+    job, keys, out = Job(tmp_path / "1", kind, backend, limit, aggregates=FOUR), 2 * KEYS, Out()
+    for first in range(0, keys, SIZE):
+        used = job.give(np.arange(first, first + SIZE), 0, SimpleNamespace(batch=lambda _: None))
+    values = keys * len(text(0, 0))
+    assert 8 << 20 < values < used < 2 * values, "it was not compacted, or takes more for it"
+    assert len(job.store.tables[job.state].counts().hashes) == keys
+    saved = job.checkpoint()
+    job.store.close()
+    restored = Job(tmp_path / "2", kind, backend, limit, saved, FOUR)
+    assert restored.give(np.arange(1), 0, out) < 2 * values < limit
+    assert restored.shown(7)[0] == (text(7, 0), text(7, 0))
+    restored.store.close()
+
+
+def let_no_key_leave(monkeypatch):
+    for name in ("_evict", "_let_go"):
+        monkeypatch.setattr(f"penstock.state.session_table.SessionTable.{name}", refuse, raising=False)
+    monkeypatch.setattr("penstock.state.pane_table.PaneTable._evict", refuse)
 
 
 def refuse(*_):
