@@ -140,7 +140,7 @@ def history(
     """Return every split up to its position, or to its end; `between` is `begin` and `until` of `HistoryFactory`.
 
     Raises:
-        UsageError: a split without end is given none; it would begin behind its end.
+        UsageError: a split without end is given none; one would begin behind its end, or `begin` does not have it.
     """
     begin, until = between
     splits = enumerator.discover(frozenset())
@@ -148,6 +148,8 @@ def history(
     given = None if "begin" in until or not until else _positions(until, splits)
     found = []
     for split in splits:
+        if begin is not None and split.id not in starts:
+            raise UsageError(f"no position is given for {split.id}", hint="give every split one where it is to begin")
         index = int(split.state["index"])
         end, start = rows.end(index), starts.get(split.id, 0)
         if end is not None and start > end:

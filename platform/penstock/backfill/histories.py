@@ -106,6 +106,9 @@ class _Source:
             if "begin" in cut.until:
                 msg = f"source {self.uid!r} has no table, and so no cut-over to end at"
                 raise UsageError(msg, hint="name one with --history UID=URI, or another --until")
+            if cut.cut_over.get("positions"):
+                msg = f"source {self.uid!r} has no table, and so no cut-over"
+                raise UsageError(msg, hint=f"name one with --history {self.uid}=URI, or leave its positions out")
             splits = self.factory.history(self.spec, cut.until, cut.piece_rows)
             return History(splits, pieces_of(splits))
         where = f"table of source {self.uid!r}"

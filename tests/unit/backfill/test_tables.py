@@ -299,6 +299,26 @@ def test_options_that_name_nothing(golden, monkeypatch):
         histories(graph, Cut(until={"begin": True}), ())
 
 
+def test_cut_overs_are_of_sources_with_a_table_and_without_offsets_of_all_their_splits(tmp_path, monkeypatch):
+    both = Golden("join", tmp_path, rows=300)
+    graph, declared = both.graph(monkeypatch), both.archive((40, 40, 40))
+    over = {f"orders/orders-{split}": 30 for split in range(3)}
+
+    def begun(positions, known=declared):
+        cut = Cut(until=both.until(CUTS), cut_over={"positions": positions}, piece_rows=30)
+        found = histories(graph, cut, (known,))
+        return [begins(found[v.id]) for v in graph.vertices if v.is_source and v.operators[0].uid == "orders"]
+
+    assert begun(over) == [[30, 30, 30]]
+    with pytest.raises(UsageError, match="source 'others' has no table, and so no cut-over"):
+        begun({**over, "others/orders-0": 30})
+    with pytest.raises(UsageError, match="position of 'other/orders-0'"):
+        begun({**over, "other/orders-0": 30})
+    no_offsets = TableHistory(uid="orders", uris=declared.uris)
+    with pytest.raises(UsageError, match="no position is given for orders-2"):
+        begun({split: at for split, at in over.items() if split != "orders/orders-2"}, no_offsets)
+
+
 def test_offsets_one_by_one():
     numbers = pa.array([4, 5, 7]).to_numpy()
     assert require_next(numbers, 4, "it", sparse=True) == 8
