@@ -6,6 +6,7 @@ several partitions, its columns of partition and offset are read.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -213,6 +214,9 @@ def _require_columns(
     for name in (offsets.partition, offsets.offset) if offsets is not None else ():
         if name in found.names and not pa.types.is_integer(found.field(name).type):
             raise UsageError(f"{where}: column {name!r} is {found.field(name).type}, and no integer")
+        value = None if name in found.names else told[name]
+        if value is not None and not re.fullmatch("[0-9]{1,18}", value):
+            raise UsageError(f"{where}: the folder {name}={value} tells no number", hint="is another column meant?")
 
 
 def _family(kind: pa.DataType) -> str:

@@ -219,6 +219,15 @@ def test_partitions_that_folders_tell(golden, monkeypatch, options):
     assert made.tables["orders"] == {f"orders-{split}": (0, 40) for split in range(3)}
 
 
+@pytest.mark.parametrize("options", [{}, {"write_statistics": False}])
+@pytest.mark.parametrize("value", ["abc", "1.0", "", "1" * 30, "__HIVE_DEFAULT_PARTITION__"])
+def test_a_folder_that_tells_no_number_is_named(golden, monkeypatch, value, options):
+    rows = archived(golden, 0, 0, 40).drop_columns(["partition"])
+    declared = table(golden, {f"partition={value}/0": rows}, **options)
+    with pytest.raises(UsageError, match=r"partition=.*/0.parquet.* (tells no number|has rows without 'partition')"):
+        look(golden, monkeypatch, declared)
+
+
 def test_files_by_name_and_topics_by_column(golden, monkeypatch):
     for number, rows in whole(golden).items():
         named = rows.append_column("topic", pa.array(["orders"] * 40).dictionary_encode())
