@@ -17,6 +17,7 @@ this file.
 | `scratch` | the scratch job's output, of the same kind |
 | `column` | column with the time, such as `window_start` |
 | `span_seconds` | rows are compared in spans of this length: a multiple of the windows' |
+| `window_seconds` | windows' length, where `column` is their beginning: those open at the savepoint are compared too |
 | `compare` | `rows`, or their `counts` alone: where rows differ when they are computed again (sums of floats) |
 
 The cluster needs free slots for the scratch job. It is a fork (`no_claim`): it leaves the output that the job has not
@@ -57,6 +58,7 @@ with DAG(
         "scratch": Param(GIVEN.get("scratch", ""), type="string", minLength=1, title="Output of the scratch job"),
         "column": Param(GIVEN.get("column", "window_start"), type="string", minLength=1, title="Column with the time"),
         "span_seconds": Param(GIVEN.get("span_seconds", 60), type="number", exclusiveMinimum=0, title="Seconds a span"),
+        "window_seconds": Param(GIVEN.get("window_seconds", 0), type="number", minimum=0, title="Seconds a window"),
         "compare": Param(GIVEN.get("compare", "rows"), enum=["rows", "counts"], title="What is compared"),
     },
 ):
@@ -81,6 +83,7 @@ with DAG(
         scratch="{{ params.scratch }}",
         column="{{ params.column }}",
         span_seconds="{{ params.span_seconds }}",
+        window_seconds="{{ params.window_seconds }}",
         compare="{{ params.compare }}",
         newest="{{ ti.xcom_pull('newest') | tojson }}",
         retries=0,

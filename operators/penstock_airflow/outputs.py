@@ -1,9 +1,9 @@
 """What an output holds in each span of event time, and where two outputs differ.
 
 Rows are counted and, unless counts are enough, compared: by a sum of their hashes, which does not depend on their
-order, and in the span a savepoint lies in row by row. An output is a Kafka topic (`kafka://HOST:PORT/TOPIC`, JSON
-values, read committed) or a folder of part files as the file sink writes them. Used by `operators.verify`; nothing here
-knows Airflow.
+order; before the time from which on two outputs have to be the same row by row. An output is a Kafka topic
+(`kafka://HOST:PORT/TOPIC`, JSON values, read committed) or a folder of part files as the file sink writes them. Used by
+`operators.verify`; nothing here knows Airflow.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ _SECONDS = 30.0
 _BATCH = 10_000
 _TOLD = 3
 _MASK = (1 << 64) - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 Row = dict[str, Any]
 
 
@@ -35,66 +36,66 @@ Row = dict[str, Any]
 class Held:
     """What an output holds; spans by their beginning (ms since the epoch)."""
 
-    #: The span whose rows are kept one by one; None: the earliest there is.
-    single: int | None = None
+    #: Hashes of the rows of before that are looked for; None: all.
+    wanted: Container[int] | None = None
     rows: Counter[int] = field(default_factory=Counter)
     #: Of the hashes of a span's rows, modulo 2**64.
     sums: Counter[int] = field(default_factory=Counter)
-    #: Hashes of the rows of one span: `single`, or the earliest.
-    each: Counter[int] = field(default_factory=Counter)
-    _earliest: int | None = None
-
-    @property
-    def first(self) -> int | None:
-        """The earliest span that has a row."""
-        return self._earliest
-
-    def add(self, start: int, row: Row) -> None:
-        """Take a row of the span that begins at `start`."""
-        hashed = _hash(row)
-        self.rows[start] += 1
-        self.sums[start] = self.sums[start] + hashed & _MASK
-        if self._earliest is None or start < self._earliest:
-            self._earliest = start
-            if self.single is None:
-                self.each.clear()
-        if start == (self._earliest if self.single is None else self.single):
-            self.each[hashed] += 1
+    #: Hashes of the rows of before the first span.
+    before: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Which rows count: by the time in `column`, in spans of `span_ms`."""
+    """Which rows count: by the time in `column`, in spans of `span_ms`; from `begin_ms` on outputs are the same."""
 
     column: str
     span_ms: int
+    begin_ms: int
 
-    def hold(self, rows: Iterable[Row], single: int | None = None) -> Held:
+    def hold(self, rows: Iterable[Row], wanted: Container[int] | None = None) -> Held:
         """Return what is held by rows that have the column."""
-        held = Held(single)
+        held = Held(wanted)
         for row in rows:
-            held.add(_millis(row[self.column]) // self.span_ms * self.span_ms, row)
+            at, hashed = _millis(row[self.column]), _hash(row)
+            if at < self.begin_ms:
+                if wanted is None or hashed in wanted:
+                    held.before[hashed] += 1
+                continue
+            start = self._start(at)
+            held.rows[start] += 1
+            held.sums[start] = held.sums[start] + hashed & _MASK
         return held
 
-    def compared(self, of: Held, until_ms: int) -> list[int]:
-        """Return the spans that have to be the same: behind the first one of `of`, over when event time is `until_ms`.
+    def compared(self, until_ms: int) -> list[int]:
+        """Return the spans that have to be the same: those that are over when event time is `until_ms`."""
+        return list(range(self._start(self.begin_ms), until_ms - self.span_ms + 2, self.span_ms))
 
-        The first one may have rows from before, which are not there twice.
-        """
-        first = until_ms if of.first is None else of.first
-        return list(range(first + self.span_ms, until_ms - self.span_ms + 2, self.span_ms))
+    def _start(self, at: int) -> int:
+        return at // self.span_ms * self.span_ms
+
+
+def spans_behind(column: str, watermark: datetime, span_ms: int, window_ms: int = 0) -> Spans:
+    """Return the spans in which nothing was written before event time had passed `watermark`, that of a savepoint.
+
+    With the length of the windows that begin at the time in `column` these begin with the windows open then, else with
+    the first whole span.
+    """
+    passed = (watermark - _EPOCH + timedelta(microseconds=1)) // timedelta(milliseconds=1) + 1
+    begin = passed - window_ms if window_ms else -(-passed // span_ms) * span_ms
+    return Spans(column, span_ms, begin)
 
 
 def differences(live: Held, scratch: Held, spans: Iterable[int], *, counts_only: bool = False) -> list[str]:
     """Return what is not the same, a text for each span.
 
-    Of the first span of `scratch`, which is that of a savepoint, the live output has rows of before beside those of
-    `scratch`; `live` has to hold that one `single`.
+    Before the first one the live output has rows that were written before the savepoint beside those of `scratch`,
+    which `live` has to want.
     """
     found = []
-    missing = sum((scratch.each - live.each).values())
-    if missing and not counts_only and scratch.first is not None:
-        found.append(f"{_told(scratch.first)}: {missing} rows of the scratch are none of the job's")
+    missing = sum((scratch.before - live.before).values())
+    if missing and not counts_only:
+        found.append(f"before all spans: {missing} rows of the scratch are none of the job's")
     for start in spans:
         if live.rows[start] != scratch.rows[start]:
             found.append(f"{_told(start)}: {live.rows[start]} rows, {scratch.rows[start]} of the scratch")
@@ -103,14 +104,14 @@ def differences(live: Held, scratch: Held, spans: Iterable[int], *, counts_only:
     return found
 
 
-def held_by(uri: str, spans: Spans, since_ms: int, single: int | None = None) -> Held:
-    """Return what an output holds of what was published since then (wall-clock time); `single` as of `Held`.
+def held_by(uri: str, spans: Spans, since_ms: int, wanted: Container[int] | None = None) -> Held:
+    """Return what an output holds of what was published since then (wall-clock time); `wanted` as of `Held`.
 
     Raises:
         UsageError: no output of that kind, or a row has no such column. PenstockError: it cannot be read.
     """
     rows = _of_topic(uri, spans.column, since_ms) if uri.startswith("kafka://") else _of_folder(uri, spans, since_ms)
-    return spans.hold(rows, single)
+    return spans.hold(rows, wanted)
 
 
 def told(found: list[str]) -> str:
@@ -205,6 +206,4 @@ def _millis(value: Any) -> int:
     if isinstance(value, int):
         return value
     stamp = value if isinstance(value, datetime) else datetime.fromisoformat(str(value))
-    return ((stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(
-        milliseconds=1
-    )
+    return ((stamp if stamp.tzinfo else stamp.replace(tzinfo=UTC)) - _EPOCH) // timedelta(milliseconds=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from airflow.sdk import Context
@@ -16,6 +16,7 @@ from penstock_airflow.operators.operator import PenstockOperator
 from penstock_airflow.questions import Operation
 
 _HOUR_MS = 3_600_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TriggerSavepointOperator(PenstockOperator):
@@ -87,8 +88,8 @@ class CleanSavepointsOperator(PenstockOperator):
 class NewestSavepointOperator(PenstockOperator):
     """Find the newest savepoint of a running job below `target`; fail when there is none.
 
-    Returns its `location` and `taken_ms`, the job's `job_id` and `name`, and what it has come to by now: `now_ms` and
-    `watermark` (ISO 8601). The worker reads the folder itself.
+    Returns its `location`, `taken_ms` and `savepoint_watermark` (what event time had passed then, ISO 8601), the job's
+    `job_id` and `name`, and what it has come to by now: `now_ms` and `watermark`. The worker reads the folder itself.
     """
 
     template_fields: Collection[str] = (*PenstockOperator.template_fields, "job", "target")
@@ -106,12 +107,16 @@ class NewestSavepointOperator(PenstockOperator):
         found = [savepoint for savepoint in list_savepoints(self.target) if savepoint.job_name == job["name"]]
         if not found:
             raise AirflowException(f"there is no savepoint of {job['name']} below {self.target}")
+        passed = found[0].watermark
+        if passed is None:
+            raise AirflowException(f"there was no event time yet at the savepoint {found[0].uri}")
         reached = self.hook.run(lambda client: client.summary(job["jid"]))["watermark"]
         if reached is None:
             raise AirflowException(f"job {job['name']} has no event time yet")
         return {
             "location": found[0].uri,
             "taken_ms": found[0].created_ms,
+            "savepoint_watermark": (_EPOCH + timedelta(microseconds=passed)).isoformat(),
             "job_id": job["jid"],
             "name": job["name"],
             "now_ms": self.clock.now_ms(),

@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from penstock_airflow import templated
 from penstock_airflow.operators.operator import PenstockOperator
-from penstock_airflow.outputs import Held, Spans, differences, held_by, told
+from penstock_airflow.outputs import Held, differences, held_by, spans_behind, told
 
 #: Output that was published since a savepoint is read from a little before.
 _MARGIN_MS = 60_000
@@ -22,9 +22,11 @@ class CompareOutputsOperator(PenstockOperator):
 
     `live` and `scratch` are outputs: `kafka://HOST:PORT/TOPIC` with JSON values, or a folder of the file sink. `column`
     has a time, `span_seconds` is a multiple of the windows' length. `newest` is what `NewestSavepointOperator` gave:
-    the spans behind the savepoint that event time, as it was then, has passed have to hold the same rows; in the span
-    of the savepoint the job has to have written each row of the scratch job. `compare="counts"` counts rows alone, for
-    jobs whose rows differ when they are computed again (sums of floats in another order, times of processing).
+    the spans behind the savepoint's event time that event time, as it was then, has passed have to hold the same rows;
+    of before the job has to have written each row of the scratch job. `window_seconds` is the length of windows whose
+    beginning is in `column`: then those that were open at the savepoint have to be the same, too. `compare="counts"`
+    counts rows alone, for jobs whose rows differ when they are computed again (sums of floats in another order, times
+    of processing).
     What is not published yet is waited for, up to `timeout_seconds`. The worker reads the outputs itself.
     """
 
@@ -34,6 +36,7 @@ class CompareOutputsOperator(PenstockOperator):
         "scratch",
         "column",
         "span_seconds",
+        "window_seconds",
         "newest",
         "compare",
     )
@@ -49,7 +52,8 @@ class CompareOutputsOperator(PenstockOperator):
         compare: str = "rows",
         **kwargs: Any,
     ) -> None:
-        """`newest` may be a template's text: JSON; `timeout_seconds` is 60 by default."""
+        """`newest` may be a template's text: JSON; `timeout_seconds` is 60 by default, `window_seconds` 0 (unknown)."""
+        self.window_seconds: float | str = kwargs.pop("window_seconds", 0)
         super().__init__(**{"timeout_seconds": 60.0, **kwargs})
         self.live = live
         self.scratch = scratch
@@ -64,23 +68,26 @@ class CompareOutputsOperator(PenstockOperator):
             raise AirflowFailException(f"compare={self.compare!r}: rows or counts")
         newest = templated.mapping("newest", self.newest)
         span_ms = max(1, int(templated.amount("span_seconds", self.span_seconds) * 1000))
-        spans = Spans(self.column, span_ms)
+        window_ms = int(templated.amount("window_seconds", self.window_seconds) * 1000)
+        reached = datetime.fromisoformat(newest["savepoint_watermark"]).astimezone(UTC)
+        spans = spans_behind(self.column, reached, span_ms, window_ms)
         until_ms = int(datetime.fromisoformat(newest["watermark"]).astimezone(UTC).timestamp() * 1000)
         deadline = self.clock.monotonic_ms() + self.timeout_seconds * 1000
         while True:
             scratch = held_by(self.scratch, spans, int(newest["now_ms"]))
-            live = held_by(self.live, spans, int(newest["taken_ms"]) - _MARGIN_MS, scratch.first)
-            compared = spans.compared(scratch, until_ms)
+            live = held_by(self.live, spans, int(newest["taken_ms"]) - _MARGIN_MS, scratch.before)
+            compared = spans.compared(until_ms)
             found = differences(live, scratch, compared, counts_only=self.compare == "counts")
-            if compared and not found:
-                rows = sum(scratch.rows[start] for start in compared)
+            rows = sum(scratch.rows[start] for start in compared)
+            if rows and not found:
                 self.log.info("%d spans with %d rows are the same", len(compared), rows)
                 return {"compared": len(compared), "rows": rows}
             if self.clock.monotonic_ms() >= deadline:
-                raise AirflowException(told(found) or _nothing(newest, scratch))
+                raise AirflowException((told(found) if scratch.rows else "") or _nothing(newest, scratch))
             self.clock.sleep_ms(self.poll_seconds * 1000)
 
 
 def _nothing(newest: dict[str, Any], scratch: Held) -> str:
     wrote = f"has written {scratch.rows.total()} rows" if scratch.rows else "has written nothing"
-    return f"nothing to compare: the scratch job {wrote}, and event time was {newest['watermark']}"
+    reached = f"{newest['savepoint_watermark']} at the savepoint and {newest['watermark']} later"
+    return f"nothing to compare: the scratch job {wrote}, and event time was {reached}"

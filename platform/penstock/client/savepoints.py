@@ -14,6 +14,7 @@ from penstock.checkpoint.stores import join_uri, open_store
 from penstock.client.rest_client import RestClient
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, SavepointInUseError, UsageError
+from penstock.snapshots.content import watermark_of
 from penstock.snapshots.opening import SAVEPOINT_MANIFEST, open_snapshot
 from penstock.snapshots.reservation import RESERVATION
 
@@ -29,6 +30,8 @@ class Savepoint:
     job_name: str
     #: Wall-clock time of its manifest.
     created_ms: int
+    #: See `snapshots.content.watermark_of`.
+    watermark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,7 @@ def list_savepoints(uri: str) -> list[Savepoint]:
     for key in keys:
         folder = join_uri(store.uri, key.removesuffix(f"/{SAVEPOINT_MANIFEST}"))
         manifest = open_snapshot(folder).manifest
-        found.append(Savepoint(folder, manifest.job_id, manifest.job_name, manifest.created_ms))
+        found.append(Savepoint(folder, manifest.job_id, manifest.job_name, manifest.created_ms, watermark_of(manifest)))
     return sorted(found, key=_age, reverse=True)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from penstock.checkpoint.manifest import Manifest
+from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _IDS = {"key": KEY_IDS, "entry": range(FIRST_ENTRY, 1001), "value": range(1001, 1 << 31)}
 #: States of this beginning are the engine's own beside a user's: timers, the watermark of an input.
 _OWN = "__"
+#: Under this name operators save how far event time is.
+_MARK = "watermark"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +104,18 @@ def states_of(manifest: Manifest) -> tuple[StateContent, ...]:
     found = [StateContent(*place, "keyed", keyed=tuple(parts)) for place, parts in keyed.items()]
     found += [StateContent(*place, "operator", operator=tuple(parts)) for place, parts in operator.items()]
     return tuple(sorted(found, key=lambda state: (state.uid, state.name)))
+
+
+def watermark_of(manifest: Manifest) -> int | None:
+    """Return how far event time was at the snapshot (us): nothing behind that had been fired; None: nowhere.
+
+    What windows and functions have seen, the furthest of them; without any the sources, the one furthest behind.
+    """
+    states = [state for part in manifest.subtasks for state in part.operator if not state.schema]
+    seen = [item[_MARK] for state in states for item in state.items if isinstance(item, dict) and _MARK in item]
+    sent = [item for state in states if state.name == _MARK for item in state.items if isinstance(item, int)]
+    known = [mark for mark in seen or sent if MIN_TIMESTAMP < mark < MAX_TIMESTAMP]
+    return (max if seen else min)(known, default=None)
 
 
 def find_state(manifest: Manifest, uid: str, name: str | None) -> StateContent:

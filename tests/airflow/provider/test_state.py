@@ -1,5 +1,9 @@
 """State written anew, by the worker and by Spark; savepoints verified with a scratch job."""
 
+import shutil
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.airflow.conftest import ROOT
@@ -112,6 +116,15 @@ def test_a_scratch_job_counts_as_the_job_does(client, tmp_path, name, running, s
     found = compare(newest, live, output).execute(Instance().context())
     assert found["compared"] >= 1
     assert found["rows"] > 0
+    exact = compare(newest, live, output, window_seconds="1").execute(Instance().context())
+    assert exact["compared"] >= found["compared"]
+    shutil.copytree(output, tmp_path / "late")
+    parts = {path: pq.read_table(path) for path in (tmp_path / "late").glob("part-*")}
+    opened = min(pc.min(table["window_start"]).as_py() for table in parts.values() if table.num_rows)
+    for path, table in parts.items():
+        pq.write_table(table.filter(pc.field("window_start") != opened), path)
+    with pytest.raises(AirflowException, match=" rows, 0 of the scratch"):
+        compare(newest, live, tmp_path / "late", window_seconds=1, timeout_seconds=0.1).execute(Instance().context())
     part = next(path for path in sorted(live.glob("part-*"), reverse=True) if path.stat().st_size)
     part.rename(tmp_path / "taken-away")
     for path in sorted(live.glob("part-*"))[-8:]:
