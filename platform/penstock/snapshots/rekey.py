@@ -25,7 +25,7 @@ from penstock.graph.validate import near
 from penstock.snapshots import repartition as recut
 from penstock.snapshots.cuts import Loads, ranges_by_size
 from penstock.snapshots.key_expressions import KeyColumn, keys_of, parsed
-from penstock.snapshots.opening import Snapshot
+from penstock.snapshots.opening import Snapshot, open_target
 from penstock.snapshots.reading import live_rows
 from penstock.snapshots.rekeying import (
     NewCut,
@@ -114,6 +114,7 @@ def rekey(snapshot: Snapshot, target_uri: str, *, uid: str, key: Sequence[str], 
         SnapshotDamagedError: a file is missing or damaged.
         StorageError: the target cannot be written, or was emptied meanwhile.
     """
+    open_target(target_uri)  # refused before the work, not behind it; taken below, when there is something to write
     engine = engine if engine is not None else InMemory()
     groups = snapshot.manifest.key_groups
     states = recut.held_states(snapshot.manifest.subtasks)

@@ -18,7 +18,7 @@ from penstock.graph.state_check import check_states
 from penstock.snapshots.declared import with_states
 from penstock.snapshots.key_expressions import keys_of, parsed, require_by_key
 from penstock.snapshots.opening import open_snapshot
-from penstock.snapshots.rekey import rekey
+from penstock.snapshots.rekey import InMemory, rekey
 from penstock.snapshots.verify import verify
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
@@ -122,6 +122,12 @@ def test_rows_that_would_have_one_key_are_refused_with_one_named(savepoint, tmp_
     ):
         rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=["part=user_id % 10"])
     assert not (tmp_path / "new").exists(), "nothing is written"
+
+
+def test_a_target_with_a_savepoint_is_refused_before_the_keys_are_computed(savepoint, tmp_path, monkeypatch):
+    monkeypatch.setattr(InMemory, "rekeyed", lambda *_: pytest.fail("the work has begun"))
+    with pytest.raises(UsageError, match="already holds a savepoint"):
+        rekey(open_snapshot(savepoint), savepoint, uid="people", key=["user_id"])
 
 
 def test_timers_that_fall_together_are_one(tmp_path):
