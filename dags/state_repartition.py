@@ -15,7 +15,7 @@ number of key groups says. Nothing has to run. The task's result has the new sav
 | `spark_above` | bytes of state that are much; empty: `PENSTOCK_SPARK_ABOVE` of the worker, else 1 GiB |
 | `spark_conf` | settings of Spark, e.g. `{"spark.executor.memory": "4g"}` |
 
-Spark has to be installed for the `python` of the connection, on the workers.
+Spark is that of the `python` of the connection, on the workers; with `auto`, without a master, they do without one.
 """
 
 from datetime import timedelta

@@ -18,9 +18,9 @@ class RepartitionStateOperator(CommandOperator):
     `snapshot` is a savepoint, or CHECKPOINT_ROOT/JOB (its newest checkpoint, or the one of `checkpoint`); no job has to
     run, and no cluster. The savepoint gets a folder of its own below `target`. Where the state has more than
     `spark_above` bytes (without it the worker's `PENSTOCK_SPARK_ABOVE`, else 1 GiB) Spark does the work, on `master` or
-    all cores of the worker, with the settings of `spark_conf`, unless `engine` is `local`; it has to be installed for
-    the connection's `python`. A task that is run again takes the savepoint that an earlier try has finished, and
-    removes what one that died has left.
+    all cores of the worker, with the settings of `spark_conf`, unless `engine` is `local`; where the connection's
+    `python` has none, and no `master` is given, the worker does it. A task that is run again takes the savepoint that
+    an earlier try has finished, and removes what one that died has left.
     """
 
     template_fields: Collection[str] = (

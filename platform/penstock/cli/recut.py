@@ -6,6 +6,7 @@ import contextlib
 import enum
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -62,11 +63,10 @@ def repartition(
     from penstock.snapshots.repartition import repartition as write_anew
 
     snapshot = opened(uri, checkpoint)
-    run: Run = in_turn
-    with contextlib.ExitStack() as stack:
-        if uses_spark(engine, snapshot, spark_above):
-            why = None if json or engine is Where.spark else snapshot
-            session = stack.enter_context(_session(master, spark_conf, why))
+    choice = _Choice(engine, master, spark_above, spark_conf, quiet=json)
+    with choice.session(snapshot, or_here=True) as session:
+        run: Run = in_turn
+        if session is not None:
             from penstock.snapshots.spark_repartition import on_spark
 
             run = on_spark(session)
@@ -94,11 +94,10 @@ def rekey(
     from penstock.snapshots.rekey import rekey as write_anew
 
     snapshot = opened(uri, checkpoint)
-    worker: Engine = InMemory()
-    with contextlib.ExitStack() as stack:
-        if uses_spark(engine, snapshot, spark_above):
-            why = None if json or engine is Where.spark else snapshot
-            session = stack.enter_context(_session(master, spark_conf, why))
+    choice = _Choice(engine, master, spark_above, spark_conf, quiet=json)
+    with choice.session(snapshot, or_here=False) as session:
+        worker: Engine = InMemory()
+        if session is not None:
             from penstock.snapshots.spark_rekey import SparkRekey
 
             worker = SparkRekey(session)
@@ -106,37 +105,69 @@ def rekey(
     _tell(written, json=json)
 
 
-def uses_spark(engine: Where, snapshot: Snapshot, above: int | None) -> bool:
-    """Whether Spark does the work: asked for, or the state's files are more than `above` bytes.
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What the command line says of who does the work."""
 
-    Raises:
-        UsageError: the variable that has the bytes in place of the option is no number.
-    """
-    from penstock.snapshots.repartition import state_bytes
+    engine: Where
+    master: str | None
+    #: Bytes of state.
+    above: int | None
+    settings: list[str] | None
+    #: Whether nothing but JSON is printed.
+    quiet: bool
 
-    if engine is not Where.auto:
-        return engine is Where.spark
-    text = os.environ.get(_ABOVE_VARIABLE, "")
-    if above is None and text:
-        if not text.isdecimal():
-            raise UsageError(f"{_ABOVE_VARIABLE}={text!r} is no number of bytes", hint="e.g. 1073741824")
-        above = int(text)
-    return state_bytes(snapshot) > (SPARK_ABOVE if above is None else above)
+    @contextlib.contextmanager
+    def session(self, snapshot: Snapshot, *, or_here: bool) -> Iterator[Any]:
+        """Open a session of Spark where it does the work, else give None.
 
+        `or_here` says that this process can do it, too, however much it is: it does where there is no Spark, and nobody
+        has asked for it by name.
 
-@contextlib.contextmanager
-def _session(master: str | None, settings: list[str] | None, why: Snapshot | None) -> Iterator[Any]:
-    """Open a session of Spark; where the size of a snapshot is why, say so."""
-    where = master or os.environ.get(_MASTER_VARIABLE) or _MASTER
-    given = spark_settings(settings or [])
-    if why is not None:
+        Raises:
+            UsageError: there is no Spark, or no Java, or it does not start.
+        """
+        if not self._is_much(snapshot) or not self._has_spark(or_here=or_here):
+            yield None
+            return
+        from penstock.snapshots.repartition import state_bytes
+        from penstock.snapshots.spark_session import open_session
+
+        where = self._named_master or _MASTER
+        if self.engine is Where.auto and not self.quiet:
+            size = f"{state_bytes(snapshot):,} bytes of state"
+            say(f"{size}: Spark does the work on {where} (--engine local: this process)")
+        with open_session(where, spark_settings(self.settings or [])) as session:
+            yield session
+
+    @property
+    def _named_master(self) -> str:
+        return self.master or os.environ.get(_MASTER_VARIABLE, "")
+
+    def _is_much(self, snapshot: Snapshot) -> bool:
+        """Whether Spark is to do the work: asked for, or the state's files are more than so many bytes."""
         from penstock.snapshots.repartition import state_bytes
 
-        say(f"{state_bytes(why):,} bytes of state: Spark does the work on {where} (--engine local: this process)")
-    with needs_spark("; --engine local does without"):
-        from penstock.snapshots.spark_session import open_session
-    with open_session(where, given) as session:
-        yield session
+        if self.engine is not Where.auto:
+            return self.engine is Where.spark
+        above, text = self.above, os.environ.get(_ABOVE_VARIABLE, "")
+        if above is None and text:
+            if not text.isdecimal():
+                raise UsageError(f"{_ABOVE_VARIABLE}={text!r} is no number of bytes", hint="e.g. 1073741824")
+            above = int(text)
+        return state_bytes(snapshot) > (SPARK_ABOVE if above is None else above)
+
+    def _has_spark(self, *, or_here: bool) -> bool:
+        try:
+            with needs_spark("; --engine local does without"):
+                from penstock.snapshots.spark_session import require_java
+            require_java()
+        except UsageError as error:
+            if not or_here or self.engine is Where.spark or self._named_master:
+                raise
+            typer.echo(f"{error.message}: this process does the work", err=True)
+            return False
+        return True
 
 
 def _tell(written: str, *, json: bool) -> None:

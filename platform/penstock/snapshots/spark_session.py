@@ -1,4 +1,4 @@
-"""A session of Spark of our own: what cuts snapshots anew (`penstock state repartition`) and holds TaskManagers.
+"""A session of Spark of our own: what cuts snapshots anew or changes their keys, backfills, and holds TaskManagers.
 
 Only what it cannot do without is set here; the rest is in the user's Spark configuration.
 """
@@ -36,7 +36,7 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
     Raises:
         UsageError: there is no Java, or Spark does not start with that master.
     """
-    _require_java()
+    require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.master(master).appName("penstock")
     local = _LOCAL_SETTINGS if master.startswith("local") else {}
@@ -60,8 +60,8 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
                 _end_jvm()
 
 
-def _require_java() -> None:
-    """Refuse where Spark's own script would find no Java: it looks in JAVA_HOME, else in PATH."""
+def require_java() -> None:
+    """Refuse where Spark's own script would find no Java: in JAVA_HOME, else in PATH; raises UsageError."""
     home = os.environ.get("JAVA_HOME", "")
     if home and not (Path(home) / "bin" / "java").exists():
         raise UsageError(f"Spark needs Java, and there is none in JAVA_HOME={home}", hint="unset it, or have it right")

@@ -77,7 +77,7 @@ def penstock(monkeypatch, capsys):
         assert ended.value.code == code, said
         if code and not said.out:
             return said.err
-        return json.loads(said.out) if "--json" in arguments else said.out
+        return json.loads(said.out) if "--json" in arguments else said.out + said.err
 
     return run
 
@@ -175,7 +175,7 @@ COMMANDS = [["repartition"], ["rekey", "--uid", "seen", "--key", "user_id"]]
 def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command, options, above, spark):
     if above is not None:
         monkeypatch.setenv("PENSTOCK_SPARK_ABOVE", above)
-    words = [command[0], root / "words", tmp_path / "new", *command[1:], *options, "--json"]
+    words = [command[0], root / "words", tmp_path / "new", *command[1:], *options, "--master", "local[1]", "--json"]
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     said = penstock(*words, code=2 if spark else 0)
     assert ("Spark needs Java, and there is none in JAVA_HOME" in said) == spark
@@ -187,6 +187,25 @@ def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command,
         monkeypatch.setitem(sys.modules, "penstock.snapshots.spark_session", None)
         said = penstock(*words, code=2)
         assert "Spark is not installed (pip install 'penstock[spark]'; --engine local does without)" in said
+
+
+def test_without_spark_a_repartition_is_done_here_unless_spark_was_asked_for(root, penstock, tmp_path, monkeypatch):
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    missing = f"Spark needs Java, and there is none in JAVA_HOME={tmp_path}"
+    much = ["--spark-above", "0"]
+    rekeyed = penstock("rekey", root / "words", tmp_path / "a", *COMMANDS[1][1:], *much, code=2)
+    assert missing in rekeyed, "it would be in memory whole"
+    for options in (["--engine", "spark"], ["--master", "local[1]", *much]):
+        assert missing in penstock("repartition", root / "words", tmp_path / "a", *options, code=2)
+    said = penstock("repartition", root / "words", tmp_path / "a", *much)
+    assert f"{missing}: this process does the work\n" in said
+    assert penstock("fsck", tmp_path / "a", "--json")["ok"] is True
+    monkeypatch.setitem(sys.modules, "penstock.snapshots.spark_session", None)
+    assert penstock("repartition", root / "words", tmp_path / "b", *much, "--json")["rows"] == 3
+    said = penstock("repartition", root / "words", tmp_path / "c", *much)
+    assert "Spark is not installed: this process does the work\n" in said
+    monkeypatch.setenv("PENSTOCK_SPARK_MASTER", "local[1]")
+    assert "Spark is not installed" in penstock("repartition", root / "words", tmp_path / "d", *much, code=2)
 
 
 def test_bytes_that_are_none(root, penstock, tmp_path, monkeypatch):
