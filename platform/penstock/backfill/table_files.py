@@ -22,7 +22,11 @@ _ENDING = ".parquet"
 #: What Hive and Spark call a folder of rows without a value.
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 #: Files of a table of another format, by what their keys hold, which lists the files that count elsewhere.
-_FORMATS = (("_delta_log/", ".json", "Delta"), ("metadata/", ".metadata.json", "Iceberg"))
+_FORMATS = (
+    ("_delta_log/", ".json", "Delta"),
+    ("metadata/", ".metadata.json", "Iceberg"),
+    (".hoodie/", ".properties", "Hudi"),
+)
 
 
 class TableFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +72,7 @@ def _one(uri: str) -> list[TableFile]:
 
 
 def _folder(store: ObjectStore) -> list[TableFile]:
-    keys = store.list("")
+    keys = [*store.list(""), *store.list(".hoodie/")]  # a local store lists no hidden folder unless it is named
     for folder, ending, name in _FORMATS:
         if any(key.endswith(ending) and f"/{folder}" in f"/{key}" for key in keys):
             msg = f"{store.uri} is a table of {name}: its folder also has files that no longer count"

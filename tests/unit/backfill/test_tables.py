@@ -243,7 +243,11 @@ def test_files_by_name_and_topics_by_column(golden, monkeypatch):
 
 @pytest.mark.parametrize(
     ("file", "says"),
-    [("_delta_log/0000.json", "table of Delta"), ("metadata/v1.metadata.json", "table of Iceberg")],
+    [
+        ("_delta_log/0000.json", "table of Delta"),
+        ("metadata/v1.metadata.json", "table of Iceberg"),
+        (".hoodie/hoodie.properties", "table of Hudi"),
+    ],
 )
 def test_folders_whose_files_are_listed_elsewhere_are_refused(golden, monkeypatch, file, says):
     declared = table(golden, whole(golden))
