@@ -17,6 +17,7 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
+from penstock.state import remote
 from penstock.state.budget import MemoryBudget
 from penstock.state.remote_keys import LocalBytes
 from penstock.state.store import KeyedStateRequest, open_keyed_state
@@ -28,6 +29,11 @@ COUNT = [{"fn": "count", "column": None, "alias": "n"}]
 KINDS = {
     "window_rows": {"window": {"kind": "session", "gap_us": GAP}, "mode": "apply"},
     "session_aggregate": {"window": {"kind": "session", "gap_us": GAP}, "aggregates": COUNT},
+}
+#: Of tables of panes: regions are in files of their own, or in one store.
+TABLES = {
+    "running_aggregate": {"aggregates": COUNT},
+    "window_aggregate": {"window": {"kind": "tumbling", "size_us": 10 * KEYS}, "aggregates": COUNT},
 }
 
 
@@ -54,14 +60,14 @@ class Job:
         self.folder, self.kind, self.files, self.bytes, self.attempt = folder, kind, {}, 0, 0
         self.saved = ((), ())
 
-    def open(self, backend):
+    def open(self, backend, local_bytes=1 << 30):
         self.attempt += 1
         store = open_keyed_state(
             KeyedStateRequest(
                 uid="w",
                 snapshots=self.saved[0],
                 hash_range=ALL_HASHES,
-                settings=JobSettings(state_backend=backend),
+                settings=JobSettings(state_backend=backend, remote_local_bytes=local_bytes),
                 read=self.read,
                 directory=self.folder / str(self.attempt),
                 writer=f"run/v/0/{self.attempt}",
@@ -69,7 +75,7 @@ class Job:
             )
         )
         functions = (ps.trigger.event_time(), None, count, None)
-        config = {"key": ["k"], **KINDS[self.kind]}
+        config = {"key": ["k"], **(KINDS | TABLES)[self.kind]}
         payload, output = cloudpickle.dumps(functions), schema_to_text(OUTPUT)
         self.operator = create_operator(self.kind)
         self.operator.open(
@@ -185,3 +191,28 @@ def test_of_a_batch_of_all_keys_a_region_is_on_the_local_disk_at_a_time(tmp_path
     job.rows(list(range(KEYS)), due)
     assert len(fetched) >= KEYS
     assert max(sizes) < sum(fetched) / 8
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", TABLES)
+def test_of_a_batch_of_all_keys_of_a_table_a_region_is_on_the_local_disk_at_a_time(kind, tmp_path, monkeypatch):
+    job, keys = Job(tmp_path, kind), list(range(KEYS))
+    job.open("remote")
+    job.rows(keys, due)
+    job.save()
+    monkeypatch.setattr(remote, "_FEW_ROWS", KEYS)  # of all of them at once
+    installed, most = remote.RemoteRows._install, {}
+    for local_bytes in (1 << 50, 1):
+        sizes = []
+
+        def measured(rows, merged, pieces, sizes=sizes):
+            installed(rows, merged, pieces)
+            sizes.append(rows.disk_bytes)
+
+        monkeypatch.setattr(remote.RemoteRows, "_install", measured)
+        job.open("remote", local_bytes)
+        out = job.rows(keys, due)
+        most[local_bytes] = max(sizes)
+        out += job.watermark(10 * KEYS)  # a window fetches what it fires
+        assert sorted(out) == [(key, 2) for key in keys]
+    assert 0 < most[1] < most[1 << 50] / 8
