@@ -58,6 +58,9 @@ class Command:
         if code != 0 and not (code in also and said.startswith("{")):
             self.refused = code == _BAD_USAGE
             raise PenstockError(_last(err) or f"{' '.join(self._argv[3:5])} ended with code {code}")
+        if not said.startswith("{"):
+            self.refused = True
+            raise PenstockError(f"{' '.join(self._argv[3:5])} gave no answer: see the connection's `python`")
         return dict(json.loads(said))
 
     def _ended(self, process: subprocess.Popen[str]) -> tuple[str, str]:

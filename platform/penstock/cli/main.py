@@ -80,8 +80,8 @@ def _penstock() -> None:
 
 def app() -> NoReturn:
     """Run the command line and exit."""
-    die_with_parent()
     try:
+        die_with_parent()
         code = commands(standalone_mode=False)
     except PenstockError as error:
         _fail(str(error), 2 if isinstance(error, UsageError) else 1)

@@ -126,13 +126,18 @@ def _announce(ready_file: str, text: str) -> None:
 
 
 def die_with_parent() -> None:
-    """End with the starter (Linux), when it asked for that: however it ends, no process is left behind."""
+    """End with the starter (Linux), when it asked for that: however it ends, no process is left behind.
+
+    Raises:
+        UsageError: the starter has ended, or another process stands between it and this one.
+    """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent:
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(parent):
-        sys.exit(0)
+        msg = f"process {parent} was to start this one and end with it, but it was process {os.getppid()}"
+        raise UsageError(msg, hint="a script that stands for the interpreter has to `exec` it")
 
 
 def main(arguments: list[str]) -> int:

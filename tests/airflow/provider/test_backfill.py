@@ -193,3 +193,16 @@ def test_what_makes_no_sense_is_not_tried_again(cluster, tmp_path, name, path):
     with pytest.raises(AirflowFailException):
         backfill(other, target).execute(Instance(name).context())
     assert not target.exists()
+
+
+@pytest.mark.parametrize(("text", "said"), [('{python} "$@"; exit $?', "has to `exec` it"), ("true", "gave no answer")])
+def test_a_script_for_the_interpreter_that_does_not_exec_it_is_told(
+    cluster, tmp_path, name, path, monkeypatch, text, said
+):
+    script = tmp_path / "python"
+    script.write_text(f"#!/bin/sh\n{text.format(python=sys.executable)}\n")
+    script.chmod(0o755)
+    host, _, port = cluster.rest_url.removeprefix("http://").rpartition(":")
+    monkeypatch.setenv("AIRFLOW_CONN_WRAPPED", f"penstock://{host}:{port}?python={script}")
+    with pytest.raises(AirflowException, match=said):
+        backfill(path, tmp_path / "begun", penstock_conn_id="wrapped").execute(Instance(name).context())
