@@ -92,6 +92,10 @@ def test_a_topic_that_has_forgotten_its_beginning(stage, run, job, monkeypatch):
     assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
     found = verdict(orders, read_windows(stage.bootstrap, made.sink))
     assert found.exact, found
+    early = ",".join(f"{split}={end - 51 if split[-1] == '2' else end}" for split, end in zip(cuts, ends, strict=True))
+    refused = run("check", path, "--backfill", *told, "--until", early, code=2)
+    lies = f"the cut lies before all that '{made.source}-2' still has: offsets below {ends[2] - 50} are deleted"
+    assert lies in " ".join(str(refused).replace("\\n", " ").split())
     forget(stage, made.source, [ends[0] + 3, ends[1], ends[2], ends[3]])
     refused = run("check", path, "--backfill", *told, *until, code=2)
     gap = f"offsets {ends[0]} to {ends[0] + 2} of '{made.source}-0' are neither in the table nor in the topic"
