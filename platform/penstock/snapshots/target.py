@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 _CLAIM = "claimed.json"
 #: Files of a write that was given up without being able to remove them.
 _REMAINS = re.compile(r"(?:[^/]+/[^/]+/part|pending/chunk)-[0-9a-f]{12}-[^/]+")
+#: Files of a savepoint that anything else of ours has written, by the operator's uid: a write that has replaced it died
+#: before it could remove them.
+_REPLACED = re.compile(r"(?:([^/]+)/[^/]+/part-[\w-]*\d{5}\.parquet|pending/chunk-[\w-]*\d{5}\.arrow)")
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,7 @@ def replaced_target(uri: str, token: str) -> Target:
     keys = store.list("")
     version = _version(store)
     named: set[str] = set()
+    uids: set[str | None] = set()
     if version:
         _require_unclaimed(store)
         try:
@@ -124,9 +128,11 @@ def replaced_target(uri: str, token: str) -> Target:
             msg = f"{store.uri}/{SAVEPOINT_MANIFEST} is not a savepoint's: {error}"
             raise UsageError(msg, hint="give a new folder") from error
         named = {*files_of(manifest), SAVEPOINT_MANIFEST}
+        uids = {None, *manifest.operators}
     rest = [key for key in keys if key not in named]
     for key in rest:
-        if not _REMAINS.fullmatch(key):
+        replaced = _REPLACED.fullmatch(key)
+        if not _REMAINS.fullmatch(key) and (replaced is None or replaced[1] not in uids):
             msg = f"{store.uri} holds {key}, which is no part of a savepoint"
             raise UsageError(msg, hint="nothing is replaced there: give another folder")
     return Target(store.uri, token, version, tuple(rest))

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
+from penstock.checkpoint.local_store import LocalStore
 from penstock.core.errors import SavepointInUseError, StorageError, UsageError
 from penstock.snapshots import parts as module
 from penstock.snapshots.compare import diff
@@ -248,6 +249,32 @@ def test_what_a_write_that_died_has_left_is_replaced(tmp_path):
     written(tmp_path / "sp", [profiles(range(10))], overwrite=True)
     assert read(tmp_path / "sp").height == 10
     assert verify(str(tmp_path / "sp")).unknown == []
+
+
+def test_what_a_write_that_died_behind_its_manifest_has_left_is_removed_by_the_next(tmp_path, monkeypatch):
+    ps.snapshots.write(str(tmp_path / "sp"), {("people", "profile"): profiles(range(100))}, job=GRAPH)
+    old = files(tmp_path / "sp")
+    made = plan(tmp_path / "sp", overwrite=True)
+    found = wrote(made, profiles(range(10)), "0")
+    with monkeypatch.context() as killed:
+        killed.setattr(LocalStore, "delete", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            finish(made, [found])
+    assert read(tmp_path / "sp").height == 10
+    assert set(old) < set(files(tmp_path / "sp"))
+    written(tmp_path / "sp", [profiles(range(20))], overwrite=True)
+    assert read(tmp_path / "sp").height == 20
+    assert verify(str(tmp_path / "sp")).unknown == []
+
+
+@pytest.mark.parametrize("name", ["others/profile/part-00000.parquet", "people/profile/part-0.parquet", "pending/a"])
+def test_beside_a_savepoint_what_is_no_part_of_one_is_not_removed(tmp_path, name):
+    written(tmp_path / "sp", [profiles(range(10))])
+    path = tmp_path / "sp" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="no part of a savepoint"):
+        plan(tmp_path / "sp", overwrite=True)
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "people/profile/part-00000.parquet", "job/manifests/1.json"])
