@@ -14,6 +14,17 @@ export function get(path, signal) {
   return ask("GET", path, undefined, signal);
 }
 
+// The same, where an answer may hold any whole number of a user's: those that a number here would round are texts, of
+// their digits.
+export function getExact(path, signal) {
+  return ask("GET", path, undefined, signal, exact);
+}
+
+function exact(_, value, context) {
+  const rounded = Number.isInteger(value) && !Number.isSafeInteger(value) && /^-?\d+$/.test(context.source);
+  return rounded ? context.source : value;
+}
+
 // {text} of a path that answers plain text.
 export async function getText(path, signal) {
   const answer = await answered("GET", path, { signal });
@@ -26,7 +37,7 @@ export function send(method, path, body) {
   return ask(method, path, body);
 }
 
-async function ask(method, path, body, signal) {
+async function ask(method, path, body, signal, reviver) {
   const headers = {};
   const binary = body instanceof Blob;
   if (body !== undefined) headers["Content-Type"] = binary ? "application/octet-stream" : "application/json";
@@ -34,7 +45,7 @@ async function ask(method, path, body, signal) {
   const text = await answer.text();
   let found;
   try {
-    found = text ? JSON.parse(text) : {};
+    found = text ? JSON.parse(text, reviver) : {};
   } catch {
     throw new ApiError(`The answer to ${path} is not JSON (status ${answer.status}).`, answer.status);
   }

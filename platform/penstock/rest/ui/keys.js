@@ -1,6 +1,6 @@
 // Which keys a state of a running job has: how many rows by key group, and the keys themselves, page by page.
 
-import { get } from "./api.js";
+import { getExact } from "./api.js";
 import { h } from "./dom.js";
 import { clock, number } from "./format.js";
 import { note, table } from "./parts.js";
@@ -79,7 +79,7 @@ async function more(id, ui, update) {
   if (own.group) query.set("key-group", own.group);
   if (own.next) query.set("after", own.next);
   try {
-    const found = await get(`/penstock/jobs/${id}/state/${encodeURIComponent(own.uid)}/${encodeURIComponent(own.name)}/keys?${query}`);
+    const found = await getExact(`/penstock/jobs/${id}/state/${encodeURIComponent(own.uid)}/${encodeURIComponent(own.name)}/keys?${query}`);
     Object.assign(own, { keys: [...own.keys, ...found.keys], next: found.next, at: Date.now() });
   } catch (error) {
     own.problem = error.message;

@@ -1,6 +1,6 @@
 // State of a running job: what there is and how much of it by key groups, its keys, the hottest, and the rows of one.
 
-import { ApiError, get } from "./api.js";
+import { ApiError, get, getExact } from "./api.js";
 import { h } from "./dom.js";
 import { bytes, number, percent, short } from "./format.js";
 import { browser, sizes, typed } from "./keys.js";
@@ -12,7 +12,7 @@ const EVERY_MS = 6000;
 export async function load({ id, ui }, signal) {
   if (ui.state && Date.now() - ui.state.at < EVERY_MS) return ui.state;
   try {
-    const [found, hot] = await Promise.all([get(`/penstock/jobs/${id}/state`, signal), get(`/penstock/jobs/${id}/hot-keys`, signal)]);
+    const [found, hot] = await Promise.all([get(`/penstock/jobs/${id}/state`, signal), getExact(`/penstock/jobs/${id}/hot-keys`, signal)]);
     const states = found.states.sort((a, b) => b.rows - a.rows);
     ui.state = { at: Date.now(), states, hot: hot.operators };
   } catch (error) {
@@ -57,7 +57,7 @@ async function lookUp({ id, uid, name, key, ui, update }) {
   update();
   const path = `/penstock/jobs/${id}/state/${encodeURIComponent(uid)}/${encodeURIComponent(name)}?key=${encodeURIComponent(key)}`;
   try {
-    ui.found = { uid, name, key, ...(await get(path)) };
+    ui.found = { uid, name, key, ...(await getExact(path)) };
   } catch (error) {
     ui.found = { uid, name, key, problem: error.message };
   }
