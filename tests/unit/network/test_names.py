@@ -22,7 +22,7 @@ class NameServer:
     def __call__(self, host, _port, **_options):
         self.asked.append(host)
         assert self.go.wait(DEADLINE)
-        if isinstance(self.answer, OSError):
+        if isinstance(self.answer, Exception):
             raise self.answer
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (self.answer, 0))]
 
@@ -70,3 +70,14 @@ def test_a_name_that_is_not_known_is_told_and_asked_for_again(monkeypatch):
     server.answer = "192.0.2.7"
     clock.advance(500)
     assert settled(names, "node7") == "192.0.2.7"
+
+
+@pytest.mark.parametrize("host", ["a..b", f"{'a' * 64}.example", "\ud800"])
+def test_what_can_be_no_name_is_told_too_and_asked_for_again_as_late(monkeypatch, host):
+    asked, look_up = [], socket.getaddrinfo
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **more: asked.append(1) or look_up(*given, **more))
+    names = Names(ManualClock())
+    for _ in range(3):
+        with pytest.raises(OSError, match=r"host"):
+            settled(names, host)
+    assert len(asked) == 1

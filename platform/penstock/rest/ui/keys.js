@@ -9,12 +9,16 @@ const MOST_BARS = 128;
 const PAGE = 50;
 const [WIDTH, HEIGHT] = [6, 64];
 
-// A key as it is typed in the form above: a value, or JSON of several columns and of what is no plain value.
+// A key as it is typed in the form above: a value, or JSON of several columns, of what is no plain value, and of a text
+// that would be read as JSON, or of which a reader would not see all.
 export function typed(key) {
   const values = Object.values(key);
   const [first] = values;
-  return values.length === 1 && first !== null && typeof first !== "object" ? String(first) : JSON.stringify(values);
+  const plain = values.length === 1 && first !== null && typeof first !== "object";
+  return plain && !hidden(String(first)) ? String(first) : JSON.stringify(values);
 }
+
+const hidden = (text) => text !== text.trim() || /^([[{]|$)/.test(text);
 
 // Rows by key group, over all subtasks; where there are many groups some share a bar.
 export function sizes(state) {
