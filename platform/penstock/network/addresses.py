@@ -111,7 +111,7 @@ def _bound(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=_BACKLOG)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # `UnicodeError`: what can be no name
         msg = f"workers cannot listen at {host}: {error}"
         raise UsageError(msg, hint="--data-bind takes an address of this host, 0.0.0.0 for all of them") from error
 

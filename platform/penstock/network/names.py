@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
 
-#: How long an address is believed, and how long a failure is, before the name server is asked again.
-_KEPT_MS = 10_000
+#: How long an address is believed, and how long a failure is, before the name server is asked again: far less than a
+#: peer is dialled, for a host that comes back under another address.
+_KEPT_MS = 1000
 _FAILED_MS = 500
 
 
@@ -54,6 +55,8 @@ class Names:
         try:
             found = str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
             kept_ms = _KEPT_MS
+        except UnicodeError as error:  # what can be no name: a part of it is empty, or too long
+            found, kept_ms = OSError(f"{host!r} is no name of a host: {error}"), _FAILED_MS
         except OSError as error:
             found, kept_ms = error, _FAILED_MS
         self._found[host] = found, self._clock.monotonic_ms() + kept_ms

@@ -1,6 +1,7 @@
 """Workers that claim different hosts: rows go by TCP, on one host by a Unix socket; with certificates by mutual TLS."""
 
 import contextlib
+import re
 import socket
 import ssl
 import threading
@@ -49,9 +50,10 @@ def test_what_is_advertised_is_not_what_is_bound(tmp_path):
         assert tcp.endpoint == f"tcp:node7.example:{port}"
 
 
-def test_an_address_of_another_host_is_refused_with_the_option_to_change():
-    with pytest.raises(UsageError, match=r"192\.0\.2\.1") as error:
-        listeners("w", "tcp:192.0.2.1:0")
+@pytest.mark.parametrize("host", ["192.0.2.1", "a..b"])
+def test_an_address_of_another_host_is_refused_with_the_option_to_change(host):
+    with pytest.raises(UsageError, match=re.escape(host)) as error:
+        listeners("w", f"tcp:{host}:0")
     assert "--data-bind" in str(error.value.hint)
 
 
@@ -149,6 +151,32 @@ def test_a_slow_name_server_holds_up_nobody_whose_address_is_known(net, tmp_path
         assert slow_gate.poll() is None
         answers.set()
         assert net.keys_of(readers["c"].read(slow_gate)) == list(range(10))
+
+
+def test_a_host_that_comes_back_under_another_address_is_reached(net, tmp_path, monkeypatch):
+    """The name server tells of its old address first, where nobody listens."""
+    asked, look_up = [], socket.getaddrinfo
+
+    def moved(host, *arguments, **options):
+        if host == "moved.example":
+            asked.append(host)
+            host = "127.0.0.9" if len(asked) == 1 else "127.0.0.3"
+        return look_up(host, *arguments, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", moved)
+    trust, clock = Trust(KEY), SystemClock()
+    with contextlib.ExitStack() as stack:
+        dialling = WorkerNetwork("a", f"unix:{tmp_path}", clock, trust=trust)
+        stack.callback(dialling.close)
+        found = WorkerNetwork("c", "tcp:127.0.0.3:0=moved.example", clock, trust=trust)
+        stack.callback(found.close)
+        job, reader = net.Job({"a": dialling, "c": found}, JobSettings(buffer_timeout_ms=0)), Reader()
+        output, gate = job.outputs(0, "a", ["c"]), job.gate(0, "c", ["a"], reader.data.set)
+        job.start()
+        output.batch(Batch(net.rows(10)))
+        output.end()
+        assert net.keys_of(reader.read(gate)) == list(range(10))
+    assert len(asked) == 2
 
 
 @pytest.mark.parametrize("other", ["others", "client", "none"])
