@@ -164,7 +164,7 @@ class Checkpointing:
     def close(self, reason: str) -> list[Command]:
         """The job has ended: a stop nobody will carry out any more is refused."""
         request, self._undecided_stop = self._undecided_stop, ""
-        return [OperationEnded(request, error=reason)] if request else []
+        return [OperationEnded(request, error=reason, kind="stop")] if request else []
 
     # --- requests --------------------------------------------------------------------------------------------------
 

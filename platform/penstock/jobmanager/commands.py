@@ -141,6 +141,8 @@ class OperationEnded:
     error: str = ""
     #: Name of the error's class, where a client tells one from another by it.
     error_class: str = ""
+    #: As of `operations.kind_of`, where an earlier leader may have taken it: ours has not.
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)

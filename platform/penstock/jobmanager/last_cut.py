@@ -27,7 +27,7 @@ class LastCut:
     @property
     def answer(self) -> OperationEnded:
         """What whoever asked for it is told at the end."""
-        return OperationEnded(self.request_id, self.uri, self.manifest.checkpoint_id)
+        return OperationEnded(self.request_id, self.uri, self.manifest.checkpoint_id, kind="stop")
 
     def late(self, now_ms: int) -> str:
         """Return what was not done in time, or nothing."""

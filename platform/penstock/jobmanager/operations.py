@@ -59,7 +59,7 @@ class Operations:
     def end(self, ended: OperationEnded, job_id: str) -> None:
         """It has ended; an earlier leader may have taken it."""
         if ended.request_id not in self._statuses:
-            self.begin(ended.request_id, job_id)
+            self.begin(ended.request_id, job_id, ended.kind)
         status = self._statuses[ended.request_id]
         self._statuses[ended.request_id] = msgspec.structs.replace(
             status,

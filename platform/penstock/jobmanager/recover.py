@@ -80,4 +80,4 @@ def stop_of(entries: Sequence[LogEntry], run_id: str) -> OperationEnded | None:
     last = cuts[-1] if cuts else None
     if last is None or last.barrier not in ("stop", "drain") or not last.request:
         return None
-    return OperationEnded(last.request, last.note, last.checkpoint_id)
+    return OperationEnded(last.request, last.note, last.checkpoint_id, kind="stop")

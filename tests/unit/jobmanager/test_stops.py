@@ -40,7 +40,7 @@ def test_stop_with_savepoint_publishes_before_the_copy_and_the_end(world_of):
     names = kinds(world)
     assert names.index("CheckpointCompleted") < names.index("WriteSavepoint") < names.index("FinishTasks")
     assert world.savepoints == ["memory://sp"]
-    assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
+    assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1, kind="stop")
     assert world.manifests()[-1].barrier == "stop"
 
 
@@ -101,7 +101,7 @@ def test_a_stop_whose_manifest_is_of_unknown_fate_is_answered_by_what_the_log_sa
     store.fault = lambda *_: None
     world.pass_time(1000)
     assert world.terminal.state == "FINISHED"
-    assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 2)
+    assert world.operations["req"] == cmd.OperationEnded("req", "memory://sp", 2, kind="stop")
 
 
 def test_a_stop_whose_manifest_was_never_written_is_refused_after_the_restart(world_of):
@@ -132,7 +132,7 @@ def test_the_next_leader_answers_the_stop_it_finds_in_the_log(world_of, drain):
     assert after.operations == {}
     after.start()
     assert after.terminal.state == "FINISHED"
-    assert after.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
+    assert after.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1, kind="stop")
     assert after.savepoints == ["memory://sp"]
     assert after.master.checkpointing.stopped == after.operations["req"]
 
@@ -147,7 +147,7 @@ def test_the_next_leader_answers_a_stop_whose_job_has_ended_already(world_of, as
         after.post(ev.StopRequested("req", "memory://sp"))
     after.post(ev.StopRequested("other", "memory://sp")).start()
     assert after.terminal.state == "FINISHED"
-    assert after.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1)
+    assert after.operations["req"] == cmd.OperationEnded("req", "memory://sp", 1, kind="stop")
     assert after.operations["other"].error == "the job is FINISHED"
     assert after.savepoints == []
 

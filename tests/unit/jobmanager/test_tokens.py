@@ -1,5 +1,7 @@
 """Tokens of requests: each is for one request of one job, under every leader."""
 
+from types import SimpleNamespace
+
 import msgspec
 import pytest
 from tests.unit.jobmanager.test_jobmanager_process import _connectors, cluster_of, encoded, running
@@ -8,6 +10,7 @@ from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.core.errors import UsageError
 from penstock.graph.job_graph import decode_graph, encode_graph
 from penstock.graph.rescale import RescaleTo
+from penstock.jobmanager.last_cut import LastCut
 from penstock.jobmanager.submit_options import SubmitOptions
 
 __all__ = ["_connectors", "cluster_of", "encoded"]
@@ -76,3 +79,18 @@ async def test_a_token_is_for_one_kind_of_request_under_every_leader(cluster_of,
     with pytest.raises(UsageError, match="'stopped' was given to a request for a stop already"):
         await new.dispatcher.savepoint(job, target, token="stopped")
     assert await new.dispatcher.stop(job, uri=target, token="stopped") == "stopped"
+
+
+async def test_the_token_of_a_stop_that_an_earlier_leader_took_is_for_stops_alone(cluster_of, encoded, tmp_path):
+    """It has ended, and the record of the job does not say so yet."""
+    manager, _ = await cluster_of()
+    ask, target = manager.dispatcher, str(tmp_path / "saved")
+    job = await ask.submit(encoded(parallelism=1))
+    await running(manager, job)
+    manifest = SimpleNamespace(checkpoint_id=1)
+    ask._operations.end(LastCut(manifest, target, "stopped", 0).answer, job)
+    with pytest.raises(UsageError, match="'stopped' was given to a request for a stop already"):
+        await ask.savepoint(job, target, token="stopped")
+    assert await ask.stop(job, uri=target, token="stopped") == "stopped"
+    assert ask.operation("stopped").status == "COMPLETED"
+    assert ask.summary(job).state == "RUNNING"
