@@ -48,26 +48,29 @@ class KeyCounts:
         """Rows of all keys."""
         return int(self.rows.sum(dtype=np.int64))
 
-    def page(self, between: HashRange, most: int) -> pa.Table:
+    def page(self, between: HashRange, most: int) -> tuple[pa.Table, bool]:
         """Return the first `most` keys that have rows within a range of hashes, in the order of these: a row a key.
 
-        Keys of the last one's hash come together, so there may be more; columns: the key's, `HASH` and `ROWS`.
+        Keys of the last one's hash come together, so there may be more; columns: the key's, `HASH` and `ROWS`. With
+        them comes whether others are left behind the last one's hash.
         """
         inside = np.flatnonzero((self.rows > 0) & (self.hashes >= between.low) & (self.hashes <= between.high))
-        if len(inside) > most:
+        count = len(inside)
+        if count > most:
             hashes = self.hashes[inside]
             inside = inside[hashes <= np.partition(hashes, most - 1)[most - 1]]
+        more = len(inside) < count
         parts, first = [], 0
-        for keys, count in self.places:
-            begin, end = np.searchsorted(inside, (first, first + count))
+        for keys, held in self.places:
+            begin, end = np.searchsorted(inside, (first, first + held))
             parts.append(self._gathered(keys, inside[begin:end], first))
-            first += count
+            first += held
         found = pa.concat_tables(parts).sort_by(HASH)
         if len(parts) == 1:
-            return found
+            return found, more
         names = [*self.places[0][0].schema.names, HASH]
         merged = found.group_by(names, use_threads=False).aggregate([(ROWS, "sum")])
-        return merged.select([*names, f"{ROWS}_sum"]).rename_columns([*names, ROWS]).sort_by(HASH)
+        return merged.select([*names, f"{ROWS}_sum"]).rename_columns([*names, ROWS]).sort_by(HASH), more
 
     def _gathered(self, keys: Keys, places: I64, first: int) -> pa.Table:
         columns = keys.gather((places - first).astype(np.int32))

@@ -148,15 +148,13 @@ def _rows(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[Key
 def _keys(question: AskSubtask, deployment: TaskDeployment, stores: Iterable[KeyedState]) -> dict[str, Any]:
     """Return the first keys with rows in memory whose hashes are in the range asked for, and the last hash, if more."""
     counts, groups = _table(question, stores).counts(), deployment.settings.key_groups
-    low, high = question.between
-    page = counts.page(HashRange(low, high), question.most)
+    page, more = counts.page(HashRange(*question.between), question.most)
     hashes, rows = page[HASH].to_pylist(), page[ROWS].to_pylist()
     keys = _json_rows(page.drop_columns([HASH, ROWS]))
     found = [
         {"key": key, "key-group": key_group_of(key_hash, groups), "rows": count}
         for key, key_hash, count in zip(keys, hashes, rows, strict=True)
     ]
-    more = bool(hashes) and counts.page(HashRange(hashes[-1] + 1, high), 1).num_rows > 0
     return {"keys": found, "next": hashes[-1] if more else None}
 
 

@@ -9,7 +9,9 @@ import pytest
 from tests.property.process_job import KEY_GROUPS, ProcessJob
 
 import penstock as ps
+from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.rpc.worker_commands import AskSubtask
+from penstock.state.key_counts import KeyCounts
 from penstock.task.questions import answer
 
 SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("n", pa.int64(), nullable=False)])
@@ -102,3 +104,23 @@ def test_the_listing_says_how_much_there_is_by_key_group(job):
     largest = numbers["largest-groups"]
     assert len(largest) == 5
     assert largest == sorted(largest, key=lambda group: (-group["rows"], group["key-group"]))
+
+
+@pytest.mark.parametrize("most", [1, 7, 10, 49, 50, 51])
+def test_keys_come_page_by_page_each_looked_for_once(job, monkeypatch, most):
+    job.push(job.subtasks[0][0], [(f"k{n}", n) for n in range(50)])
+    looked, page = [], KeyCounts.page
+    monkeypatch.setattr(KeyCounts, "page", lambda *given: looked.append(given) or page(*given))
+    pages, low = [], HASH_MIN
+    while low is not None:
+        found = ask(job, "keys", between=(low, HASH_MAX), most=most).answer
+        pages.append([key["key"]["k"] for key in found["keys"]])
+        low = None if found["next"] is None else found["next"] + 1
+    assert sorted(key for keys in pages for key in keys) == sorted(f"k{n}" for n in range(50))
+    assert [len(keys) for keys in pages[:-1]] == [most] * (len(pages) - 1)
+    assert len(looked) == len(pages) == -(-50 // most)
+
+
+def test_a_range_without_keys_has_none_behind_it(job):
+    job.push(job.subtasks[0][0], [("k1", 1)])
+    assert ask(job, "keys", between=(HASH_MAX, HASH_MAX)).answer == {"keys": [], "next": None}
