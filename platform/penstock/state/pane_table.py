@@ -28,6 +28,7 @@ from penstock.state.look_up import pane_rows
 from penstock.state.pane_rows import table_to_rows
 from penstock.state.panes import Rows
 from penstock.state.remote import RemoteRows
+from penstock.state.row_eviction import past_part
 from penstock.state.table_home import TableHome
 
 if TYPE_CHECKING:
@@ -262,15 +263,13 @@ class PaneTable:
         return False
 
     def _settle(self) -> None:
-        if self.heap.full:
-            self._compact_heap()
         self._report()
         if self._cold is not None:
             if self._is_full():
                 self._evict()
             return
         budget = self._home.budget
-        if budget.exceeded and self.spec.value_words:
+        if self.spec.value_words and (budget.exceeded or self.heap.full):
             self._compact_heap()
             self._report()
         if budget.exceeded:
@@ -283,18 +282,22 @@ class PaneTable:
     def _is_full(self) -> bool:
         """Whether keys have to leave memory.
 
-        Half of a share is for values while they are moved. Leaving those behind that nothing refers to is enough if
-        they will not soon take as much again: it looks at every cell.
+        Leaving values behind that nothing refers to is enough if they will not soon take as much again: it looks at
+        every cell.
         """
+        full = self._too_many(self._hot_bytes())
+        if self.spec.value_words and (full or self.heap.full):
+            self._compact_heap()
+            self._report()
+            full = full and self._too_many(2 * self._hot_bytes())
+        return full
+
+    def _too_many(self, hot_bytes: int) -> bool:
+        """Whether so many bytes of keys and cells are too many; values need as much again while they are moved."""
         budget = self._home.budget
-        if not self.spec.value_words:
-            return budget.should_shrink(self._holder)
-        share = budget.share_of(self._holder)
-        if 2 * self._hot_bytes() <= share:
-            return False
-        self._compact_heap()
-        self._report()
-        return 4 * self._hot_bytes() > share
+        return (
+            past_part(budget, self._holder, hot_bytes) if self.spec.value_words else budget.should_shrink(self._holder)
+        )
 
     def _compact_heap(self) -> None:
         """Keep the values alone that a cell refers to; cells that are frozen were copied and have the memory pinned."""

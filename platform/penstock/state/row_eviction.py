@@ -2,7 +2,8 @@
 
 Of a slot's managed memory the keys and states of an operator in memory get half of an even share. The rest is for what
 comes beside them for a while: changes that are frozen or being encoded, larger arrays while tables grow, and the new
-index while keys leave. A pure decider. Used by `state.row_state` in the owner's thread.
+index while keys leave. A pure decider. Used by `state.row_state`, `state.session_table` and, for values of any length,
+`state.pane_table` in the owner's thread.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ _HOT = 2
 _KEPT = 2
 #: Keys that come in together may take one part in so many of an even share.
 _INCOMING = 8
+
+
+def past_part(budget: MemoryBudget, holder: str, hot_bytes: int) -> bool:
+    """Return whether so many bytes in memory are more than their part of the holder's share."""
+    return hot_bytes * _HOT > budget.share_of(holder)
 
 
 @dataclass(slots=True)
@@ -46,7 +52,7 @@ class Recency:
 
     def full(self, hot_bytes: int) -> bool:
         """Whether so many bytes are too many."""
-        return hot_bytes * _HOT > self.budget.share_of(self.holder)
+        return past_part(self.budget, self.holder, hot_bytes)
 
     def staying(self, count: int) -> np.ndarray:
         """Return of each of `count` slots whether it stays: at most one in two, those touched last."""

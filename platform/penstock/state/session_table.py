@@ -298,17 +298,17 @@ class SessionTable(PaneTable):
         if self._leaves is None:
             super()._settle()
             return
-        full = self._recency.full(self._hot_bytes())
-        if self.spec.value_words and (full or self.heap.full):
-            self._compact_heap()  # what is left behind may be enough, if it will not soon be as much again
-            full = full and self._recency.full(2 * self._hot_bytes())
+        full = self._is_full()
         while self._hot.index.count and full:
             keys, before = self._hot.index.count, self._hot_bytes()
             self._let_go(self._leaves)
             held = self._hot_bytes()
-            full = self._recency.full(held)
+            full = self._too_many(held)
             self._recency.left(keys - self._hot.index.count, before - held)
         self._report()
+
+    def _too_many(self, hot_bytes: int) -> bool:
+        return self._recency.full(hot_bytes)
 
     def _let_go(self, cold: ColdSessions) -> None:
         """Move the keys that were not touched for longest to the cold store; changes are saved first."""
