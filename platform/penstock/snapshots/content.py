@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from penstock.checkpoint.manifest import Manifest
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import NotFoundError, UsageError
+from penstock.core.evolution import FIRST_VALUE_ID, field_id
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
 from penstock.graph.validate import near
@@ -19,7 +20,7 @@ from penstock.state.accumulators import FIRST_ENTRY, KEY_IDS, NAMESPACE, ROW
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_IDS = {"key": KEY_IDS, "entry": range(FIRST_ENTRY, 1001), "value": range(1001, 1 << 31)}
+_IDS = {"key": KEY_IDS, "entry": range(FIRST_ENTRY, FIRST_VALUE_ID), "value": range(FIRST_VALUE_ID, 1 << 31)}
 #: States of this beginning are the engine's own beside a user's: timers, the watermark of an input.
 _OWN = "__"
 #: Under this name operators save how far event time is.
@@ -85,11 +86,6 @@ def identity_of(schema: pa.Schema) -> list[str]:
     """Return the columns that tell the live rows of a keyed state apart."""
     named = (*_IDS["key"], *_IDS["entry"])
     return [f.name for f in schema if field_id(f) in named or f.name in (NAMESPACE, ROW)]
-
-
-def field_id(field: pa.Field) -> int:
-    """Return a column's field id, 0 without one."""
-    return int((field.metadata or {}).get(b"id", b"0"))
 
 
 def states_of(manifest: Manifest) -> tuple[StateContent, ...]:

@@ -18,13 +18,12 @@ from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.validate import near
 from penstock.kernels.hashing import hash_columns
-from penstock.snapshots.content import field_id, identity_of
+from penstock.snapshots.content import identity_of
 from penstock.state.accumulators import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
+from penstock.state.migration import is_value
 from penstock.state.row_spec import ENTRY, TIMERS
 from penstock.state.segments import entry_names, key_names
 
-#: Value columns have field ids above it.
-_LAST_FIXED_ID = 1000
 #: Kinds whose states a function declares.
 _PROCESS_KINDS = frozenset({"process", "co_process", "broadcast_process"})
 #: Kinds whose rows have no namespace: it is 0 where it is not given.
@@ -97,7 +96,7 @@ class StateRows:
 
     def require_once(self, table: pa.Table, hint: str = "keep one row a key") -> None:
         """Refuse two rows of which only one would count; raises UsageError."""
-        twice = _frame(table.select(identity_of(self.schema)))
+        twice = pl.DataFrame(pl.from_arrow(table.select(identity_of(self.schema))))
         twice = twice.filter(twice.is_duplicated())
         if twice.height:
             example = ", ".join(f"{name}={value!r}" for name, value in twice.row(0, named=True).items())
@@ -112,7 +111,7 @@ class StateRows:
         if not self.is_list:
             return table
         keys = list(key_names(table.schema))
-        indices = _frame(table.select([*keys, ENTRY])).select(
+        indices = pl.DataFrame(pl.from_arrow(table.select([*keys, ENTRY]))).select(
             (pl.col(ENTRY).rank("ordinal").over(keys) - 1).cast(pl.Int64)
         )
         place = table.schema.get_field_index(ENTRY)
@@ -166,11 +165,5 @@ def _never_null(operator: OperatorSpec, state: str, schema: pa.Schema) -> list[s
     text = operator.config.get("states", {}).get(state) if operator.kind in _PROCESS_KINDS else None
     if text is None:
         return plain
-    values = [field.name for field in schema if field_id(field) > _LAST_FIXED_ID]
+    values = [field.name for field in schema if is_value(field)]
     return plain + [n for n, declared in zip(values, schema_from_text(text), strict=True) if not declared.nullable]
-
-
-def _frame(table: pa.Table) -> pl.DataFrame:
-    found = pl.from_arrow(table)
-    assert isinstance(found, pl.DataFrame)  # noqa: S101 - of a table
-    return found

@@ -49,7 +49,9 @@ def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False
     schema = columns_of(state, with_hash=with_hash)
     kept = schema.names
     if state.kind == "operator":
-        return pl.LazyFrame(items_of(state), schema=_frame(schema.empty_table()).schema, orient="row")
+        return pl.LazyFrame(
+            items_of(state), schema=pl.DataFrame(pl.from_arrow(schema.empty_table())).schema, orient="row"
+        )
 
     def source(
         with_columns: list[str] | None, predicate: pl.Expr | None, n_rows: int | None, batch_size: int | None
@@ -57,7 +59,7 @@ def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False
         del batch_size
         left = n_rows
         for table in live_rows(snapshot, state.keyed):
-            frame = _frame(table.select(kept))
+            frame = pl.DataFrame(pl.from_arrow(table.select(kept)))
             if predicate is not None:
                 frame = frame.filter(predicate)
             if with_columns is not None:
@@ -69,7 +71,7 @@ def frame_of(snapshot: Snapshot, state: StateContent, *, with_hash: bool = False
             if left == 0:
                 return
 
-    empty = _frame(schema.empty_table())
+    empty = pl.DataFrame(pl.from_arrow(schema.empty_table()))
     return register_io_source(source, schema=empty.schema, is_pure=True)
 
 
@@ -93,9 +95,3 @@ def items_of(state: StateContent) -> list[tuple[int, int, str]]:
         for subtask, part in state.operator
         for index, item in enumerate(part.items)
     ]
-
-
-def _frame(table: pa.Table) -> pl.DataFrame:
-    found = pl.from_arrow(table)
-    assert isinstance(found, pl.DataFrame)  # noqa: S101 - of a table
-    return found

@@ -29,7 +29,6 @@ from penstock.snapshots.opening import Snapshot, open_target
 from penstock.snapshots.reading import live_rows
 from penstock.snapshots.rekeying import (
     NewCut,
-    frame_of,
     is_timers,
     loads_by_bucket,
     ordered,
@@ -173,7 +172,7 @@ class InMemory:
             old = schema_from_text(state.parts[0].schema)
             found = [old.empty_table(), *live_rows(work.snapshot, state.parts)]
             rows[name] = pa.concat_tables(found).combine_chunks()
-            olds[name] = frame_of(rows[name].select(key_names(old)))
+            olds[name] = pl.DataFrame(pl.from_arrow(rows[name].select(key_names(old))))
         names = next(iter(olds.values())).columns
         known = pl.concat(olds.values()).unique().sort(names, nulls_last=True)
         keys = keys_of(known, work.key, work.where)
@@ -184,7 +183,7 @@ class InMemory:
         # timers alone do no harm, each exists once anyway
         with_rows = [places[name] for name in places if not is_timers(name)]
         used = np.unique(np.concatenate([np.empty(0, np.int64), *with_rows]))
-        twice = twice_of(known[used], frame_of(keys)[used])
+        twice = twice_of(known[used], pl.DataFrame(pl.from_arrow(keys))[used])
         if twice is not None:
             raise twice.error(work.where)
         schemas = work.schemas(keys.schema)

@@ -16,18 +16,18 @@ import pyarrow.types as pt
 
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.errors import UsageError
+from penstock.core.evolution import field_id
 from penstock.core.keygroup import first_hash_of
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.kernels.hashing import hash_columns
-from penstock.snapshots.content import field_id, identity_of
+from penstock.snapshots.content import identity_of
 from penstock.snapshots.cuts import Loads
 from penstock.state.accumulators import KEY_HASH, KEY_IDS, SEQ
+from penstock.state.migration import is_value
 from penstock.state.row_spec import TIMERS
 from penstock.state.segments import key_names
 from penstock.task.savepoint import SavepointWriter
 
-#: Value columns have field ids above it.
-_LAST_FIXED_ID = 1000
 #: A column of our own beside those of a key: where a key stands among all.
 _PLACE = "__place"
 #: Ranges of hashes in which the bytes of rows under their new keys are counted.
@@ -95,7 +95,7 @@ def ordered(rows: pa.Table, *, timers: bool) -> pa.Table:
     """Return rows as they are written: by hash, else as they come; of timers that fell together the first."""
     schema = rows.schema
     if timers:
-        once = frame_of(rows.select(identity_of(schema))).with_row_index(_PLACE)
+        once = pl.DataFrame(pl.from_arrow(rows.select(identity_of(schema)))).with_row_index(_PLACE)
         rows = rows.take(once.unique(identity_of(schema), keep="first", maintain_order=True)[_PLACE].to_arrow())
     rows = rows.take(pa.array(np.argsort(rows.column(KEY_HASH).to_numpy(), kind="stable")))
     place = schema.get_field_index(SEQ)
@@ -143,7 +143,7 @@ def schema_of(old: pa.Schema, keys: pa.Schema, where: str) -> pa.Schema:
         if name.endswith("_") and name[:-1] in hidden:
             hidden.add(name)
             name = name[:-1]
-        while name in taken and field_id(field) > _LAST_FIXED_ID:
+        while name in taken and is_value(field):
             name += "_"
         taken.add(name)
         fields.append(field.with_name(name))
@@ -152,13 +152,6 @@ def schema_of(old: pa.Schema, keys: pa.Schema, where: str) -> pa.Schema:
     if twice is not None:
         raise UsageError(f"{where}: the state has a column {twice!r} already", hint="give the key column another name")
     return pa.schema(fields, old.metadata)
-
-
-def frame_of(table: pa.Table) -> pl.DataFrame:
-    """Return a table as Polars has it."""
-    found = pl.from_arrow(table)
-    assert isinstance(found, pl.DataFrame)  # noqa: S101 - of a table
-    return found
 
 
 def _shown(row: pl.DataFrame) -> str:

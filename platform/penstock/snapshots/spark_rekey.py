@@ -29,7 +29,6 @@ from penstock.snapshots.rekeying import (
     BUCKETS,
     NewCut,
     Twice,
-    frame_of,
     is_timers,
     loads_by_bucket,
     ordered,
@@ -76,7 +75,7 @@ class _Piece(msgspec.Struct, frozen=True, kw_only=True):
         """Yield the rows, and the same under their new keys; raises UsageError where an expression fails."""
         schema = schema_from_text(self.cut.held[0].schema)
         for rows in self.cut.rows(open_store(self.source_uri)):
-            keys = keys_of(frame_of(rows.select(key_names(schema))), self.key, self.where)
+            keys = keys_of(pl.DataFrame(pl.from_arrow(rows.select(key_names(schema)))), self.key, self.where)
             yield rows, rekeyed(rows, keys, schema_of(schema, keys.schema, self.where))
 
 
@@ -115,7 +114,7 @@ class SparkRekey:
         """
         first = next(iter(work.states.values()))
         old = schema_from_text(first.parts[0].schema)
-        none = frame_of(old.empty_table().select(key_names(old)))
+        none = pl.DataFrame(pl.from_arrow(old.empty_table().select(key_names(old))))
         keys = keys_of(none, work.key, work.where)
         require_by_key(work.key, work.where)
         schemas = work.schemas(keys.schema)
@@ -196,7 +195,7 @@ def _look(parts: int, encoded: bytes) -> Iterator[tuple[int, _Found]]:
 def _keys_by_part(rows: pa.Table, new: pa.Table, parts: int) -> Iterator[tuple[int, _Found]]:
     """Yield each old key of rows once, with its new one, by the part of all new hashes in which that lies."""
     part = (((new.column(KEY_HASH).to_numpy() >> np.int64(32)) + np.int64(1 << 31)) * parts) >> np.int64(32)
-    old, keys = (frame_of(table.select(key_names(table.schema))) for table in (rows, new))
+    old, keys = (pl.DataFrame(pl.from_arrow(table.select(key_names(table.schema)))) for table in (rows, new))
     pairs = pl.concat(
         [old.rename(lambda name: _OLD + name), keys.rename(lambda name: _NEW + name)], how="horizontal"
     ).with_columns(pl.Series(_PART, part))
@@ -209,7 +208,7 @@ def _apart(items: Iterable[tuple[int, _Found]]) -> Iterator[bytes]:
     frames = []
     for _, (is_keys, data) in items:
         if is_keys:
-            frames.append(frame_of(_decoded(data)))
+            frames.append(pl.DataFrame(pl.from_arrow(_decoded(data))))
         else:
             yield data
     if not frames:

@@ -1,4 +1,4 @@
-"""The cuts of a repartition as tasks of Spark. Called by `penstock state repartition --master`.
+"""Cuts of states whose keys stay, as tasks of Spark. Called by `penstock state repartition` and `rekey`.
 
 A task opens both stores by their addresses, writes the files of one cut and gives back what the manifest has to say of
 them. One that is run again, or twice at once, writes the same bytes to the same names, and the manifest, which the

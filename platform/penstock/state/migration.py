@@ -12,13 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.evolution import field_id
+from penstock.core.evolution import FIRST_VALUE_ID, field_id
 from penstock.state.look_up import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-_FIRST_VALUE_ID = 1001
 
 
 @dataclass(frozen=True)
@@ -58,4 +56,4 @@ class Migration:
 
 def is_value(field: pa.Field) -> bool:
     """Whether a column of a segment is one of a value."""
-    return field_id(field) >= _FIRST_VALUE_ID
+    return field_id(field) >= FIRST_VALUE_ID
