@@ -7,8 +7,8 @@ from tests.unit.snapshots.test_rekey import LISTS, PANES, PROFILES, TIMERS, job
 
 import penstock as ps
 from penstock.core.errors import StorageError, UsageError
+from penstock.snapshots import recut as recut_module
 from penstock.snapshots import rekey as rekey_module
-from penstock.snapshots import repartition as repartition_module
 from penstock.snapshots.compare import diff
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.rekey import rekey
@@ -27,7 +27,7 @@ ENTRIES = [(user, n, user * 10 + n) for user in range(0, 3_000, 7) for n in rang
 
 @pytest.fixture
 def small_files(monkeypatch):
-    monkeypatch.setattr(repartition_module, "CUT_BYTES", 10_000)
+    monkeypatch.setattr(recut_module, "CUT_BYTES", 10_000)
     monkeypatch.setattr(rekey_module, "FILE_BYTES", 40_000)
 
 

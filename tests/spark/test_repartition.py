@@ -11,9 +11,10 @@ from tests.unit.snapshots.conftest import empty_job, job  # noqa: F401 - fixture
 
 import penstock as ps
 from penstock.core.errors import StorageError
-from penstock.snapshots import repartition as module
+from penstock.snapshots import recut as module
 from penstock.snapshots.opening import open_snapshot
-from penstock.snapshots.repartition import in_turn, repartition
+from penstock.snapshots.recut import in_turn
+from penstock.snapshots.repartition import repartition
 from penstock.snapshots.spark_repartition import on_spark
 from penstock.snapshots.verify import verify
 

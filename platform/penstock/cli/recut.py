@@ -59,7 +59,7 @@ def repartition(
     json: JsonOption = False,
 ) -> None:
     """Write a snapshot anew as a savepoint, merged, with another number of key groups; nothing has to run."""
-    from penstock.snapshots.repartition import Run, in_turn
+    from penstock.snapshots.recut import Run, in_turn
     from penstock.snapshots.repartition import repartition as write_anew
 
     snapshot = opened(uri, checkpoint)
@@ -130,7 +130,7 @@ class _Choice:
         if not self._is_much(snapshot) or not self._has_spark(or_here=or_here):
             yield None
             return
-        from penstock.snapshots.repartition import state_bytes
+        from penstock.snapshots.recut import state_bytes
         from penstock.snapshots.spark_session import open_session
 
         where = self._named_master or _MASTER
@@ -146,7 +146,7 @@ class _Choice:
 
     def _is_much(self, snapshot: Snapshot) -> bool:
         """Whether Spark is to do the work: asked for, or the state's files are more than so many bytes."""
-        from penstock.snapshots.repartition import state_bytes
+        from penstock.snapshots.recut import state_bytes
 
         if self.engine is not Where.auto:
             return self.engine is Where.spark

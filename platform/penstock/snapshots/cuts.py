@@ -1,6 +1,6 @@
 """How the rows of a state are shared out by ranges of hashes, each with about as many bytes.
 
-Used where a snapshot is cut anew (`snapshots.repartition`, `snapshots.rekey`), where Spark reads one
+Used where a snapshot is cut anew (`snapshots.recut`, `snapshots.rekey`), where Spark reads one
 (`snapshots.spark`) and where many tasks write one (`snapshots.parts`).
 """
 

@@ -4,7 +4,7 @@ The key's columns can be cast, renamed, computed from one another or left out; w
 key gets one new key, the same in all states of the operator; two that would become one are an error: what of which of
 them counts is not for a tool to say. Where it is done here all rows of the operator's states are in memory at once;
 on Spark (`snapshots.spark_rekey`) they are brought together by their new hashes. Both give the same files. The state of
-other operators is cut as `snapshots.repartition` does.
+other operators is cut as for a repartition (`snapshots.recut`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.core.errors import NotFoundError
 from penstock.core.keygroup import HashRange
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.graph.validate import near
-from penstock.snapshots import repartition as recut
+from penstock.snapshots import recut
 from penstock.snapshots.cuts import Loads, ranges_by_size
 from penstock.snapshots.key_expressions import KeyColumn, keys_of, parsed
 from penstock.snapshots.opening import Snapshot, open_target
@@ -43,7 +43,7 @@ from penstock.state.segments import key_names
 if TYPE_CHECKING:
     from penstock.checkpoint.store import ObjectStore
     from penstock.core.snapshot import KeyedStateSnapshot
-    from penstock.snapshots.repartition import HeldState, Run
+    from penstock.snapshots.recut import HeldState, Run
 
 #: Bytes of rows, as they are in memory, that one file is made of, about.
 FILE_BYTES = 256 << 20

@@ -1,7 +1,7 @@
 """A place for a savepoint that one run has to itself until its manifest is written.
 
 A run that is taken for dead may be alive: whoever tidies up behind it removes the reservation too, and the run finds
-that it has to leave no savepoint. Called by what writes them offline: `snapshots.repartition`, `penstock.backfill`.
+that it has to leave no savepoint. Called by what writes them offline: `snapshots.recut`, `penstock.backfill`.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.snapshots.key_expressions import KeyColumn, keys_of, require_by_key
+from penstock.snapshots.recut import Cut, Run
 from penstock.snapshots.rekeying import (
     BUCKETS,
     NewCut,
@@ -37,7 +38,6 @@ from penstock.snapshots.rekeying import (
     sizes_by_bucket,
     twice_of,
 )
-from penstock.snapshots.repartition import Cut, Run
 from penstock.snapshots.spark_repartition import gathered, on_spark
 from penstock.state.accumulators import KEY_HASH
 from penstock.state.segments import key_names

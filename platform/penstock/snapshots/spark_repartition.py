@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from penstock.checkpoint.stores import open_store
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import KeyedStateSnapshot
-from penstock.snapshots.repartition import Cut, Run
+from penstock.snapshots.recut import Cut, Run
 
 if TYPE_CHECKING:
     from pyspark import RDD

@@ -10,7 +10,7 @@ from penstock.client.savepoints import remove_unfinished
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import Committable, FileRef
 from penstock.snapshots.opening import Snapshot
-from penstock.snapshots.repartition import Place, write_manifest
+from penstock.snapshots.recut import Place, write_manifest
 from penstock.snapshots.reservation import publish, reserve
 from penstock.task.savepoint import SavepointWriter
 

@@ -10,7 +10,8 @@ import penstock as ps
 from penstock.checkpoint.stores import open_store
 from penstock.core.errors import StorageError, UsageError
 from penstock.snapshots.opening import open_snapshot
-from penstock.snapshots.repartition import in_turn, repartition
+from penstock.snapshots.recut import in_turn
+from penstock.snapshots.repartition import repartition
 from penstock.snapshots.verify import verify
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
