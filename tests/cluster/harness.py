@@ -11,6 +11,7 @@ import threading
 import time
 from dataclasses import replace
 
+from minio.error import S3Error
 from tests.cluster import proc_tree
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, create_topics, read_windows, verdict
@@ -267,12 +268,19 @@ class Scene:
         return verdict(self.orders, self.rows(), self.job.window_ms)
 
     def manifests(self, name=None):
-        """The entries of the job's log as they lie in the store, oldest first."""
+        """The entries of the job's log as they lie in the store, oldest first; those removed meanwhile are left out."""
         client = s3.client(self.stage.minio)
         prefix = f"{name or self.name}/"
         listed = client.list_objects(self.stage.bucket, prefix, recursive=True)
         keys = sorted(found.object_name for found in listed if "/manifests/" in found.object_name)
-        return [json.loads(client.get_object(self.stage.bucket, key).read()) for key in keys]
+        found = []
+        for key in keys:
+            try:
+                found.append(json.loads(client.get_object(self.stage.bucket, key).read()))
+            except S3Error as error:
+                if error.code != "NoSuchKey":
+                    raise
+        return found
 
     def check_exact(self):
         found = self.verdict()
