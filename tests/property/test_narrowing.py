@@ -50,7 +50,7 @@ def test_the_rows_kept_are_those_arrow_keeps(mask, before, behind, every):
     rows = len(mask)
     whole = pa.record_batch({n: column(n, kind, before + rows + behind, every) for n, kind in WIDE.items()})
     batch = whole.slice(before, rows)
-    kept = keep_rows(batch, np.array(mask, np.bool_), sum(mask))
+    kept = keep_rows(batch, np.array(mask, np.bool_))
     kept.validate(full=True)
     assert kept.equals(batch.filter(pa.array(mask, pa.bool_())))
 

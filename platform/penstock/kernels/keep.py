@@ -1,6 +1,6 @@
 """The rows of a batch that a condition keeps: columns of 8 bytes without nulls by a compiled loop, others by Arrow.
 
-Called by `penstock.operators.columns` for every batch of a filter.
+Called by `penstock.operators.project` for every batch of a filter.
 """
 
 from __future__ import annotations
@@ -47,8 +47,13 @@ def keep_words(source: int, mask: U8, out: I64) -> int:
     return int(count)
 
 
-def keep_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_], kept: int) -> pa.RecordBatch:
-    """Return a copy of the `kept` rows whose `mask` is true."""
+def keep_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_]) -> pa.RecordBatch:
+    """Return the rows whose mask is true; free when all are, or none."""
+    kept = int(np.count_nonzero(mask))
+    if kept == batch.num_rows:
+        return batch
+    if not kept:
+        return batch.slice(0, 0)
     columns: list[Any] = []
     bits = None
     for column in batch.columns:

@@ -7,17 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import PenstockError
-from penstock.kernels.keep import keep_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from numpy.typing import NDArray
 
 #: `__ts` as it stands in every schema with event time.
 TS_FIELD = pa.field(TS_COLUMN, pa.int64(), nullable=False)
@@ -86,11 +82,3 @@ def assemble(columns: Sequence[pa.Array], schema: pa.Schema, ts: pa.Array | None
     if ts is None:
         return pa.RecordBatch.from_arrays(list(columns), schema=schema)
     return pa.RecordBatch.from_arrays([*columns, ts], schema=with_ts(schema))
-
-
-def keep(batch: pa.RecordBatch, mask: NDArray[np.bool_]) -> pa.RecordBatch:
-    """Return the rows whose mask is true; free when all are, or none."""
-    kept = int(np.count_nonzero(mask))
-    if kept == batch.num_rows:
-        return batch
-    return keep_rows(batch, mask, kept) if kept else batch.slice(0, 0)

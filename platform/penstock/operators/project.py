@@ -21,7 +21,8 @@ import pyarrow as pa
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text
-from penstock.operators.columns import TS_FIELD, conform_array, keep, ts_of, with_ts, without_ts
+from penstock.kernels.keep import keep_rows
+from penstock.operators.columns import TS_FIELD, conform_array, ts_of, with_ts, without_ts
 from penstock.operators.integer_expressions import compile_integers, to_arrow
 from penstock.operators.operator import Operator
 
@@ -166,7 +167,7 @@ class ProjectOperator(Operator):
             mask = self._evaluated(batch).to_series().fill_null(value=False).to_numpy()
         else:
             mask = functools.reduce(np.logical_and, conditions)
-        return keep(batch if self._handed_on is None else batch.select(self._handed_on), mask)
+        return keep_rows(batch if self._handed_on is None else batch.select(self._handed_on), mask)
 
     def _compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         computed = self._columns(batch) if self._computed else {}

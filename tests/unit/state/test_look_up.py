@@ -133,7 +133,7 @@ def hash_of(key):
 def pages_of(table, most):
     """All keys of a table, `most` at a time."""
     found, low = [], HASH_MIN
-    while rows := table.counts().page(HashRange(low, HASH_MAX), most).to_pylist():
+    while rows := table.counts().page(HashRange(low, HASH_MAX), most)[0].to_pylist():
         assert len(rows) <= most
         found += rows
         low = rows[-1][HASH] + 1
@@ -147,7 +147,7 @@ def test_keys_of_one_hash_come_together_and_those_without_rows_do_not():
     )
     counts = KeyCounts(hashes, np.array([1, 2, 3, 4, 0, 6]), ((keys, 6),))
     page = lambda low, high, most: [
-        (row["k"], row[HASH], row[ROWS]) for row in counts.page(HashRange(low, high), most).to_pylist()
+        (row["k"], row[HASH], row[ROWS]) for row in counts.page(HashRange(low, high), most)[0].to_pylist()
     ]
     assert page(HASH_MIN, HASH_MAX, 3) == [(1, -7, 2), (5, 1, 6), (0, 5, 1), (2, 5, 3)]
     assert page(6, HASH_MAX, 3) == [(3, 9, 4)]
