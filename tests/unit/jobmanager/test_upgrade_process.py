@@ -98,7 +98,7 @@ async def test_a_verdict_is_taken_when_it_is_durable_and_was_not_too_late(cluste
 
     def on_trial():
         view = dispatcher.changes.view(job_id)
-        return view.phase == "trial" and view.checkpoints
+        return view is not None and view.phase == "trial" and view.checkpoints
 
     app = create_app(dispatcher, SystemClock(), lambda: None)
     policy = msgspec.structs.replace(TRIAL, confirm=True, from_checkpoint=True, rollback=False, deadline_ms=60_000)
