@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.core.aggregate_evolution import Part, aggregates_metadata
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.core.evolution import DEFAULT, LAST_ID, NULL, default_text
+from penstock.core.evolution import DEFAULT, FIRST_VALUE_ID, LAST_ID, NULL, default_text
 from penstock.kernels import accumulate, merge
 from penstock.kernels.compile import F64, I64, U8
 
@@ -225,7 +225,8 @@ class PaneTableSpec:
         fixed = [(KEY_HASH, pa.int64(), 1), (NAMESPACE, pa.int64(), 2)]
         tail = [(DELETED, pa.bool_(), 3), (SEQ, pa.int64(), 4)]
         columns = self.value_columns[: self.width - self.expires]
-        ids, carried = self.ids or range(1001, 1001 + len(columns)), self.carried or ({},) * len(columns)
+        ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(columns))
+        carried = self.carried or ({},) * len(columns)
         values = []
         for word, ((name, dtype), number, more) in enumerate(zip(columns, ids, carried, strict=True)):
             kind = self.value_words.get(word) or pa.type_for_alias(dtype)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.core.aggregate_evolution import WINDOW
-from penstock.core.evolution import EVOLVES, LAST_ID, MIGRATES, MIGRATES_BY, NULL
+from penstock.core.evolution import EVOLVES, FIRST_VALUE_ID, LAST_ID, MIGRATES, MIGRATES_BY, NULL
 from penstock.core.schema import schema_to_text
 from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
 
@@ -64,7 +64,7 @@ class RowSpec:
     def segment_schema(self) -> pa.Schema:
         """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
         keys = [_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
-        ids = self.ids or range(1001, 1001 + len(self.values))
+        ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(self.values))
         carried = self.carried or ({},) * len(self.values)
         values = [
             _field(name, f.type, number, nullable=True, more={**self._more(f), **more})

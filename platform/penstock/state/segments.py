@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
-from penstock.core.evolution import conform
+from penstock.core.evolution import FIRST_VALUE_ID, conform
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
 from penstock.kernels.columns import key_columns
@@ -50,7 +50,7 @@ _MERGE_BYTES = 1 << 30
 _NAMED = 1024
 #: Hash, namespace, deleted, seq: a state without any others has timers.
 _FIXED_COLUMNS = 4
-_ENTRY_IDS = range(FIRST_ENTRY, 1001)
+_ENTRY_IDS = range(FIRST_ENTRY, FIRST_VALUE_ID)
 
 
 class SegmentWriter:
