@@ -1,17 +1,23 @@
 """### Start a job with its history computed beforehand
 
 For a job that is to begin with years of history. `check` says whether the job gives in a batch what it gives live, and
-reads nothing. `backfill` runs the **same job file** over what its sources hold up to a cut, as a batch, and writes a
-savepoint: positions at the cut, all state, and all output, **staged**. `submit` starts the job from there: it publishes
-that output once, then goes on live, and the run succeeds when the job runs and its first checkpoint is complete.
+reads nothing but the footers of tables. `backfill` runs the **same job file** over what its sources hold up to a cut,
+as a batch, and writes a savepoint: positions at the cut, all state, and all output, **staged**. `submit` starts the job
+from there: it publishes that output once, then goes on live, and the run succeeds when the job runs and its first
+checkpoint is complete.
 
 | parameter | |
 |---|---|
 | `job_file` | path of the job file on the workers |
 | `target` | folder or `s3://` prefix that gets a folder for the savepoint; the cluster has to reach it too |
-| `until` | `latest`, a time of writing (`2026-01-31T00:00Z`), or a position a split (`orders-0=12,...`) |
+| `until` | `latest`, a time of writing (`2026-01-31`), positions (`orders-0=12,...`), or `cut-over` (tables alone) |
 | `master` | of Spark, which does the work: `spark://host:7077`, `local[4]`; empty: the worker does, in its memory |
+| `spark_conf` | settings of Spark, e.g. `{"spark.executor.memory": "4g"}`; they need a `master` |
 | `parts` | key ranges, each the work of one task |
+| `history` | Parquet files with the first part of a source's history, by its uid: `["orders=s3://lake/orders"]` |
+| `offsets` | its columns that say where in the topic a row was: `["orders=partition,offset"]` (or `...,topic`) |
+| `sparse` | sources in whose table offsets may be missing (transactions, compaction): `["orders"]` |
+| `cut_over` | from where on rows come from the topic: `orders-0=12,...`, or a time of writing; empty: the table's end |
 | `accept` | operators that are taken though they do not qualify by themselves: `["totals"]` |
 | `parallelism` | of the live job, instead of the file's own |
 | `settings` | settings of the job, such as `{"checkpoint_interval_ms": 5000}` |
@@ -30,6 +36,15 @@ from airflow.sdk import DAG, Param
 from penstock_airflow.operators.backfill import BackfillOperator, CheckBackfillOperator
 from penstock_airflow.operators.submit import SubmitJobOperator
 
+#: UID=VALUE, as the commands take it.
+_OF_A_SOURCE = r"^[^=]+=.+$"
+_COLUMNS = r"^[^=]+=[^,]+,[^,]+(,[^,]+)?$"
+
+
+def _texts(title: str, pattern: str = "^.+$") -> Param:
+    return Param([], type="array", items={"type": "string", "pattern": pattern}, title=title)
+
+
 with DAG(
     dag_id="job_backfill",
     schedule=None,
@@ -41,8 +56,13 @@ with DAG(
         "target": Param(type="string", minLength=1, title="Where the savepoint goes"),
         "until": Param("latest", type="string", minLength=1, title="Up to"),
         "master": Param(None, type=["string", "null"], title="Master of Spark"),
+        "spark_conf": Param({}, type="object", propertyNames={"pattern": r"^spark\..+$"}, title="Settings of Spark"),
         "parts": Param(16, type="integer", minimum=1, title="Key ranges"),
         "accept": Param([], type="array", items={"type": "string"}, title="Operators to accept"),
+        "history": _texts("Tables with the first part", _OF_A_SOURCE),
+        "offsets": _texts("Their columns of partition and offset", _COLUMNS),
+        "sparse": _texts("Tables in which offsets may be missing"),
+        "cut_over": Param(None, type=["string", "null"], minLength=1, title="From where on the topic"),
         "parallelism": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Parallelism"),
         "settings": Param({}, type="object", title="Settings", description="Names as in docs/settings.md."),
         "environment": Param({}, type="object", title="Variables"),
@@ -51,8 +71,10 @@ with DAG(
 ):
     job_file = "{{ params.job_file }}"
     read = {name: f"{{{{ params.{name} | tojson }}}}" for name in ("settings", "environment")}
-    fit = {**read, "accept": "{{ params.accept | tojson }}"}
-    work = {name: f"{{{{ params.{name} }}}}" for name in ("until", "master", "parts")}
+    lists = {name: f"{{{{ params.{name} | tojson }}}}" for name in ("accept", "history", "offsets", "sparse")}
+    fit = {**read, **lists, "cut_over": "{{ params.cut_over }}", "until": "{{ params.until }}"}
+    work = {name: f"{{{{ params.{name} }}}}" for name in ("master", "parts")}
+    work["spark_conf"] = "{{ params.spark_conf | tojson }}"
     check = CheckBackfillOperator(task_id="check", job_file=job_file, options=fit)
     backfill = BackfillOperator(
         task_id="backfill", job_file=job_file, target="{{ params.target }}", options={**fit, **work}

@@ -13,6 +13,10 @@ where these are not set it runs when it is triggered. For more jobs, copy this f
 | `keep_hours` | those that are younger stay, too |
 | `alarm_hours` | the run fails when the newest savepoint is older; 0: never |
 
+Ages are told by the clock, since a savepoint was taken: whatever date a run is for, its savepoint is of now. A run that
+is made up for later (`catchup`, a backfill of Airflow's) takes one more of now, not of then: here none is made up for.
+A savepoint or a removal that fails fails its task; the run fails with the alarm alone.
+
 A savepoint that a job still reads from is not removed. The newest one can be given to `job_submit` as `from_uri`. Other
 DAGs can be scheduled on the asset `penstock_savepoint`; its event has `job_id` and `location`.
 """

@@ -169,6 +169,7 @@ class LocalAirflow:
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.home / "passwords.json"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": "admin:admin",
+            # off by default, as a user could have the server reach any address; here the only user is the developer
             "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
             "AIRFLOW__SCHEDULER__ENABLE_HEALTH_CHECK": "False",
         }

@@ -39,8 +39,8 @@ UPGRADE: dict[str, Kind] = {
 }
 #: About tables that hold the first part of a history.
 _TABLES: dict[str, Kind] = {"history": "texts", "offsets": "texts", "sparse": "texts", "cut_over": "text"}
-CHECK_BACKFILL: dict[str, Kind] = {"accept": "texts", **_TABLES, **_OF_FILES}
-BACKFILL: dict[str, Kind] = {"until": "text", "master": "text", "parts": "count", **CHECK_BACKFILL}
+CHECK_BACKFILL: dict[str, Kind] = {"until": "text", "accept": "texts", **_TABLES, **_OF_FILES}
+BACKFILL: dict[str, Kind] = {"master": "text", "spark_conf": "pairs", "parts": "count", **CHECK_BACKFILL}
 REPARTITION: dict[str, Kind] = {
     "key_groups": "count",
     "engine": "text",

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-FIELD_BEHAVIOUR: dict[str, Any] = {
+_FIELD_BEHAVIOUR: dict[str, Any] = {
     "hidden-fields": ["login"],
     "relabeling": {"schema": "Scheme", "password": "API token"},
-    "placeholders": {"host": "127.0.0.1", "port": "8081", "schema": "http"},
+    # Airflow's test button sends an empty port as 0, which it then takes for that of another cluster, and refuses
+    "placeholders": {"host": "127.0.0.1", "port": "8081 (fill it in to test)", "schema": "http"},
 }
 
 _FIELDS: dict[str, Any] = {
@@ -26,7 +27,7 @@ _FIELDS: dict[str, Any] = {
     },
     "ca": {
         "label": "CA file",
-        "description": "Certificates to trust, on the workers of Airflow; default: those of the system.",
+        "description": "Certificates to trust, on every host of Airflow; default: those of the system.",
         "schema": {"type": ["string", "null"]},
     },
     "python": {
@@ -49,7 +50,7 @@ def get_provider_info() -> dict[str, Any]:
                 "connection-type": name,
                 "hook-class-name": "penstock_airflow.hooks.penstock.PenstockHook",
                 "hook-name": name,
-                "ui-field-behaviour": FIELD_BEHAVIOUR,
+                "ui-field-behaviour": _FIELD_BEHAVIOUR,
                 "conn-fields": _FIELDS,
             }
         ],

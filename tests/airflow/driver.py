@@ -103,6 +103,10 @@ class Airflow:
         """Start a run and return its id."""
         return self.api("POST", f"/api/v2/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"]
 
+    def unpause(self, dag):
+        """From now on the scheduler makes its runs."""
+        self.api("PATCH", f"/api/v2/dags/{dag}?update_mask=is_paused", {"is_paused": False})
+
     def task(self, dag, run, task):
         return self.api("GET", f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}")
 
@@ -175,14 +179,14 @@ class Reader:
             box.fill(str(value))
             box.blur()
         if picture:
-            self._take(picture)
+            self.take(picture)
         form.get_by_role("button", name="Trigger", exact=True).click()
         self.page.wait_for_url(f"**/dags/{dag}/runs/**")
         run = unquote(self.page.url.partition("/runs/")[2].partition("/")[0].partition("?")[0])
         self.airflow.wait_run(dag, run)
         self.page.reload()
         self.page.get_by_text("Success").first.wait_for()
-        self._take(f"airflow-run-{dag}")
+        self.take(f"airflow-run-{dag}")
         self.done.add(dag)
         return run
 
@@ -198,14 +202,14 @@ class Reader:
         """Open the page of a DAG, with the grid of its runs."""
         self.page.goto(f"{self.airflow.url}/dags/{dag}")
         self.page.get_by_text("restore").first.wait_for()
-        self._take(picture)
+        self.take(picture)
 
     def link(self, dag, run, task, *, picture):
         """Where the link to the job's page leads."""
         self.page.goto(f"{self.airflow.url}/dags/{dag}/runs/{quote(run)}/tasks/{task}/details")
         link = self.page.get_by_role("link", name="Job", exact=True)
         link.wait_for()
-        self._take(picture)
+        self.take(picture)
         return link.get_attribute("href")
 
     def _edit(self, editor, text):
@@ -216,7 +220,8 @@ class Reader:
         self.page.keyboard.press("Control+Shift+End")  # what the editor has closed by itself
         self.page.keyboard.press("Delete")
 
-    def _take(self, name):
+    def take(self, name):
+        """Take a picture of the page."""
         self.page.wait_for_timeout(SETTLED_MS)
         path = self.pictures / f"{name}.png"
         self.page.screenshot(path=path)

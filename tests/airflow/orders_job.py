@@ -25,10 +25,10 @@ class Version(Job):
 
 
 class OrdersJob:
-    """Topics, a feed and the job's file; jobs and topics have names of their own."""
+    """Topics, a feed and the job's file; jobs and topics have names of their own where none is given."""
 
-    def __init__(self, servers, folder):
-        self.name = f"orders-{secrets.token_hex(3)}"
+    def __init__(self, servers, folder, name=""):
+        self.name = name or f"orders-{secrets.token_hex(3)}"
         self.bootstrap, self.folder = servers.kafka.bootstrap, folder
         self.orders = Orders(secrets.randbelow(1_000), EVENTS, step_ms=STEP_MS)
         self.source, self.sink = f"{self.name}-in", f"{self.name}-out"
@@ -56,8 +56,8 @@ class OrdersJob:
 
 
 @contextlib.contextmanager
-def fed(servers, folder):
-    job = OrdersJob(servers, folder)
+def fed(servers, folder, name=""):
+    job = OrdersJob(servers, folder, name)
     job.feed.start()
     try:
         yield job

@@ -6,6 +6,7 @@ import shutil
 from types import SimpleNamespace
 
 import pytest
+from tests.airflow import week
 from tests.airflow.conftest import ROOT
 from tests.airflow.driver import Airflow
 from tests.cluster.proc_tree import wait_until
@@ -15,7 +16,7 @@ from penstock.core.errors import NotFoundError
 from penstock.testing.servers.process import free_port
 
 DAGS = tuple(sorted(path.stem for path in (ROOT / "dags").glob("*.py")))
-#: DAGs of a user: one runs when something has happened to the job `watched`, the other waits for a job.
+#: DAGs of a user: one runs when something has happened to the job `watched`, the others wait for a job.
 OF_A_USER = """
 from airflow.sdk import DAG, Asset, AssetWatcher, task
 
@@ -39,8 +40,11 @@ with DAG("wait_for_job", schedule=None, params={"job": "", "watermark": ""}):
     caught_up = LagSensor(task_id="caught_up", job="{{ params.job }}", max_records=0)
     checkpoint = CheckpointSensor(task_id="checkpoint", job="{{ params.job }}")
     runs >> [event_time, caught_up] >> checkpoint
+
+with DAG("wait_by_connection", schedule=None, params={"job": "", "connection": ""}):
+    JobStatusSensor(task_id="runs", job="{{ params.job }}", penstock_conn_id="{{ params.connection }}")
 """
-OWN = ("on_job_events", "wait_for_job")
+OWN = ("on_job_events", "wait_for_job", "wait_by_connection", week.DAG)
 #: Point -> what it does; each is disarmed until a test arms it, and acts once.
 POINTS = {"airflow.after_submit": "kill", "task.before_ack": "hold"}
 TERMINAL = ("FINISHED", "CANCELED", "FAILED")
@@ -105,6 +109,7 @@ def opened(folder, kafka_server, minio_server):
     dags = folder / "dags"
     shutil.copytree(ROOT / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
     (dags / "of_a_user.py").write_text(OF_A_USER)
+    (dags / "savepoint_week.py").write_text(week.dag_text(servers.bucket))
     evidence = folder / "evidence"
     evidence.mkdir()
     for point in POINTS:

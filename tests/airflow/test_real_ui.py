@@ -1,16 +1,26 @@
-"""Every DAG of the repository from Airflow's own UI, in a headless Chromium."""
+"""Every DAG of the repository, and connections, from Airflow's own UI, in a headless Chromium."""
 
 import os
 
 import pytest
+from tests.airflow.connections import Connections
 from tests.airflow.driver import Reader
 from tests.airflow.stage import DAGS
 from tests.cluster.proc_tree import wait_until
+from tests.cluster.tokens import protected_cluster
+from tests.ui import jobs
 from tests.ui.browser import chromium
+
+from penstock.testing.servers.process import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 #: Orders a second, so that there are some for as long as a user takes.
 SLOW = 150
+#: Label -> placeholder of a standard field, value of an extra one.
+FORM = {
+    "Description": "", "Host": "127.0.0.1", "API token": "", "Port": "8081 (fill it in to test)", "Scheme": "http",
+    "Time-out": "5", "Job page": "", "CA file": "", "Python of the jobs": "",
+}  # fmt: skip
 
 
 def test_every_dag_from_the_ui(stage, orders, tmp_path):
@@ -49,3 +59,37 @@ def test_every_dag_from_the_ui(stage, orders, tmp_path):
         run = reader.run("job_submit", job_file=last, from_uri=anew)
         assert reader.done == set(DAGS)
     stage.exact(orders, airflow.result("job_submit", run, "submit")["job_id"])
+
+
+@pytest.fixture
+def protected(tmp_path):
+    with protected_cluster(tmp_path, slots=2) as found:
+        yield found
+
+
+def test_a_connection_is_made_tested_and_used(stage, protected, tmp_path):
+    """Filled in wrongly it says what is wrong, in one line; filled in rightly a task waits with it for a job."""
+    (cluster, tokens), ok, failed = protected, "Test Connection Successful", "Test Connection Failed"
+    host, _, port = cluster.rest_url.removeprefix("http://").rpartition(":")
+    given = {"host": host, "port": port, "password": tokens.of["viewer"]}
+    nobody = free_port()
+    with chromium() as browser:
+        page = Connections(Reader(browser, stage.airflow, os.environ.get("PENSTOCK_PICTURES") or tmp_path))
+        page.add("of-nobody", **{**given, "port": nobody})
+        title, text = page.tested("of-nobody")
+        assert (title, text.partition(": ")[0]) == (failed, f"no JobManager answers at http://{host}:{nobody}")
+        page.add("of-others", **{**given, "password": "a token of some other cluster"})
+        title, text = page.tested("of-others")
+        assert (title, text.partition(" (")[0]) == (failed, "the token is none of this cluster's")
+        page.add("as-address", **{**given, "host": cluster.rest_url})
+        title, text = page.tested("as-address")
+        assert (title, text.partition(" (")[0]) == (failed, f"the connection has the host '{cluster.rest_url}'")
+        shown = page.add("protected", picture="airflow-connection", extra={"timeout": 5}, **given)
+        assert shown == FORM
+        assert page.tested("protected") == (ok, "penstock 0.1.0: 1 TaskManagers, 2 of 2 slots free")
+    # the job is known to this cluster alone, which tells nobody of it who has no token
+    job_id = tokens.client(cluster.rest_url).submit(jobs.encoded(tmp_path, rate=500, work=10), token="one")
+    run = stage.run("wait_by_connection", job="order-risks", connection="protected")
+    assert stage.airflow.result("wait_by_connection", run, "runs")["job_id"] == job_id
+    run = stage.run("wait_by_connection", "failed", job="order-risks", connection="of-others")
+    assert "the token is none of this cluster's" in stage.airflow.log("wait_by_connection", run, "runs")

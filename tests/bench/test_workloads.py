@@ -169,3 +169,15 @@ def test_delays_are_counted_behind_a_shuffle_and_beside_a_row_function():
     assert figures["events"] == 20_000
     assert figures["rows_per_second"] == pytest.approx(figures["most_rows_per_second"] / 2, abs=1)
     assert 0 <= figures["p50_ms"] <= figures["p99_ms"]
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+def test_a_job_that_fails_again_and_again_ends_the_bench_with_its_error():
+    command = [sys.executable, "-m", "penstock.cli.main", "bench", "w1", "--events", "3000000"]
+    command += ["--set", "managed_memory_bytes=1000000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=110)
+    assert done.returncode == 1, done.stderr
+    assert "managed_memory_bytes allows 1,000,000" in done.stderr
+    assert done.stdout == "", "no figure is given"

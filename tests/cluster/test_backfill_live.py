@@ -11,8 +11,12 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.mark.parametrize(
-    ("kind", "seed"), [("windows", 1), ("stages", 2), ("sessions", 3), ("join", 4), ("process", 5), ("dedup", 6)]
-)
+    ("kind", "seed"),
+    [
+        ("windows", 1), ("stages", 2), ("sessions", 3), ("join", 4), ("process", 5), ("dedup", 6), ("connect", 10),
+        ("connect", 11), ("window-join", 12), ("window-join", 13), ("temporal", 14), ("temporal", 15),
+    ],
+)  # fmt: skip
 def test_final_output_and_state(kind, seed, tmp_path, monkeypatch):
     rand = random.Random(seed)
     golden = Golden(kind, tmp_path, seed=seed)

@@ -1,7 +1,8 @@
-"""A topic whose beginning lies in Parquet files on S3 alone: the history is stitched, and the live job ends exact."""
+"""A topic whose beginning lies in Parquet files or an Iceberg table, on S3 alone: stitched, the live job ends exact."""
 
 import random
 import time
+from contextlib import closing
 from datetime import UTC, datetime
 from io import BytesIO
 
@@ -10,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
+from pyiceberg.catalog.sql import SqlCatalog
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verdict
 from tests.cluster.stage import cli
@@ -19,10 +21,8 @@ from penstock.checkpoint.stores import open_store
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
-def archive(stage, orders, uri, ends, monkeypatch, *, offsets=True):
-    """Write the orders before `ends`, by partition, as files of two partitions each."""
-    for name, value in stage.environment.items():
-        monkeypatch.setenv(name, value)
+def parts_of(orders, ends):
+    """The orders before `ends`, by partition, in any order: two tables of two partitions each."""
     users, amounts, times_ms = (column.tolist() for column in orders.columns())
     rows = [
         (users[i], amounts[i], times_ms[i] * 1000, i % orders.partitions, i // orders.partitions)
@@ -32,13 +32,20 @@ def archive(stage, orders, uri, ends, monkeypatch, *, offsets=True):
     random.Random(7).shuffle(rows)
     types = [pa.int64(), pa.int64(), pa.timestamp("us", "UTC"), pa.int32(), pa.int64()]
     names = ["user_id", "amount", "ts", "kafka_partition", "kafka_offset"]
-    store = open_store(uri)
     for number in range(2):
         own = [row for row in rows if row[3] % 2 == number]
         columns = [pa.array(column, kind) for column, kind in zip(zip(*own, strict=True), types, strict=True)]
-        table = pa.table(columns, names=names)
+        yield pa.table(columns, names=names)
+
+
+def archive(stage, orders, uri, ends, monkeypatch, *, offsets=True):
+    """Write the orders before `ends`, by partition, as files of two partitions each."""
+    for name, value in stage.environment.items():
+        monkeypatch.setenv(name, value)
+    store = open_store(uri)
+    for number, table in enumerate(parts_of(orders, ends)):
         data = BytesIO()
-        pq.write_table(table if offsets else table.select(names[:3]), data, row_group_size=300)
+        pq.write_table(table if offsets else table.select(table.column_names[:3]), data, row_group_size=300)
         store.put(f"half={number}/part.parquet", data.getvalue())
 
 
@@ -100,6 +107,43 @@ def test_a_topic_that_has_forgotten_its_beginning(stage, run, job, monkeypatch):
     refused = run("check", path, "--backfill", *told, *until, code=2)
     gap = f"offsets {ends[0]} to {ends[0] + 2} of '{made.source}-0' are neither in the table nor in the topic"
     assert gap in " ".join(str(refused).replace("\\n", " ").split())
+
+
+def test_a_topic_whose_beginning_is_an_iceberg_table(stage, run, job, monkeypatch):
+    orders, made, path = job
+    ends = [500, 600, 700, 800]
+    reached = {
+        "uri": f"sqlite:///{stage.folder}/lake.db",
+        "s3.endpoint": stage.minio.url,
+        "s3.access-key-id": stage.minio.access_key,
+        "s3.secret-access-key": stage.minio.secret_key,
+        "s3.region": "us-east-1",
+    }
+    with closing(SqlCatalog("lake", warehouse=f"{made.root}-lake", **reached)) as lake:
+        lake.create_namespace("shop")
+        parts = list(parts_of(orders, ends))
+        table = lake.create_table("shop.orders", parts[0].schema)
+        for part in parts:
+            table.append(part)
+    forget(stage, made.source, [end - 50 for end in ends])
+    for name, value in reached.items():
+        key = name.upper().replace("-", "_").replace(".", "__")
+        monkeypatch.setenv(f"PYICEBERG_CATALOG__LAKE__{key}", value)
+    assert table.metadata_location.startswith("s3://")
+    offsets = ["--offsets", "orders=kafka_partition,kafka_offset"]
+    until = ["--until", ",".join(f"{made.source}-{p}=1200" for p in range(orders.partitions))]
+    uri = f"{made.root}-savepoint"
+    named = ["--history", "orders=iceberg://lake/shop.orders"]
+    looked = run("check", path, "--backfill", *named, *offsets, *until, "--json").value
+    wanted = {f"{made.source}-{p}": {"from": 0, "to": end} for p, end in enumerate(ends)}
+    assert (looked["ok"], looked["tables"]["orders"]) == (True, wanted)
+    known = f"orders={table.metadata_location}"
+    given = run("backfill", path, "--to", uri, *until, "--parts", 3, "--history", known, *offsets, "--json").value
+    assert given["rows"] == orders.partitions * 1_200
+    assert given["tables"]["orders"] == {f"{made.source}-{p}": [0, end] for p, end in enumerate(ends)}
+    assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
+    found = verdict(orders, read_windows(stage.bootstrap, made.sink))
+    assert found.exact, found
 
 
 def test_a_table_without_offsets_up_to_where_it_is_told(stage, run, job, monkeypatch):

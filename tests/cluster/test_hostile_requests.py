@@ -127,7 +127,8 @@ def hostile(url, tokens, job_id):
 
 def forged_taskmanagers(rest, folder):
     """What processes get that would be TaskManagers: penstock's own with another secret, and one that sends noise."""
-    address = next(e["value"] for e in rest._get("/v1/jobmanager/config") if e["key"] == "jobmanager.rpc.address")
+    _, config = rest._request("GET", "/v1/jobmanager/config", None, {})  # Flink's form: a list, where all else is a map
+    address = next(e["value"] for e in json.loads(config) if e["key"] == "jobmanager.rpc.address")
     environment = {**os.environ, "PENSTOCK_CLUSTER_SECRET": "f" * 64, "PENSTOCK_HOME": str(folder / "forged")}
     words = ["-m", "penstock.cli.main", "taskmanager", "--jobmanager", address, "--id", "forged", "--slots", "8"]
     forged = subprocess.run(

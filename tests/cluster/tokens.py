@@ -1,8 +1,10 @@
 """A folder of tokens that protects a cluster, one for each role."""
 
+import contextlib
 import secrets
 
 from penstock.client.access import ClientAccess
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock.config.security import ROLES, token_digest
 from penstock.core.secrets import Secret
@@ -27,3 +29,14 @@ class Tokens:
 
     def client(self, url, role="admin"):
         return RestClient(url, access=ClientAccess(token=Secret(self.of[role])))
+
+
+@contextlib.contextmanager
+def protected_cluster(folder, slots):
+    """A cluster of one TaskManager that asks for tokens, and its tokens."""
+    tokens = Tokens(folder / "security")
+    config = LocalClusterConfig(
+        taskmanagers=1, slots_per_taskmanager=slots, directory=folder / "cluster", environment=tokens.environment
+    )
+    with LocalCluster(config) as cluster:
+        yield cluster, tokens

@@ -120,7 +120,7 @@ def test_whole_blocks_add_what_short_batches_add(length, keys, spread, late_rows
     chance = np.random.default_rng(seed)
     spec = PaneTableSpec(pa.schema([("k", pa.int64())]), (AccumulatorSpec("s", "int64", "sum"),))
     blocks, short = PaneMemory(spec), PaneMemory(spec)
-    size, start, offset = 768, int(chance.integers(-1000, 1000)) * length, int(chance.integers(length))
+    size, start, offset = 3 * 1024, int(chance.integers(-1000, 1000)) * length, int(chance.integers(length))
     for number in range(6):
         low = start + min(number, 3) * length  # in the end no window is new, only rows
         slots = chance.integers(0, keys, size, np.int32)
@@ -130,9 +130,9 @@ def test_whole_blocks_add_what_short_batches_add(length, keys, spread, late_rows
         window = np.array([length, offset, offset + (open_from - offset) // length * length, TIME_LIMIT - 1], np.int64)
         done = blocks.accumulate((slots, times), window, [AccumulatorInput(values, NONE)], keys)
         late = 0
-        for at in range(0, size, 128):
-            rows = slots[at : at + 128], times[at : at + 128]
-            late += short.accumulate(rows, window, [AccumulatorInput(values[at : at + 128], NONE)], keys).late
+        for at in range(0, size, 512):
+            rows = slots[at : at + 512], times[at : at + 512]
+            late += short.accumulate(rows, window, [AccumulatorInput(values[at : at + 512], NONE)], keys).late
         assert (done.late, done.wild) == (late, 0)
         if number == 3:
             for memory in (blocks, short):
@@ -184,6 +184,52 @@ def test_integer_keys_get_the_slots_their_hashes_get(keys, pieces):
     assert short.view().gather(np.arange(short.count, dtype=np.int32)) == long.view().gather(
         np.arange(long.count, dtype=np.int32)
     )
+
+
+@settings(max_examples=80, deadline=None)
+@given(INT64, st.integers(1, 12), st.integers(50, 400), st.integers(0, 1 << 32))
+def test_keys_close_together_get_the_slots_their_hashes_get(start, apart, count, seed):
+    """Ids that grow, some far away from all others, through several tables of near keys, and then far apart."""
+    chance, schema = np.random.default_rng(seed), pa.schema([("k", pa.int64())])
+    start = max(min(start, (1 << 63) - 1 - 20 * apart * count), -(1 << 63))
+    index, known = KeyIndex(schema), {}
+    for number in range(6):
+        keys = start + apart * chance.integers(number * count // 2, (number + 2) * count, 3 * count)
+        if number % 2:
+            keys[chance.integers(0, len(keys), 3)] = chance.integers(-(1 << 63), (1 << 63) - 1, 3)
+        slots = index.slots_of((FixedColumn(keys),), len(keys)).tolist()
+        assert slots == [known.setdefault(key, len(known)) for key in keys.tolist()]
+    assert index.view().gather(np.arange(index.count, dtype=np.int32))[0].to_pylist() == list(known)
+    assert index.hashes.tolist() == hash_columns(pa.record_batch({"k": list(known)}), ("k",)).tolist()
+
+
+def test_keys_far_apart_have_no_table_of_their_own():
+    schema = pa.schema([("k", pa.int64())])
+    for apart, dense in ((1, True), (3, True), (1000, False)):
+        index = KeyIndex(schema)
+        keys = apart * np.arange(2000, dtype=np.int64) - 500
+        for _ in range(2):
+            assert index.slots_of((FixedColumn(keys),), 2000).tolist() == list(range(2000))
+        assert index._dense.worth == dense
+        assert index.memory_bytes > index._dense.places.nbytes >= 4
+    index = KeyIndex(schema)
+    for keys in (np.arange(100, dtype=np.int64), np.arange(300, dtype=np.int64) * 1_000_003):
+        index.slots_of((FixedColumn(keys),), len(keys))
+    assert not index._dense.worth, "what was close together is not for ever"
+
+
+def test_a_table_of_near_keys_is_left_out_where_rows_have_others():
+    index = KeyIndex(pa.schema([("k", pa.int64())]))
+    near, far = np.arange(1000, dtype=np.int64), (1 << 40) + np.arange(900, dtype=np.int64) * 1_000_003
+    index.slots_of((FixedColumn(near),), 1000)
+    assert index._dense.worth
+    few = np.concatenate([near, far[:100]])
+    assert index.slots_of((FixedColumn(few),), 1100).tolist() == list(range(1100))
+    assert index._dense.worth, "a row in eleven goes to the hash table"
+    assert index.slots_of((FixedColumn(far),), 900).tolist() == list(range(1000, 1900))
+    assert not index._dense.worth
+    assert index.slots_of((FixedColumn(few),), 1100).tolist() == list(range(1100))
+    assert not index.leave_out_near_keys(), "there is none"
 
 
 def test_integer_keys_grow_the_index_and_mix_with_the_long_way():

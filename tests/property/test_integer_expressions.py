@@ -1,6 +1,7 @@
 """Integer expressions computed in NumPy against Polars' own answers."""
 
 import operator
+from decimal import Decimal
 
 import polars as pl
 import pyarrow as pa
@@ -74,6 +75,27 @@ def test_the_answers_are_those_of_polars(expression, rows):
     assert batch.equals(batch_of(rows)), "a step wrote over a column"
 
 
+@given(
+    st.builds(
+        lambda numbers, factor, turned: factor * numbers if turned else numbers * factor,
+        INTEGERS,
+        st.decimals(allow_nan=False, allow_infinity=False, places=3, min_value=-(10**9), max_value=10**9)
+        | st.sampled_from([Decimal("0.908"), Decimal(3), Decimal("1e-10"), Decimal("-2.50")]),
+        st.booleans(),
+    ),
+    ROWS,
+)
+def test_integers_times_a_decimal_are_those_of_polars(expression, rows):
+    batch = batch_of(rows)
+    found = compile_integers([expression], SCHEMA).of(batch)
+    wanted = pl.DataFrame(pl.from_arrow(batch)).select(expression).to_arrow().column(0)
+    if found is None:  # a product of more than 64 bits
+        assert max(abs(int(value.scaleb(wanted.type.scale))) for value in wanted.to_pylist()) > HIGH
+        return
+    assert to_arrow(found[0]).type == wanted.type
+    assert to_arrow(found[0]).to_pylist() == wanted.to_pylist()
+
+
 @given(INTEGERS, ROWS)
 def test_rows_before_and_behind_a_slice_do_not_count(expression, rows):
     batch = batch_of([(1, 2), *rows, (3, 4)]).slice(1, len(rows))
@@ -94,6 +116,9 @@ def test_a_batch_with_nulls_is_left_to_polars():
         pl.col("s") + "x",
         pl.col("a") / 2,
         pl.col("a") * 1.5,
+        pl.col("a") + Decimal("1.5"),
+        pl.col("a") * Decimal("1.5") + 1,
+        pl.col("a") * Decimal(1 << 63),
         pl.col("a") // 0,
         pl.col("a") % 0,
         pl.col("a") // -3,

@@ -74,7 +74,7 @@ def test_registers_are_those_of_the_twin_however_they_are_merged(rows):
     single = np.zeros((len(rows), 1 + WORDS), np.int64)
     add_registers(single, 1, np.arange(len(rows)), (hashes, NONE), 0, np.zeros((0, 0), np.int64))
     merged, ops = np.zeros((3, 1 + WORDS), np.int64), np.array([[REGISTERS, 1]], np.int64)
-    merge_cells((merged, merged.view(np.float64)), cell, (single, single.view(np.float64)), ops)
+    merge_cells(merged, cell, single, ops)
     assert merged[:, 1:].tolist() == cells[:, 1:].tolist()
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.core.keygroup import key_group_of, subtask_of
 from penstock.eventtime.windows import is_late, pane_size, sliding_windows, tumbling_start
-from penstock.kernels.aggregate import max_by_group
+from penstock.kernels.aggregate import add_rows, max_by_group
 from penstock.kernels.columns import bytes_to_arrow, fixed_column, fixed_to_arrow, key_columns
 from penstock.kernels.hashing import hash_columns
 from penstock.kernels.key_types import is_fixed
@@ -131,6 +131,18 @@ def test_split(hashes, key_groups, data):
     parts = take_split(pa.record_batch({"row": pa.array(range(len(hashes)), pa.int64())}), order, offsets)
     assert [[] if p is None else p.column("row").to_pylist() for p in parts] == expected
     assert all(p is None or p.num_rows for p in parts)
+
+
+@given(st.lists(st.integers(0, 9), max_size=600), st.integers(0, 9), st.data())
+def test_rows_are_counted_in_their_cells(of_rows, hot, data):
+    """Whether rows next to each other are often of one cell or not."""
+    often = data.draw(st.lists(st.booleans(), min_size=len(of_rows), max_size=len(of_rows)))
+    cell = np.array([hot if chosen else own for own, chosen in zip(of_rows, often, strict=True)], np.int64)
+    cells = np.arange(20, dtype=np.int64).reshape(10, 2) * 2
+    counts = cells[:, 0] + 2 * np.bincount(cell, minlength=10)
+    assert add_rows(cells, cell) == len(cell)
+    assert cells[:, 0].tolist() == [count | int(own in cell) for own, count in enumerate(counts.tolist())]
+    assert cells[:, 1].tolist() == list(range(2, 42, 4))
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), INT64), max_size=50))

@@ -6,11 +6,12 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.property.pools import pooled
 
 from penstock.connector.source import PollResult, SourceBatch
 from penstock.connector.staging import DEAD_LETTER_SCHEMA
 from penstock.operators import source_batches
-from penstock.operators.source_batches import TOGETHER_BYTES, WORTH_ANOTHER_ROWS, read_more, together
+from penstock.operators.source_batches import TOGETHER_BYTES, WORTH_ANOTHER_ROWS, measure_of, read_more, together
 
 NAMES = ("a", "b", "c")
 LETTERS = pa.record_batch([[b"x"], ["t"], [0], [1], ["why"]], schema=DEAD_LETTER_SCHEMA)
@@ -77,6 +78,23 @@ def test_a_reader_with_more_is_asked_as_long_as_it_fits():
     assert reader.asked == [45_000, 35_000, 25_000, 15_000]
     many = TOGETHER_BYTES // 8 // 10_000
     assert given_rows(read_more(Reader(*[10_000] * 50), 1_000_000)) == [10_000] * many
+
+
+def test_batches_of_one_pool_go_together_and_keep_it():
+    pool = b"pool" * 100_000
+    texts = [[f"text number {i} of batch {b}" for i in range(5000)] for b in range(3)]
+    parts = [
+        SourceBatch(pa.record_batch([pooled(texts[b], pa.string_view(), pool)], names=["s"]), ("a",)) for b in range(3)
+    ]
+    assert parts[0].data.nbytes * 3 > TOGETHER_BYTES
+    bytes_of = measure_of(parts[0].data.schema)
+    (found,) = together(parts, bytes_of)
+    found.data.validate(full=True)
+    assert found.data.column(0).to_pylist() == [*texts[0], *texts[1], *texts[2]]
+    reader = Reader()
+    reader.poll = lambda rows: PollResult((parts[0],), drained=False)
+    assert given_rows(read_more(reader, 20_000, bytes_of)) == [5000] * 4
+    assert measure_of(pa.schema([("s", pa.string())]))(parts[0].data) == parts[0].data.nbytes
 
 
 def test_a_reader_with_little_or_nothing_more_is_asked_once():

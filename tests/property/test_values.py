@@ -61,7 +61,7 @@ def test_the_least_and_the_greatest_are_pythons(kind, op, data):
     given_[:, 1] = addresses
     merged = np.zeros((4, 2), np.int64)
     ops = np.array([[op, 1]], np.int64)
-    merge_cells((merged, merged.view(np.float64)), cell, (given_, given_.view(np.float64)), ops)
+    merge_cells(merged, cell, given_, ops)
     assert take_values(merged[:, 1], plain).to_pylist() == wanted
     moved = heap.compact(cells[:, 1:])
     assert take_values(moved[:, 0], plain).to_pylist() == wanted

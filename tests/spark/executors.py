@@ -1,9 +1,26 @@
-"""Finds the executors that a driver of Spark has started."""
+"""Programs on two executors of their own, seen from outside: their processes, and what Spark notes of them."""
 
 import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.cluster import proc_tree
+from tests.cluster.proc_tree import wait_until
+
+MASTER = "local-cluster[2,1,1024]"
+#: Of a program from its start, on a machine that others keep busy.
+LIMIT_S = 500
+SETTINGS = {
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.eventLog.rolling.enabled": "false",
+    "spark.locality.wait": "0",
+}
 
 
 def executors(driver):
@@ -18,4 +35,80 @@ def _is_executor(words):
 def _words(ancestor):
     for pid in proc_tree.descendants(ancestor):
         with contextlib.suppress(OSError):
-            yield pid, Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            yield pid, _command(pid)
+
+
+def _command(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+
+
+class OnExecutors:
+    """One program that starts Spark with two executors; `tries` is how often Spark runs a task before it gives up."""
+
+    def __init__(self, folder, *words, tries=4, **environment):
+        self._folder, self._killed = folder, []
+        for name in ("conf", "events", "local"):
+            (folder / name).mkdir()
+        own = {
+            "spark.eventLog.dir": f"file:{folder}/events",
+            "spark.local.dir": f"{folder}/local",
+            "spark.task.maxFailures": str(tries),
+        }
+        lines = [f"{name} {value}\n" for name, value in {**SETTINGS, **own}.items()]
+        (folder / "conf" / "spark-defaults.conf").write_text("".join(lines))
+        given = {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+        self._said = (folder / "stderr").open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, *map(str, words)], env={**os.environ, **given, **environment}, cwd=folder,
+            stdout=subprocess.PIPE, stderr=self._said, text=True,
+        )  # fmt: skip
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        proc_tree.signal_all([*proc_tree.descendants(self.process.pid), self.process.pid], signal.SIGKILL)
+        self.process.wait()
+        self.process.stdout.close()
+        self._said.close()
+
+    def kill(self, pids, *, workers=False):
+        """Kill executors, if told so with the workers below them, and wait for the end of both."""
+        below = [pid for executor in pids for pid in proc_tree.descendants(executor)]
+        self._killed += [_number(pid) for pid in pids]
+        proc_tree.signal_all([*pids, *below] if workers else pids, signal.SIGKILL)
+        wait_until(lambda: not any(map(proc_tree.alive, [*pids, *below])), 60, "the end of executors and workers")
+
+    def executor_of(self, worker):
+        """Return the executor whose task runs in a Python worker."""
+        found = worker
+        while not _is_executor(_command(found)):
+            found = proc_tree.parent(found)
+        return found
+
+    def kept(self, pattern):
+        """Names of what executors keep on their disks of shuffles and of what was told to be kept, if of that form."""
+        return [path.name for path in (self._folder / "local").rglob("*") if re.fullmatch(pattern, path.name)]
+
+    def end(self):
+        """Wait for the end; return the exit code, what was printed, and what was said."""
+        out, _ = self.process.communicate(timeout=LIMIT_S)
+        return self.process.returncode, out, (self._folder / "stderr").read_text()
+
+    def lost(self):
+        """Return why Spark has lost tasks of the executors that were killed, by their numbers; it has lost them all."""
+        (log,) = (self._folder / "events").iterdir()
+        events = [json.loads(line) for line in log.read_text().splitlines()]
+        removed = {event["Executor ID"] for event in events if event["Event"] == "SparkListenerExecutorRemoved"}
+        assert self._killed, "the test shows nothing"
+        assert set(self._killed) <= removed
+        found = {number: set() for number in self._killed}
+        for event in events:
+            if event["Event"] == "SparkListenerTaskEnd" and event["Task Info"]["Executor ID"] in found:
+                found[event["Task Info"]["Executor ID"]].add(event["Task End Reason"]["Reason"])
+        return found
+
+
+def _number(executor):
+    words = _command(executor)
+    return words[words.index(b"--executor-id") + 1].decode()

@@ -27,10 +27,24 @@ from penstock_connectors.datagen.orders import orders as generated
 
 JOB = Path(__file__).with_name("golden_job.py")
 SPLITS, USERS, RATE = 3, 40, 300
+#: Key ranges of a backfill by `Golden.command`.
+PARTS = 3
 SECOND, GAP, NEAR, QUIET = 1_000_000, 150_000, 20_000, 100_000
-KINDS = ("windows", "stages", "sessions", "join", "process", "dedup", "union", "quiet")
+KINDS = (
+    "windows",
+    "stages",
+    "sessions",
+    "join",
+    "process",
+    "dedup",
+    "union",
+    "quiet",
+    "connect",
+    "window-join",
+    "temporal",
+)
 #: Of two sources; and those that give a row as soon as one comes, wherever event time is.
-TWO, AT_ONCE = ("join", "union"), ("join", "dedup", "union")
+TWO, AT_ONCE = ("join", "union", "connect", "window-join", "temporal"), ("join", "dedup", "union")
 START_US = 1_700_000_000_000_000
 
 
@@ -55,6 +69,12 @@ class Golden:
             "GOLDEN_DISORDER_MS": str(self.disorder_ms),
             "GOLDEN_BOUND_MS": str(self.bound_ms),
         }
+
+    def command(self, cuts, *options, job=JOB, to="savepoint"):
+        """Arguments of an interpreter that backfills up to the cuts, in `PARTS` parts, and prints JSON."""
+        until = ",".join(f"{split}={cut}" for split, cut in self.until(cuts)["positions"].items())
+        words = ("backfill", str(job), "--to", str(self.folder / to), "--until", until, "--parts", str(PARTS))
+        return ["-m", "penstock.cli.main", *words, *options, "--json"]
 
     def graph(self, monkeypatch):
         for name, value in self.environment.items():
@@ -179,10 +199,14 @@ def _shown(kind, row):
         return row["n"], _us(row["window_start"]), row["windows"], row["amount"]
     if kind == "sessions":
         return row["user_id"], _us(row["window_start"]), _us(row["window_end"]), row["n"], row["total"]
-    if kind == "join":
+    if kind in ("join", "window-join"):
         return row["user_id"], row["amount"], _us(row["ts"]), row["amount_right"], _us(row["ts_right"])
     if kind == "process":
         return row["user_id"], row["second"], row["rows"]
+    if kind == "connect":
+        return row["user_id"], row["second"], row["rows"], row["others"]
+    if kind == "temporal":
+        return row["user_id"], row["amount"], _us(row["ts"]), _us(row["ts_right"])
     if kind in ("union", "quiet"):
         return row["user_id"], row["at"], row["before"]
     return row["user_id"], row["amount"], _us(row["ts"])
@@ -268,7 +292,34 @@ def _quiet(_golden, rows, _cuts):
     return found
 
 
+def _connect(golden, rows, cuts):
+    ours, theirs = (
+        Counter((user, at // SECOND) for user, _, at in side) for side in (rows, golden.input(cuts, golden.seed + 100))
+    )
+    return [
+        ((second + 1) * SECOND - 1, (user, second, ours[user, second], theirs[user, second]))
+        for user, second in ours.keys() | theirs.keys()
+    ]
+
+
+def _window_join(golden, rows, cuts):
+    others = {}
+    for user, amount, at in golden.input(cuts, golden.seed + 100):
+        others.setdefault((user, at // SECOND), []).append((amount, at))
+    return [
+        ((at // SECOND + 1) * SECOND - 1, (user, amount, at, other, when))
+        for user, amount, at in rows
+        for other, when in others.get((user, at // SECOND), ())
+    ]
+
+
+def _temporal(golden, rows, cuts):
+    versions = _times(golden.input(cuts, golden.seed + 100))
+    found = [(row, [then for then in versions.get(row[0], ()) if then <= row[2]]) for row in rows]
+    return [(at, (user, amount, at, before[-1])) for (user, amount, at), before in found if before]
+
+
 _MODELS = {
     "windows": _windows, "stages": _stages, "sessions": _sessions, "join": _join, "process": _process, "dedup": _dedup,
-    "union": _union, "quiet": _quiet,
+    "union": _union, "quiet": _quiet, "connect": _connect, "window-join": _window_join, "temporal": _temporal,
 }  # fmt: skip

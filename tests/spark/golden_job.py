@@ -80,6 +80,52 @@ class Quiet(ps.KeyedProcessFunction):
         yield Step(user_id=ctx.key, at=timestamp, before=timestamp - 100_000)
 
 
+class Both(ps.Schema):
+    user_id: int
+    second: int
+    rows: int
+    others: int
+
+
+class BothBySecond(ps.KeyedCoProcessFunction):
+    """Counts the orders of each key by second and side, and tells both counts when the second is over."""
+
+    ours: ps.MapState[int, int] = ps.map_state()
+    theirs: ps.MapState[int, int] = ps.map_state()
+
+    def process1(self, row, ctx: ps.ProcessContext) -> Iterator[Both]:
+        yield from self._count(self.ours, ctx)
+
+    def process2(self, row, ctx: ps.ProcessContext) -> Iterator[Both]:
+        yield from self._count(self.theirs, ctx)
+
+    def _count(self, counts, ctx):
+        second = ctx.timestamp // 1_000_000
+        counts.put(second, (counts.get(second) or 0) + 1)
+        ctx.timers.event((second + 1) * 1_000_000 - 1)
+        return ()
+
+    def on_timer(self, timestamp: int, ctx: ps.ProcessContext) -> Iterator[Both]:
+        second = timestamp // 1_000_000
+        ours, theirs = self.ours.get(second) or 0, self.theirs.get(second) or 0
+        yield Both(user_id=ctx.key, second=second, rows=ours, others=theirs)
+        self.ours.remove(second)
+        self.theirs.remove(second)
+
+
+def two_inputs(main, other):
+    """What the jobs give in which two streams meet at an operator that tells them apart."""
+    if KIND == "join":
+        return main.key_by("user_id").interval_join(other.key_by("user_id"), "-20ms", "20ms").uid("join")
+    if KIND == "connect":
+        return main.key_by("user_id").connect(other.key_by("user_id")).process(BothBySecond()).uid("both")
+    if KIND == "window-join":
+        met = main.join(other).where("user_id").equal_to("user_id").window(ps.Tumbling("1s"))
+        return met.uid("met")
+    versions = main.key_by("user_id").temporal_join(other.key_by("user_id")).uid("temporal")
+    return versions.select("user_id", "amount", "ts", "ts_right")
+
+
 def build(env):
     main = orders(env, "orders", SEED)
     late = None
@@ -93,10 +139,8 @@ def build(env):
     elif KIND == "sessions":
         out = main.key_by("user_id").window(ps.Session("150ms")).aggregate(n=ps.count(), total=ps.sum("amount"))
         out = out.uid("sessions")
-    elif KIND == "join":
-        other = orders(env, "others", SEED + 100)
-        joined = main.key_by("user_id").interval_join(other.key_by("user_id"), "-20ms", "20ms")
-        out = joined.uid("join")
+    elif KIND in ("join", "connect", "window-join", "temporal"):
+        out = two_inputs(main, orders(env, "others", SEED + 100))
     elif KIND == "process":
         out = main.key_by("user_id").process(BySecond()).uid("by-second")
     elif KIND == "union":

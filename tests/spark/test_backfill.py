@@ -8,12 +8,15 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from contextlib import closing
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from msgspec.structs import replace
+from pyiceberg.catalog.sql import SqlCatalog
 from tests.spark.executors import executors
-from tests.spark.golden import JOB, SECOND, TWO, Golden
+from tests.spark.golden import KINDS, SECOND, TWO, Golden
 
 from penstock.backfill.engine import LocalEngine
 from penstock.backfill.spark import BackfillFailedError, SparkEngine
@@ -47,7 +50,7 @@ def keyed(uri):
     return {(state.uid, state.state) for part in manifest.subtasks for state in part.keyed}
 
 
-@pytest.mark.parametrize("kind", ["windows", "stages", "sessions", "join", "process", "dedup", "union", "quiet"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_spark_gives_what_one_process_gives(engine, kind, tmp_path, monkeypatch):
     golden = Golden(kind, tmp_path)
     here = golden.backfill(monkeypatch, LocalEngine(), CUTS, "here")
@@ -73,6 +76,27 @@ def test_tables_and_the_rest_of_the_source_give_what_the_source_gives(engine, ki
     assert (there.rows_read, there.rows_staged, there.watermark) == (here.rows_read, here.rows_staged, here.watermark)
     assert golden.staged(there.uri) == golden.staged(here.uri)
     assert positions(there.uri) == positions(here.uri)
+
+
+def test_an_iceberg_table_and_the_rest_of_the_source_give_what_the_source_gives(engine, tmp_path, monkeypatch):
+    golden = Golden("windows", tmp_path)
+    known = golden.archive((400, 390, 200), rand=random.Random(5))
+    with closing(SqlCatalog("lake", uri="sqlite://", warehouse=f"file://{tmp_path}/lake")) as lake:
+        lake.create_namespace("shop")
+        parts = [pq.read_table(path) for path in sorted((tmp_path / "table-orders").iterdir())]
+        made = lake.create_table("shop.orders", parts[0].schema)
+        for part in parts:
+            made.append(part)
+    known = replace(known, uris=(made.metadata_location,))
+    here = golden.backfill(monkeypatch, LocalEngine(), CUTS, "here")
+    there = golden.backfill(monkeypatch, engine, CUTS, "there", tables=(known,))
+    assert there.histories["orders"] == (f"{known.uris[0]}?snapshot={made.current_snapshot().snapshot_id}",)
+    assert there.tables["orders"] == {"orders-0": (0, 400), "orders-1": (0, 300), "orders-2": (0, 200)}
+    assert (there.rows_read, there.rows_staged, there.watermark) == (here.rows_read, here.rows_staged, here.watermark)
+    assert golden.staged(there.uri) == golden.staged(here.uri)
+    assert positions(there.uri) == positions(here.uri)
+    for uid, name in keyed(here.uri):
+        assert golden.state(uid, name, there.uri) == golden.state(uid, name, here.uri)
 
 
 def test_a_gap_that_only_a_task_sees_ends_the_backfill(engine, tmp_path, monkeypatch):
@@ -106,22 +130,20 @@ def test_a_task_that_fails_leaves_no_savepoint_and_says_why(engine, tmp_path, mo
     assert not (tmp_path / "savepoint" / "manifest.json").exists()
 
 
-def command(golden, cuts, *options):
-    until = ",".join(f"{split}={cut}" for split, cut in golden.until(cuts)["positions"].items())
-    uri = str(golden.folder / "savepoint")
-    words = ["backfill", str(JOB), "--to", uri, "--until", until, "--parts", "3", *options, "--json"]
-    return [sys.executable, "-m", "penstock.cli.main", *words]
-
-
 def test_the_live_job_goes_on_from_the_command_line_with_late_rows_accounted_for(tmp_path):
     golden = Golden("windows", tmp_path, disorder_ms=2_000, bound_ms=300)
     environment = {**os.environ, **golden.environment}
+    (tmp_path / "events").mkdir()
+    given = ["app.name=x y", "eventLog.enabled=true", "eventLog.compress=false", f"eventLog.dir={tmp_path}/events"]
+    conf = [part for setting in given for part in ("--spark-conf", f"spark.{setting}")]
     done = subprocess.run(
-        command(golden, CUTS, "--master", "local[2]"), env=environment, cwd=tmp_path, capture_output=True, text=True,
-        timeout=600,
+        [sys.executable, *golden.command(CUTS, "--master", "local[2]", *conf)], env=environment, cwd=tmp_path,
+        capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
+    log = "".join(file.read_text() for file in (tmp_path / "events").rglob("events*") if file.is_file())
+    assert '"App Name":"x y"' in log, "settings of Spark did not reach it"
     assert told["watermark"] == golden.watermark(CUTS)
     before = golden.staged(told["savepoint"])
     assert before == golden.expected(CUTS, told["watermark"])
@@ -151,8 +173,8 @@ def test_an_executor_that_is_killed_changes_nothing(tmp_path):
     with (
         said.open("w") as errors,
         subprocess.Popen(
-            command(golden, cuts, "--master", "local-cluster[2,1,1024]"), env=environment, cwd=tmp_path,
-            stdout=subprocess.PIPE, stderr=errors, text=True,
+            [sys.executable, *golden.command(cuts, "--master", "local-cluster[2,1,1024]")], env=environment,
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors, text=True,
         ) as running,
     ):  # fmt: skip
         killed = None

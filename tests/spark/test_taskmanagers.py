@@ -49,6 +49,11 @@ class Console:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def taskmanagers(self):
+        """Their ids, and the line that counts them and their slots."""
+        counts, *lines = self("cluster", "status").splitlines()
+        return {line.split()[0] for line in lines}, counts
+
     def job(self, name, **values):
         given = {"name": name, "rows": ROWS, "rate": 300, "parallelism": 4, **values}
         given |= {"root": str(self.folder / "checkpoints"), "out": str(self.folder / name)}
@@ -82,6 +87,7 @@ def test_an_executor_is_killed_in_the_middle(console, tmp_path):
     assert {address for address, _ in listening(everything)} <= {"127.0.0.1"}
     assert "2 TaskManagers, 4 of 4 slots free" in console("cluster", "status")
     assert len(executors(pid)) == 2
+    before, _ = console.taskmanagers()
 
     url = json.loads((tmp_path / "home" / "cluster.json").read_text())["rest"]
     command = console.command("run", console.job("counted"), "--cluster", url)
@@ -93,7 +99,45 @@ def test_an_executor_is_killed_in_the_middle(console, tmp_path):
         assert run.wait(START_S) == 0
     assert console.rows("counted").equals(console.rows("expected"))
     assert "lost" in console("story", "counted")
+    after, counts = console.taskmanagers()
+    assert counts == "2 TaskManagers, 4 of 4 slots free"
+    assert len(before & after) == 1, "the other executor's TaskManager lives on"
     everything |= set(proc_tree.descendants(pid))
+    console("cluster", "stop")
+    wait_until(lambda: not any(proc_tree.alive(one) for one in everything), 60, "the end of all processes", 0.5)
+
+
+def test_taskmanagers_follow_what_jobs_need(console, tmp_path):
+    """Spark's executors follow them: it has no more of them than TaskManagers, some seconds later."""
+    console("run", console.job("expected", rate=100_000))
+    follow = ("spark.dynamicAllocation.enabled=true", "spark.dynamicAllocation.executorIdleTimeout=3s")
+    settings = [part for setting in follow for part in ("--spark-conf", setting)]
+    bounds = ("--taskmanagers", "1..2", "--taskmanager-timeout", "5s", "--slots", 2)
+    console("cluster", "start", "--provider", "spark", "--master", MASTER, "--rest-port", 0, *bounds, *settings)
+    record = json.loads((tmp_path / "home" / "cluster.json").read_text())
+    pid = record["pid"]
+    _, counts = console.taskmanagers()
+    assert counts == "1 TaskManager, 2 of 2 slots free"
+    assert len(executors(pid)) == 1
+
+    command = console.command("run", console.job("counted"), "--cluster", record["rest"])
+    with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
+        wait_until(lambda: console.taskmanagers()[1] == "2 TaskManagers, 0 of 4 slots free", 240, "a second one", 1.0)
+        assert len(executors(pid)) == 2
+        assert run.wait(START_S) == 0
+    assert console.rows("counted").equals(console.rows("expected"))
+    wait_until(lambda: console.taskmanagers()[1] == "1 TaskManager, 2 of 2 slots free", 60, "its release", 1.0)
+    wait_until(lambda: len(executors(pid)) == 1, 60, "the end of its executor", 1.0)
+    assert "lost" not in console("story", "counted")
+
+    (left,), _ = console.taskmanagers()
+    console("run", console.job("again", parallelism=2, rate=100_000), "--cluster", record["rest"])
+    assert console.rows("again").equals(console.rows("expected"))
+    assert console.taskmanagers()[0] == {left}, "no other was needed"
+    log = (tmp_path / "home" / "cluster.log").read_text()
+    assert log.count(" is released: no job has used it for 5 s") == 1
+    assert "ended:" not in log
+    everything = {pid, *proc_tree.descendants(pid)}
     console("cluster", "stop")
     wait_until(lambda: not any(proc_tree.alive(one) for one in everything), 60, "the end of all processes", 0.5)
 

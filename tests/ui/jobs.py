@@ -28,7 +28,7 @@ class Rate(ps.KeyedProcessFunction):
         count = (self.seen.value() or 0) + 1
         self.seen.update(count)
         risk = sum(number * number for number in range({work})) % 97
-        if count % 64 == 0 and os.path.exists({broken!r}):
+        if count % {looks} == 0 and os.path.exists({broken!r}):
             check(row, risk)
         yield Rated(user_id=row.user_id, risk=risk + count, ts=row.ts)
 
@@ -53,12 +53,10 @@ env.execute({name!r})
 def graph_of(folder, *, name="order-risks", rows=10**9, rate=200_000, work=150):
     """Return the encoded graph of the slow job; a file `broken` in `folder` makes its function fail."""
     path = folder / "rate_orders.py"
-    path.write_text(
-        SLOW.format(
-            root=str(folder / "root"), broken=str(folder / "broken"), name=name, rows=rows, rate=rate, work=work
-        ),
-        encoding="utf-8",
-    )
+    settings = {"root": str(folder / "root"), "broken": str(folder / "broken"), "name": name}
+    # seldom: a flame graph sees most of what lets go of the interpreter's lock, as a look at a file does
+    settings |= {"rows": rows, "rate": rate, "work": work, "looks": max(64, rate // 50)}
+    path.write_text(SLOW.format(**settings), encoding="utf-8")
     return planned(path, {}, name)
 
 

@@ -6,12 +6,10 @@ import urllib.request
 
 import pytest
 from playwright.sync_api import Error, expect
-from tests.cluster.tokens import Tokens
+from tests.cluster.tokens import protected_cluster
 from tests.ui import jobs
 from tests.ui.browser import Visit
 from tests.ui.lifecycle_way import LONG_MS, confirmed
-
-from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
 CANCEL = """async (id) => {
@@ -23,11 +21,7 @@ EVERY = ["Savepoint", "Rescale", "Upgrade", "Stop", "Drain", "Cancel"]
 
 @pytest.fixture
 def protected(tmp_path):
-    tokens = Tokens(tmp_path / "security")
-    config = LocalClusterConfig(
-        taskmanagers=1, slots_per_taskmanager=3, directory=tmp_path / "cluster", environment=tokens.environment
-    )
-    with LocalCluster(config) as cluster:
+    with protected_cluster(tmp_path, slots=3) as (cluster, tokens):
         written = tmp_path / "job.penstock"
         written.write_bytes(jobs.encoded(tmp_path, rate=500, work=10))
         job_id = tokens.client(cluster.rest_url).submit(written.read_bytes(), token="one")

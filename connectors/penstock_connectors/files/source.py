@@ -68,7 +68,7 @@ class FileSource:
         """Return the source as a value.
 
         Raises:
-            GraphError: an unknown format or policy, or a URL for a path.
+            GraphError: an unknown format or policy, a URL for a path, or a column that CSV cannot be read into.
         """
         path = os.fspath(self.path)
         if self.format not in _FORMATS:
@@ -80,6 +80,8 @@ class FileSource:
         if "://" in path:
             msg = f"FileSource: {path!r} is not a local path"
             raise GraphError(msg, hint="give a path that every worker sees")
+        if self.format == "csv":
+            _check_csv(self.row_schema)
         config = _Config(path=str(Path(path).absolute()), format=self.format, on_bad_record=self.on_bad_record)
         return SourceSpec(
             factory=_FACTORY,
@@ -87,6 +89,19 @@ class FileSource:
             schema=schema_to_text(self.row_schema),
             bounded=True,
         )
+
+
+def _check_csv(schema: pa.Schema) -> None:
+    """Ask Arrow's reader, column by column, with a file of no rows; raises GraphError."""
+    from pyarrow import csv
+
+    for field in schema:
+        asked = csv.ConvertOptions(column_types={"column": field.type})
+        try:
+            csv.read_csv(pa.py_buffer(b"column\n"), convert_options=asked)
+        except pa.ArrowNotImplementedError as error:
+            msg = f"FileSource: column {field.name!r} is {field.type}, which CSV cannot be read into"
+            raise GraphError(msg, hint="read it as a string and convert it with .with_columns(...)") from error
 
 
 class FileSourceFactory:

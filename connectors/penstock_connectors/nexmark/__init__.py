@@ -2,6 +2,7 @@
 
 from penstock_connectors.nexmark.events import AUCTION_SCHEMA, BID_SCHEMA, PERSON_SCHEMA, NexmarkPattern, events
 from penstock_connectors.nexmark.source import NexmarkSource, NexmarkSourceFactory
+from penstock_connectors.nexmark.strings import Text
 
 __all__ = [
     "AUCTION_SCHEMA",
@@ -10,5 +11,6 @@ __all__ = [
     "NexmarkPattern",
     "NexmarkSource",
     "NexmarkSourceFactory",
+    "Text",
     "events",
 ]

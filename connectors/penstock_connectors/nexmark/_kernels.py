@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from penstock.connector.compiled import njit, tuple_of, types
-from penstock_connectors.formats.memory import compiled, copy, put_byte
+from penstock.connector.compiled import njit, types
+from penstock_connectors.formats.memory import compiled, copy, put_byte, word
 
 _I = types.int64
 _OUT = types.int64[::1]
@@ -19,9 +19,8 @@ _IN = types.Array(types.int64, 1, "C", readonly=True)
 _FLOATS_IN = types.Array(types.float64, 1, "C", readonly=True)
 _OFFSETS = types.int32[::1]
 _OFFSETS_IN = types.Array(types.int32, 1, "C", readonly=True)
-_TABLES_IN = types.Array(types.int32, 2, "C", readonly=True)
-_NUMBERS, _PLACES = types.int64[:, ::1], types.int32[:, ::1]
-_SETTINGS = tuple_of(_IN, _IN, _IN)
+_TURNS_IN = _VIEWS_IN = types.Array(types.int64, 2, "C", readonly=True)
+_PAIRS = types.int64[:, ::1]
 
 #: Nexmark's proportions: of 50 events in a row 1 is a person, 3 are auctions, 46 are bids.
 EPOCH, PERSONS, AUCTIONS, BIDS = 50, 1, 3, 46
@@ -34,6 +33,8 @@ _ONE = np.uint64(1)
 #: Strings are copied in pieces of this many bytes, as many as the longest has; buffers have that much room behind their
 #: end. So there is no branch on a length, which could not be predicted.
 WIDE = 32
+#: Strings of up to so many bytes stand in their Arrow view.
+INLINE = 12
 
 
 @njit(inline="always")
@@ -69,62 +70,53 @@ def _high(bits: Any, bound: Any) -> Any:
     return np.int64(((bits >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32))
 
 
-@njit(inline="always")
-def _either(condition: Any, one: Any, other: Any) -> Any:
-    """Return `one` or `other` without a branch, which could not be predicted: the compiler knows no way to make one."""
-    return other ^ ((one ^ other) & -np.int64(condition))
+def _turns(start: int, place: Any, count: Any, out: Any) -> int:
+    """Write the turns of `count` rows of a split from `start` on: [row, event number] where each begins, then the end.
 
-
-def _numbers(start: int, place: Any, out: Any) -> int:
-    """Write the event numbers of rows `start`... of a split.
-
-    `place` = [split, splits, first event of the kind within an epoch, events of the kind in an epoch].
+    A turn is the events of the kind that lie within one epoch, whose numbers follow one another: what an epoch decides
+    is found once for all of them, and the loop over them has nothing in it that the processor could not do for several
+    at a time. `place` = [split, splits, first event of the kind within an epoch, events of the kind in an epoch].
+    Returns how many turns there are.
     """
     split, splits, first, share = place[0], place[1], place[2], place[3]
-    epoch = start // share
-    inside = start - epoch * share
-    base = (epoch * splits + split) * EPOCH + first
-    for i in range(len(out)):
-        out[i] = base + inside
-        inside += 1
-        if inside == share:
-            inside = 0
-            base += splits * EPOCH
-    return len(out)
+    turn = start // share
+    inside = start - turn * share
+    row = found = np.int64(0)
+    while row < count:
+        out[found, 0], out[found, 1] = row, (turn * splits + split) * EPOCH + first + inside
+        row, turn, found, inside = min(row + share - inside, count), turn + 1, found + 1, np.int64(0)
+    out[found, 0] = count
+    return int(found)
 
 
-def _times(numbers: Any, start_us: int, rate: int, out: Any) -> int:
-    """Write event times in microseconds, whole milliseconds as in Nexmark's schema.
+@njit(inline="always")
+def _turn(turns: Any, turn: Any) -> Any:
+    """A turn's first row, its end, and by how much event numbers are above rows.
 
-    `number * 1000 div rate` is carried on from event to event: a division an event would take longer than all the rest.
+    Unsigned all of them, as their sums then are: numba tests every signed place.
     """
-    last = whole = rest = np.int64(0)
-    for i in range(len(out)):
-        rest += (numbers[i] - last) * 1000
-        last = numbers[i]
-        if rest >= rate:
-            more = np.int64(np.uint64(rest) // np.uint64(rate))
-            whole += more
-            rest -= more * rate
-        out[i] = start_us + whole * 1000
+    first = np.uint64(turns[turn, 0])
+    return first, np.uint64(turns[turn + 1, 0]), np.uint64(turns[turn, 1]) - first
+
+
+def _times(turns: Any, start_us: int, rate: int, out: Any) -> int:
+    """Write event times in microseconds, whole milliseconds as in Nexmark's schema: `number * 1000 div rate`."""
+    for turn in range(len(turns) - 1):
+        first, end, above = _turn(turns, turn)
+        passed = np.int64(above + first) * 1000
+        whole = np.int64(np.uint64(passed) // np.uint64(rate))
+        rest = passed - whole * rate
+        if np.int64(end - first) * 1000 <= rate:  # the millisecond ends once at most
+            for i in range(first, end):
+                out[i] = start_us + (whole + np.int64(rest + np.int64(i - first) * 1000 >= rate)) * 1000
+            continue
+        for i in range(first, end):
+            if rest >= rate:
+                more = np.int64(np.uint64(rest) // np.uint64(rate))
+                whole, rest = whole + more, rest - more * rate
+            out[i] = start_us + whole * 1000
+            rest += 1000
     return len(out)
-
-
-@njit(inline="always")
-def _auction_of(bits: Any, epoch: Any, hot: Any, in_flight: Any) -> Any:
-    """The auction a bid is for: with probability 1 - 1/`hot` the hot one, else one in flight."""
-    last = epoch * AUCTIONS + AUCTIONS - 1
-    least = max(last - in_flight, 0)
-    cold = least + _high(bits, last - least + 1 + LEAD)
-    return _either(_low(bits, hot) > 0, _hot(last), cold) + FIRST_ID
-
-
-@njit(inline="always")
-def _person_of(bits: Any, epoch: Any, hot: Any, active: Any) -> Any:
-    """A bidder or seller; `hot` = (ratio, place of the hot one within its batch of people)."""
-    near = min(epoch + 1, active)
-    cold = epoch + 1 - near + _high(bits, near + LEAD)
-    return _either(_low(bits, hot[0]) > 0, _hot(epoch) + hot[1], cold) + FIRST_ID
 
 
 @njit(inline="always")
@@ -138,53 +130,72 @@ def _price_of(bits: Any, curve: Any) -> Any:
     return np.int64(low + (curve[at + np.uint64(1)] - low) * part + 0.5)
 
 
-@njit(inline="always")
-def _channel_of(bits: Any, hot: Any, every: Any) -> Any:
-    """The place of a bid's channel in a table: half are one of the `hot` first, half one of all the rest."""
-    return _either(bits & np.uint64(1), _high(bits, hot), hot + _high(bits, every - hot))
-
-
-def _auction_ids(numbers: Any, salt: int, hot: int, in_flight: int, out: Any) -> int:
-    """Write the auctions that bids are for."""
-    for i in range(len(out)):
-        out[i] = _auction_of(_draw(numbers[i], salt), _epoch(numbers[i]), hot, in_flight)
+def _auction_ids(turns: Any, salt: int, ratio: int, in_flight: int, out: Any) -> int:
+    """Write the auctions that bids are for: with probability 1 - 1/`ratio` the hot one, else one in flight."""
+    for turn in range(len(turns) - 1):
+        first, end, above = _turn(turns, turn)
+        last = _epoch(above + first) * AUCTIONS + AUCTIONS - 1
+        least = max(last - in_flight, 0)
+        hot, cold, choice = _hot(last) + FIRST_ID, least + FIRST_ID, last - least + 1 + LEAD
+        for i in range(first, end):
+            bits = _draw(above + i, salt)
+            out[i] = hot if _low(bits, ratio) > 0 else cold + _high(bits, choice)
     return len(out)
 
 
-def _person_ids(numbers: Any, salt: int, hot: Any, active: int, out: Any) -> int:
-    """Write bidders or sellers."""
-    ratio, place = hot[0], hot[1]
-    for i in range(len(out)):
-        out[i] = _person_of(_draw(numbers[i], salt), _epoch(numbers[i]), (ratio, place), active)
+def _person_ids(turns: Any, salt: int, hot_person: Any, active: int, out: Any) -> int:
+    """Write bidders or sellers; `hot_person` = [ratio, place of the hot one within its batch of people]."""
+    ratio, place = hot_person[0], hot_person[1]
+    for turn in range(len(turns) - 1):
+        first, end, above = _turn(turns, turn)
+        epoch = _epoch(above + first)
+        near = min(epoch + 1, active)
+        hot, cold, choice = _hot(epoch) + place + FIRST_ID, epoch + 1 - near + FIRST_ID, near + LEAD
+        for i in range(first, end):
+            bits = _draw(above + i, salt)
+            out[i] = hot if _low(bits, ratio) > 0 else cold + _high(bits, choice)
     return len(out)
 
 
-def _own_ids(numbers: Any, first: int, share: int, out: Any) -> int:
-    """Write the ids of new persons or auctions: they are counted."""
-    for i in range(len(out)):
-        epoch = _epoch(numbers[i])
-        out[i] = epoch * share + numbers[i] - epoch * EPOCH - first + FIRST_ID
+def _own_ids(turns: Any, before: int, share: int, out: Any) -> int:
+    """Write the ids of new persons or auctions, which are counted; `before`: events of other kinds in an epoch."""
+    for turn in range(len(turns) - 1):
+        first, end, above = _turn(turns, turn)
+        epoch = _epoch(above + first)
+        least = epoch * share + np.int64(above) - epoch * EPOCH - before + FIRST_ID
+        for i in range(first, end):
+            out[i] = least + np.int64(i)
     return len(out)
 
 
-def _prices(numbers: Any, salt: int, curve: Any, out: Any) -> int:
+def _prices(turns: Any, salt: int, curve: Any, out: Any) -> int:
     """Write prices."""
-    for i in range(len(out)):
-        out[i] = _price_of(_draw(numbers[i], salt), curve)
+    drawn = np.empty(EPOCH, np.uint64)  # apart: several at a time
+    for turn in range(len(turns) - 1):
+        first, end, above = _turn(turns, turn)
+        for i in range(end - first):
+            drawn[i] = _draw(above + first + i, salt)
+        for i in range(end - first):
+            out[first + i] = _price_of(drawn[i], curve)
     return len(out)
 
 
-def _picks(numbers: Any, salt: int, bound: int, out: Any) -> int:
+def _picks(turns: Any, salt: int, bound: int, out: Any) -> int:
     """Write an evenly drawn integer below `bound` for every event."""
-    for i in range(len(out)):
-        out[i] = _low(_draw(numbers[i], salt), bound)
+    for turn in range(len(turns) - 1):
+        first, end, above = _turn(turns, turn)
+        for i in range(first, end):
+            out[i] = _low(_draw(above + i, salt), bound)
     return len(out)
 
 
-def _channels(numbers: Any, salt: int, hot: int, every: int, out: Any) -> int:
-    """Write the place of every bid's channel in a table."""
-    for i in range(len(out)):
-        out[i] = _channel_of(_draw(numbers[i], salt), hot, every)
+def _channels(turns: Any, salt: int, hot: int, every: int, out: Any) -> int:
+    """Write the place of every bid's channel in a table: half are one of the `hot` first, half one of all the rest."""
+    for turn in range(len(turns) - 1):
+        first, end, above = _turn(turns, turn)
+        for i in range(first, end):
+            bits = _draw(above + i, salt)
+            out[i] = _high(bits, hot) if bits & _ONE else hot + _high(bits, every - hot)
     return len(out)
 
 
@@ -200,65 +211,61 @@ def _listed_places(picks: Any, offsets: Any, places: Any, out: Any) -> int:
     return int(total)
 
 
-def _stretch_places(numbers: Any, salt: int, sizes: Any, places: Any, out: Any) -> int:
+def _stretch_places(turns: Any, salt: int, sizes: Any, places: Any, out: Any) -> int:
     """Write where in a pool each event's stretch begins, and Arrow offsets of the copies; returns their bytes.
 
     `sizes` = [least bytes, how many more at most plus one, bytes of the pool].
     """
     least, spread, room = sizes[0], sizes[1], sizes[2]
-    total = 0
-    for i in range(len(numbers)):
-        bits = _draw(numbers[i], salt)
-        size = least + _low(bits, spread)
-        places[i] = _high(bits, room - size)
-        out[i] = total
-        total += size
-    out[len(numbers)] = total
-    return total
-
-
-def _bids(settings: Any, curve: Any, tables: Any, numbers: Any, places: Any) -> int:
-    """Write all of whole bids but the bytes of their strings: the same draws as column by column, in one pass.
-
-    `settings` = what `bids.BidMaker` puts there; `tables` = offsets of channels and of URLs. `numbers` = auctions,
-    bidders, prices, times; `places` = where channel, URL and extra begin, and their Arrow offsets.
-    """
-    where, salts, shape = settings
-    split, splits, start_us, rate = where[1], where[2], where[3], where[4]
-    of_auction, of_bidder, of_price, of_channel, of_extra = salts[0], salts[1], salts[2], salts[3], salts[4]
-    hot_auction, in_flight, hot_bidder, active = shape[0], shape[1], (shape[2], shape[3]), shape[4]
-    hot_channels, every, least, spread, room = shape[5], shape[6], shape[7], shape[8], shape[9]
-    count, row = numbers.shape[1], 0
-    turn, inside = where[0] // BIDS, where[0] % BIDS
-    channel_end = url_end = extra_end = np.int64(0)
-    while row < count:
-        epoch = turn * splits + split
-        number = epoch * EPOCH + PERSONS + AUCTIONS + inside
-        whole = np.int64(np.uint64(number * 1000) // np.uint64(rate))
-        rest = number * 1000 - whole * rate
-        end = min(row + BIDS - inside, count)
-        for i in range(np.uint64(row), np.uint64(end)):  # unsigned: numba tests every signed place
-            numbers[0, i] = _auction_of(_draw(number, of_auction), epoch, hot_auction, in_flight)
-            numbers[1, i] = _person_of(_draw(number, of_bidder), epoch, hot_bidder, active)
-            numbers[2, i] = _price_of(_draw(number, of_price), curve)
-            if rest >= rate:
-                more = np.int64(np.uint64(rest) // np.uint64(rate))
-                whole, rest = whole + more, rest - more * rate
-            numbers[3, i] = start_us + whole * 1000
-            rest += 1000
-            pick = np.uint64(_channel_of(_draw(number, of_channel), hot_channels, every))
-            places[0, i], places[3, i] = tables[0, pick], channel_end
-            channel_end += np.int64(tables[0, pick + _ONE]) - np.int64(tables[0, pick])
-            places[1, i], places[4, i] = tables[1, pick], url_end
-            url_end += np.int64(tables[1, pick + _ONE]) - np.int64(tables[1, pick])
-            bits = _draw(number, of_extra)
+    total = np.int64(0)
+    for turn in range(len(turns) - 1):
+        first, end, above = _turn(turns, turn)
+        for i in range(first, end):
+            bits = _draw(above + i, salt)
             size = least + _low(bits, spread)
-            places[2, i], places[5, i] = _high(bits, room - size), extra_end
-            extra_end += size
-            number += 1
-        row, turn, inside = end, turn + 1, np.int64(0)
-    places[3, count], places[4, count], places[5, count] = channel_end, url_end, extra_end
-    return row
+            places[i] = _high(bits, room - size)
+            out[i] = total
+            total += size
+    out[len(places)] = total
+    return int(total)
+
+
+@njit(inline="always")
+def _bytes(address: Any, count: Any) -> Any:
+    """The `count` bytes at an address (at most 8) as an integer."""
+    left = np.uint64(8 * (8 - count))
+    return 0 if count <= 0 else np.int64((np.uint64(word(address)) << left) >> left)
+
+
+def _stretch_views(turns: Any, salt: int, sizes: Any, pool: int, out: Any) -> int:
+    """Write Arrow's view of each event's stretch of the pool at address `pool`; `sizes` as in `stretch_places`.
+
+    A view has the size and the first four bytes, then the place; or, where they find room there, the other bytes.
+    """
+    least, spread, room = sizes[0], sizes[1], sizes[2]
+    drawn, placed = np.empty(EPOCH, np.int64), np.empty(EPOCH, np.int64)  # apart: several at a time
+    for turn in range(len(turns) - 1):
+        first, end, above = _turn(turns, turn)
+        for i in range(end - first):
+            bits = _draw(above + first + i, salt)
+            drawn[i] = least + _low(bits, spread)
+            placed[i] = _high(bits, room - drawn[i])
+        for i in range(end - first):
+            size, at = drawn[i], pool + placed[i]
+            if size > INLINE:
+                out[first + i, 0], out[first + i, 1] = size | word(at) << 32, placed[i] << 32
+            else:
+                out[first + i, 0] = size | _bytes(at, min(size, 4)) << 32
+                out[first + i, 1] = _bytes(at + 4, size - 4)
+    return len(out)
+
+
+def _listed_views(picks: Any, table: Any, out: Any) -> int:
+    """Write the views of the picked strings of a table."""
+    for i in range(len(picks)):
+        pick = np.uint64(picks[i])
+        out[i, 0], out[i, 1] = table[pick, 0], table[pick, 1]
+    return len(picks)
 
 
 def _copy_strings(places: Any, offsets: Any, source: int, target: Any) -> int:
@@ -291,16 +298,17 @@ def _letters(salt: int, space: int, target: int, count: int) -> int:
     return count
 
 
-numbers = compiled(_I(_I, _IN, _OUT), _numbers)
-times = compiled(_I(_IN, _I, _I, _OUT), _times)
-auction_ids = compiled(_I(_IN, _I, _I, _I, _OUT), _auction_ids)
-person_ids = compiled(_I(_IN, _I, _IN, _I, _OUT), _person_ids)
-own_ids = compiled(_I(_IN, _I, _I, _OUT), _own_ids)
-prices = compiled(_I(_IN, _I, _FLOATS_IN, _OUT), _prices)
-picks = compiled(_I(_IN, _I, _I, _OUT), _picks)
-channels = compiled(_I(_IN, _I, _I, _I, _OUT), _channels)
+turns = compiled(_I(_I, _IN, _I, _PAIRS), _turns)
+times = compiled(_I(_TURNS_IN, _I, _I, _OUT), _times)
+auction_ids = compiled(_I(_TURNS_IN, _I, _I, _I, _OUT), _auction_ids)
+person_ids = compiled(_I(_TURNS_IN, _I, _IN, _I, _OUT), _person_ids)
+own_ids = compiled(_I(_TURNS_IN, _I, _I, _OUT), _own_ids)
+prices = compiled(_I(_TURNS_IN, _I, _FLOATS_IN, _OUT), _prices)
+picks = compiled(_I(_TURNS_IN, _I, _I, _OUT), _picks)
+channels = compiled(_I(_TURNS_IN, _I, _I, _I, _OUT), _channels)
 listed_places = compiled(_I(_IN, _OFFSETS_IN, _OFFSETS, _OFFSETS), _listed_places)
-stretch_places = compiled(_I(_IN, _I, _IN, _OFFSETS, _OFFSETS), _stretch_places)
-bids = compiled(_I(_SETTINGS, _FLOATS_IN, _TABLES_IN, _NUMBERS, _PLACES), _bids)
+listed_views = compiled(_I(_IN, _VIEWS_IN, _PAIRS), _listed_views)
+stretch_places = compiled(_I(_TURNS_IN, _I, _IN, _OFFSETS, _OFFSETS), _stretch_places)
+stretch_views = compiled(_I(_TURNS_IN, _I, _IN, _I, _PAIRS), _stretch_views)
 copy_strings = compiled(_I(_OFFSETS_IN, _OFFSETS_IN, _I, _IN), _copy_strings)
 letters = compiled(_I(_I, _I, _I, _I), _letters)

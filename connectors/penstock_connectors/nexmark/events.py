@@ -8,7 +8,6 @@ splits. Random fields follow the distributions of Nexmark's generator; their val
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any, Literal
 
 import msgspec
@@ -16,8 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock_connectors.nexmark import _kernels as kernels
-from penstock_connectors.nexmark.bids import BidMaker
-from penstock_connectors.nexmark.strings import BID_EXTRA, Strings, salt
+from penstock_connectors.nexmark.strings import Strings, Text, rows_of, salt
 
 Kind = Literal["bid", "auction", "person"]
 _TIME = pa.timestamp("us", tz="UTC")
@@ -89,12 +87,16 @@ class NexmarkPattern(msgspec.Struct, frozen=True, kw_only=True):
     auctions_in_flight: int = 100
     active_people: int = 1000
     seed: int = 0
+    text: Text = "copied"
 
     @property
     def schema(self) -> pa.Schema:
         """Schema of the rows."""
         whole = SCHEMAS[self.kind]
-        return pa.schema([whole.field(name) for name in self.columns]) if self.columns else whole
+        fields = [whole.field(name) for name in self.columns or whole.names]
+        if self.text == "views":
+            fields = [f.with_type(pa.string_view()) if pa.types.is_string(f.type) else f for f in fields]
+        return pa.schema(fields)
 
     def rows(self, events: int, split: int) -> int:
         """Return how many rows of the kind the first `events` events of the stream give a split."""
@@ -110,89 +112,81 @@ class EventMaker:
     def __init__(self, pattern: NexmarkPattern) -> None:
         """Tables are made when first needed."""
         self._pattern = pattern
-        self._strings = Strings(pattern.seed)
+        self._strings = Strings(pattern.seed, pattern.text)
         self._schema = pattern.schema
-        self._every = pattern.kind == "bid" and set(self._schema.names) == set(BID_SCHEMA.names)
-
-    @cached_property
-    def _whole_bids(self) -> BidMaker:
-        return BidMaker(self._pattern, self._strings, _CURVE, _HOT_BIDDER)
 
     def batch(self, split: int, start: int, count: int) -> pa.RecordBatch:
         """Return rows start .. start+count-1 of one split."""
         pattern = self._pattern
-        if self._every:
-            made = self._whole_bids.columns(split, start, count)
-            return pa.RecordBatch.from_arrays([made[name] for name in self._schema.names], schema=self._schema)
         first, share = _PLACES[pattern.kind]
-        numbers = np.empty(count, np.int64)
-        kernels.numbers(start, np.array([split, pattern.splits, first, share], np.int64), numbers)
-        columns = _Columns(pattern, self._strings, numbers)
-        make = columns.makers()
+        turns = np.empty((count // share + 3, 2), np.int64)
+        found = kernels.turns(start, np.array([split, pattern.splits, first, share], np.int64), count, turns)
+        make = _Columns(pattern, self._strings, turns[: found + 1]).makers()
         return pa.RecordBatch.from_arrays([make[name]() for name in self._schema.names], schema=self._schema)
 
 
 class _Columns:
     """The columns of one batch, each made when asked for."""
 
-    def __init__(self, pattern: NexmarkPattern, strings: Strings, numbers: Int64s) -> None:
+    def __init__(self, pattern: NexmarkPattern, strings: Strings, turns: Int64s) -> None:
         self._pattern = pattern
         self._strings = strings
-        self._numbers = numbers
+        self._turns = turns
+        self._rows = rows_of(turns)
 
     def makers(self) -> dict[str, Callable[[], pa.Array]]:
         return {"bid": self._bid, "auction": self._auction, "person": self._person}[self._pattern.kind]()
 
     def _bid(self) -> dict[str, Callable[[], pa.Array]]:
-        strings, numbers, pattern = self._strings, self._numbers, self._pattern
+        strings, turns, pattern = self._strings, self._turns, self._pattern
         return {
             "auction": lambda: self._int(
                 kernels.auction_ids, "auction", pattern.hot_auction_ratio, pattern.auctions_in_flight
             ),
             "bidder": lambda: self._person_id("bidder", pattern.hot_bidder_ratio, _HOT_BIDDER),
             "price": lambda: self._price("price"),
-            "channel": lambda: strings.channel(numbers),
-            "url": lambda: strings.url(numbers),
+            "channel": lambda: strings.channel(turns),
+            "url": lambda: strings.url(turns),
             "dateTime": self._time,
-            "extra": lambda: strings.filler(numbers, BID_EXTRA),
+            "extra": lambda: strings.filler(turns, 100 - 32),
         }
 
     def _auction(self) -> dict[str, Callable[[], pa.Array]]:
-        strings, numbers, pattern = self._strings, self._numbers, self._pattern
+        strings, turns, pattern = self._strings, self._turns, self._pattern
         return {
             "id": lambda: self._own_id("auction"),
-            "itemName": lambda: strings.text(numbers, "itemName", 20),
-            "description": lambda: strings.text(numbers, "description", 100),
+            "itemName": lambda: strings.words(turns, "itemName", 20),
+            "description": lambda: strings.words(turns, "description", 100),
             "initialBid": lambda: self._price("initialBid"),
             "reserve": self._reserve,
             "dateTime": self._time,
             "expires": self._expires,
             "seller": lambda: self._person_id("seller", pattern.hot_seller_ratio, _HOT_SELLER),
             "category": lambda: pa.array(self._drawn("category", _CATEGORIES) + _FIRST_CATEGORY),
-            "extra": lambda: strings.filler(numbers, 500 - 112),
+            "extra": lambda: strings.filler(turns, 500 - 112),
         }
 
     def _person(self) -> dict[str, Callable[[], pa.Array]]:
-        strings, numbers = self._strings, self._numbers
+        strings, turns = self._strings, self._turns
         makers: dict[str, Callable[[], pa.Array]] = {
             "id": lambda: self._own_id("person"),
             "dateTime": self._time,
-            "extra": lambda: strings.filler(numbers, 200 - 60),
+            "extra": lambda: strings.filler(turns, 200 - 60),
         }
         for name in ("name", "emailAddress", "creditCard", "city", "state"):
-            makers[name] = lambda name=name: strings.listed(numbers, name)  # type: ignore[misc]
+            makers[name] = lambda name=name: strings.listed(turns, name)  # type: ignore[misc]
         return makers
 
     # --- numbers ----------------------------------------------------------------------------------------------------
 
     def _int(self, kernel: Any, name: str, *settings: Any) -> pa.Array:
-        out = np.empty(len(self._numbers), np.int64)
-        kernel(self._numbers, salt(self._pattern.seed, name), *settings, out)
+        out = np.empty(self._rows, np.int64)
+        kernel(self._turns, salt(self._pattern.seed, name), *settings, out)
         return pa.array(out)
 
     def _drawn(self, name: str, bound: int) -> Int64s:
-        out = np.empty(len(self._numbers), np.int64)
-        kernels.picks(self._numbers, salt(self._pattern.seed, name), bound, out)
+        out = np.empty(self._rows, np.int64)
+        kernels.picks(self._turns, salt(self._pattern.seed, name), bound, out)
         return out
 
     def _price(self, name: str) -> pa.Array:
@@ -202,13 +196,13 @@ class _Columns:
         return self._int(kernels.person_ids, name, np.array([ratio, place], np.int64), self._pattern.active_people)
 
     def _own_id(self, kind: Kind) -> pa.Array:
-        out = np.empty(len(self._numbers), np.int64)
-        kernels.own_ids(self._numbers, *_PLACES[kind], out)
+        out = np.empty(self._rows, np.int64)
+        kernels.own_ids(self._turns, *_PLACES[kind], out)
         return pa.array(out)
 
     def _times(self) -> Int64s:
-        out = np.empty(len(self._numbers), np.int64)
-        kernels.times(self._numbers, self._pattern.start_us, self._pattern.rate, out)
+        out = np.empty(self._rows, np.int64)
+        kernels.times(self._turns, self._pattern.start_us, self._pattern.rate, out)
         return out
 
     def _time(self) -> pa.Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
@@ -17,6 +17,7 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock_connectors.generated import RowReader, SplitEnumerator, history
 from penstock_connectors.nexmark.events import SCHEMAS, EventMaker, Kind, NexmarkPattern
+from penstock_connectors.nexmark.strings import Text
 from penstock_connectors.workloads.marks import first_record
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class NexmarkSource:
     #: Events per second of real time; None = as fast as they are taken.
     events_per_second: int | None = None
     seed: int = 0
+    #: Strings: a copy for each row ("copied"), or Arrow's views of where they stand ("views", of type `string_view`).
+    text: Text = "copied"
     #: For benchmarks: a folder that is told when the first row is made.
     marks: str = ""
 
@@ -82,6 +85,9 @@ class NexmarkSource:
             if name not in known or columns.count(name) > 1:
                 msg = f"NexmarkSource: column {name!r} is {'given twice' if name in known else 'unknown'}"
                 raise GraphError(msg, hint=f"a {self.kind} has: {', '.join(known)}")
+        if self.text not in get_args(Text):
+            msg = f"NexmarkSource: text is {self.text!r}"
+            raise GraphError(msg, hint=f"it can be {' or '.join(map(repr, get_args(Text)))}")
         counts = ("splits", "rate", "hot_auction_ratio", "hot_bidder_ratio", "hot_seller_ratio")
         for name in (*counts, "auctions_in_flight", "active_people", "events_per_second"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
@@ -102,6 +108,7 @@ class NexmarkSource:
             auctions_in_flight=self.auctions_in_flight,
             active_people=self.active_people,
             seed=self.seed,
+            text=self.text,
         )
 
     def spec(self) -> SourceSpec:

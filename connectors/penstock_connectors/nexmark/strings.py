@@ -1,14 +1,15 @@
 """The strings of Nexmark's events: stretches of a pool of random letters, and picks from tables.
 
 As in Nexmark's generator, `extra` fields are stretches of one random text of a megabyte and channels with their URLs
-are drawn from a table; every string is copied into the batch's own buffer. Called by `events`.
+are drawn from a table. Every string is copied into the batch's own buffer, or stays where it is and is seen through a
+view. Called by `events`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -16,14 +17,13 @@ import pyarrow as pa
 
 from penstock_connectors.nexmark import _kernels as kernels
 
-POOL_BYTES = 1 << 20
+Text = Literal["copied", "views"]
+
+_POOL_BYTES = 1 << 20
 #: Behind a pool: more than the longest stretch of it.
 _ROOM = 256
 _CHANNELS = 10_000
 _HOT_CHANNELS = ("Google", "Facebook", "Baidu", "Apple")
-HOT_CHANNELS = len(_HOT_CHANNELS)
-#: Bytes of a bid's filler, on average.
-BID_EXTRA = 100 - 32
 _MASK = 0x7FFFFFFFFFFFFFFF
 _CITIES = ("Tucson", "Mesa", "Oakland", "Fresno", "Boise", "Nampa", "Salem", "Eugene", "Tacoma", "Laramie")
 _STATES = ("AZ", "CA", "ID", "OR", "WA", "WY")
@@ -45,14 +45,18 @@ def _pieces(longest: int) -> int:
     return -(-longest // kernels.WIDE)
 
 
-def filler_sizes(average: int) -> tuple[int, int]:
-    """Return the least bytes of a filler, and how many more at most plus one."""
-    around = round(average * 0.2)
-    return average - around, 2 * around
+def rows_of(turns: Int64s) -> int:
+    """Return how many rows a batch of these turns has."""
+    return int(turns[-1, 0])
 
 
 def _cut(text: str, start: int, size: int) -> str:
     return text[start : start + size]
+
+
+def _seen(views: Int64s, *pool: pa.Buffer) -> pa.Array:
+    """Return an array of views of what stands in a pool."""
+    return pa.Array.from_buffers(pa.string_view(), len(views), [None, pa.py_buffer(views), *pool])
 
 
 class Table:
@@ -60,20 +64,22 @@ class Table:
 
     def __init__(self, values: Sequence[str]) -> None:
         array = pa.array(values, pa.string())
-        self.offsets = np.frombuffer(array.buffers()[1], np.int32)[: len(values) + 1]
         self.count = len(values)
-        self._pieces = _pieces(int(np.diff(self.offsets).max(initial=0)))
-        self._data = pa.allocate_buffer(int(self.offsets[-1]) + self._pieces * kernels.WIDE)
-        np.frombuffer(self._data, np.uint8)[: self.offsets[-1]] = np.frombuffer(array.buffers()[2], np.uint8)
+        self._offsets = np.frombuffer(array.buffers()[1], np.int32)[: len(values) + 1]
+        self._pieces = _pieces(int(np.diff(self._offsets).max(initial=0)))
+        self._data = pa.allocate_buffer(int(self._offsets[-1]) + self._pieces * kernels.WIDE)
+        np.frombuffer(self._data, np.uint8)[: self._offsets[-1]] = np.frombuffer(array.buffers()[2], np.uint8)
+        _, views, *self._pool = array.cast(pa.string_view()).buffers()
+        self._views = np.frombuffer(views, np.int64).reshape(-1, 2)
 
-    def gather(self, picks: Int64s) -> pa.Array:
+    def gather(self, picks: Int64s, text: Text) -> pa.Array:
         """Return the strings at these places."""
+        if text == "views":
+            views = np.empty((len(picks), 2), np.int64)
+            kernels.listed_views(picks, self._views, views)
+            return _seen(views, *self._pool)
         places, offsets = np.empty(len(picks), np.int32), np.empty(len(picks) + 1, np.int32)
-        kernels.listed_places(picks, self.offsets, places, offsets)
-        return self.copied(places, offsets)
-
-    def copied(self, places: Int32s, offsets: Int32s) -> pa.Array:
-        """Return the strings that begin at these bytes of the table, as long as the Arrow offsets say."""
+        kernels.listed_places(picks, self._offsets, places, offsets)
         return _copied(places, offsets, self._data, self._pieces)
 
 
@@ -87,71 +93,64 @@ def _copied(places: Int32s, offsets: Int32s, source: pa.Buffer, pieces: int) -> 
 
 
 class Strings:
-    """Makes string columns for event numbers."""
+    """Makes string columns for the rows of a batch, which are given as its turns (see `_kernels.turns`)."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, text: Text) -> None:
         """Pools and tables are made when first needed."""
         self._seed = seed
+        self._text = text
         self._tables: dict[str, Table] = {}
-        #: Event numbers of a batch and the places of their channels.
+        #: The turns of a batch and the places of its rows' channels.
         self._picked: tuple[Int64s | None, Int64s] = (None, np.empty(0, np.int64))
 
-    def filler(self, numbers: Int64s, average: int) -> pa.Array:
+    def filler(self, turns: Int64s, average: int) -> pa.Array:
         """Return letters: up to a fifth fewer or more than the average."""
-        return self._stretch(numbers, "extra", self._letters, filler_sizes(average))
+        around = round(average * 0.2)
+        return self._stretch(turns, "extra", self._letters, (average - around, 2 * around))
 
-    def text(self, numbers: Int64s, field: str, most: int) -> pa.Array:
+    def words(self, turns: Int64s, field: str, most: int) -> pa.Array:
         """Return letters and spaces: 3 up to `most` of them."""
-        return self._stretch(numbers, field, self._words, (3, most - 3))
+        return self._stretch(turns, field, self._words, (3, most - 3))
 
-    def channel(self, numbers: Int64s) -> pa.Array:
+    def channel(self, turns: Int64s) -> pa.Array:
         """Return the channel of every bid: half come by one of four."""
-        return self.channels.gather(self._channel_picks(numbers))
+        return self._of_channel("channel", 0, turns)
 
-    def url(self, numbers: Int64s) -> pa.Array:
+    def url(self, turns: Int64s) -> pa.Array:
         """Return the URL that belongs to every bid's channel."""
-        return self.urls.gather(self._channel_picks(numbers))
+        return self._of_channel("url", 1, turns)
 
-    def listed(self, numbers: Int64s, field: str) -> pa.Array:
+    def _of_channel(self, field: str, place: int, turns: Int64s) -> pa.Array:
+        table = self._table(field, lambda: [channel[place] for channel in self._channels])
+        return table.gather(self._channel_picks(turns), self._text)
+
+    def listed(self, turns: Int64s, field: str) -> pa.Array:
         """Return values of a person's field, drawn from its list."""
         table = self._table(field, lambda: self._person_values(field))
-        picks = np.empty(len(numbers), np.int64)
-        kernels.picks(numbers, salt(self._seed, field), table.count, picks)
-        return table.gather(picks)
+        picks = np.empty(rows_of(turns), np.int64)
+        kernels.picks(turns, salt(self._seed, field), table.count, picks)
+        return table.gather(picks, self._text)
 
-    def extra_of_bids(self, places: Int32s, offsets: Int32s) -> pa.Array:
-        """Return the letters that begin at these bytes of the pool, as long as the Arrow offsets say."""
-        least, spread = filler_sizes(BID_EXTRA)
-        return _copied(places, offsets, self._letters, _pieces(least + spread - 1))
+    def _stretch(self, turns: Int64s, field: str, pool: pa.Buffer, sizes: tuple[int, int]) -> pa.Array:
+        rows, drawn = rows_of(turns), np.array([*sizes, _POOL_BYTES], np.int64)
+        if self._text == "views":
+            views = np.empty((rows, 2), np.int64)
+            kernels.stretch_views(turns, salt(self._seed, field), drawn, pool.address, views)
+            return _seen(views, pool)
+        places, offsets = np.empty(rows, np.int32), np.empty(rows + 1, np.int32)
+        kernels.stretch_places(turns, salt(self._seed, field), drawn, places, offsets)
+        return _copied(places, offsets, pool, _pieces(sum(sizes) - 1))
 
-    def _stretch(self, numbers: Int64s, field: str, pool: pa.Buffer, sizes: tuple[int, int]) -> pa.Array:
-        places, offsets = np.empty(len(numbers), np.int32), np.empty(len(numbers) + 1, np.int32)
-        drawn = np.array([*sizes, POOL_BYTES], np.int64)
-        kernels.stretch_places(numbers, salt(self._seed, field), drawn, places, offsets)
-        return _copied(places, offsets, pool, _pieces(sizes[0] + sizes[1] - 1))
-
-    def _channel_picks(self, numbers: Int64s) -> Int64s:
+    def _channel_picks(self, turns: Int64s) -> Int64s:
         """Return the place of every bid's channel, once for channel and URL of a batch."""
-        if self._picked[0] is not numbers:
-            self._picked = (numbers, self._pick_channels(numbers))
+        if self._picked[0] is not turns:
+            picks = np.empty(rows_of(turns), np.int64)
+            every = len(_HOT_CHANNELS) + _CHANNELS
+            kernels.channels(turns, salt(self._seed, "channel"), len(_HOT_CHANNELS), every, picks)
+            self._picked = (turns, picks)
         return self._picked[1]
 
-    def _pick_channels(self, numbers: Int64s) -> Int64s:
-        picks = np.empty(len(numbers), np.int64)
-        kernels.channels(numbers, salt(self._seed, "channel"), HOT_CHANNELS, self.channels.count, picks)
-        return picks
-
     # --- pools and tables -------------------------------------------------------------------------------------------
-
-    @property
-    def channels(self) -> Table:
-        """The names of all channels, the hot ones first."""
-        return self._table("channel", lambda: [channel for channel, _ in self._channels])
-
-    @property
-    def urls(self) -> Table:
-        """Their URLs, in the same order."""
-        return self._table("url", lambda: [url for _, url in self._channels])
 
     def _table(self, name: str, values: Callable[[], Sequence[str]]) -> Table:
         if name not in self._tables:
@@ -159,8 +158,8 @@ class Strings:
         return self._tables[name]
 
     def _pool(self, name: str, space: int) -> pa.Buffer:
-        pool = pa.allocate_buffer(POOL_BYTES + _ROOM)
-        kernels.letters(salt(self._seed, name), space, pool.address, POOL_BYTES)
+        pool = pa.allocate_buffer(_POOL_BYTES + _ROOM)
+        kernels.letters(salt(self._seed, name), space, pool.address, _POOL_BYTES)
         return pool
 
     @cached_property
@@ -174,7 +173,7 @@ class Strings:
     @cached_property
     def _channels(self) -> list[tuple[str, str]]:
         """The channels and their URLs; nine of ten URLs name the channel's number, bits reversed."""
-        text = self._letters.slice(0, POOL_BYTES).to_pybytes().decode()
+        text = self._letters.slice(0, _POOL_BYTES).to_pybytes().decode()
         found = []
         for i in range(len(_HOT_CHANNELS) + _CHANNELS):
             parts = "/".join(_cut(text, 15 * i + 5 * k, 3 + (i + k) % 3) for k in range(3))
@@ -195,7 +194,7 @@ class Strings:
             return _CITIES if field == "city" else _STATES
         if field == "creditCard":
             draws = np.empty(40_000, np.int64)
-            kernels.picks(np.arange(40_000), salt(self._seed, "digits"), 10_000, draws)
+            kernels.picks(np.array([[0, 0], [len(draws), 0]]), salt(self._seed, "digits"), 10_000, draws)
             return [" ".join(f"{part:04d}" for part in row) for row in draws.reshape(-1, 4).tolist()]
-        text = self._letters.slice(0, POOL_BYTES).to_pybytes().decode()
+        text = self._letters.slice(0, _POOL_BYTES).to_pybytes().decode()
         return [f"{_cut(text, 12 * i, 3 + i % 4)}@{_cut(text, 12 * i + 7, 3 + i % 2)}.com" for i in range(10_000)]

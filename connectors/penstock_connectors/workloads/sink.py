@@ -12,7 +12,7 @@ counts as milliseconds since T0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
@@ -20,6 +20,7 @@ from penstock.connector.sink import CommitOutcome, SinkSpec
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable
+from penstock.core.views import plain_schema
 from penstock_connectors.workloads.marks import DUE, WINDOW_END, Published, Timed, first_result, published
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, kw_only=True)
 class ChecksumSink:
     """Adds rows to a checksum; `folder` gets what was published (`read_marks` reads it)."""
+
+    #: It asks for plain texts where it reads them: keys.
+    takes_views: ClassVar[bool] = True
 
     folder: str
     form: Form
@@ -85,7 +89,7 @@ class ChecksumSink:
             factory=_FACTORY,
             config=msgspec.to_builtins(config),
             delivery="exactly-once-2pc",
-            schema=schema_to_text(input_schema),
+            schema=schema_to_text(plain_schema(input_schema, self.columns)),
             preload=["penstock_connectors.workloads.kernels"],
         )
 

@@ -25,7 +25,7 @@ from penstock.core.errors import PenstockError, UsageError
 _T = TypeVar("_T")
 _PORT = 8081
 _JOB_PAGE = "{url}/ui/#/jobs/{job_id}"
-_TIMEOUT_SECONDS = 30.0
+_TIMEOUT_SECONDS, _LONGEST_SECONDS = 30.0, 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +55,28 @@ class Place:
         return self.job_page.format(url=self.url, job_id=job_id)
 
 
-def place_of(connection: Connection) -> Place:
-    """Return what a connection says.
+def place_of(connection: Connection, named: str = "") -> Place:
+    """Return what a connection says; errors call it `named`, by default by its id.
 
     Raises:
-        UsageError: it has no host, or its scheme or time-out is none.
+        UsageError: it has no host, or its host, scheme or time-out is none.
     """
-    name = connection.conn_id
+    name = named or f"connection {connection.conn_id!r}"
     extra: dict[str, Any] = connection.extra_dejson
     scheme = connection.schema or "http"
     if not connection.host:
-        raise UsageError(f"connection {name!r} has no host", hint="give the host of the JobManager's REST API")
+        raise UsageError(f"{name} has no host", hint="give the host of the JobManager's REST API")
+    if any(mark in connection.host for mark in "/:@"):
+        msg = f"{name} has the host {connection.host!r}"
+        raise UsageError(msg, hint="give the name or IPv4 address alone; scheme and port have fields of their own")
     if scheme not in ("http", "https"):
-        raise UsageError(f"connection {name!r} has the schema {scheme!r}", hint="http or https")
+        raise UsageError(f"{name} has the schema {scheme!r}", hint="http or https")
     try:
         timeout = float(extra.get("timeout") or _TIMEOUT_SECONDS)
-    except ValueError as error:
-        msg = f"connection {name!r} has the time-out {extra['timeout']!r}"
-        raise UsageError(msg, hint="give seconds, such as 30") from error
+    except (TypeError, ValueError):
+        timeout = 0.0
+    if not 0 < timeout <= _LONGEST_SECONDS:  # not `nan` either
+        raise UsageError(f"{name} has the time-out {extra['timeout']!r}", hint="give seconds, such as 30, up to a day")
     return Place(
         url=f"{scheme}://{connection.host}:{connection.port or _PORT}",
         token=connection.password or "",
@@ -96,13 +100,6 @@ class PenstockHook(BaseHook):
         super().__init__(**kwargs)
         self.penstock_conn_id = penstock_conn_id
         self._place: Place | None = None
-
-    @classmethod
-    def get_ui_field_behaviour(cls) -> dict[str, Any]:
-        """Return what the connection's form shows."""
-        from penstock_airflow.get_provider_info import FIELD_BEHAVIOUR
-
-        return FIELD_BEHAVIOUR
 
     @property
     def place(self) -> Place:
@@ -136,9 +133,12 @@ class PenstockHook(BaseHook):
         return await asyncio.to_thread(ask, client)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Ask the cluster for its overview; what the form's test button does."""
+        """Ask the cluster for its overview; what the test button of Airflow's list of connections does."""
         try:
-            found = self.run(lambda client: client.overview())
+            # the button has a copy tested, under an id of Airflow's own that the user has never seen
+            place = place_of(self.get_connection(self.penstock_conn_id), "the connection")
+            with place.client() as client:
+                found = client.overview()
         except PenstockError as error:
             return False, str(error)
         slots = f"{found['slots-available']} of {found['slots-total']} slots free"

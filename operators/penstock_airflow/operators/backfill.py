@@ -23,8 +23,8 @@ class CheckBackfillOperator(CommandOperator):
     It fails, too, when a job of that name runs in the cluster: that one would keep the state it has, and the savepoint
     would be of no use; `may_run=True` does not look, and needs no cluster. Returns `accepted`: the uids of operators
     that are taken by name. `options` are those of `penstock check --backfill`: `accept` (a list of uids), `settings`,
-    and `environment` for the job file; of tables `history`, `offsets`, `sparse` (lists) and `cut_over`: their footers
-    are read, and the source is asked where it takes over.
+    and `environment` for the job file; of tables `history`, `offsets`, `sparse` (lists), `cut_over` and `until`: their
+    footers are read, and the source is asked where it takes over.
     """
 
     template_fields: Collection[str] = (*CommandOperator.template_fields, "job_file", "options")
@@ -66,9 +66,10 @@ class BackfillOperator(CommandOperator):
 
     No job has to run, and no cluster; nothing is published before a start from the savepoint, which gets a folder of
     its own below `target`. `until` is the cut, as `penstock backfill --until` has it. With `options["master"]` Spark
-    does the work; Spark has to be installed for the connection's `python`. Further `options`: `parts` (key ranges),
-    `accept` (a list of uids), `settings`, and `environment` (variables that the job file reads); of tables that hold
-    the first part `history`, `offsets`, `sparse` (lists) and `cut_over`.
+    does the work, with the settings of `spark_conf` (a mapping); Spark has to be installed for the connection's
+    `python`. Further `options`: `parts` (key ranges), `accept` (a list of uids), `settings`, and `environment`
+    (variables that the job file reads); of tables that hold the first part `history`, `offsets`, `sparse` (lists) and
+    `cut_over`.
 
     A task that is run again takes the savepoint that an earlier try has finished, and removes what one that died has
     left. Cleared after its success it computes anew: there may be more history by then.

@@ -12,6 +12,7 @@ from penstock.api.call_site import call_site
 from penstock.api.executors import current_executor
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
+from penstock.core.views import plain_schema
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.regions import endless_sources
 from penstock.graph.stream_graph import StreamNode
@@ -30,12 +31,13 @@ def collect(stream: DataStream, name: str) -> pl.DataFrame:
         GraphError: a source is not bounded.
     """
     environment, where = stream.environment, call_site()
+    schema = plain_schema(stream.schema)
     with tempfile.TemporaryDirectory(prefix="penstock-collect-") as folder:
         spec = OperatorSpec(
             uid="collect",
             name="Collect",
             kind="collect",
-            config={"folder": f"{folder}/rows", "schema": schema_to_text(stream.schema)},
+            config={"folder": f"{folder}/rows", "schema": schema_to_text(schema)},
         )
         end = stream.append_node(StreamNode(id=0, operator=spec, where=where))
         try:
@@ -47,4 +49,4 @@ def collect(stream: DataStream, name: str) -> pl.DataFrame:
             raise GraphError(msg, hint="give the source an end (bounded=...), or use .sink_to(...) and env.execute")
         settings = msgspec.structs.replace(graph.settings, checkpoint_root=f"{folder}/checkpoints")
         current_executor().executor.execute(msgspec.structs.replace(graph, settings=settings))
-        return pl.DataFrame(pl.from_arrow(read_collected(f"{folder}/rows", stream.schema)))
+        return pl.DataFrame(pl.from_arrow(read_collected(f"{folder}/rows", schema)))

@@ -28,7 +28,12 @@ class Source(Protocol):
 
 
 class Sink(Protocol):
-    """A sink as the user configures it."""
+    """A sink as the user configures it.
+
+    One whose writer reads Arrow's view types says so by an attribute `takes_views = True`: then `input_schema`, and
+    with it the rows, have them where the stream has; else they are plain strings and binaries. Staged rows (delivery
+    `exactly-once`) are plain all the same.
+    """
 
     def spec(self, input_schema: pa.Schema) -> SinkSpec:
         """Return the sink as a value; `input_schema` is that of the rows it will be given, without `__ts`."""

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, overload
 import msgspec
 
 from penstock.api.call_site import call_site
+from penstock.api.flow import Flow
 from penstock.api.operator_handle import OperatorHandle, StreamSink
 from penstock.api.row_functions import compile_function
 from penstock.config.settings import parse_duration_ms
-from penstock.core.elements import TS_COLUMN
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
-from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec, Partitioner, Rebalance
+from penstock.core.views import plain_schema
+from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec, Rebalance
 from penstock.graph.stream_graph import StreamNode, Upstream
 from penstock.graph.validate import near, require_key_types, require_name, require_unique
 from penstock.operators.columns import without_ts
@@ -36,21 +37,6 @@ if TYPE_CHECKING:
     from penstock.eventtime.strategy import WatermarkStrategy
     from penstock.operators.async_retry import AsyncRetryStrategy
     from penstock.operators.process_function import ProcessFunction
-
-
-class Flow(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a stream's rows come from and what they are."""
-
-    upstreams: tuple[Upstream, ...]
-    #: Arrow schema, with `__ts` when rows have event time.
-    schema: Any
-    #: The class that stands for a row, when there is one.
-    row_type: Any = None
-
-    @property
-    def has_event_time(self) -> bool:
-        """Whether rows carry their event time."""
-        return TS_COLUMN in self.schema.names
 
 
 class DataStream(OperatorHandle):
@@ -217,9 +203,10 @@ class DataStream(OperatorHandle):
             if not isinstance(column, str):
                 msg = f"key_by: {column!r} is not a column's name"
                 raise GraphError(msg, hint="compute the key with .with_columns(key=...) and then .key_by('key')")
-        require_key_types(columns, self.flow.schema, "key_by")
+        flow = self.flow.sent(KeyGroup(tuple(columns)))
+        require_key_types(columns, flow.schema, "key_by")
         require_unique(columns, "key_by")
-        return KeyedStream(self.environment, self._partitioned(KeyGroup(tuple(columns))), tuple(columns))
+        return KeyedStream(self.environment, flow, tuple(columns))
 
     def unkeyed(self) -> DataStream:
         """Return the stream without what a `key_by` has made of it."""
@@ -227,11 +214,11 @@ class DataStream(OperatorHandle):
 
     def rebalance(self) -> DataStream:
         """Send batches to the next operator's subtasks in turn."""
-        return DataStream(self.environment, self._partitioned(Rebalance()))
+        return DataStream(self.environment, self.flow.sent(Rebalance()))
 
     def broadcast(self) -> DataStream:
         """Send every row to every subtask of the next operator."""
-        return DataStream(self.environment, self._partitioned(Broadcast()))
+        return DataStream(self.environment, self.flow.sent(Broadcast()))
 
     def union(self, *others: DataStream) -> DataStream:
         """Merge with streams of the same schema; the order between them is not defined."""
@@ -245,7 +232,9 @@ class DataStream(OperatorHandle):
         upstreams = tuple(u for stream in (self, *others) for u in stream.flow.upstreams)
         types = {stream.flow.row_type for stream in (self, *others)}
         row_type = types.pop() if len(types) == 1 else None
-        return DataStream(self.environment, Flow(upstreams=upstreams, schema=self.flow.schema, row_type=row_type))
+        unsent = None if others else self.flow.unsent  # several inputs are sent whatever becomes of them
+        flow = Flow(upstreams=upstreams, schema=self.flow.schema, row_type=row_type, unsent=unsent)
+        return DataStream(self.environment, flow)
 
     def side_output(self, tag: str) -> DataStream:
         """Return the rows that the operator put aside under `tag`, such as late rows of a window."""
@@ -318,11 +307,12 @@ class DataStream(OperatorHandle):
             raise GraphError(msg, hint="use a connector, for example penstock_connectors.kafka.KafkaSink")
         if uid:
             require_name(uid, "uid")
+        given = self.schema if getattr(sink, "takes_views", False) else plain_schema(self.schema)
         spec = OperatorSpec(
             uid=uid,
             name=f"Sink: {uid or type(sink).__name__}",
             kind="sink",
-            config={"sink": msgspec.to_builtins(sink.spec(self.schema))},
+            config={"sink": msgspec.to_builtins(sink.spec(given))},
             stateful=True,
         )
         return StreamSink(self.environment, self.append_node(StreamNode(id=0, operator=spec, where=call_site())))
@@ -345,10 +335,6 @@ class DataStream(OperatorHandle):
     def _function(self, kind: Any, function: Any, returns: Any) -> DataStream:
         made = compile_function(kind, function, returns, schema=self.flow.schema, row_type=self.flow.row_type)
         return self.append_operator(made.spec, made.schema, made.row_type)
-
-    def _partitioned(self, partitioner: Partitioner) -> Flow:
-        upstreams = tuple(msgspec.structs.replace(u, partitioner=partitioner) for u in self.flow.upstreams)
-        return msgspec.structs.replace(self.flow, upstreams=upstreams)
 
     def append_node(
         self, node: StreamNode, edge: pa.Schema | None = None, combine: dict[str, Any] | None = None

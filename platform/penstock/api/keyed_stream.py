@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-import msgspec
-
-from penstock.api.data_stream import DataStream, Flow
+from penstock.api.data_stream import DataStream
 from penstock.api.windows import Global, Window, require_window
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from penstock.api.aggregates import Aggregate
     from penstock.api.connected_streams import BroadcastConnectedStream, ConnectedStreams
     from penstock.api.environment import Environment
+    from penstock.api.flow import Flow
     from penstock.api.two_inputs import How, LateTo
     from penstock.api.windowed_stream import WindowedStream
     from penstock.operators.process_function import KeyedProcessFunction
@@ -61,8 +60,7 @@ class KeyedStream(DataStream):
         """Return the stream without what a `key_by` has made of it."""
         if self._computed_of is not None:
             return self._computed_of
-        upstreams = tuple(msgspec.structs.replace(u, partitioner=None) for u in self.flow.upstreams)
-        return DataStream(self.environment, msgspec.structs.replace(self.flow, upstreams=upstreams))
+        return DataStream(self.environment, self.flow.as_made())
 
     def without_computed(self, made: DataStream) -> DataStream:
         """Return whole rows that came of this stream's without a computed key."""
@@ -278,7 +276,6 @@ class KeyedStream(DataStream):
 
     def with_hidden_columns(self, columns: dict[str, Any]) -> KeyedStream:
         """Return the stream with columns that are computed before rows are sent to their keys."""
-        upstreams = tuple(msgspec.structs.replace(u, partitioner=None) for u in self.flow.upstreams)
-        before = DataStream(self.environment, msgspec.structs.replace(self.flow, upstreams=upstreams))
-        flow = before.with_columns(**columns)._partitioned(KeyGroup(self._keys))  # noqa: SLF001 - of its own class
+        before = DataStream(self.environment, self.flow.as_made())
+        flow = before.with_columns(**columns).flow.sent(KeyGroup(self._keys))
         return KeyedStream(self.environment, flow, self._keys, self._computed_of)

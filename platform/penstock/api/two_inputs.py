@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import msgspec
 
 from penstock.api.call_site import call_site
+from penstock.api.flow import Flow
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
@@ -63,7 +64,7 @@ def append_two_input(
     first: DataStream, second: DataStream, spec: OperatorSpec, schema: pa.Schema, row_type: Any = None
 ) -> DataStream:
     """Add an operator behind both streams and return its output."""
-    from penstock.api.data_stream import DataStream, Flow
+    from penstock.api.data_stream import DataStream
 
     spec = msgspec.structs.replace(spec, output_schema=schema_to_text(schema))
     inputs = [

@@ -171,7 +171,7 @@ class WindowedStream:
         name = f"Window({self._window.label})"
         spec = OperatorSpec(uid="", name=name, kind=self._kind, config=config, stateful=True)
         rows = stream.flow.schema if self._window.time == "event" else with_ts(stream.flow.schema)
-        combine = self._kind == "window_aggregate" and parse(config).combines
+        combine = self._kind in ("window_aggregate", "processing_window") and parse(config).combines
         output = stream.append_operator(
             spec, output_schema(config, rows), edge=self._edge(stream, wanted), combine=combine
         )

@@ -55,6 +55,8 @@ class History:
     pieces: tuple[Piece, ...]
     #: Split id -> its offsets that are read from the table: from, to before.
     tables: dict[str, tuple[int, int]] = field(default_factory=dict)
+    #: The tables as they are found again: those of Iceberg with their snapshots.
+    uris: tuple[str, ...] = ()
 
 
 def histories(graph: JobGraph, cut: Cut, tables: Sequence[TableHistory]) -> dict[str, History]:
@@ -139,7 +141,7 @@ class _Source:
         parts = [TablePart(place=WHOLE, chunks=c) for c in _runs(table.chunks.get(WHOLE, []), cut.piece_rows)]
         # they are counted to the first split, and have no say in how far any is
         first = [Piece(split=table_split(splits[0].rest.id, p), number=0, source=spec, quiet=True) for p in parts]
-        return History(splits, (*first, *pieces_of(splits)))
+        return History(splits, (*first, *pieces_of(splits)), uris=table.uris)
 
     def _behind_offsets(self, table: Table, cut: Cut, declared: TableHistory) -> History:
         starts = {s.rest.id: s.start for s in self.factory.history(self.spec, {"begin": True}, None)}
@@ -169,7 +171,7 @@ class _Source:
             if parts:
                 read[split_id] = parts[0].low, parts[-1].high
             pieces += _stitched(number, split, parts, spec, whole=cut.piece_rows is None)
-        return History(splits, tuple(pieces), read)
+        return History(splits, tuple(pieces), read, table.uris)
 
     def _table_spec(self, table: Table, declared: TableHistory) -> SourceSpec:
         return table_spec(

@@ -77,6 +77,8 @@ class BackfillResult:
     positions: dict[str, dict[str, Any]]
     #: uid of a source -> split id -> its offsets that came from a table: from, to before.
     tables: dict[str, dict[str, tuple[int, int]]]
+    #: uid of a source -> its tables, those of Iceberg with the snapshots that were read.
+    histories: dict[str, tuple[str, ...]]
 
 
 class Backfill:
@@ -184,6 +186,7 @@ class Backfill:
             )
         )
         reached = min((self._watermarks[vertex_id] for vertex_id in self._histories), default=MIN_TIMESTAMP)
+        sources = {v.operators[0].uid: self._histories[v.id] for v in graph.vertices if v.is_source}
         return BackfillResult(
             uri=target.uri,
             run_id=self.run_id,
@@ -191,16 +194,9 @@ class Backfill:
             rows_staged=sum(output.rows for output in pending),
             rows_late=late,
             watermark=None if reached == MIN_TIMESTAMP else reached,
-            positions={
-                v.operators[0].uid: {split.rest.id: split.rest.state for split in self._histories[v.id].splits}
-                for v in graph.vertices
-                if v.is_source
-            },
-            tables={
-                v.operators[0].uid: self._histories[v.id].tables
-                for v in graph.vertices
-                if v.is_source and self._histories[v.id].tables
-            },
+            positions={uid: {split.rest.id: split.rest.state for split in h.splits} for uid, h in sources.items()},
+            tables={uid: h.tables for uid, h in sources.items() if h.tables},
+            histories={uid: h.uris for uid, h in sources.items() if h.uris},
         )
 
 

@@ -29,6 +29,7 @@ from penstock.backfill.task import run_parts, run_source
 from penstock.backfill.wire import EDGE, NO_EDGE, ORDER, PART, RESULT, TIME, input_schema, output_schema
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
+from penstock.snapshots.spark_session import reason_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,10 +72,8 @@ class SparkEngine:
         try:
             found = given.where(F.col(EDGE) == NO_EDGE).select(RESULT).collect()
         except (PySparkException, Py4JError) as error:
-            lines = [line.strip() for line in str(error).splitlines()]
-            said = [line for line in lines if line.startswith("penstock.") and "Error" in line]
-            why = said[-1] if said else next((line for line in lines if line), "Spark gave no reason")
-            raise BackfillFailedError(f"stage {stage.vertex.name!r} failed on Spark: {why}") from error
+            msg = f"stage {stage.vertex.name!r} failed on Spark: {reason_of(error)}"
+            raise BackfillFailedError(msg, hint="there is no savepoint") from error
         progress(stage, stage.parts, stage.parts)
         results = [msgspec.msgpack.decode(bytes(row[0]), type=TaskResult) for row in found]
         return sorted(results, key=lambda result: result.part)

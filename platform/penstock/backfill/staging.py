@@ -17,6 +17,7 @@ from penstock.connector.sink import SinkSpec
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef
+from penstock.core.views import plain_schema
 from penstock.operators.columns import conform
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.registry import create_operator
@@ -78,7 +79,7 @@ class StagedSinkOperator(Operator):
         self._context = context
         spec = msgspec.convert(context.spec.config["sink"], SinkSpec)
         self._where = f"sink {context.spec.uid!r}"
-        self._schema = schema_from_text(spec.schema)
+        self._schema = plain_schema(schema_from_text(spec.schema))
         self._chunk_bytes = chunk_bytes_of(context, spec)
         self._buffer = EpochBuffer(self._schema, self._chunk_bytes)
         self._names = sink_context(context)

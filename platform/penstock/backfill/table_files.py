@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import urllib.parse
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import pyarrow as pa
@@ -35,6 +35,8 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True):
     root: str
     key: str
     size: int
+    #: Columns that are null in all of it, where a table's format tells; None: the names of folders may hold values.
+    absent: tuple[str, ...] | None = None
 
     @property
     def uri(self) -> str:
@@ -42,22 +44,41 @@ class TableFile(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.root}/{self.key}"
 
 
-def files_of(uris: Sequence[str]) -> list[TableFile]:
-    """Return the files at each URI, which is a file or a folder of any depth, in this order and sorted by name.
+def files_of(uri: str) -> list[TableFile]:
+    """Return the files at a URI, which is a file or a folder of any depth, sorted by name.
 
     Names that begin with a dot or `_` and those that do not end in `.parquet` are left out.
 
     Raises:
-        UsageError: there is none, one is named twice, or a folder is that of a table whose files are listed elsewhere.
+        UsageError: there is none, or a folder is that of a table whose files are listed elsewhere.
         StorageError: the store cannot be reached.
     """
-    found: list[TableFile] = []
-    for uri in uris:
-        found += _one(uri) or _folder(open_store(uri))
-    twice = [uri for uri, times in Counter(file.uri for file in found).items() if times > 1]
+    return _one(uri) or _folder(open_store(uri))
+
+
+def require_once(files: Iterable[TableFile]) -> None:
+    """Refuse a file that is there twice.
+
+    Raises:
+        UsageError: with the first such.
+    """
+    twice = [uri for uri, times in Counter(file.uri for file in files).items() if times > 1]
     if twice:
         raise UsageError(f"{twice[0]} is named twice", hint="its rows would count twice")
-    return found
+
+
+def file_at(location: str, size: int) -> TableFile:
+    """Return a file by its name in another system, where no character is escaped: `s3a://` and `file:/` are known."""
+    scheme, _, rest = location.partition(":")
+    if scheme in ("s3", "s3a", "s3n"):
+        bucket, _, key = rest.removeprefix("//").partition("/")
+        return TableFile(root=f"s3://{bucket}", key=key, size=size, absent=())
+    if scheme == "file":
+        location = f"/{rest.lstrip('/')}"
+    root, _, name = location.rpartition("/")
+    if "://" not in root:
+        root = f"file://{urllib.parse.quote(root, safe='/=')}"
+    return TableFile(root=root, key=name, size=size, absent=())
 
 
 def _one(uri: str) -> list[TableFile]:
@@ -76,7 +97,8 @@ def _folder(store: ObjectStore) -> list[TableFile]:
     for folder, ending, name in _FORMATS:
         if any(key.endswith(ending) and f"/{folder}" in f"/{key}" for key in keys):
             msg = f"{store.uri} is a table of {name}: its folder also has files that no longer count"
-            raise UsageError(msg, hint="give the data files of one of its snapshots instead, each by name")
+            way = "name the tables, one by one" if name == "Iceberg" else "give the data files of a snapshot, each"
+            raise UsageError(msg, hint=way)
     names = [key for key in keys if key.endswith(_ENDING) and not any(_hidden(part) for part in key.split("/"))]
     if not names:
         raise UsageError(f"there is no Parquet file at {store.uri}", hint=f"files have names that end in {_ENDING}")
@@ -87,8 +109,10 @@ def _hidden(part: str) -> bool:
     return part.startswith(".") or (part.startswith("_") and "=" not in part)
 
 
-def folder_values(file: TableFile) -> dict[str, str | None]:
-    """Return the values that the names of a file's folders stand for: `day=2026-01-01/part-0.parquet`."""
+def values_beside(file: TableFile) -> dict[str, str | None]:
+    """Return what is known of columns beside the file's own: by folders (`day=2026-01-01/part-0.parquet`), or nulls."""
+    if file.absent is not None:
+        return dict.fromkeys(file.absent)
     parts = [part.partition("=") for part in file.uri.split("/")[:-1] if "=" in part]
     return {name: None if value == _NULL else urllib.parse.unquote(value) for name, _, value in parts}
 
@@ -113,7 +137,7 @@ def open_parquet(file: TableFile) -> pq.ParquetFile:
 
 
 def read_group(opened: pq.ParquetFile, file: TableFile, group: int, names: Sequence[str]) -> pa.Table:
-    """Return columns of a row group, those that only folders tell as text.
+    """Return columns of a row group, those that only folders tell as text, those that nothing tells as nulls.
 
     Raises:
         ConnectorError: it is damaged.
@@ -124,9 +148,9 @@ def read_group(opened: pq.ParquetFile, file: TableFile, group: int, names: Seque
     except (OSError, pa.ArrowException) as error:
         msg = f"{file.uri} cannot be read: row group {group}: {str(error).splitlines()[0]}"
         raise ConnectorError(msg, hint="is the file whole?") from error
-    rows, values = opened.metadata.row_group(group).num_rows, folder_values(file)
+    rows, values = opened.metadata.row_group(group).num_rows, values_beside(file)
     columns = [
-        table.column(name) if name in own else pa.chunked_array([pa.repeat(pa.scalar(values[name], pa.string()), rows)])
+        table.column(name) if name in own else pa.chunked_array([pa.repeat(pa.scalar(values[name]), rows)])
         for name in names
     ]
     return pa.Table.from_arrays(columns, names=list(names))

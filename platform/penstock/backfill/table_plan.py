@@ -15,7 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.backfill.table_files import TableFile, files_of, folder_values, open_parquet, read_group
+from penstock.backfill.iceberg import IcebergSnapshot, open_iceberg
+from penstock.backfill.table_files import (
+    TableFile,
+    files_of,
+    open_parquet,
+    read_group,
+    require_once,
+    values_beside,
+)
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -62,11 +70,14 @@ class Chunk(msgspec.Struct, frozen=True, kw_only=True):
 class Table:
     """A table that was looked at."""
 
-    def __init__(self, where: str, chunks: dict[Place, list[Chunk]], offsets: Offsets | None) -> None:
-        """`where` begins what is said about it."""
+    def __init__(
+        self, where: str, chunks: dict[Place, list[Chunk]], offsets: Offsets | None, uris: tuple[str, ...]
+    ) -> None:
+        """`where` begins what is said about it; `uris` name it again, snapshots by their ids."""
         self.where = where
         self.chunks = chunks
         self.offsets = offsets
+        self.uris = uris
 
     def require_dense(self, place: Place) -> None:
         """Refuse a partition of which offsets between the first and the last are missing or there twice.
@@ -92,9 +103,13 @@ def open_table(where: str, uris: Sequence[str], schema: pa.Schema, offsets: Offs
         ConnectorError: one cannot be read. StorageError: the store cannot be reached.
     """
     chunks: dict[Place, list[Chunk]] = {}
-    for file in files_of(uris):
-        opened = open_parquet(file)
-        _require_columns(f"{where}: {file.uri}", opened.schema_arrow, folder_values(file), schema, offsets)
+    listed, named = _listed(uris)
+    wanted = [*schema, *(pa.field(name, pa.int64(), nullable=False) for name in (offsets.names if offsets else ()))]
+    for known, snapshot in listed:
+        file, opened = known, open_parquet(known)
+        if snapshot is not None:
+            file = snapshot.fitted(f"{where}: {file.uri}", file, opened.schema_arrow, wanted)
+        _require_columns(f"{where}: {file.uri}", opened.schema_arrow, values_beside(file), schema, offsets)
         for group in range(opened.metadata.num_row_groups):
             rows = opened.metadata.row_group(group).num_rows
             if not rows:
@@ -105,7 +120,19 @@ def open_table(where: str, uris: Sequence[str], schema: pa.Schema, offsets: Offs
             for place, first, last, count in _spans(opened, file, group, offsets):
                 chunk = Chunk(file=file, group=group, rows=count, first=first, last=last)
                 chunks.setdefault(place, []).append(chunk)
-    return Table(where, chunks, offsets)
+    return Table(where, chunks, offsets, named)
+
+
+def _listed(uris: Sequence[str]) -> tuple[list[tuple[TableFile, IcebergSnapshot | None]], tuple[str, ...]]:
+    """Return all files, each with the snapshot that it is of, and the names under which they are found again."""
+    found: list[tuple[TableFile, IcebergSnapshot | None]] = []
+    named = []
+    for uri in uris:
+        snapshot = open_iceberg(uri)
+        found += [(file, snapshot) for file in (files_of(uri) if snapshot is None else snapshot.files)]
+        named.append(uri if snapshot is None else snapshot.uri)
+    require_once(file for file, _ in found)
+    return found, tuple(named)
 
 
 def name_of(place: Place) -> str:
@@ -178,7 +205,7 @@ def _spans(
     opened: pq.ParquetFile, file: TableFile, group: int, offsets: Offsets
 ) -> Iterator[tuple[Place, int, int, int]]:
     """Yield (partition, first offset, last offset, rows) of a row group."""
-    about, told = opened.metadata.row_group(group), folder_values(file)
+    about, told = opened.metadata.row_group(group), values_beside(file)
     partition, at = _bounds(about, offsets.partition, told), _bounds(about, offsets.offset, told)
     topic = _bounds(about, offsets.topic, told) if offsets.topic else ("", "")
     if partition and at and topic and partition[0] == partition[1] and topic[0] == topic[1]:

@@ -22,7 +22,7 @@ import penstock as ps
 from penstock.bench import nexmark_answers as answers
 from penstock.bench.measure import BenchJob, measure_job
 from penstock.bench.sources import due, environment, paced, timed
-from penstock_connectors.nexmark import NexmarkSource
+from penstock_connectors.nexmark import NexmarkSource, Text
 from penstock_connectors.workloads import ChecksumSink
 
 if TYPE_CHECKING:
@@ -54,6 +54,8 @@ class Query:
     results: Results = "rows"
     #: Length of the windows, where their ends are not among the columns.
     window_s: int = 0
+    #: "views" where no text leaves its task: it stays in the pool, as that of Flink's source. An edge copies it.
+    text: Text = "copied"
 
 
 def _q0(bids: DataStream, *along: str) -> DataStream:
@@ -119,13 +121,18 @@ def _q18(bids: DataStream, *along: str) -> DataStream:  # noqa: ARG001 - every c
 _PLAIN = ("auction", "bidder", "price", "dateTime", "extra")
 _EVERY = ("auction", "bidder", "price", "channel", "url", "dateTime", "extra")
 QUERIES = {
-    "q0": Query(columns=_PLAIN, run=_q0, shown=("bidder", "dateTime", "price", "auction"), answer=answers.q0),
-    "q1": Query(columns=_PLAIN, run=_q1, shown=("bidder", "dateTime", "price", "auction"), answer=answers.q1),
+    "q0": Query(
+        columns=_PLAIN, run=_q0, shown=("bidder", "dateTime", "price", "auction"), answer=answers.q0, text="views"
+    ),
+    "q1": Query(
+        columns=_PLAIN, run=_q1, shown=("bidder", "dateTime", "price", "auction"), answer=answers.q1, text="views"
+    ),
     "q2": Query(
         columns=("auction", "price", "dateTime"),
         run=_q2,
         shown=("auction", "price", "price", "price"),
         answer=answers.q2,
+        text="views",
     ),
     "q5": Query(
         columns=("auction", "dateTime"),
@@ -197,7 +204,7 @@ def build(name: str, options: BenchOptions, folder: Path, *, whole: bool = False
     """Run the job of a query."""
     query, count = QUERIES[name], options.events_or(_EVENTS)
     env = environment(options, folder)
-    bids = _source(options, count, _EVERY if whole else query.columns, marks=str(folder / "marks"))
+    bids = _source(options, count, _EVERY if whole else query.columns, query.text, marks=str(folder / "marks"))
     source = paced(bids, options, folder, query.results, "dateTime")
     sink = ChecksumSink(folder=str(folder / "marks"), form="rows", columns=query.shown, **timed(options, query.results))
     along = due(options) if query.results == "rows" else ()
@@ -214,8 +221,10 @@ def _end_of_window(seconds: int) -> pl.Expr:
     return pl.col("dateTime").dt.truncate(f"{seconds}s") + timedelta(seconds=seconds)
 
 
-def _source(options: BenchOptions, count: int, columns: tuple[str, ...], marks: str = "") -> NexmarkSource:
-    return NexmarkSource(events=count, columns=columns, splits=options.parallelism, rate=_RATE, marks=marks)
+def _source(
+    options: BenchOptions, count: int, columns: tuple[str, ...], text: Text = "copied", marks: str = ""
+) -> NexmarkSource:
+    return NexmarkSource(events=count, columns=columns, splits=options.parallelism, rate=_RATE, text=text, marks=marks)
 
 
 def _right(query: Query, options: BenchOptions, events: int) -> str:

@@ -255,13 +255,17 @@ def _metered(peer: Peer, words: dict[str, str]) -> tuple[str, TreeMeter]:
     except OSError as error:
         raise PenstockError(f"{peer.name} cannot be started: {error}", hint=_SETUP_HINT) from error
     meter = TreeMeter(process.pid)
-    meter.start()
     try:
+        meter.start()
         text, _ = process.communicate(timeout=peer.limit_seconds)
     except subprocess.TimeoutExpired as error:
         meter.kill()
         process.communicate()
         raise PenstockError(f"{peer.name} did not end within {peer.limit_seconds:g} s") from error
+    except BaseException:  # a key or a signal: another engine's processes end with the wait for them
+        meter.kill()
+        process.communicate()
+        raise
     finally:
         meter.stop()
     if process.returncode:

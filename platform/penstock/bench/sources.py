@@ -38,6 +38,7 @@ def environment(options: BenchOptions, folder: Path) -> ps.Environment:
         parallelism=options.parallelism,
         checkpoint_interval=None if interval is None else interval / 1000,
         checkpoint_root=folder / "checkpoints",
+        restart="failure-rate",  # a job that fails again and again is an error, nothing to wait for
         **chosen,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ import typer
 from penstock.api.job_file import planned
 from penstock.cli.options import JsonOption, SettingsOption, print_json, say
 from penstock.cli.run import parse_overrides
+from penstock.cli.spark import SparkConfOption, needs_spark, refuse_settings, spark_settings
 from penstock.cli.table_options import (
     CutOverOption,
     HistoryOption,
@@ -27,7 +29,7 @@ from penstock.core.rand import SystemRand
 
 if TYPE_CHECKING:
     from penstock.backfill.engine import Engine, Progress
-    from penstock.backfill.run import Backfill, BackfillResult
+    from penstock.backfill.run import BackfillResult
     from penstock.backfill.stages import Stage
 
 
@@ -41,6 +43,7 @@ def backfill(
     sparse: SparseOption = None,
     cut_over: CutOverOption = None,
     master: Annotated[str | None, typer.Option(help="Spark's: local[4], yarn, ...; default: in this process.")] = None,
+    spark_conf: SparkConfOption = None,
     parts: Annotated[int, typer.Option(min=1, help="Key ranges, each the work of one task.")] = 16,
     accept: Annotated[
         list[str] | None, typer.Option(metavar="UID", help="An operator that does not qualify by itself.")
@@ -63,10 +66,14 @@ def backfill(
         parts=parts,
         accept=tuple(accept or ()),
     )
+    if master is None:
+        refuse_settings(spark_conf, way="name its master: --master local[4]")
+    given = spark_settings(spark_conf)
     graph = planned(job, parse_overrides(settings or []), "")
     clock = SystemClock()
     began = clock.monotonic_ms()
-    result = _run(Backfill(graph, options, clock, SystemRand()), master, _progress(quiet=json))
+    with _engine(master, given) as engine:
+        result = Backfill(graph, options, clock, SystemRand()).run(engine, _progress(quiet=json))
     seconds = (clock.monotonic_ms() - began) / 1000
     if json:
         print_json(_as_json(graph.name, result, seconds))
@@ -75,12 +82,16 @@ def backfill(
     for uid, splits in result.tables.items():
         read = ", ".join(f"{split} {low} to {high - 1}" for split, (low, high) in splits.items())
         say(f"{uid}: offsets from the table: {read}")
+    for uid, uris in result.histories.items():
+        say(f"{uid}: read from {', '.join(uris)}")
     if result.rows_late:
         say(f"{result.rows_late:,} rows were late and were dropped, as they would be live")
     say(f"event time has come to {_time(result.watermark)}; start the job with: penstock run {job} --from {result.uri}")
 
 
-def _run(work: Backfill, master: str | None, progress: Progress) -> BackfillResult:
+@contextlib.contextmanager
+def _engine(master: str | None, settings: dict[str, str]) -> Iterator[Engine]:
+    """Open what does the work: Spark with these settings, or without a master this process."""
     with contextlib.ExitStack() as stack:
         engine: Engine
         if master is None:
@@ -88,12 +99,13 @@ def _run(work: Backfill, master: str | None, progress: Progress) -> BackfillResu
 
             engine = LocalEngine()
         else:
-            from penstock.backfill.spark import SparkEngine
-            from penstock.snapshots.spark_session import open_session
+            with needs_spark("; without --master this process does the work"):
+                from penstock.backfill.spark import SparkEngine
+                from penstock.snapshots.spark_session import open_session
 
-            engine = SparkEngine(stack.enter_context(open_session(master)))
+            engine = SparkEngine(stack.enter_context(open_session(master, settings)))
         stack.callback(engine.close)
-        return work.run(engine, progress)
+        yield engine
 
 
 def _progress(*, quiet: bool) -> Progress:
@@ -121,5 +133,6 @@ def _as_json(name: str, result: BackfillResult, seconds: float) -> dict[str, Any
         "watermark": result.watermark,
         "positions": result.positions,
         "tables": result.tables,
+        "histories": result.histories,
         "seconds": round(seconds, 3),
     }

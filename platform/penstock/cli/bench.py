@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,13 +63,23 @@ def bench(
         settings=dict(_setting(text) for text in settings or []),
     )
     options.check()
-    with _broker(name, options) as chosen:
+    with _ended_by_a_signal(), _broker(name, options) as chosen:
         figures = run(chosen)
     if json:
         print_json(figures)
     else:
         for key, value in figures.items():
             say(f"{key:<24} {_shown(value)}")
+
+
+@contextlib.contextmanager
+def _ended_by_a_signal() -> Iterator[None]:
+    """End on SIGTERM as on a key, so that no job, engine or broker stays behind."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,15 @@ from penstock.cli.options import (
     say,
 )
 from penstock.cli.serve import LOG_VARIABLE, OTLP_VARIABLE
-from penstock.cli.spark import MasterOption, SparkConfOption, spark_cluster, spark_options
+from penstock.cli.spark import (
+    MasterOption,
+    SparkConfOption,
+    refuse_settings,
+    spark_cluster,
+    spark_options,
+    spark_settings,
+    taskmanager_bounds,
+)
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.clock import SystemClock
@@ -40,6 +48,9 @@ if TYPE_CHECKING:
 
 commands = typer.Typer(help="A local standalone cluster.", no_args_is_help=True, add_completion=False)
 commands.command("certs")(certs)
+TimeoutOption = Annotated[
+    str, typer.Option(metavar="TIME", help="Of MIN..MAX: one that is unused for so long is released (60s).")
+]
 _START_TIMEOUT_MS = 330_000
 _SPARK_START_TIMEOUT_MS = 960_000
 _STOP_TIMEOUT_MS = 60_000
@@ -49,10 +60,11 @@ _POLL_MS = 50
 @commands.command("start")
 def start(
     *,
-    taskmanagers: Annotated[int, typer.Option(help="TaskManager processes.")] = 2,
+    taskmanagers: Annotated[str, typer.Option(metavar="N", help="TaskManagers; on Spark also MIN..MAX.")] = "2",
     slots: Annotated[int, typer.Option(help="Slots (worker processes) of each TaskManager.")] = 2,
     rest_port: Annotated[int, typer.Option(help="Port of the REST API; 0 picks a free one.")] = 8081,
     host: Annotated[str, typer.Option(help="Address REST listens on.")] = "127.0.0.1",
+    taskmanager_timeout: TimeoutOption = "",
     provider: Annotated[str, typer.Option(help="Where TaskManagers run: local, or spark.")] = "local",
     master: MasterOption = "",
     spark_conf: SparkConfOption = None,
@@ -66,6 +78,11 @@ def start(
     if (provider == "spark") != bool(master) or provider not in {"local", "spark"}:
         msg = f"--provider {provider} with --master {master or '(none)'}"
         raise UsageError(msg, hint="--provider spark takes a --master, --provider local (the default) none")
+    if provider == "spark":
+        spark_settings(spark_conf)  # a bad one is told here, and not by the process that is started
+    else:
+        refuse_settings(spark_conf, way="start it with --provider spark --master URL")
+    taskmanager_bounds(taskmanagers, slots, taskmanager_timeout, on_spark=bool(master))
     record = cluster_file()
     if record.exists() and _alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
         msg = f"a cluster runs already ({record})"
@@ -73,7 +90,8 @@ def start(
     home().mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     log = home() / "cluster.log"
-    arguments = ["cluster", "serve", "--taskmanagers", str(taskmanagers), "--slots", str(slots)]
+    arguments = ["cluster", "serve", "--taskmanagers", taskmanagers, "--slots", str(slots)]
+    arguments += ["--taskmanager-timeout", taskmanager_timeout] if taskmanager_timeout else []
     arguments += ["--rest-port", str(rest_port), "--host", host, *(["--insecure"] if insecure else [])]
     arguments += ["--master", master] if master else []
     arguments += [part for setting in spark_conf or [] for part in ("--spark-conf", setting)]
@@ -102,7 +120,8 @@ def start(
 @commands.command("serve", hidden=True)
 def serve(
     *,
-    taskmanagers: int = 2,
+    taskmanagers: str = "2",
+    taskmanager_timeout: str = "",
     slots: int = 2,
     rest_port: int = 8081,
     host: str = "127.0.0.1",
@@ -112,8 +131,9 @@ def serve(
 ) -> None:
     """Run a cluster in the foreground; what `start` puts into the background."""
     directory = home() / "cluster"
+    bounds = taskmanager_bounds(taskmanagers, slots, taskmanager_timeout, on_spark=bool(master))
     config = LocalClusterConfig(
-        taskmanagers=taskmanagers,
+        taskmanagers=bounds.least,
         slots_per_taskmanager=slots,
         directory=directory,
         rest_port=rest_port,
@@ -125,7 +145,7 @@ def serve(
         signal.signal(number, lambda *_: ended.set())
     cluster: LocalCluster | SparkCluster
     if master:
-        spark = spark_options(master, spark_conf or [], taskmanagers=taskmanagers, slots=slots)
+        spark = spark_options(master, spark_conf, bounds)
         cluster = spark_cluster(replace(config, rpc_host=host), spark, ended.set)
     else:
         cluster = LocalCluster(config)

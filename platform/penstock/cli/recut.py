@@ -63,7 +63,7 @@ def repartition(
     from penstock.snapshots.repartition import repartition as write_anew
 
     snapshot = opened(uri, checkpoint)
-    choice = _Choice(engine, master, spark_above, spark_conf, quiet=json)
+    choice = _Choice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
     with choice.session(snapshot, or_here=True) as session:
         run: Run = in_turn
         if session is not None:
@@ -94,7 +94,7 @@ def rekey(
     from penstock.snapshots.rekey import rekey as write_anew
 
     snapshot = opened(uri, checkpoint)
-    choice = _Choice(engine, master, spark_above, spark_conf, quiet=json)
+    choice = _Choice(engine, master, spark_above, spark_settings(spark_conf), quiet=json)
     with choice.session(snapshot, or_here=False) as session:
         worker: Engine = InMemory()
         if session is not None:
@@ -113,7 +113,7 @@ class _Choice:
     master: str | None
     #: Bytes of state.
     above: int | None
-    settings: list[str] | None
+    settings: dict[str, str]
     #: Whether nothing but JSON is printed.
     quiet: bool
 
@@ -137,7 +137,7 @@ class _Choice:
         if self.engine is Where.auto and not self.quiet:
             size = f"{state_bytes(snapshot):,} bytes of state"
             say(f"{size}: Spark does the work on {where} (--engine local: this process)")
-        with open_session(where, spark_settings(self.settings or [])) as session:
+        with open_session(where, self.settings) as session:
             yield session
 
     @property

@@ -11,7 +11,7 @@ import typer
 from penstock.api.job_file import execute_file, planned
 from penstock.cli.options import InsecureOption, JsonOption, SettingsOption, cluster_executor, print_json, say
 from penstock.cli.progress import JobProgress
-from penstock.cli.spark import MasterOption, SparkConfOption, spark_executor
+from penstock.cli.spark import MasterOption, SparkConfOption, refuse_settings, spark_executor
 from penstock.client.executors import ClusterExecutor, EmbeddedExecutor, SubmitOptions
 from penstock.client.handle import TERMINAL
 from penstock.core.errors import UsageError
@@ -70,7 +70,7 @@ def run(
         msg = f"there is no job file {job}"
         raise UsageError(msg, hint="pass the path of a Python file")
     on_cluster = cluster is not None or detached or bool(token) or attach
-    _check_engine(engine, master, on_cluster=on_cluster)
+    _check_engine(engine, master, spark_conf, on_cluster=on_cluster)
     overrides = parse_overrides(settings or [], parallelism)
     if write is not None:
         _write(job, overrides, write)
@@ -88,7 +88,7 @@ def run(
     with JobProgress(enabled=not json) as progress, contextlib.ExitStack() as stack:
         executor: ClusterExecutor | EmbeddedExecutor | SparkExecutor
         if engine == "spark":
-            executor = spark_executor(master, spark_conf or [], host, taskmanagers=taskmanagers, insecure=insecure)
+            executor = spark_executor(master, spark_conf, host, taskmanagers=taskmanagers, insecure=insecure)
             executor.options = options
         elif not on_cluster:
             executor = EmbeddedExecutor(options=options)
@@ -124,13 +124,15 @@ def _tell(results: list[JobResult], *, as_json: bool) -> None:
             say(f"{result.name} {result.job_id} is submitted; `penstock show {result.name}` tells how it is")
 
 
-def _check_engine(engine: str, master: str, *, on_cluster: bool) -> None:
+def _check_engine(engine: str, master: str, spark_conf: list[str] | None, *, on_cluster: bool) -> None:
     if engine not in {"embedded", "spark"} or (engine == "spark") != bool(master):
         msg = f"--engine {engine} with --master {master or '(none)'}"
         raise UsageError(msg, hint="--engine spark takes a --master, --engine embedded (the default) none")
     if master and on_cluster:
         msg = "--engine spark brings a cluster of its own, and --cluster, --detached, --token or --attach name another"
         raise UsageError(msg, hint="leave out one of them")
+    if not master:
+        refuse_settings(spark_conf, way="run it with --engine spark --master URL")
 
 
 def _write(job: Path, overrides: dict[str, str], to: Path) -> None:

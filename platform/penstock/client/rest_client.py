@@ -166,6 +166,14 @@ class RestClient:
         managers: list[dict[str, Any]] = self._get("/v1/taskmanagers")["taskmanagers"]
         return managers
 
+    def release_taskmanager(self, taskmanager_id: str) -> None:
+        """End a TaskManager without used slots, so that no job loses a worker by it.
+
+        Raises:
+            NotFoundError: there is no such TaskManager. UsageError: a job uses it.
+        """
+        self._send("DELETE", f"/v1/penstock/taskmanagers/{_part(taskmanager_id)}")
+
     def submit(
         self, graph: bytes, *, token: str = "", from_uri: str | None = None, **flags: Unpack[SubmitFlags]
     ) -> str:
@@ -293,7 +301,16 @@ class RestClient:
             ) from error
         if not 200 <= status < 300:
             raise _error_of(status, data)
-        answer: dict[str, Any] = json.loads(data) if data else {}
+        return self._answer_of(data) if data else {}
+
+    def _answer_of(self, data: bytes) -> dict[str, Any]:
+        try:
+            answer = json.loads(data)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            msg = f"{self.url} is no JobManager's: another service answers"
+            raise PenstockError(msg, hint="check the URL and its port, as `penstock cluster start` prints it")
         return answer
 
     def _request(self, method: str, path: str, content: bytes | None, headers: dict[str, str]) -> tuple[int, bytes]:

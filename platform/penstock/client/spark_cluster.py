@@ -6,16 +6,18 @@ Used by `penstock cluster start --provider spark` and `penstock run --engine spa
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.client.executors import SubmitOptions, run_to_end, submit_graph
-from penstock.client.handle import JobHandle
+from penstock.client.handle import TERMINAL, JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.client.sizing import Bounds
 from penstock.client.spark_taskmanagers import SparkOptions, SparkTaskManagers, order_for
 from penstock.config.security import FOLDER_VARIABLE
-from penstock.core.errors import UsageError
+from penstock.core.errors import PenstockError, UsageError
 from penstock.graph.regions import endless_sources, required_slots
 
 if TYPE_CHECKING:
@@ -47,7 +49,7 @@ class SparkCluster:
         return self.jobmanager.rest_url
 
     def __enter__(self) -> Self:
-        """Start the JobManager and Spark, and wait until all TaskManagers have registered.
+        """Start the JobManager and Spark, and wait until the least number of TaskManagers has registered.
 
         Raises:
             PenstockError: one of them does not start.
@@ -56,10 +58,11 @@ class SparkCluster:
         cluster.start()
         try:
             folder = {**os.environ, **self._config.environment}.get(FOLDER_VARIABLE, "")
-            order = order_for(cluster.rpc_address, spark.slots, cluster.secret, folder, insecure=self._config.insecure)
-            self._taskmanagers = SparkTaskManagers(spark, order, self._on_lost)
+            slots, insecure = spark.bounds.slots, self._config.insecure
+            order = order_for(cluster.rpc_address, slots, cluster.secret, folder, insecure=insecure)
+            self._taskmanagers = SparkTaskManagers(spark, order, cluster.client, self._on_lost)
             self._taskmanagers.start()
-            cluster.wait_registered(spark.taskmanagers, self._taskmanagers.check, START_TIMEOUT_MS)
+            cluster.wait_registered(spark.bounds.least, self._taskmanagers.check, START_TIMEOUT_MS)
         except BaseException:
             self.close()
             raise
@@ -105,15 +108,23 @@ class SparkExecutor:
 
         Raises:
             UsageError: the job has no end, or Spark does not start.
-            PenstockError: the job failed.
+            PenstockError: the job failed, or Spark has ended.
         """
         if endless := endless_sources(graph):
             msg = f"--engine spark is for jobs that come to an end, and source {endless[0]} does not"
             raise UsageError(msg, hint="give it an end (bounded=...), or `penstock cluster start --provider spark`")
         slots = required_slots(graph)
-        managers = max(1, min(self.spark.taskmanagers, slots))
-        spark = replace(self.spark, taskmanagers=managers, slots=-(-slots // managers))
+        managers = max(1, min(self.spark.bounds.least, slots))
+        spark = replace(self.spark, bounds=Bounds(least=managers, most=managers, slots=-(-slots // managers)))
         config = LocalClusterConfig(rest_host=self.host, rpc_host=self.host, insecure=self.insecure)
-        with SparkCluster(config, spark) as cluster:
-            handle = submit_graph(cluster.jobmanager.client(), graph, self.options)
-            return run_to_end(handle, self.on_poll)
+        lost = threading.Event()
+
+        def look(handle: JobHandle, job: dict[str, Any]) -> None:
+            if lost.is_set() and job["state"] not in TERMINAL:  # it would wait for slots for ever
+                msg = f"job {handle.name} was {job['state']} when Spark ended"
+                raise PenstockError(msg, hint="run it again; Spark's own log says why it ended")
+            if self.on_poll is not None:
+                self.on_poll(handle, job)
+
+        with SparkCluster(config, spark, lost.set) as cluster:
+            return run_to_end(submit_graph(cluster.jobmanager.client(), graph, self.options), look)

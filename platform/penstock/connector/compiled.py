@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from penstock.kernels.compile import compiled, intrinsic, kernel, njit, tuple_of, types
+from penstock.kernels.compile import compiled, intrinsic, kernel, njit, types
 from penstock.kernels.deferred import Deferred
 
-__all__ = ["Deferred", "compiled", "intrinsic", "kernel", "njit", "tuple_of", "types"]
+__all__ = ["Deferred", "compiled", "intrinsic", "kernel", "njit", "types"]

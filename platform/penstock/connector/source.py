@@ -66,6 +66,7 @@ class SourceContext:
 class SourceBatch:
     """Rows from one or several splits, in read order within each split."""
 
+    #: Columns may be views (`string_view`, `binary_view`) where the schema says so; those of nulls are all zeros.
     data: pa.RecordBatch
     #: Splits present; row i comes from `split_ids[split_index[i]]`, or all from `split_ids[0]` when `split_index` is
     #: None.

@@ -41,7 +41,7 @@ def build_job_graph(graph: StreamGraph) -> JobGraph:
             target=ids[chain_of[edge.target]],
             partitioner=graph.partitioner(edge),
             input_index=edge.input_index,
-            schema=edge.schema,
+            schema=_as_sent(edge.schema),
             side_output=edge.side_output,
             combine=edge.combine,
         )
@@ -55,6 +55,21 @@ def build_job_graph(graph: StreamGraph) -> JobGraph:
         settings=graph.settings,
         fingerprint=fingerprint(vertices, edges),
     )
+
+
+def _as_sent(schema: str) -> str:
+    """Return the schema of an edge between tasks: a view would take its whole pool along with every batch."""
+    if not schema:
+        return schema
+    from penstock.core.schema import (
+        schema_from_text,
+        schema_to_text,
+    )  # loads Pydantic, which the JobManager seldom needs
+    from penstock.core.views import plain_schema
+
+    declared = schema_from_text(schema)
+    plain = plain_schema(declared)
+    return schema if plain is declared else schema_to_text(plain)
 
 
 def slot_sharing_groups(graph: StreamGraph) -> dict[int, str]:

@@ -15,6 +15,7 @@ from penstock.core.errors import GraphError
 from penstock.graph.backend_check import check_backend
 from penstock.graph.job_graph import KeyGroup
 from penstock.graph.stream_graph import StreamGraph, StreamNode
+from penstock.graph.view_check import check_views
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -132,6 +133,7 @@ def validate(graph: StreamGraph) -> None:
         _check_output_used(graph, node)
         _check_side_outputs(graph, node)
         check_backend(graph, node)
+        check_views(graph, node)
     _check_delivery(graph)
 
 

@@ -91,7 +91,7 @@ class Dispatcher:
         self._jobs: dict[str, KnownJob] = {}
         self._operations = Operations()
         self._stories = Stories(parts.ha_store)
-        self.questions = parts.taskmanagers.questions
+        self.questions, self.release_taskmanager = parts.taskmanagers.questions, parts.taskmanagers.release
         self._submitting = asyncio.Lock()
         self._closing = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -252,21 +252,21 @@ class Dispatcher:
         """Return when the job is in a terminal state or the time is over (look at `terminal`)."""
         found = self._find(job)
         if not found.record.ended or found.driver is not None:
-            until = self._closing if found.driver is None else found.driver.ended
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(until.wait(), timeout_ms / 1000)
+                await asyncio.wait_for((found.driver.ended if found.driver else self._closing).wait(), timeout_ms / 1e3)
         return self.summary(found.record.job_id)
 
     def cluster(self) -> ClusterView:
         """Return the cluster at a glance."""
-        parts = self._parts
+        parts, pool = self._parts, self._parts.taskmanagers.pool
         return ClusterView(
             jobmanager_id=parts.jobmanager_id,
             generation=parts.generation,
             rpc_address=parts.rpc_address(),
             taskmanagers=len(parts.taskmanagers.views()),
-            slots=parts.taskmanagers.pool.total,
-            free_slots=parts.taskmanagers.pool.free,
+            slots=pool.total,
+            free_slots=pool.free,
+            pending_slots=pool.pending,
             spans=parts.spans.counts if parts.spans is not None else (0, 0),
             jobs=self.jobs(),
         )

@@ -60,6 +60,11 @@ class SlotPool:
         """All slots."""
         return sum(offer.total for offer in self._offers.values())
 
+    @property
+    def pending(self) -> int:
+        """Slots that are asked for by requests that wait."""
+        return sum(request.count for request in self._requests)
+
     def free_of(self, taskmanager_id: str) -> int:
         """Return the free slots of one TaskManager."""
         return len(self._offers[taskmanager_id].free)

@@ -17,7 +17,7 @@ import msgspec
 from penstock.checkpoint.stores import client_modules
 from penstock.config.settings import ClusterSettings
 from penstock.core.clock import Clock
-from penstock.core.errors import NotFoundError
+from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.events import (
     Event,
@@ -183,6 +183,24 @@ class TaskManagers:
         manager = self._managers.get(session.taskmanager_id)
         if manager is not None and manager.session is session:
             self._lost(session.taskmanager_id, reason)
+
+    def release(self, taskmanager_id: str) -> None:
+        """End a TaskManager that nobody uses: from now on none of its slots is given to a job.
+
+        Raises:
+            NotFoundError: no such TaskManager. UsageError: a job holds a slot of it, or a worker has not ended.
+        """
+        manager = self._managers.get(taskmanager_id)
+        if manager is None:
+            msg_text = f"no TaskManager {taskmanager_id!r}"
+            raise NotFoundError(msg_text, hint=f"there are: {', '.join(sorted(self._managers)) or 'none'}")
+        held = manager.session.registration.slots - self.pool.free_of(taskmanager_id)
+        if held or manager.workers:
+            msg_text = f"{taskmanager_id} is in use: jobs hold {held} of its slots, {len(manager.workers)} workers run"
+            raise UsageError(msg_text, hint="wait for the end of their jobs, or rescale them")
+        manager.session.send(msg.Shutdown())
+        manager.session.close()
+        self._lost(taskmanager_id, "it was released")
 
     def check(self) -> None:
         """Called a few times a second: declare the silent dead, refuse old slot requests."""

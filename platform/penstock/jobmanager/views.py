@@ -271,6 +271,8 @@ class ClusterView(_View, frozen=True, kw_only=True):
     taskmanagers: int
     slots: int
     free_slots: int
+    #: Slots that jobs wait for.
+    pending_slots: int = 0
     #: Spans that the collector has taken, and that were dropped.
     spans: tuple[int, int] = (0, 0)
     jobs: tuple[JobSummary, ...]

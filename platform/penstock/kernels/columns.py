@@ -194,7 +194,7 @@ def fixed_to_arrow(values: I64, valid: U8 | None, data_type: pa.DataType) -> pa.
     elif pt.is_floating(data_type):
         data = values.view(np.float64).astype(data_type.to_pandas_dtype())
     elif pt.is_integer(data_type):
-        data = values.astype(data_type.to_pandas_dtype())
+        data = values.astype(data_type.to_pandas_dtype(), copy=False)
     elif pt.is_timestamp(data_type):
         data = values if _UNIT_US[data_type.unit] == 1 else values // _UNIT_US[data_type.unit]
     elif pt.is_decimal128(data_type):

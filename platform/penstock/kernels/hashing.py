@@ -157,24 +157,3 @@ def hash_columns(batch: pa.RecordBatch, columns: tuple[str, ...]) -> I64:
         GraphError: a column's type cannot be a key.
     """
     return hash_key_columns(key_columns(batch, columns), int(batch.num_rows))
-
-
-def packed_order(hashes: I64) -> tuple[I64, int]:
-    """Return numbers whose bits below a mask are the rows as their hashes ascend, and the mask.
-
-    The row takes the place of the hash's lowest bits, so that plain integers are sorted: a third of an argsort's time.
-    Hashes that differ in those bits alone come in the order of rows.
-    """
-    mask = (1 << max(1, len(hashes).bit_length())) - 1
-    packed = hashes & np.int64(~mask)
-    packed |= np.arange(len(hashes))
-    packed.sort()
-    return packed, mask
-
-
-def hash_order(hashes: I64) -> I64:
-    """Return the order in which hashes ascend."""
-    packed, mask = packed_order(hashes)
-    packed &= np.int64(mask)
-    ordered = hashes[packed]
-    return packed if bool((ordered[1:] >= ordered[:-1]).all()) else np.argsort(hashes, kind="stable")

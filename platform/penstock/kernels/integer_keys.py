@@ -32,7 +32,7 @@ _P4 = _U(0x85EBCA77C2B2AE63)
 _START = _U(42) + _U(0x27D4EB2F165667C5) + _U(8)
 _EMPTY = _U(0)
 _ONE = _U(1)
-_BLOCK = 256
+_BLOCK = 1024
 
 
 @njit
@@ -130,6 +130,52 @@ def probe_integers(index: tuple[U64, I64], values: I64, slots: I32, created_by: 
                         break
                 at = (at + _ONE) & mask
         begin += _U(_BLOCK)
+    state[0], state[1] = len(values), count
+    return len(values)
+
+
+@kernel(i8(tuple_of(U64_OUT, I64_OUT, I32_OUT), I64_IN, I32_OUT, I32_OUT, I64_OUT))
+def probe_dense(index: tuple[U64, I64, I32], values: I64, slots: I32, created_by: I32, state: I64) -> Any:
+    """As `probe_integers`, for keys close together: most are found by the key itself, without a hash.
+
+    The third table holds slot + 1 by key - state[4], 0 where it is not known; a key that is found in the others or made
+    is entered. Its last entry is always 0 and stands for every key that is too far from state[4]; state[5] counts the
+    rows with such keys. The search of the hash table stands here again: as a helper of both kernels, inlined too, it
+    takes `probe_integers` 4.7 instead of 3.1 ns a row.
+    """
+    table, slot_hashes, places = index
+    mask, end, first = _U(len(table) - 1), _U(len(places) - 1), _U(state[4])
+    low, mark, high = _masks(table)
+    count, limit, base = state[1], state[2], state[3]
+    for i in range(_U(state[0]), _U(len(values))):
+        near = min(_U(values[i]) - first, end)  # a key below the first wraps around
+        place = places[near]
+        if place == 0:
+            h = _hash(values[i])
+            at = h & mask
+            while True:
+                entry = table[at]
+                if entry == _EMPTY:
+                    if count == limit:
+                        state[0], state[1] = i, count
+                        return np.int64(i)
+                    table[at] = (h & high) | (mark if at != h & mask else _EMPTY) | _U(count + 1)
+                    slot_hashes[count] = np.int64(h)
+                    created_by[count - base] = i
+                    count += 1
+                    place = np.int32(count)
+                    break
+                if (entry ^ h) & high == _EMPTY:
+                    slot = (entry & low) - _ONE
+                    if slot_hashes[slot] == np.int64(h):
+                        place = np.int32(slot + _ONE)
+                        break
+                at = (at + _ONE) & mask
+            if near < end:
+                places[near] = place
+            else:
+                state[5] += 1
+        slots[i] = place - 1
     state[0], state[1] = len(values), count
     return len(values)
 

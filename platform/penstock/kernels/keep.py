@@ -1,6 +1,7 @@
-"""The rows of a batch that a condition keeps: columns of 8 bytes without nulls by a compiled loop, others by Arrow.
+"""The rows of a batch that a condition keeps.
 
-Called by `penstock.operators.project` for every batch of a filter.
+Columns of 8 bytes without nulls go by a compiled loop, views with their pool, others by Arrow. Called by
+`operators.project` for every batch of a filter, by `source` and `source_watermarks` for rows without a good time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from penstock.core.views import kept_of
 from penstock.kernels.compile import I64, I64_OUT, U8, U8_IN, i8, kernel, load8, word_at
 from penstock.kernels.words import address_of, column_of
 
@@ -60,7 +62,7 @@ def keep_rows(batch: pa.RecordBatch, mask: NDArray[np.bool_]) -> pa.RecordBatch:
         address = address_of(column)
         if address is None:
             bits = pa.array(mask) if bits is None else bits
-            columns.append(column.filter(bits))
+            columns.append(kept_of(column, bits))
         else:
             out = np.empty(kept + 1, np.int64)
             keep_words(address, mask.view(np.uint8), out)

@@ -202,28 +202,22 @@ def take_rows(cells: I64, pages: I64, meta: I64, out: tuple[I32, I64, I64]) -> i
     return count
 
 
-@kernel(i8(I64_IN, i8, _UNORDERED, _ORDERED))
-def arrange(order: I64, mask: int, rows: tuple[I64, I32, I64], out: tuple[I64, I32, I64]) -> int:
-    """Write (hashes, slots, words) of (hashes, slots, cells) in the order of `order[i] & mask`.
+@kernel(i8(I64_IN, _UNORDERED, _ORDERED))
+def arrange(order: I64, rows: tuple[I64, I32, I64], out: tuple[I64, I32, I64]) -> int:
+    """Write (hashes, slots, words) of (hashes, slots, cells) in the given order; returns how many.
 
-    Word w of the cells goes to `words[w]`; word 0 becomes the number of rows. Returns how often a hash is less than the
-    one before it.
+    Word w of the cells goes to `words[w]`; word 0 becomes the number of rows.
     """
     hashes, slots, cells = rows
     hashes_out, slots_out, words = out
-    descents = 0
-    last = np.int64(-(1 << 63))
     for i in range(len(order)):
-        row = order[i] & mask
-        value = hashes[row]
-        descents += value < last
-        last = value
-        hashes_out[i] = value
+        row = order[i]
+        hashes_out[i] = hashes[row]
         slots_out[i] = slots[row]
         words[0, i] = cells[row, 0] >> 1
         for w in range(1, cells.shape[1]):
             words[w, i] = cells[row, w]
-    return descents
+    return len(order)
 
 
 @kernel(i8(I64_ROWS, I64_IN, I64_ROWS_IN))

@@ -19,6 +19,7 @@ _MODULES = (
     "columns",
     "values",
     "hashing",
+    "order",
     "split",
     "index",
     "integer_keys",

@@ -15,6 +15,7 @@ import pyarrow as pa
 from penstock.core.elements import Barrier, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text
+from penstock.core.views import plain_schema
 from penstock.graph.job_graph import KeyGroup
 from penstock.network.partitioner import SplitKernels, splitter_for
 from penstock.network.subpartition import ChannelLimits, PartitionBudget, Subpartition
@@ -246,8 +247,10 @@ class ResultPartition:
             data = data.select(schema.names)  # the receiver asked for no more than these
             if data.schema.equals(schema):
                 return data
-        if data.schema.names == schema.names and data.schema.types == schema.types:
-            return pa.RecordBatch.from_arrays(data.columns, schema=schema)  # only nullability or metadata differ
+        same = data.schema.names == schema.names
+        if same and (data.schema.types == schema.types or plain_schema(data.schema).types == schema.types):
+            # only nullability or metadata differ; or there are views, which are cast, as their pool would be sent too
+            return pa.RecordBatch.from_arrays(data.columns, schema=schema)
         raise GraphError(
             f"rows have columns {_columns(data.schema)}, the edge has {_columns(schema)}",
             hint="an operator emits rows of another schema than it declares",

@@ -24,7 +24,7 @@ from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.key_types import is_fixed
 from penstock.operators.distinct import WORDS, estimates
 from penstock.operators.window_schema import WindowConfig, key_schema, plain_type
-from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, Combine, PaneTableSpec
+from penstock.state.accumulators import TIMED, AccumulatorInput, AccumulatorSpec, Combine, PaneTableSpec
 from penstock.state.values import ValueHeap, take_values
 
 if TYPE_CHECKING:
@@ -148,13 +148,13 @@ class AggregatePlan:
                 continue
             if pt.is_dictionary(array.type):
                 array = array.dictionary_decode()
-            times = _times(batch) if need.combine in ("first", "last") else None
+            times = _times(batch) if need.combine in TIMED else None
             if spec.dtype == "value":
                 if need.column not in addresses:
                     addresses[need.column] = self.heap.put(array)
                 inputs.append(AccumulatorInput(addresses[need.column], *_bits(array), times))
                 continue
-            as_bits = need.combine in ("first", "last") or spec.dtype == "int64"
+            as_bits = need.combine in TIMED or spec.dtype == "int64"
             if as_bits:
                 if need.column not in fixed:
                     fixed[need.column] = fixed_column(array)

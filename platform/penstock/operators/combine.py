@@ -3,7 +3,8 @@
 The sending side (`Combiner`, put into the outgoing edge by `penstock.task.combining`) and the form of such rows, which
 `operators.window` reads. Batch by batch: nothing is kept that a snapshot would have to hold, nothing waits that a
 watermark or barrier could overtake. Lateness is still judged by the window, which the start of the pane tells as much
-as the time of each row.
+as the time of each row. For a window of processing time it is a row a key: the moment the batch arrives is that of all
+its rows, so that their pane is the receiver's business.
 
 What is combined gives the same result as its rows would: sums and counts of integers, minima and maxima, first and
 last. Sums of floats depend on their order, so they are combined only when the job says `combine=all`. Values of any
@@ -69,11 +70,16 @@ def taken_cells(batch: pa.RecordBatch, spec: PaneTableSpec, heap: ValueHeap) -> 
 
 
 def combiner_for(config: dict[str, Any], schema: pa.Schema, settings: JobSettings) -> Combiner | None:
-    """Return what combines for a window of that configuration, or None where rows are to go as they are."""
+    """Return what combines for a window of that configuration, or None where rows are to go as they are.
+
+    An edge without event time leads to a window of processing time. First and last of these are decided by the moments
+    at which rows arrive, which the sender does not know.
+    """
     parsed = parse(config)
     plan = AggregatePlan(parsed, schema)
     wanted = settings.combine == "all" or (settings.combine == "exact" and plan.spec.exact)
-    return Combiner(parsed, plan, schema, settings) if wanted and parsed.combines else None
+    timed = TS_COLUMN in schema.names or not plan.spec.timed
+    return Combiner(parsed, plan, schema, settings) if wanted and timed and parsed.combines else None
 
 
 class Combiner:
@@ -83,6 +89,7 @@ class Combiner:
         """Made by `combiner_for`."""
         self._key = config.key
         self._plan = plan
+        self._timed = TS_COLUMN in schema.names
         self._ratio = settings.combine_ratio
         self._least_rows = max(1, settings.combine_min_rows)
         self._partials = Partials(plan.spec, config.pane, config.offset)
@@ -99,7 +106,7 @@ class Combiner:
         if self._left > 0:
             self._left -= rows
             return None
-        times = batch.column(TS_COLUMN).to_numpy()
+        times = batch.column(TS_COLUMN).to_numpy() if self._timed else np.zeros(rows, np.int64)
         limit = max(1, int(rows * self._ratio))
         self._plan.heap = ValueHeap()  # of this batch alone
         found = self._partials.reduce(key_columns(batch, self._key), times, self._plan.inputs(batch), limit)

@@ -2,19 +2,22 @@
 
 Polars divides row by row; NumPy divides by a constant with a multiplication and a shift, and takes a remainder by a
 power of two with a mask. An expression is taken if it is made of 64-bit integer columns and literals with `+ - *`, `//`
-and `%` by a positive literal, comparisons, `& | ~`; everything else, and every batch with nulls in such a column, is
-Polars' own. Both give the same answers, also where a number overflows and where it is negative.
+and `%` by a positive literal, comparisons, `& | ~`, or is such a number times a decimal literal; everything else, and
+every batch with nulls in such a column, is Polars' own. Both give the same answers, also where a number overflows and
+where it is negative.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+
+from penstock.kernels.columns import fixed_to_arrow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,25 +42,57 @@ _COMPARISONS: dict[str, Any] = {
 }
 _LOGIC: dict[str, Any] = {"And": np.logical_and, "Or": np.logical_or}
 
+#: Polars' type of decimals has so many digits, whatever they are made of.
+_DIGITS = 38
+
 
 class _OtherwiseError(Exception):
-    """The expression has a part that is left to Polars."""
+    """The expression has a part, or the batch a number, that is left to Polars."""
+
+
+class Computed(NamedTuple):
+    """An expression's values (int64 or bool); of decimals the digits, and how many of these are behind the point."""
+
+    values: Values
+    scale: int | None
+
+
+class _Expression(NamedTuple):
+    integers: Evaluate
+    #: What these are multiplied with: the digits of a decimal, and how many of them are behind the point.
+    factor: tuple[int, int] | None
+
+    def of(self, columns: Mapping[str, Values]) -> Computed:
+        """Return the values. Raises _OtherwiseError: a product has more than 64 bits."""
+        values = self.integers(columns)
+        if self.factor is None:
+            return Computed(values, None)
+        digits, scale = self.factor
+        if len(values) and not all(int(end) * digits in _INT64 for end in (values.min(), values.max())):
+            raise _OtherwiseError
+        return Computed(values * np.int64(digits), scale)
 
 
 class IntegerExpressions:
     """Computes expressions from 64-bit integer columns without nulls."""
 
-    def __init__(self, roots: Sequence[str], evaluates: Sequence[Evaluate]) -> None:
+    def __init__(self, roots: Sequence[str], expressions: Sequence[_Expression]) -> None:
         self._roots = roots
-        self._evaluates = evaluates
+        self._expressions = expressions
 
-    def of(self, batch: pa.RecordBatch) -> list[Values] | None:
-        """Return every expression's values (int64 or bool), or None where a column of the batch has a null."""
+    def of(self, batch: pa.RecordBatch) -> list[Computed] | None:
+        """Return every expression's values.
+
+        None: a column of the batch has a null, or a number is too large.
+        """
         arrays = [batch.column(name) for name in self._roots]
         if any(array.null_count for array in arrays):
             return None
         columns = {name: array.to_numpy() for name, array in zip(self._roots, arrays, strict=True)}
-        return [evaluate(columns) for evaluate in self._evaluates]
+        try:
+            return [expression.of(columns) for expression in self._expressions]
+        except _OtherwiseError:
+            return None
 
 
 def compile_integers(expressions: Sequence[pl.Expr], rows: pa.Schema) -> IntegerExpressions | None:
@@ -72,23 +107,35 @@ def compile_integers(expressions: Sequence[pl.Expr], rows: pa.Schema) -> Integer
         return None
 
 
-def to_arrow(values: Values) -> pa.Array:
-    """Return int64 or bool values as an Arrow array without nulls; integers are not copied."""
-    if values.dtype == np.int64:
-        return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
-    bits = np.packbits(values, bitorder="little")
-    return pa.Array.from_buffers(pa.bool_(), len(values), [None, pa.py_buffer(bits)])
+def to_arrow(computed: Computed) -> pa.Array:
+    """Return values as an Arrow array without nulls; integers are not copied."""
+    values, scale = computed
+    plain = pa.int64() if values.dtype == np.int64 else pa.bool_()
+    return fixed_to_arrow(values, None, plain if scale is None else pa.decimal128(_DIGITS, scale))
 
 
-def _compiled(expression: pl.Expr) -> Evaluate:
+def _compiled(expression: pl.Expr) -> _Expression:
     try:
         tree = json.loads(expression.meta.serialize(format="json"))
     except pl.exceptions.PolarsError as error:  # one with a Python function in it, for example
         raise _OtherwiseError from error
     while "Alias" in tree:
         tree = tree["Alias"][0]
+    match tree:
+        case {"BinaryExpr": {"left": left, "op": "Multiply", "right": right}}:
+            for factor, integers in ((_decimal(left), right), (_decimal(right), left)):
+                if factor is not None:
+                    return _Expression(_integer(integers)[0], factor)
     evaluate, _ = _boolean(tree) if _is_boolean(tree) else _integer(tree)
-    return evaluate
+    return _Expression(evaluate, None)
+
+
+def _decimal(tree: dict[str, Any]) -> tuple[int, int] | None:
+    """Return the digits of a decimal literal and how many are behind the point; None: it is none."""
+    match tree:
+        case {"Literal": {"Scalar": {"Decimal": [int(digits), int(_), int(scale)]}}} if digits in _INT64:
+            return digits, scale
+    return None
 
 
 def _is_boolean(tree: dict[str, Any]) -> bool:

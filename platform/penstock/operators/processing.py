@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.core.elements import MAX_TIMESTAMP, Batch, Watermark
+from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Batch, Watermark
 from penstock.operators.columns import with_ts, without_ts
 from penstock.operators.window import WindowAggregateOperator
 
@@ -40,9 +40,13 @@ class ProcessingWindowOperator(WindowAggregateOperator):
     def process_batch(self, batch: Batch, input_index: int, out: Collector) -> None:
         """Add the rows to the windows of this moment."""
         now = self._advance_clock(out)
-        columns = [batch.data.column(name) for name in self._rows.names[:-1]]
+        schema = self.combined_schema if batch.combined else self._rows
+        if batch.combined:  # their time is the start of a pane
+            now -= (now - self._config.offset) % self._config.pane
         times = pa.array(np.full(batch.num_rows, now, np.int64))
-        super().process_batch(Batch(pa.RecordBatch.from_arrays([*columns, times], schema=self._rows)), input_index, out)
+        columns = [times if name == TS_COLUMN else batch.data.column(name) for name in schema.names]
+        data = pa.RecordBatch.from_arrays(columns, schema=schema)
+        super().process_batch(Batch(data, combined=batch.combined), input_index, out)
         if self._next_ms is None:
             self._set_timer()
 

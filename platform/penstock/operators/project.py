@@ -21,6 +21,7 @@ import pyarrow as pa
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_from_text
+from penstock.core.views import is_view
 from penstock.kernels.keep import keep_rows
 from penstock.operators.columns import TS_FIELD, conform_array, ts_of, with_ts, without_ts
 from penstock.operators.integer_expressions import compile_integers, to_arrow
@@ -92,6 +93,9 @@ def _output_field(field: pa.Field, expressions: Sequence[pl.Expr], rows: pa.Sche
     for expression in expressions:
         if expression.meta.is_column() and expression.meta.output_name() == field.name:
             return rows.field(field.name)
+        name = _passed_name(expression)
+        if name is not None and expression.meta.output_name() == field.name and is_view(rows.field(name).type):
+            return pa.field(field.name, rows.field(name).type)
     return pa.field(field.name, _plain_type(field.type))
 
 
@@ -166,7 +170,7 @@ class ProjectOperator(Operator):
         if conditions is None:
             mask = self._evaluated(batch).to_series().fill_null(value=False).to_numpy()
         else:
-            mask = functools.reduce(np.logical_and, conditions)
+            mask = functools.reduce(np.logical_and, [condition.values for condition in conditions])
         return keep_rows(batch if self._handed_on is None else batch.select(self._handed_on), mask)
 
     def _compute(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -29,6 +29,7 @@ from penstock.core import failpoints
 from penstock.core.errors import PenstockError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable
+from penstock.core.views import plain_schema
 from penstock.operators.columns import conform
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.pending import PendingOutput
@@ -114,15 +115,16 @@ class SinkOperator(Operator):
         spec = msgspec.convert(context.spec.config["sink"], SinkSpec)
         self._spec = spec
         self._where = f"sink {context.spec.uid!r}"
-        self._schema = schema_from_text(spec.schema)
         self._sink_context = sink_context(context)
         self._pending = PendingOutput()
         self._pending.prepared(context.held)
-        self._buffer = EpochBuffer(self._schema, chunk_bytes_of(context, spec))
         self._permit: CommitPermit | None = None
         self._publication: _Publication | None = None
         factory: SinkFactory = load_factory(spec.factory)
         self._writer: SinkWriter | None = factory.create_writer(spec, self._sink_context)
+        schema = schema_from_text(spec.schema)
+        self._schema = plain_schema(schema) if self._writer is None else schema  # what waits must not hold a pool
+        self._buffer = EpochBuffer(self._schema, chunk_bytes_of(context, spec))
         # held in a list, because taking the last element out of it is atomic: exactly one thread closes the committer
         committer = factory.create_committer(spec, self._sink_context)
         self._committers: list[Committer] = [] if committer is None else [committer]

@@ -25,11 +25,12 @@ from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.eventtime.split_alignment import SplitAlignment
 from penstock.eventtime.split_watermarks import SplitWatermarks
 from penstock.eventtime.strategy import ALIGNMENT_METRIC, strategy_from_builtins
+from penstock.kernels.keep import keep_rows
 from penstock.operators.columns import conform, with_ts
 from penstock.operators.event_time import TimestampColumn
 from penstock.operators.exact_cuts import advance, emit_exact
 from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.source_batches import read_more, together
+from penstock.operators.source_batches import measure_of, read_more, together
 from penstock.operators.source_watermarks import IngestionTime, source_watermarks
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class SourceOperator(Operator):
         self._policy = bad_record_policy(spec)
         self._schema = schema_from_text(spec.schema)
         self._out_schema = with_ts(self._schema)
+        self._bytes_of = measure_of(self._schema)
         self._strategy = strategy_from_builtins(context.spec.config.get("watermarks"))
         floor = _restored_floor(context.restored)
         self._watermarks = SplitWatermarks(self._strategy.idle_timeout_ms, floor)
@@ -157,9 +159,9 @@ class SourceOperator(Operator):
             self._watermarks.pass_time(now, (), backpressured=True)
             return False
         emitted = self._emit_floor(out)
-        results = read_more(self._reader, self.poll_rows)
+        results = read_more(self._reader, self.poll_rows, self._bytes_of)
         self._drained = results[-1].drained
-        for batch in together([batch for result in results for batch in result.batches]):
+        for batch in together([batch for result in results for batch in result.batches], self._bytes_of):
             emitted |= self._emit(batch, out)
         for result in results:
             self._take_progress(result, now)
@@ -192,7 +194,7 @@ class SourceOperator(Operator):
             if bad is not None:
                 self._bad_times(source, bad, out)
                 good = ~bad
-                data, times = data.filter(pa.array(good)), times[good]
+                data, times = keep_rows(data, good), times[good]
                 index = None if index is None else index[good]
                 if data.num_rows == 0:
                     return False
@@ -276,7 +278,7 @@ class SourceOperator(Operator):
         if self._policy == "dead-letter":
             # as plain numbers: a time outside the calendar has no text form
             raw = source.data.set_column(source.data.schema.get_field_index(name), name, values)
-            taken = raw.filter(pa.array(bad))
+            taken = keep_rows(raw, bad)
             lines = pl.DataFrame(pl.from_arrow(taken)).write_ndjson().encode().splitlines()
             index = np.zeros(len(rows), np.int64) if source.split_index is None else source.split_index[rows]
             columns: list[list[Any]] = [

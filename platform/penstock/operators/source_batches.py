@@ -6,12 +6,15 @@ times, and what it gave goes on as one batch. Called by `operators.source` for e
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.connector.source import PollResult, SourceBatch
+from penstock.core.views import bytes_without_pools, is_view
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -22,9 +25,17 @@ if TYPE_CHECKING:
 TOGETHER_BYTES = 1 << 20
 #: A reader that gave so many rows is asked for more at once.
 WORTH_ANOTHER_ROWS = 4096
+#: From a batch to its bytes.
+Size = Callable[[pa.RecordBatch], int]
+_WHOLE: Size = attrgetter("nbytes")
 
 
-def read_more(reader: SourceReader, rows: int) -> list[PollResult]:
+def measure_of(schema: pa.Schema) -> Size:
+    """Return what tells how large batches of `schema` are: of views the pool is not theirs."""
+    return bytes_without_pools if any(map(is_view, schema.types)) else _WHOLE
+
+
+def read_more(reader: SourceReader, rows: int, bytes_of: Size = _WHOLE) -> list[PollResult]:
     """Poll for at most about `rows` rows, again while the reader has more and it fits together with what there is."""
     results: list[PollResult] = []
     size = 0
@@ -35,20 +46,20 @@ def read_more(reader: SourceReader, rows: int) -> list[PollResult]:
         rows -= given
         if given < WORTH_ANOTHER_ROWS or rows < given or result.drained:
             return results
-        own = sum(batch.data.nbytes for batch in result.batches)
+        own = sum(bytes_of(batch.data) for batch in result.batches)
         size += own
         if size + own > TOGETHER_BYTES:
             return results
 
 
-def together(batches: Sequence[SourceBatch]) -> Iterable[SourceBatch]:
+def together(batches: Sequence[SourceBatch], bytes_of: Size = _WHOLE) -> Iterable[SourceBatch]:
     """Return the same rows in the same order, in fewer batches; one with dead letters stays by itself."""
     if len(batches) <= 1:
         return batches
     groups: list[list[SourceBatch]] = []
     size = 0
     for batch in batches:
-        own = batch.data.nbytes if batch.dead_letters is None else TOGETHER_BYTES + 1
+        own = bytes_of(batch.data) if batch.dead_letters is None else TOGETHER_BYTES + 1
         if groups and size + own <= TOGETHER_BYTES and batch.data.schema.equals(groups[-1][0].data.schema):
             groups[-1].append(batch)
             size += own

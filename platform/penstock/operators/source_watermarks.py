@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
+from penstock.kernels.keep import keep_rows
 from penstock.operators.event_time import TimestampColumn, largest_by_split
 from penstock.operators.functions import UserFunctionError, user_error
 from penstock.operators.project import deserialize_expressions
@@ -145,7 +146,7 @@ class Generated:
         found = []
         for position, split_id in enumerate(split_ids):
             mask = index == position
-            part, own = rows.filter(pa.array(mask)), times[mask]
+            part, own = keep_rows(rows, mask), times[mask]
             found.append(self._ask(split_id, lambda it: it.on_batch(own, part)) if len(own) else MIN_TIMESTAMP)  # noqa: B023 - called at once
         return found
 

@@ -47,6 +47,7 @@ def overview(cluster: ClusterView, version: str) -> Json:
         "taskmanagers": cluster.taskmanagers,
         "slots-total": cluster.slots,
         "slots-available": cluster.free_slots,
+        "slots-pending": cluster.pending_slots,
         "jobs-running": len(states) - ended,
         "jobs-finished": states.count("FINISHED"),
         "jobs-cancelled": states.count("CANCELED"),

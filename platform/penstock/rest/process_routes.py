@@ -87,6 +87,12 @@ def _add_taskmanager(router: APIRouter, dispatcher: Dispatcher) -> None:
             flink_cluster.find_taskmanager(dispatcher.taskmanagers(), taskmanager_id)
         )
 
+    @router.delete("/penstock/taskmanagers/{taskmanager_id}", status_code=202)
+    async def release(taskmanager_id: str) -> dict[str, Any]:
+        """End a TaskManager that no job uses; 400 when one does."""
+        dispatcher.release_taskmanager(taskmanager_id)
+        return {}
+
     @router.get("/taskmanagers/{taskmanager_id}/profiler")
     async def profiles(taskmanager_id: str) -> dict[str, Any]:
         flink_cluster.find_taskmanager(dispatcher.taskmanagers(), taskmanager_id)

@@ -19,6 +19,7 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.snapshots.recut import Cut, Run
+from penstock.snapshots.spark_session import reason_of
 
 if TYPE_CHECKING:
     from pyspark import RDD
@@ -52,8 +53,7 @@ def gathered(tasks: RDD[T]) -> list[T]:
     try:
         return tasks.collect()
     except (PySparkException, Py4JError) as error:
-        said = [line for line in str(error).splitlines() if line.startswith("penstock.")]
-        raise StorageError(f"a task of Spark failed: {said[-1] if said else error}") from error
+        raise StorageError(f"a task of Spark failed: {reason_of(error)}", hint="there is no savepoint") from error
 
 
 def _write(source_uri: str, target_uri: str, encoded: bytes) -> bytes:

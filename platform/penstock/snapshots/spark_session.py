@@ -48,9 +48,9 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
             with _on_this_machine(master, Path(folder)), contextlib.chdir(folder):  # the JVM leaves a folder there
                 session = builder.getOrCreate()
         except (PySparkException, Py4JError) as error:
-            lines = str(error).strip().splitlines()
-            msg = f"Spark does not start with --master {master}: {lines[0]}"
-            raise UsageError(msg, hint="e.g. local[2]") from error
+            msg = f"Spark does not start with --master {master}: {reason_of(error)}"
+            way = f"or one of its settings is wrong: {', '.join(settings)}" if settings else "e.g. local[2]"
+            raise UsageError(msg, hint=way) from error
         try:
             yield session
         finally:
@@ -58,6 +58,15 @@ def open_session(master: str, settings: Mapping[str, str] = _NO_SETTINGS) -> Ite
                 session.stop()
             if not others:
                 _end_jvm()
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the one line that says why Spark failed: a task's own error, else Spark's, else that of its JVM."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    said = [line for line in lines if line.startswith(("penstock.", "ModuleNotFoundError")) and "Error" in line]
+    raised = [line.removeprefix(": ") for line in lines if line.startswith(": ")]  # behind the line that names the call
+    sparks = [line for line in (*raised, *lines) if line.startswith("org.apache.spark")]
+    return [*said[-1:], *sparks, *raised, *lines, repr(error)][0]
 
 
 def require_java() -> None:

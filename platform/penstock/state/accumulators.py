@@ -23,6 +23,8 @@ from penstock.kernels import accumulate, merge
 from penstock.kernels.compile import F64, I64, U8
 
 Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last", "registers"]
+#: What keeps a value by the time of its row.
+TIMED = ("first", "last")
 Dtype: TypeAlias = Literal["int64", "float64", "value"]
 
 KEY_HASH, NAMESPACE, DELETED, SEQ, ROWS = "__key_hash", "__namespace", "__deleted", "__seq", "__rows"
@@ -92,7 +94,7 @@ class AccumulatorSpec:
             return ((f"{self.name}.count", "float64"), (f"{self.name}.mean", "float64"), (f"{self.name}.m2", "float64"))
         if self.combine == "registers":
             return tuple((f"{self.name}.{k:02}", "int64") for k in range(_REGISTER_WORDS))
-        if self.combine in ("first", "last"):
+        if self.combine in TIMED:
             return ((f"{self.name}.time", "int64"), (self.name, self.dtype))
         return ((self.name, self.dtype),)
 
@@ -198,6 +200,11 @@ class PaneTableSpec:
         return not any(
             a.combine == "moments" or (a.combine == "sum" and a.dtype == "float64") for a in self.accumulators
         )
+
+    @cached_property
+    def timed(self) -> bool:
+        """Whether the time of a row decides which value is kept."""
+        return any(a.combine in TIMED for a in self.accumulators)
 
     def row_inputs(self, inputs: Sequence[AccumulatorInput | None]) -> I64:
         """Return a batch's inputs as the one-pass kernel takes them: addresses, valid as long as the inputs live."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.kernels import aggregate, merge, running
+from penstock.state.accumulators import TIMED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 _NO_VALUES = np.zeros(0, np.int64)
 _NOT_WANTED = np.zeros((0, 0), np.int64)
-_TIMED = ("first", "last")
 _SUMS = {
     ("sum", "int64"): aggregate.sum_i64,
     ("min", "int64"): aggregate.min_i64,
@@ -40,7 +40,7 @@ def add_rows(
     aggregate.add_rows(integers, cell)
     for accumulator, word, values in zip(spec.accumulators, spec.words, inputs, strict=True):
         if values is not None:
-            table = floats if accumulator.dtype == "float64" and accumulator.combine not in _TIMED else integers
+            table = floats if accumulator.dtype == "float64" and accumulator.combine not in TIMED else integers
             if _add(accumulator, table, word, cell, values):
                 return accumulator.name
     return None
@@ -52,7 +52,7 @@ def run_input(
     """Add one input and write the accumulator's words as of each row; returns how many additions overflowed."""
     memory, words = target
     bitmap, offset = values.bitmap, values.bit_offset
-    if spec.combine in _TIMED:
+    if spec.combine in TIMED:
         column = (values.times, values.values, bitmap)
         return int(running.run_timed(memory.cells, (spec.op, word), cell, column, offset, words))
     if spec.combine == "registers":
@@ -72,7 +72,7 @@ def run_input(
 def _add(spec: AccumulatorSpec, cells: I64 | F64, word: int, cell: I64, values: AccumulatorInput) -> int:
     """Add one input; returns how many additions overflowed."""
     bitmap: U8 = values.bitmap
-    if spec.combine in _TIMED:
+    if spec.combine in TIMED:
         kernel = aggregate.first_i64 if spec.combine == "first" else aggregate.last_i64
         return int(kernel(cells, word, cell, (values.times, values.values), bitmap, values.bit_offset))
     if spec.combine == "registers":

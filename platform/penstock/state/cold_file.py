@@ -20,7 +20,7 @@ import numpy as np
 from penstock.core.errors import StorageError
 from penstock.kernels import cold as kernels
 from penstock.kernels.columns import FixedColumn
-from penstock.kernels.hashing import hash_order
+from penstock.kernels.order import hash_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

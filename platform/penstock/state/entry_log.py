@@ -19,7 +19,7 @@ from penstock.state.entry_order import last_entries
 from penstock.state.row_table import segment_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.kernels.compile import I32
     from penstock.state.key_index import KeyView
@@ -44,20 +44,14 @@ class FrozenEntries:
         """Bytes of the changes."""
         return sum(part.nbytes for part in self.parts)
 
-    def table(self) -> pa.Table:
-        """Return the changes that count as columns of a segment, sorted by hash; those of a key stay in order."""
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the changes that count as columns of a segment, sorted by hash; those of a key stay in order."""
         changes = reduced(self.parts, len(self.spec.entries))
         slots = _slots(changes)
         order = np.argsort(self.keys.hashes[slots], kind="stable")
         changes, slots = changes.take(pa.array(order)), slots[order]
-        return segment_table(
-            self.spec,
-            self.keys,
-            slots,
-            namespaces=np.zeros(len(slots), np.int64),
-            values=changes.columns[1:-1],
-            deleted=changes.column(DELETED).to_numpy(zero_copy_only=False),
-        )
+        deleted = changes.column(DELETED).to_numpy(zero_copy_only=False)
+        yield segment_table(self.spec, self.keys, slots, values=changes.columns[1:-1], deleted=deleted)
 
 
 class EntryLog:

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.kernels.hashing import hash_order
+from penstock.kernels.order import hash_order
 from penstock.state.hot import HotPanes
-from penstock.state.panes import Rows
 
 if TYPE_CHECKING:
     from penstock.kernels.compile import I32
@@ -86,5 +85,5 @@ class Bounds:
         for first in range(0, len(slots), self.piece):
             rows = hot.rows_at(slots[first : first + self.piece])
             changed = (rows.cells[:, 0] & 1) == 1
-            changes.put(keys, Rows(rows.slots[changed], rows.panes[changed], rows.cells[changed]))
+            changes.put(keys, rows.chosen(changed))
             cold.put(keys, rows)

@@ -14,16 +14,18 @@ import pyarrow as pa
 
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
-from penstock.kernels.hashing import hash_order
+from penstock.kernels.order import hash_order
 from penstock.state.hash_ranges import inside
-from penstock.state.pane_rows import rows_to_table
+from penstock.state.pane_rows import rows_to_table, rows_to_tables
 from penstock.state.panes import Rows
 from penstock.state.segment_file import SegmentFile
-from penstock.state.segments import SegmentWriter, mapped
+from penstock.state.segments import WIDE_ROW_GROUP, SegmentWriter, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+    from numpy.typing import NDArray
 
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compile import I64
@@ -35,6 +37,8 @@ if TYPE_CHECKING:
     from penstock.state.ttl import Ttl
 
 
+#: Rows of a piece where there is memory for all: its columns stay in the cache, and the next piece takes their place.
+_PIECE_ROWS = WIDE_ROW_GROUP
 #: Slot, hash, place in order and a copy of it while a frozen row waits to be encoded.
 _ORDER_BYTES = 4 + 3 * 8
 #: A value of a piece: as a cell, as a word, as a column, and in the encoder.
@@ -56,8 +60,8 @@ class FrozenContent(Protocol):
     def memory_bytes(self) -> int:
         """Bytes held in memory."""
 
-    def table(self) -> pa.Table:
-        """Return the rows as columns of a segment, sorted by hash; any thread."""
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield all rows as columns of a segment, sorted by hash, at once or in pieces; any thread."""
 
 
 @runtime_checkable
@@ -111,11 +115,11 @@ class FrozenPanes:
         """All of them."""
         return sum(len(part.slots) for part in self.rows.copied)
 
-    def table(self) -> pa.Table:
-        """Return the cells as columns of a segment."""
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the cells as columns of a segment, in pieces of `_PIECE_ROWS`."""
         self._check_copied()
         merged = _merged(self.rows.copied, self.spec.width)
-        return rows_to_table(self.spec, self.rows.keys, merged)
+        return rows_to_tables(self.spec, self.rows.keys, merged, _PIECE_ROWS)
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
         """Yield the cells as columns of a segment, a part of the hashes at a time."""
@@ -123,22 +127,19 @@ class FrozenPanes:
         parts = self.rows.copied
         slots = np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)])
         order = hash_order(self.rows.keys.hashes[slots])  # the hashes themselves are free again
-        firsts = np.cumsum([0, *(len(p.slots) for p in parts)])
+        chosen = np.zeros(len(order), np.bool_)
         for begin in range(0, len(order), rows):
             piece = order[begin : begin + rows]
-            panes, cells = np.empty(len(piece), np.int64), np.empty((len(piece), self.spec.width), np.int64)
-            for part, first, stop in zip(parts, firsts, firsts[1:], strict=False):
-                mine = (piece >= first) & (piece < stop)
-                panes[mine], cells[mine] = part.panes[piece[mine] - first], part.cells[piece[mine] - first]
-            yield rows_to_table(self.spec, self.rows.keys, Rows(slots[piece], panes, cells))
+            chosen[piece] = True
+            yield rows_to_table(self.spec, self.rows.keys, _chosen_of(parts, chosen, self.spec.width))
+            chosen[piece] = False
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
         """Yield the cells in some ranges of hashes; what is not copied yet is still in the table's memory as it was."""
         for part in tuple(self.rows.copied):
             found = inside(self.rows.keys.hashes[part.slots], ranges)
             if found.any():
-                chosen = Rows(part.slots[found], part.panes[found], part.cells[found])
-                yield rows_to_table(self.spec, self.rows.keys, chosen)
+                yield rows_to_table(self.spec, self.rows.keys, part.chosen(found))
 
     def _check_copied(self) -> None:
         if self.rows.left:
@@ -209,7 +210,8 @@ class FrozenSegment:
         room, schema = self._room, self._spec.segment_schema
         if room is None or not isinstance(rows, InPieces):
             writer = SegmentWriter(schema, self.position, wide=self._wide)
-            writer.add(rows.table())
+            for table in rows.whole():
+                writer.add(table)
             return writer.finish()
         path = room.directory / f"{room.name}-{self.position}.encoding"
         writer = SegmentWriter(schema, self.position, path=path, wide=self._wide)
@@ -254,6 +256,15 @@ class FrozenSegment:
 
 def _opened(about: EncodedSegment, data: bytes) -> SegmentFile:
     return SegmentFile(segment_of(about, FileRef(inline=b"", length=len(data)), ""), lambda _: data)
+
+
+def _chosen_of(parts: list[Rows], chosen: NDArray[np.bool_], width: int) -> Rows:
+    """Return the chosen rows of several parts, in the order in which they lie there."""
+    found, first = [], 0
+    for part in parts:
+        found.append(part.chosen(np.flatnonzero(chosen[first : first + len(part.slots)])))
+        first += len(part.slots)
+    return _merged(found, width)
 
 
 def _merged(parts: list[Rows], width: int) -> Rows:

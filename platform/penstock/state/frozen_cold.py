@@ -44,9 +44,9 @@ class FrozenCold:
         """They lie in order."""
         return 0
 
-    def table(self) -> pa.Table:
-        """Return the rows as columns of a segment, sorted by hash."""
-        return pa.concat_tables(self.tables(_PART_ROWS))
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the rows as columns of a segment, sorted by hash."""
+        return self.tables(_PART_ROWS)
 
     def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
         """Yield the rows in some ranges of hashes."""

@@ -74,12 +74,10 @@ class HotPanes:
         if self._out is None:
             self._out = np.empty(CHUNK, np.int32), np.empty((CHUNK, self.spec.width), np.int64)
         slots, cells = self._out
-        views = (self.memory.cells, self.memory.float_cells)
         state = np.zeros(2, np.int64)
         keys = self.index.view()
         while state[0] < pages.shape[1]:
-            out = (cells, cells.view(np.float64))
-            count = merge.merge_panes(views, pages, self.spec.ops, slots, out, state)
+            count = merge.merge_panes(self.memory.cells, pages, self.spec.ops, slots, cells, state)
             if state[1]:
                 raise overflow("a window over several panes")
             if count:

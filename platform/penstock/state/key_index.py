@@ -26,10 +26,13 @@ from penstock.kernels.columns import (
 from penstock.kernels.compile import I32, I64, U8
 from penstock.kernels.hashing import hash_key_columns
 from penstock.kernels.key_types import is_fixed
+from penstock.state.dense_keys import DenseKeys
 
 _FIRST_SLOTS = 1024
 _FIRST_BYTES = 16 * _FIRST_SLOTS
 _ENTRIES_A_SLOT = 4
+#: A batch is better off without the table of near keys if more than one in so many of its rows has another key.
+_FAR_PART = 8
 
 
 @dataclass(slots=True)
@@ -131,14 +134,16 @@ class KeyIndex:
         self._table = np.zeros(self._entries_a_slot * _FIRST_SLOTS, np.uint64)
         self._hashes = np.empty(_FIRST_SLOTS, np.int64)
         self._stores: list[_Store] = [_new_store(field.type) for field in self.schema]
+        self._dense = DenseKeys()
         self._slots = np.empty(0, np.int32)
         self._created = np.empty(0, np.int32)
         self._every_row = np.empty(0, np.int32)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes of table, hashes and keys."""
-        return int(self._table.nbytes + self._hashes.nbytes) + sum(s.memory_bytes for s in self._stores)
+        """Bytes of tables, hashes and keys."""
+        tables = int(self._table.nbytes + self._hashes.nbytes + self._dense.places.nbytes)
+        return tables + sum(s.memory_bytes for s in self._stores)
 
     def bytes_with(self, count: int) -> int:
         """Return how many bytes it takes with `count` slots, if these are not fewer than now."""
@@ -184,11 +189,25 @@ class KeyIndex:
         self._reserve(rows)
         slots = self._slots[:rows]
         values = keys[0].values  # type: ignore[union-attr]  # one fixed column, or the hash would not decide
-        state = np.array([0, self.count, len(self._hashes), self.count], np.int64)
-        while integer_keys.probe_integers((self._table, self._hashes), values, slots, self._created, state) < rows:
+        dense = self._dense
+        state = np.array([0, self.count, len(self._hashes), self.count, dense.first, 0], np.int64)
+        while self._probe_integers(values, slots, state) < rows:
             self._store_new(keys, state)
         self._store_new(keys, state, full=False)
+        if _FAR_PART * int(state[5]) > rows:
+            dense.leave_out()
+        dense.follow(self._stores[0].values[: self.count])  # type: ignore[union-attr]  # as above
         return slots
+
+    def leave_out_near_keys(self) -> bool:
+        """Give back what makes keys close together faster, for a while; False: there was nothing."""
+        return self._dense.leave_out()
+
+    def _probe_integers(self, values: I64, slots: I32, state: I64) -> int:
+        if self._dense.worth:
+            index = (self._table, self._hashes, self._dense.places)
+            return int(integer_keys.probe_dense(index, values, slots, self._created, state))
+        return int(integer_keys.probe_integers((self._table, self._hashes), values, slots, self._created, state))
 
     def find(self, keys: KeyColumns, hashes: I64) -> I32:
         """Return the slot of the one key given, nothing where it has none: unlike `upsert` this makes no slot."""

@@ -10,11 +10,13 @@ import pyarrow as pa
 from penstock.core.errors import StateMismatchError
 from penstock.kernels import pages as kernels
 from penstock.kernels.columns import KeyColumns, key_columns
-from penstock.kernels.hashing import packed_order
+from penstock.kernels.order import hash_order
 from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.values import take_values
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from penstock.kernels.compile import I64
     from penstock.state.accumulators import PaneTableSpec
     from penstock.state.key_index import KeyView
@@ -24,14 +26,24 @@ if TYPE_CHECKING:
 
 def rows_to_table(spec: PaneTableSpec, keys: KeyView, rows: Rows) -> pa.Table:
     """Return cells as columns of a segment, sorted by hash."""
-    hashes, count = keys.hashes[rows.slots], len(rows.slots)
+    hashes = keys.hashes[rows.slots]
+    return _arranged(spec, keys, rows, hashes, hash_order(hashes))
+
+
+def rows_to_tables(spec: PaneTableSpec, keys: KeyView, rows: Rows, most: int) -> Iterator[pa.Table]:
+    """Yield the same in pieces of so many rows: all columns of a million rows at once would be new memory each time."""
+    hashes = keys.hashes[rows.slots]
+    order = hash_order(hashes)
+    for first in range(0, len(order), most):
+        yield _arranged(spec, keys, rows, hashes, order[first : first + most])
+
+
+def _arranged(spec: PaneTableSpec, keys: KeyView, rows: Rows, hashes: I64, order: I64) -> pa.Table:
+    count = len(order)
     words = np.empty((spec.width, count), np.int64)
     out = (np.empty(count, np.int64), np.empty(count, np.int32), words)
-    order, mask = packed_order(hashes)
-    if kernels.arrange(order, mask, (hashes, rows.slots, rows.cells), out):
-        order, mask = np.argsort(hashes, kind="stable"), -1
-        kernels.arrange(order, mask, (hashes, rows.slots, rows.cells), out)
-    panes = np.zeros(count, np.int64) if spec.single_pane else rows.panes[order & mask]
+    kernels.arrange(order, (hashes, rows.slots, rows.cells), out)
+    panes = np.zeros(count, np.int64) if spec.single_pane else rows.panes[order]
     values = [
         take_values(w, spec.value_words[i]) if i in spec.value_words else pa.array(w.view(np.dtype(dtype)))
         for i, (w, (_, dtype)) in enumerate(zip(words, spec.value_columns, strict=True))

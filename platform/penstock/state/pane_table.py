@@ -26,7 +26,6 @@ from penstock.state.key_counts import KeyCounts
 from penstock.state.key_index import KeyIndex
 from penstock.state.look_up import pane_rows
 from penstock.state.pane_rows import table_to_rows
-from penstock.state.panes import Rows
 from penstock.state.remote import RemoteRows
 from penstock.state.row_eviction import past_part
 from penstock.state.table_home import TableHome
@@ -100,8 +99,7 @@ class PaneTable:
             PenstockError: as `update`.
         """
         cell = self._cells_of(keys, hashes, panes)
-        into = (self._hot.memory.cells, self._hot.memory.float_cells)
-        if merge.merge_cells(into, cell, (cells, cells.view(np.float64)), self.spec.ops):
+        if merge.merge_cells(self._hot.memory.cells, cell, cells, self.spec.ops):
             raise overflow("a sum of a window")
         self._settle()
 
@@ -272,6 +270,8 @@ class PaneTable:
         if self.spec.value_words and (budget.exceeded or self.heap.full):
             self._compact_heap()
             self._report()
+        if budget.exceeded and self._hot.index.leave_out_near_keys():
+            self._report()
         if budget.exceeded:
             raise PenstockError(
                 f"keyed state of {self.source.uid} needs {budget.used_bytes:,} bytes,"
@@ -351,7 +351,7 @@ class PaneTable:
         keep, keys = self._cold.recent(self._hot.index.count), self._hot.index.view()
         rows = self._hot.memory.present()
         out = ~keep[rows.slots]
-        self._cold.put(keys, Rows(rows.slots[out], rows.panes[out], rows.cells[out]))
+        self._cold.put(keys, rows.chosen(out))
         self._rebuild(keep)
         self._report()
 

@@ -20,6 +20,8 @@ from penstock.kernels.compile import F64, I32, I64
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from penstock.state.accumulators import AccumulatorInput, PaneTableSpec
     from penstock.state.key_index import KeyView
 
@@ -38,6 +40,10 @@ class Rows:
     def memory_bytes(self) -> int:
         """Bytes of the arrays."""
         return int(self.slots.nbytes + self.panes.nbytes + self.cells.nbytes)
+
+    def chosen(self, at: NDArray[np.bool_] | I64) -> Rows:
+        """Return a copy of some: those that a mask has, or by their numbers."""
+        return Rows(self.slots[at], self.panes[at], self.cells[at])
 
 
 @dataclass(slots=True)

@@ -14,19 +14,22 @@ import numpy as np
 from penstock.kernels import combine
 from penstock.kernels.windows import TIME_LIMIT
 from penstock.state.adding import add_rows
+from penstock.state.dense_keys import numbers_of_near_keys
 from penstock.state.key_index import KeyIndex
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.columns import KeyColumns
-    from penstock.kernels.compile import I64
+    from penstock.kernels.compile import I32, I64
     from penstock.state.accumulators import AccumulatorInput, PaneTableSpec
 
 #: Keys that are remembered from batch to batch; a batch may bring some more before they are forgotten.
 _MOST_KEYS = 1 << 15
 #: Panes that the rows of a batch may lie in, and places for (key, pane).
 _MOST_PANES, _MOST_PLACES = 64, 1 << 20
+#: Integer keys that need no more places are numbered by themselves: these lie in the second-level cache.
+_NEAR_PLACES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,17 +69,10 @@ class Partials:
         panes = (last - base) // self._pane + 1
         if panes > _MOST_PANES:
             return None
-        if self._index.count > _MOST_KEYS:
-            self._index = KeyIndex(self._spec.key_schema)
-        remembered = self._index.count
-        slots = self._index.slots_of(keys, len(times))
-        if remembered and self._index.count * panes > _MOST_PLACES:  # without the keys of earlier batches it may do
-            self._index = KeyIndex(self._spec.key_schema)
-            slots = self._index.slots_of(keys, len(times))
-        places = self._index.count * panes
-        if places > _MOST_PLACES:
+        slots, count = self._numbered(keys, len(times), panes)
+        if count * panes > _MOST_PLACES:
             return None
-        self._make_room(places, len(times))
+        self._make_room(count * panes, len(times))
         first_rows, starts = np.empty(limit, np.int64), np.empty(limit, np.int64)
         window = np.array([self._pane, base, panes], np.int64)
         group_of = self._group_of[: len(times)]
@@ -89,6 +85,20 @@ class Partials:
         if add_rows(self._spec, (cells, cells.view(np.float64)), group_of, inputs) is not None:
             return None
         return PartialRows(first_rows[:groups], starts[:groups], cells)
+
+    def _numbered(self, keys: KeyColumns, rows: int, panes: int) -> tuple[I32, int]:
+        """Return a number for the key of each row, and what all numbers are below."""
+        near = numbers_of_near_keys(keys, _NEAR_PLACES // panes)
+        if near is not None:
+            return near
+        if self._index.count > _MOST_KEYS:
+            self._index = KeyIndex(self._spec.key_schema)
+        remembered = self._index.count
+        slots = self._index.slots_of(keys, rows)
+        if remembered and self._index.count * panes > _MOST_PLACES:  # without the keys of earlier batches it may do
+            self._index = KeyIndex(self._spec.key_schema)
+            slots = self._index.slots_of(keys, rows)
+        return slots, self._index.count
 
     def _make_room(self, places: int, rows: int) -> None:
         if places > len(self._known):

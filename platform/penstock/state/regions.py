@@ -110,7 +110,7 @@ class FileRegions:
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows."""
         for file, at in self._split(keys.hashes[rows.slots]):
-            file.put(keys, Rows(rows.slots[at], rows.panes[at], rows.cells[at]))
+            file.put(keys, rows.chosen(at))
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
         """Remove rows."""

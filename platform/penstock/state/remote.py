@@ -132,7 +132,7 @@ class RemoteRows:
         here = self.pieces.here[pieces]
         self.pieces.been[pieces] = True  # what was restored is not all that there is
         if here.any():
-            self._local.put(keys, rows if here.all() else Rows(rows.slots[here], rows.panes[here], rows.cells[here]))
+            self._local.put(keys, rows if here.all() else rows.chosen(here))
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:
         """Remove rows that are here."""
@@ -185,7 +185,7 @@ class RemoteRows:
         if (ttl := self._segments.ttl) is not None:  # merged first: what has expired hides what is older
             rows.cells[:, -1] = ttl.clock.bounded(rows.cells[:, -1])
             wanted &= rows.cells[:, -1] > ttl.deadline
-        self._local.put(keys, Rows(rows.slots[wanted], rows.panes[wanted], rows.cells[wanted]))
+        self._local.put(keys, rows.chosen(wanted))
         self.pieces.came(pieces)
         self.fetched_pieces += len(pieces)
 

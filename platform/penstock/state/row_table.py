@@ -23,7 +23,7 @@ from penstock.state.row_columns import FixedValues, column_of
 from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
@@ -62,32 +62,32 @@ class FrozenLog:
             return 0
         return int(self.slots.nbytes + 2 * self.deleted.nbytes) + 8 * len(self.columns) * len(self.slots)
 
-    def table(self) -> pa.Table:
-        """Return the newest row of every key as columns of a segment, sorted by hash."""
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the newest row of every key as columns of a segment, sorted by hash."""
         newest = last_by_slot(self.slots)
         newest = newest[~self.clean[newest]]
         hashes = self.keys.hashes[self.slots[newest]]
         newest = newest[np.argsort(hashes)]
         slots = self.slots[newest]
         rows = (newest + self.first).astype(np.int32)
-        return segment_table(
-            self.spec,
-            self.keys,
-            slots,
-            namespaces=np.zeros(len(slots), np.int64),
-            values=[column.array(rows) for column in self.columns],
-            deleted=self.deleted[newest],
-        )
+        values = [column.array(rows) for column in self.columns]
+        yield segment_table(self.spec, self.keys, slots, values=values, deleted=self.deleted[newest])
 
 
 def segment_table(
-    spec: RowSpec, keys: KeyView, slots: I32, *, namespaces: I64, values: Sequence[pa.Array], deleted: np.ndarray
+    spec: RowSpec,
+    keys: KeyView,
+    slots: I32,
+    *,
+    values: Sequence[pa.Array],
+    deleted: np.ndarray,
+    namespaces: I64 | None = None,
 ) -> pa.Table:
-    """Return rows, already sorted by hash, as columns of a segment."""
+    """Return rows, already sorted by hash, as columns of a segment; without `namespaces` they are in namespace 0."""
     columns = [
         pa.array(keys.hashes[slots]),
         *keys.gather(slots),
-        pa.array(namespaces),
+        pa.array(np.zeros(len(slots), np.int64) if namespaces is None else namespaces),
         *values,
         pa.array(deleted.astype(np.bool_)),
         pa.array(np.arange(len(slots))),
@@ -155,8 +155,7 @@ class RowTable:
         values = self.arrays(rows) if rows[0] >= 0 else [] if cold is None else cold.columns
         if not values or (self.ttl is not None and values[-1][0].as_py() <= self.ttl.deadline):
             return self.spec.segment_schema.empty_table()
-        none = np.zeros(1, np.int64)
-        return segment_table(self.spec, view, slots, namespaces=none, values=values, deleted=none)
+        return segment_table(self.spec, view, slots, values=values, deleted=np.zeros(1, np.bool_))
 
     def counts(self) -> KeyCounts:
         """Return which keys have a value."""

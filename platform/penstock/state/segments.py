@@ -89,7 +89,9 @@ class SegmentWriter:
             values = table.column(column).to_numpy()
             span[0], span[1] = min(span[0], int(values.min())), max(span[1], int(values.max()))
         if self._named is not None:
-            self._named.update(np.unique(table.column(NAMESPACE).to_numpy()).tolist())
+            namespaces = table.column(NAMESPACE).to_numpy()
+            several = (namespaces != namespaces[0]).any()  # most tables are of one window
+            self._named.update(np.unique(namespaces if several else namespaces[:1]).tolist())
             self._named = self._named if len(self._named) <= _NAMED else None
         if self._times and rows > self._group_rows:
             table = _by_time(table, self._group_rows)

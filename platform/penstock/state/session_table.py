@@ -98,13 +98,11 @@ class SessionTable(PaneTable):
         slots, gone, kept = np.empty(room, np.int32), np.empty(room, np.int64), np.empty(room, np.int64)
         ended_cells = np.empty((room, self.spec.width), np.int64)
         kept_cells = np.empty((room, self.spec.width), np.int64)
-        ended = (slots, ended_cells, ended_cells.view(np.float64), gone)
-        opened = (kept, kept_cells, kept_cells.view(np.float64))
+        ended, opened = (slots, ended_cells, gone), (kept, kept_cells)
         state = np.array([0, 0, 0, 0, 0, MAX_TIMESTAMP], np.int64)
         while len(pages) and state[0] < pages.shape[1]:
             state[2:5] = 0
-            views = (memory.cells, memory.float_cells)
-            count = merge.take_sessions(views, pages, (self.spec.ops, numbers), ended, opened, state)
+            count = merge.take_sessions(memory.cells, pages, (self.spec.ops, numbers), ended, opened, state)
             if state[1]:
                 raise overflow("a session over several panes")
             self._empty(gone[: state[3]])
@@ -142,8 +140,7 @@ class SessionTable(PaneTable):
             targets.append(numbers[there])
         merged = np.repeat(self.spec.initial[np.newaxis], count, axis=0)
         every = np.concatenate(given)
-        views = (merged, merged.view(np.float64))
-        if merge.merge_cells(views, np.concatenate(targets), (every, every.view(np.float64)), self.spec.ops):
+        if merge.merge_cells(merged, np.concatenate(targets), every, self.spec.ops):
             raise overflow("a session over several panes")
         merged[:, 0] >>= 1
         return slots[np.concatenate(owners)], merged
@@ -247,7 +244,7 @@ class SessionTable(PaneTable):
         if rows is None:
             return found
         first = np.argsort(rows.panes)[:most]
-        return rows_to_table(self.spec, asked.view(), Rows(rows.slots[first], rows.panes[first], rows.cells[first]))
+        return rows_to_table(self.spec, asked.view(), rows.chosen(first))
 
     def _upsert(self, keys: KeyColumns, hashes: I64) -> I32:
         known = self._hot.index.count
@@ -276,7 +273,7 @@ class SessionTable(PaneTable):
         if self._logged is not None:
             rows = self._hot.memory.present()
             live = rows.cells[:, 0] > 1
-            rows = Rows(rows.slots[live], rows.panes[live], rows.cells[live])
+            rows = rows.chosen(live)
             self._logged.save(self._hot.index.view(), rows.slots, self.rule.due(rows, self.closed_to))
         return super().freeze()
 
@@ -318,7 +315,7 @@ class SessionTable(PaneTable):
             self._changes.spill(segment)
         keep, rows = self._recency.staying(self._hot.index.count), self._hot.memory.present()
         out = ~keep[rows.slots] & (rows.cells[:, 0] > 1)
-        rows = Rows(rows.slots[out], rows.panes[out], rows.cells[out])
+        rows = rows.chosen(out)
         cold.put(self._hot.index.view(), rows, self.rule.due(rows, self.closed_to), self.closed_to)
         self._rebuild(keep)
 

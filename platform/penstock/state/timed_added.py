@@ -85,8 +85,8 @@ class FrozenTimedRows:
         """Bytes of the rows."""
         return sum(piece.size for piece in self.pieces)
 
-    def table(self) -> pa.Table:
-        """Return the rows that were not cleaned as columns of a segment, sorted by hash."""
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the rows that were not cleaned as columns of a segment, sorted by hash."""
         parts = []
         for piece in self.pieces:
             keys: Keys = self.keys if piece.spilled is None else piece.spilled.keys
@@ -108,7 +108,7 @@ class FrozenTimedRows:
             pa.array(np.zeros(len(order), np.bool_)),
             pa.array(np.arange(len(order))),
         ]
-        return pa.Table.from_arrays(arrays, schema=self.spec.segment_schema)
+        yield pa.Table.from_arrays(arrays, schema=self.spec.segment_schema)
 
 
 def in_files(pieces: list[Added], keys: Keys, area: SpillArea, least: int) -> Iterator[Added]:

@@ -13,6 +13,8 @@ import numpy as np
 from penstock.state.row_table import segment_table
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
 
     from penstock.kernels.compile import I32, I64
@@ -75,11 +77,11 @@ class FrozenTimers:
         """Bytes of the changes."""
         return sum(part.memory_bytes for part in self.parts)
 
-    def table(self) -> pa.Table:
-        """Return the changes that still count as columns of a segment, sorted by hash."""
+    def whole(self) -> Iterator[pa.Table]:
+        """Yield the changes that still count as columns of a segment, sorted by hash."""
         changes = reduced(list(self.parts), self.fired_rows, self.fired)
         order = np.argsort(self.keys.hashes[changes.slots], kind="stable")
-        return segment_table(
+        yield segment_table(
             self.spec,
             self.keys,
             changes.slots[order],

@@ -33,5 +33,5 @@ class PollRows:
 
 
 def columns_alone(kinds: Sequence[str]) -> bool:
-    """Whether a source is followed by operations on columns and a sink: nothing that would split, keep or wait."""
-    return len(kinds) > 1 and kinds[0] == "source" and kinds[-1] == "sink" and set(kinds[1:-1]) <= {"project"}
+    """Whether a source is followed by operations on columns, a sink or an edge: nothing that splits, keeps or waits."""
+    return kinds[0] == "source" and set(kinds[1:]) <= {"project", "sink"}

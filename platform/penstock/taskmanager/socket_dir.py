@@ -23,5 +23,12 @@ def make_socket_dir() -> Path:
 def _sweep(base: Path) -> None:
     for path in base.glob(f"{_PREFIX}*-*"):
         owner = path.name.removeprefix(_PREFIX).partition("-")[0]
-        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and path.stat().st_uid == os.getuid():
+        if owner.isdigit() and not Path(f"/proc/{owner}").exists() and _is_ours(path):
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return path.lstat().st_uid == os.getuid()
+    except FileNotFoundError:  # another TaskManager that starts now has swept it
+        return False

@@ -8,7 +8,7 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import ParamValidationError
 
-from penstock_airflow.command_options import REPARTITION, arguments_of
+from penstock_airflow.command_options import BACKFILL, CHECK_BACKFILL, REPARTITION, arguments_of
 
 DAGS = Path(__file__).parents[3] / "dags"
 
@@ -50,6 +50,13 @@ def test_all_there_and_documented(dags):
         ("job_backfill", {"job_file": "x", "target": "t", "parts": 0}),
         ("job_backfill", {"job_file": "x", "target": "t", "until": ""}),
         ("job_backfill", {"job_file": "x", "target": "t", "accept": "totals"}),
+        ("job_backfill", {"job_file": "x", "target": "t", "history": ["s3://lake/orders"]}),
+        ("job_backfill", {"job_file": "x", "target": "t", "history": "orders=s3://lake/orders"}),
+        ("job_backfill", {"job_file": "x", "target": "t", "offsets": ["orders=partition"]}),
+        ("job_backfill", {"job_file": "x", "target": "t", "offsets": ["orders=a,b,c,d"]}),
+        ("job_backfill", {"job_file": "x", "target": "t", "sparse": [""]}),
+        ("job_backfill", {"job_file": "x", "target": "t", "cut_over": ""}),
+        ("job_backfill", {"job_file": "x", "target": "t", "spark_conf": {"executor.memory": "4g"}}),
     ],
 )
 def test_forms_refuse(dags, dag, wrong):
@@ -67,6 +74,25 @@ def test_where_much_state_begins_is_the_workers_own_setting_unless_it_is_given(d
         rendered[above] = arguments_of(task.options, REPARTITION)
     same = ["--spark-conf", "spark.executor.memory=4g"]
     assert rendered == {None: ["--engine", "auto", *same], 0: ["--engine", "auto", "--spark-above", "0", *same]}
+
+
+def test_a_backfill_is_told_of_tables_as_its_command_is(dags):
+    tables = {"history": ["orders=s3://lake/a", "orders=s3://lake/b"], "offsets": ["orders=p,o"], "sparse": ["orders"]}
+    plain = {"job_file": "x", "target": "t"}
+    spark = {"master": "yarn", "spark_conf": {"spark.executor.memory": "4g"}}
+    given = {**plain, **tables, **spark, "cut_over": "orders-0=5", "until": "cut-over"}
+    told = ["--history", "orders=s3://lake/a", "--history", "orders=s3://lake/b", "--offsets", "orders=p,o"]
+    told += ["--sparse", "orders", "--cut-over", "orders-0=5", "--until", "cut-over"]
+    work = ["--master", "yarn", "--parts", "16", "--spark-conf", "spark.executor.memory=4g"]
+    for entered, fit, more in ((plain, ["--until", "latest"], ["--parts", "16"]), (given, told, work)):
+        rendered = {}
+        for name, kinds in (("check", CHECK_BACKFILL), ("backfill", BACKFILL)):
+            task = copy.deepcopy(dags["job_backfill"].task_dict[name])
+            task.render_template_fields({"params": filled(dags["job_backfill"].params, entered)})
+            words = iter(arguments_of(task.options, kinds))
+            rendered[name] = sorted(zip(words, words, strict=True))
+        pairs = {"check": fit, "backfill": [*fit, *more]}
+        assert rendered == {name: sorted(zip(w[::2], w[1::2], strict=True)) for name, w in pairs.items()}
 
 
 def test_verify_is_scheduled_where_it_is_told_of_what(monkeypatch):

@@ -91,7 +91,13 @@ def test_what_a_connection_says():
     assert "secret" not in repr(place)
 
 
-@pytest.mark.parametrize("wrong", [{"host": ""}, {"schema": "ftp"}, {"extra": '{"timeout": "soon"}'}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"host": ""}, {"host": "http://h"}, {"host": "h:8081"}, {"schema": "ftp"}),
+        *({"extra": f'{{"timeout": {timeout}}}'} for timeout in ('"soon"', "-1", '"nan"', "1e400", "[1]")),
+    ],
+)
 def test_a_wrong_connection(wrong):
     with pytest.raises(UsageError, match="connection 'c'"):
         place_of(Connection(**{"conn_id": "c", "conn_type": "penstock", "host": "h", **wrong}))

@@ -48,7 +48,7 @@ def test_cut_anew_once_whoever_goes_on_with_it(cluster, client, tmp_path, name, 
 
 def test_what_a_killed_try_has_left_is_removed(cluster, client, tmp_path, name, running):
     instance, target = Instance(name), tmp_path / "cut"
-    task = repartition(tmp_path / "checkpoints" / name, target)
+    task = repartition(JobHandle(client, running, name).savepoint(str(tmp_path / "s")), target)
     left = target / f"repartitioned-{task.attempts(instance.context()).begin()[:12]}-1"
     left.mkdir(parents=True)
     (left / "half").touch()

@@ -47,10 +47,13 @@ def test_zero_bytes_are_an_amount():
 
 
 def test_of_a_backfill():
-    given = {"until": "orders-0=5", "master": "None", "parts": "4", "accept": "[]", "settings": "{}"}
+    given = {"until": "orders-0=5", "master": "None", "parts": "4", "accept": "[]", "spark_conf": "{}"}
     assert arguments_of(given, BACKFILL) == ["--until", "orders-0=5", "--parts", "4"]
     with pytest.raises(UsageError, match="unknown options parts"):
         arguments_of({"parts": "4"}, CHECK_BACKFILL)
+    spark = {"master": "yarn", "spark_conf": {"spark.executor.memory": "4g", "spark.x": 2}}
+    told = ["--master", "yarn", "--spark-conf", "spark.executor.memory=4g", "--spark-conf", "spark.x=2"]
+    assert arguments_of(spark, BACKFILL) == told
     tables = {"history": ["orders=a", "orders=b"], "sparse": [], "cut_over": "orders-0=5"}
     told = ["--history", "orders=a", "--history", "orders=b", "--cut-over", "orders-0=5"]
     assert arguments_of(tables, BACKFILL) == arguments_of(tables, CHECK_BACKFILL) == told

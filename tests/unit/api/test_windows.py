@@ -75,6 +75,7 @@ def test_windows_of_processing_time_need_no_event_time(env, source):
     assert node.operator.config["window"]["time"] == "processing"
     (edge,) = [e for e in env.builder._edges if e.target == node.id]
     assert schema_from_text(edge.schema).names == ["user_id"], "only what the window looks at travels to it"
+    assert edge.combine, "rows of one key may become one on their way"
     refused(lambda: stream.allowed_lateness("1s"), "no row is late")
 
 

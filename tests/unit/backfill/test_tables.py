@@ -245,7 +245,7 @@ def test_files_by_name_and_topics_by_column(golden, monkeypatch):
     ("file", "says"),
     [
         ("_delta_log/0000.json", "table of Delta"),
-        ("metadata/v1.metadata.json", "table of Iceberg"),
+        ("metadata/v1.metadata.json", "Iceberg table, and does not tell which metadata is current"),
         (".hoodie/hoodie.properties", "table of Hudi"),
     ],
 )

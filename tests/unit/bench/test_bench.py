@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 
 import msgspec
@@ -140,7 +141,11 @@ def test_an_interrupted_bench_leaves_no_process_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "become_reaper", lambda: None)
     meters = []
     monkeypatch.setattr(measure, "TreeMeter", lambda pid: meters.append(pid) or TreeMeter(pid))
-    with pytest.raises(KeyboardInterrupt):
-        measure.run_child("of:nothing", BenchOptions(), tmp_path)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' shell has made of it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            measure.run_child("of:nothing", BenchOptions(), tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
     with pytest.raises(ProcessLookupError):
         os.kill(meters[0], 0)

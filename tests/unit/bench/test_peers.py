@@ -1,12 +1,15 @@
 """Other engines: what a folder of them says, how they are run and metered, and that a wrong answer gives no figure."""
 
 import json
+import signal
 import sys
 
 import pytest
+from tests.cluster import proc_tree
 
 from penstock.bench.peers import Contest, Peer, Trial, merged, peers_of, ratios, run_peers
 from penstock.cli import main
+from penstock.cli.bench import _ended_by_a_signal
 from penstock.core.errors import UsageError
 
 RIGHT = {1000: "1:2:3:4", 100: "9:9:9:9", 10: "0:0:0:0"}
@@ -134,6 +137,29 @@ def test_a_peer_that_does_not_end_is_ended_with_its_children(folder):
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import time; time.sleep(600)'])"
     made = folder(peer("endless", program, limit_seconds=3))
     assert run_peers(contest(made), ours=1.0)["peers"]["endless"] == {"failed": "endless did not end within 3 s"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_peer_is_ended_with_its_children(number, folder, tmp_path):
+    """Its child tells its number; then the bench is asked to end."""
+    told = tmp_path / "told"
+    child = f"import os, signal, time; open({str(told)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+    program = f"""
+import os, signal, subprocess, sys, time
+subprocess.Popen([sys.executable, '-c', {child!r}])
+while not (os.path.exists({str(told)!r}) and open({str(told)!r}).read()):
+    time.sleep(0.01)
+os.kill(os.getppid(), {int(number)})
+time.sleep(600)
+"""
+    made = folder(peer("interrupted", program))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' shell has made of it
+    try:
+        with pytest.raises((KeyboardInterrupt, SystemExit)), _ended_by_a_signal():
+            run_peers(contest(made), ours=1.0)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not proc_tree.alive(int(told.read_text()))
 
 
 def test_the_best_of_a_rival_counts():

@@ -189,6 +189,13 @@ def test_spark_does_what_is_much(root, penstock, tmp_path, monkeypatch, command,
         assert "Spark is not installed (pip install 'penstock[spark]'; --engine local does without)" in said
 
 
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_a_setting_of_spark_that_makes_no_sense_is_told_whoever_does_the_work(root, penstock, tmp_path, command):
+    words = [command[0], root / "words", tmp_path / "new", *command[1:], "--spark-conf", "spark.a"]
+    assert "--spark-conf 'spark.a' has no value" in penstock(*words, code=2)
+    assert not (tmp_path / "new").exists()
+
+
 def test_without_spark_a_repartition_is_done_here_unless_spark_was_asked_for(root, penstock, tmp_path, monkeypatch):
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     missing = f"Spark needs Java, and there is none in JAVA_HOME={tmp_path}"

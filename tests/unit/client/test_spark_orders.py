@@ -2,13 +2,15 @@
 
 import pickle
 import stat
+from pathlib import Path
 
 import pytest
 
 from penstock.cli.cluster import start
 from penstock.cli.run import run
-from penstock.cli.spark import spark_options
-from penstock.client.spark_taskmanagers import order_for
+from penstock.cli.spark import spark_options, taskmanager_bounds
+from penstock.client.sizing import Bounds
+from penstock.client.spark_taskmanagers import _host_towards, _number_of, order_for
 from penstock.core.errors import UsageError
 
 FILES = ("ca.pem", "cluster.pem", "cluster.key")
@@ -58,10 +60,10 @@ def test_a_folder_without_certificates_is_named(folder):
 
 
 def test_settings_of_spark(tmp_path):
-    options = spark_options("yarn", ["spark.executor.memory=4g", "a=b=c"], taskmanagers=3, slots=2)
-    assert options.settings == {"spark.executor.memory": "4g", "a": "b=c"}
+    options = spark_options("yarn", ["spark.executor.memory=4g", "spark.app.name=b=c"], Bounds())
+    assert options.settings == {"spark.executor.memory": "4g", "spark.app.name": "b=c"}
     with pytest.raises(UsageError, match="has no value"):
-        spark_options("yarn", ["spark.executor.memory"], taskmanagers=3, slots=2)
+        spark_options("yarn", ["spark.executor.memory"], Bounds())
 
 
 @pytest.mark.parametrize(
@@ -86,3 +88,37 @@ def test_spark_brings_a_cluster_of_its_own(tmp_path):
 def test_a_provider_and_a_master_go_together(options):
     with pytest.raises(UsageError, match="--master"):
         start(**options)
+
+
+def test_a_number_of_taskmanagers_or_two_bounds():
+    assert taskmanager_bounds("3", 4, "", on_spark=False) == Bounds(least=3, most=3, slots=4)
+    assert taskmanager_bounds("0..8", 1, "90s", on_spark=True) == Bounds(least=0, most=8, slots=1, timeout_ms=90_000)
+
+
+@pytest.mark.parametrize("given", ["", "two", "-1", "1..", "..3", "3..1", "0..0", "1..2..3", "1.5"])
+def test_what_is_no_number_of_taskmanagers(given):
+    with pytest.raises(UsageError, match=r"write 4 for always four"):
+        taskmanager_bounds(given, 2, "", on_spark=True)
+
+
+def test_on_this_machine_their_number_is_fixed_and_none_is_released():
+    with pytest.raises(UsageError, match="--provider spark"):
+        start(taskmanagers="1..2")
+    with pytest.raises(UsageError, match="none is ever released"):
+        start(taskmanagers="2", taskmanager_timeout="60s")
+
+
+@pytest.mark.parametrize(("slots", "on_spark"), [(0, True), (-1, True), (0, False)])
+def test_a_taskmanager_has_slots(slots, on_spark):
+    with pytest.raises(UsageError, match=rf"--slots {slots}"):
+        taskmanager_bounds("1", slots, "", on_spark=on_spark)
+
+
+def test_the_number_in_an_id():
+    (taskmanager,) = (a for a in order_for("h:1", 1, "", "", insecure=False)._arguments(17, "h", Path()) if "-17-" in a)
+    assert _number_of(taskmanager) == 17
+    assert [_number_of(other) for other in ("tm-1", "spark-x-1", "spark", "")] == [-1] * 4
+
+
+def test_a_machine_is_reached_where_it_goes_out_to_the_jobmanager():
+    assert _host_towards("127.0.0.1:6123") == "127.0.0.1"

@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import os
+import re
 
 import msgspec
 import pyarrow as pa
@@ -261,3 +262,11 @@ def test_files_do_not_go_on_where_a_table_ends(tmp_path, until):
     begin = None if "begin" in until else {"positions": {}}
     with pytest.raises(UsageError, match="files do not go on where a table ends"):
         load_factory(spec.factory).history(spec, until, None, begin)
+
+
+@pytest.mark.parametrize("kind", [pa.string_view(), pa.list_(pa.int64()), pa.float16()], ids=str)
+def test_a_type_that_csv_cannot_be_read_into_is_refused_when_the_job_is_built(kind, tmp_path):
+    """Else every attempt of the job would fail on it."""
+    source = FileSource(tmp_path, pa.schema([("n", pa.int64()), ("odd", kind)]), format="csv")
+    with pytest.raises(GraphError, match=rf"column 'odd' is {re.escape(str(kind))}, which CSV cannot be read into"):
+        source.spec()

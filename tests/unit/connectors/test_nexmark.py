@@ -104,17 +104,18 @@ def test_event_time_follows_number_and_rate_in_milliseconds():
     assert micros.to_list() == (numbers * 1000).tolist()
 
 
-@pytest.mark.parametrize(
-    ("rate", "splits", "start"), [(1, 1, 0), (7, 3, 45), (1_000, 2, 46 * 10**6 + 1), (10**9, 5, 91)]
-)
-def test_whole_bids_are_the_same_as_column_by_column(rate, splits, start):
-    settings = {"rate": rate, "splits": splits, "seed": 3, "hot_auction_ratio": 3, "active_people": 70}
-    whole = EventMaker(NexmarkPattern(**settings)).batch(splits - 1, start, 500)
-    for name in BID_SCHEMA.names:
-        alone = EventMaker(NexmarkPattern(columns=(name,), **settings)).batch(splits - 1, start, 500)
-        assert whole.select([name]).equals(alone), name
-    turned = EventMaker(NexmarkPattern(columns=tuple(reversed(BID_SCHEMA.names)), **settings))
-    assert turned.batch(splits - 1, start, 500).equals(whole.select(BID_SCHEMA.names[::-1]))
+@pytest.mark.parametrize("kind", ["bid", "auction", "person"])
+@pytest.mark.parametrize(("splits", "start"), [(1, 0), (3, 45), (2, 46 * 10**6 + 1)])
+def test_views_are_of_the_same_strings_as_copies(kind, splits, start):
+    """Short ones stand in their view (names, most item names), long ones in the pool."""
+    copied = EventMaker(NexmarkPattern(kind=kind, splits=splits, seed=3)).batch(splits - 1, start, 500)
+    pattern = NexmarkPattern(kind=kind, splits=splits, seed=3, text="views")
+    seen = EventMaker(pattern).batch(splits - 1, start, 500)
+    assert seen.schema == pattern.schema
+    for field, column in zip(copied.schema, seen.columns, strict=True):
+        column.validate(full=True)
+        assert column.type == (pa.string_view() if field.type == pa.string() else field.type)
+        assert column.cast(field.type).equals(copied.column(field.name)), field.name
 
 
 @pytest.mark.parametrize("rate", [1, 7, 999, 1_000, 1_024, 100_000, 10**9])
@@ -127,18 +128,41 @@ def test_event_time_is_the_division_whatever_the_rate_and_where_a_batch_begins(r
         assert found == [1_700_000_000_000_000 + number * 1000 // rate * 1000 for number in numbers]
 
 
-def test_strings_are_what_the_draws_say():
-    """Bit by bit in Python integers: every implementation of the stream repeats these."""
+def draw(number, field):
+    """The draw of a field, in Python integers: its low half and its high half."""
     mask = (1 << 64) - 1
+    mixed = (number + salt(5, field)) & mask
+    mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
+    mixed ^= mixed >> 31
+    return mixed & 0xFFFFFFFF, mixed >> 32
 
-    def draw(number, field):
-        mixed = (number + salt(5, field)) & mask
-        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & mask
-        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & mask
-        mixed ^= mixed >> 31
-        return mixed & 0xFFFFFFFF, mixed >> 32
 
-    strings = Strings(5)
+def test_numbers_are_what_the_draws_say():
+    """Bit by bit: every implementation of the stream repeats these."""
+    settings = {"hot_auction_ratio": 3, "active_people": 70}
+    bids = frame(10_000, splits=1, seed=5, columns=["auction", "bidder", "price"], **settings)
+    for row, (auction, bidder, price) in enumerate(bids.iter_rows()):
+        epoch, inside = divmod(row, 46)
+        number, last = epoch * 50 + 4 + inside, epoch * 3 + 2
+        low, high = draw(number, "auction")
+        least = max(last - 100, 0)
+        assert auction == 1000 + (last // 100 * 100 if low * 3 >> 32 else least + (high * (last - least + 11) >> 32))
+        low, high = draw(number, "bidder")
+        near = min(epoch + 1, 70)
+        assert bidder == 1000 + (
+            epoch // 100 * 100 + 1 if low * 4 >> 32 else epoch + 1 - near + (high * (near + 10) >> 32)
+        )
+        low, high = draw(number, "price")
+        even = (((high << 32) + low) >> 12) * 4096
+        curve = [100.0 * 10.0 ** (6.0 * ((even >> 52) + step) / 4096) for step in (0, 1)]
+        exact = curve[0] + (curve[1] - curve[0]) * (even & ((1 << 52) - 1)) / 2.0**52
+        assert abs(price - exact) <= 0.5001
+
+
+def test_strings_are_what_the_draws_say():
+    """Bit by bit, too."""
+    strings = Strings(5, "copied")
     pool = strings._letters.to_pybytes()[: 1 << 20].decode()
     bids = frame(5_000, splits=1, seed=5)
     for row, (channel, url, extra) in enumerate(bids.select("channel", "url", "extra").iter_rows()):
@@ -189,8 +213,8 @@ def test_what_memory_held_before_is_in_no_string():
         for buffer in used:
             np.frombuffer(buffer, np.uint8)[:] = 0xC0
         del used, buffer
-    strings = Strings(1)
-    assert strings._channels == Strings(1)._channels
+    strings = Strings(1, "copied")
+    assert strings._channels == Strings(1, "copied")._channels
     assert strings._person_values("emailAddress")
 
 
@@ -215,6 +239,7 @@ def test_a_rate_limit_counts_the_events_of_the_whole_stream():
         ({"columns": ["price", "price"]}, "column 'price' is given twice"),
         ({"splits": 0}, "splits must be at least 1"),
         ({"events": -1}, "events must not be -1"),
+        ({"text": "copies"}, "text is 'copies'"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, match):

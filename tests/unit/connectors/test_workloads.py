@@ -169,6 +169,15 @@ def test_windows_are_summed_up_to_the_cut_whatever_the_key(tmp_path, text, nulla
     assert read_marks(tmp_path).checksum == reference.windows(count, 1000, 1000, nullable=nullable)
 
 
+def test_views_are_taken_but_for_keys_which_are_asked_for_as_strings(tmp_path):
+    names = ("user_id", "ts", "amount", "amount")
+    views = pa.schema([("user_id", pa.string_view()), ("ts", TIME), ("amount", pa.int64()), ("note", pa.string_view())])
+    sink = ChecksumSink(folder=str(tmp_path), form="rows", columns=names)
+    assert sink.takes_views
+    asked = schema_from_text(sink.spec(views).schema)
+    assert asked.types == [pa.string(), TIME, pa.int64(), pa.string_view()]
+
+
 def test_columns_that_are_not_there_are_refused(tmp_path):
     sink = ChecksumSink(folder=str(tmp_path), form="rows", columns=("user_id", "ts", "net", "net"))
     with pytest.raises(GraphError, match="cannot be made of columns"):

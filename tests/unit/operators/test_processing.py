@@ -2,15 +2,18 @@
 
 import datetime as dt
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.core.snapshot import FileRef
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.hashing import hash_columns
+from penstock.operators.combine import combiner_for
 from penstock.operators.registry import create_operator
 from penstock.state.budget import MemoryBudget
 from penstock.state.store import KeyedStateRequest, open_keyed_state
@@ -18,6 +21,12 @@ from penstock.state.store import KeyedStateRequest, open_keyed_state
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64(), nullable=False)])
 TIMED = SCHEMA.append(pa.field(TS_COLUMN, pa.int64(), nullable=False))
 TUMBLING = {"kind": "tumbling", "size_us": 10_000_000, "slide_us": 10_000_000, "offset_us": 0, "time": "processing"}
+AGGREGATES = [
+    {"fn": "count", "column": None, "alias": "n"},
+    {"fn": "first", "column": "v", "alias": "first"},
+    {"fn": "last", "column": "v", "alias": "last"},
+]
+SUMS = [AGGREGATES[0], {"fn": "sum", "column": "v", "alias": "total"}, {"fn": "max", "column": "v", "alias": "most"}]
 SLIDING = TUMBLING | {"kind": "sliding", "slide_us": 5_000_000}
 
 
@@ -25,12 +34,7 @@ SLIDING = TUMBLING | {"kind": "sliding", "slide_us": 5_000_000}
 def make(bench, tmp_path):
     stores = []
 
-    def made(window=TUMBLING, schema=SCHEMA, saved=(), hash_range=ALL_HASHES):
-        aggregates = [
-            {"fn": "count", "column": None, "alias": "n"},
-            {"fn": "first", "column": "v", "alias": "first"},
-            {"fn": "last", "column": "v", "alias": "last"},
-        ]
+    def made(window=TUMBLING, schema=SCHEMA, saved=(), hash_range=ALL_HASHES, aggregates=AGGREGATES):
         config = {"key": ["k"], "window": window, "aggregates": aggregates}
         spec = OperatorSpec(uid="w", name="Window", kind="processing_window", config=config, stateful=True)
         keyed = tuple(c for s in saved for k in s[0] if (c := clip_keyed(k, hash_range)) is not None)
@@ -175,3 +179,37 @@ def test_two_subtasks_that_had_fired_differently_become_one(make, bench, out):
     assert one._context.metrics.late_records_dropped == 0
     assert len(out.rows) == len(first) + 20
     assert out.rows[-1]["window_start"] == dt.datetime.fromtimestamp(1_700_000_010, dt.UTC)
+
+
+@pytest.mark.parametrize("window", [TUMBLING, SLIDING, TUMBLING | {"offset_us": 3_000_000}])
+def test_rows_that_come_combined_count_as_those_they_stand_for(make, bench, out, window):
+    """Some batches combined and some not, the clock going on between them, against a model that adds up rows."""
+    config = {"key": ["k"], "window": window, "aggregates": SUMS}
+    combiner = combiner_for(config, SCHEMA, JobSettings(combine_min_rows=1, combine_ratio=1.0))
+    operator, random = make(window, aggregates=SUMS), np.random.default_rng(5)
+    sums = {}
+    for number in range(12):
+        keys, values = random.integers(0, 5, 40), random.integers(-9, 9, 40)
+        rows = pa.RecordBatch.from_arrays([pa.array(keys), pa.array(values)], schema=SCHEMA)
+        fewer = combiner.combine(rows)
+        assert fewer.num_rows == len(set(keys.tolist()))
+        combined = number % 3 > 0
+        operator.process_batch(Batch(fewer if combined else rows, combined=combined), 0, out)
+        now, size, slide = bench.clock.now_ms() * 1000, window["size_us"], window["slide_us"]
+        start = now - (now - window["offset_us"]) % slide
+        for first in range(start, now - size, -slide):
+            for key, value in zip(keys.tolist(), values.tolist(), strict=True):
+                sums.setdefault((first, key), []).append(value)
+        bench.clock.advance(1_700)
+    operator.process_watermark(Watermark(MAX_TIMESTAMP), out)
+    found = {(round(r["window_start"].timestamp() * 1e6), r["k"]): (r["n"], r["total"], r["most"]) for r in out.rows}
+    assert found == {at: (len(v), sum(v), max(v)) for at, v in sums.items()}
+    assert operator._context.metrics.late_records_dropped == 0
+
+
+def test_first_and_last_are_not_combined_as_the_sender_does_not_know_when_rows_arrive():
+    always = JobSettings(combine_min_rows=1, combine_ratio=1.0)
+    for aggregates, combines in ((SUMS, True), (AGGREGATES, False)):
+        config = {"key": ["k"], "window": TUMBLING, "aggregates": aggregates}
+        assert (combiner_for(config, SCHEMA, always) is not None) == combines
+    assert combiner_for({"key": ["k"], "window": TUMBLING, "aggregates": AGGREGATES}, TIMED, always) is not None

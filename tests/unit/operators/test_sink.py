@@ -7,6 +7,7 @@ import types
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.property.pools import pooled
 
 from penstock.config.settings import JobSettings
 from penstock.connector.sink import CommitOutcome, SinkSpec
@@ -267,6 +268,18 @@ def test_rows_in_memory_are_bounded_below_what_a_worker_is_killed_for(bench, out
     alone = opened(bench, settings=JobSettings())
     feed(alone, 1, 2, 3)
     assert alone.available, "without checkpoints nothing would ever let it go on"
+
+
+def test_rows_that_wait_do_not_hold_the_pool_of_their_views(bench, outside, monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "SCHEMA", pa.schema([("v", pa.string_view())]))
+    operator = opened(bench)
+    column = pooled(["a value of some length"], pa.string_view(), b"pool" * 100_000)
+    operator.process_batch(Batch(pa.record_batch([column], schema=SCHEMA)), 0, None)
+    assert operator._buffer.size_bytes < 100
+    (staged,) = operator.snapshot(Barrier(1), None).staged
+    upload(bench, operator, staged)
+    assert decode_chunk(bench.files["pending/out/run1/0/1/0"]).to_pydict() == {"v": ["a value of some length"]}
+    assert len(bench.files["pending/out/run1/0/1/0"]) < 2000
 
 
 def test_a_job_without_checkpoints_cannot_wait_for_ever(bench, outside):

@@ -6,9 +6,10 @@ import json
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.property.pools import pooled
 from tests.unit.operators.scripted_source import MONOTONIC, SCHEMA, batch, opened, poll, scripted_reader, splits
 
-from penstock.connector.source import PollResult, SourceSplit
+from penstock.connector.source import PollResult, SourceBatch, SourceSplit
 from penstock.connector.staging import DEAD_LETTER_SCHEMA
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.errors import BadRecordError, GraphError
@@ -94,6 +95,24 @@ def test_bad_times_become_dead_letters_with_their_split(bench, reader, out):
     assert json.loads(letter["value"]) == {"v": 1, "ts": None}
     assert [row["v"] for row in out.rows] == [0, 2]
     assert out.watermarks == [4]
+
+
+def test_rows_with_bad_times_are_left_out_of_columns_of_views_too(bench, reader, out):
+    schema = pa.schema([("s", pa.string_view()), SCHEMA.field("ts")])
+    data = pa.record_batch(
+        [
+            pooled(["short", "long " * 9, None, "longer " * 9], pa.string_view()),
+            pa.array([5, None, 6, 7], schema[1].type),
+        ],
+        schema=schema,
+    )
+    operator = opened(bench, policy="dead-letter", schema=schema)
+    operator.add_splits(splits("a"), no_more=False)
+    poll(operator, reader, out, PollResult((SourceBatch(data, ("a",)),)))
+    ((letter,),) = [letters.to_pylist() for letters in out.sides["dead-letter"]]
+    assert json.loads(letter["value"]) == {"s": "long " * 9, "ts": None}
+    assert [row["s"] for row in out.rows] == ["short", None, "longer " * 9]
+    assert out.elements[0].data.schema.field("s").type == pa.string_view()
 
 
 def test_dead_letters_of_the_connector_are_passed_on(bench, reader, out):

@@ -4,14 +4,16 @@ import datetime as dt
 import pickle
 
 import cloudpickle
+import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.property.pools import pooled
 from tests.unit.operators.scripted_source import SCHEMA, batch, opened, poll, scripted_reader, splits
 
 from penstock.api.watermark_code import pack_code
 from penstock.api.watermarks import check_strategy
-from penstock.connector.source import PollResult, SourceSplit
+from penstock.connector.source import PollResult, SourceBatch, SourceSplit
 from penstock.core.elements import TS_COLUMN, Barrier, Watermark
 from penstock.core.errors import GraphError, PenstockError
 from penstock.eventtime.strategy import WatermarkStrategy
@@ -119,6 +121,17 @@ def test_a_generator_belongs_to_a_split_and_is_asked_between_batches(bench, read
     bench.clock.advance(5000)
     poll(operator, reader, out, PollResult())
     assert out.watermarks[-1] == START_US + 4_000_000
+
+
+def test_a_generator_is_shown_the_views_of_its_own_split(bench, reader, out):
+    schema = pa.schema([("v", pa.string_view()), SCHEMA.field("ts")])
+    times = [START_US + n for n in (50, 20, 60, 30)]
+    texts = pooled(["a text of some length", None, "short", "another text of some length"], pa.string_view())
+    data = pa.record_batch([texts, pa.array(times, schema[1].type)], schema=schema)
+    operator = running(bench, WatermarkStrategy.for_generator(Slow, timestamp="ts"), schema, ids=("a", "b"))
+    poll(operator, reader, out, PollResult((SourceBatch(data, ("a", "b"), np.array([0, 1, 0, 1])),)))
+    assert out.watermarks == [START_US + 10]
+    assert [row["v"] for row in out.rows] == texts.to_pylist()
 
 
 @pytest.mark.parametrize(

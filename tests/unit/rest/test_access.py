@@ -67,6 +67,7 @@ ROLE_OF = {
     "POST /penstock/jobs/{job_id}/upgrade": "admin",
     "POST /penstock/jobs/{job_id}/upgrade/verdict": "admin",
     "DELETE /cluster": "admin",
+    "DELETE /penstock/taskmanagers/{taskmanager_id}": "admin",
 }
 
 

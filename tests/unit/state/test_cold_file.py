@@ -10,7 +10,7 @@ import pytest
 from penstock.core.errors import StorageError
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns, hash_order
+from penstock.kernels.hashing import hash_columns
 from penstock.state import cold_file as module
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.cold_file import FileRows
@@ -204,11 +204,3 @@ def test_a_full_disk_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
     table = Table(tmp_path)
     with pytest.raises(StorageError, match=str(tmp_path)):
         table.put(table.slots([(1, 1)]), [1])
-
-
-def test_hashes_that_differ_in_low_bits_alone_are_ordered_too():
-    hashes = np.array([3, 1, 2, -1, HASH_MAX, HASH_MIN, 0], np.int64)
-    assert hashes[hash_order(hashes)].tolist() == sorted(hashes.tolist())
-    many = np.random.default_rng(2).integers(HASH_MIN, HASH_MAX, 5000)
-    assert hash_order(many).tolist() == np.argsort(many, kind="stable").tolist()
-    assert hash_order(np.empty(0, np.int64)).tolist() == []

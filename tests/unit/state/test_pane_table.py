@@ -2,10 +2,13 @@
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from penstock.core.errors import PenstockError
+from penstock.kernels.columns import FixedColumn
 from penstock.kernels.pages import PAGE_ROWS
+from penstock.state import frozen as frozen_module
 from penstock.state import pane_table as module
 
 
@@ -77,6 +80,25 @@ def test_a_frozen_table_shows_the_barrier_whatever_comes_later(state):
     again = state.open([state.upload(frozen)]).pane_table("panes", state.spec)
     assert state.rows(again, [0]) == dict.fromkeys(keys, (1, 1))
     assert state.rows(again, [10]) == dict.fromkeys(keys[:5], (1, 1))
+
+
+def test_the_file_is_the_same_in_however_many_pieces_it_is_made(state, monkeypatch):
+    """Rows of several copies, which are put in order together."""
+    encoded = []
+    for rows in (100, 1 << 20):
+        monkeypatch.setattr(frozen_module, "_PIECE_ROWS", rows)
+        store = state.open()
+        table = store.pane_table("panes", state.spec)
+        keys = list(range(3 * PAGE_ROWS))
+        state.update(table, keys, [0] * len(keys))
+        state.update(table, keys[::7], [10] * len(keys[::7]))
+        (frozen,) = store.freeze()
+        while not frozen.copy_pages(1):
+            pass
+        encoded.append(frozen.encode()[0])
+    cut, whole = (pq.read_table(pa.BufferReader(segment.data)) for segment in encoded)
+    assert cut.equals(whole)
+    assert cut.num_rows == encoded[0].rows == encoded[1].rows
 
 
 def test_only_changed_rows_are_written(state):
@@ -199,3 +221,19 @@ def test_late_firing_finds_keys_that_are_cold(state):
     pieces = list(table.fire_keys(key_columns(batch, ("k",)), hash_columns(batch, ("k",)), [0]))
     found = {k: c[0] for p in pieces for k, c in zip(p.keys[0].to_pylist(), p.cells.tolist(), strict=True)}
     assert found == {1: 1, 17: 2, 2999: 1, 5000: 1}
+
+
+def test_a_table_of_near_keys_goes_before_a_job_fails(state):
+    """131,072 keys four apart: with the table 11.7 MB, without it 7.5."""
+    key_schema = pa.schema([pa.field("k", pa.int64(), nullable=False)])
+    spec = module.PaneTableSpec(key_schema, ())
+    keys = 4 * np.arange(131_072, dtype=np.int64)
+    used = {}
+    for memory in (64 << 20, 9 << 20):
+        table = state.open(memory=memory).pane_table("panes", spec)
+        for _ in range(2):
+            window = np.array([10, 0, 0, 1 << 60], np.int64)
+            assert table.add((FixedColumn(keys),), np.zeros(len(keys), np.int64), window, []) == (0, 0)
+        used[memory] = table.memory_bytes
+        assert sum(len(piece.hashes) for piece in table.fire([0])) == len(keys)
+    assert used[9 << 20] < 9 << 20 < used[64 << 20]

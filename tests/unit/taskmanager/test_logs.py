@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from penstock.taskmanager import socket_dir
 from penstock.taskmanager.logs import RETAINED_LOGS, WorkerLogs, tail_of
 from penstock.taskmanager.socket_dir import make_socket_dir
 
@@ -53,3 +54,16 @@ def test_socket_folders_are_short_private_and_swept(tmp_path, monkeypatch):
         assert not dead.exists()
     finally:
         folder.rmdir()
+
+
+def test_two_taskmanagers_may_sweep_at_the_same_time(tmp_path, monkeypatch):
+    """The first removal stands for that of the other one: it takes every folder away that was listed."""
+    dead = [tmp_path / f"ps-99999999{number}-gone" for number in range(3)]
+    for folder in dead:
+        folder.mkdir()
+    monkeypatch.setattr(socket_dir, "_MAX_BASE_BYTES", 4096)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    gone = iter(dead)
+    monkeypatch.setattr(socket_dir.shutil, "rmtree", lambda *_, **__: [folder.rmdir() for folder in gone])
+    made = socket_dir.make_socket_dir()
+    assert list(tmp_path.iterdir()) == [made]

@@ -1,0 +1,89 @@
+"""Settings of Spark on the command line: one form for all commands, refused before anything is read or started."""
+
+import sys
+
+import pytest
+
+from penstock.cli import main
+from penstock.cli.spark import spark_settings
+from penstock.core.errors import UsageError
+
+BACKFILL = ("backfill", "job.py", "--to", "begun")
+OTHERS = {
+    "run": ("run", "job.py", "--engine", "spark", "--master", "local[1]"),
+    "cluster": ("cluster", "start", "--provider", "spark", "--master", "local[1]"),
+    "backfill": (*BACKFILL, "--master", "local[1]"),
+}
+
+
+@pytest.fixture
+def refused(monkeypatch, capsys, tmp_path):
+    """The one line of a command that makes no sense, in a folder with a job file that must not be run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PENSTOCK_HOME", str(tmp_path / "home"))
+    (tmp_path / "job.py").write_text("raise AssertionError('it was run')\n")
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            main.app()
+        assert ended.value.code == 2
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["job.py"]
+        return capsys.readouterr().err
+
+    return run
+
+
+def test_pairs():
+    given = ["spark.executor.memory=4g", " spark.x.y = a=b c ", "spark.empty=", "spark.x.y=a=b c"]
+    assert spark_settings(given) == {"spark.executor.memory": "4g", "spark.x.y": "a=b c", "spark.empty": ""}
+    assert spark_settings(None) == spark_settings([]) == {}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["spark.executor.memory"], r"--spark-conf 'spark.executor.memory' has no value \(write --spark-conf spark\."),
+        (["executor.memory=4g"], r"'executor.memory=4g': names of Spark's settings begin with 'spark\.'"),
+        (["spark.=4g"], "begin with"),
+        (["=4g"], "begin with"),
+        (["spark.master=yarn"], r"that is another option \(write --master yarn\)"),
+        (["spark.a=1", "spark.b=1", "spark.a=2"], r"has spark.a as '1' and as '2' \(give it once\)"),
+    ],
+)
+def test_what_makes_no_sense(given, says):
+    with pytest.raises(UsageError, match=says):
+        spark_settings(given)
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_every_command_tells_it_in_one_line(refused, command):
+    said = refused(*OTHERS[command], "--spark-conf", "spark.a=1", "--spark-conf", "spark.b")
+    assert said == "penstock: --spark-conf 'spark.b' has no value (write --spark-conf spark.executor.memory=4g)\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "way"),
+    [
+        (("run", "job.py"), "run it with --engine spark --master URL"),
+        (("cluster", "start"), "start it with --provider spark --master URL"),
+        (BACKFILL, "name its master: --master local[4]"),
+    ],
+    ids=["run", "cluster", "backfill"],
+)
+def test_settings_without_spark(refused, command, way):
+    said = refused(*command, "--spark-conf", "spark.a=1")
+    assert said == f"penstock: --spark-conf 'spark.a=1', and Spark is not asked for ({way})\n"
+
+
+def test_a_backfill_without_pyspark(monkeypatch, capsys, tmp_path):
+    (tmp_path / "job.py").write_text("import penstock as ps\n")
+    monkeypatch.setitem(sys.modules, "penstock.snapshots.spark_session", None)
+    monkeypatch.setattr("penstock.cli.backfill.planned", lambda *_: None)
+    arguments = ["backfill", str(tmp_path / "job.py"), "--to", str(tmp_path / "begun"), "--master", "local[1]"]
+    monkeypatch.setattr(sys, "argv", ["penstock", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main.app()
+    assert ended.value.code == 2
+    way = "pip install 'penstock[spark]'; without --master this process does the work"
+    assert capsys.readouterr().err == f"penstock: Spark is not installed ({way})\n"

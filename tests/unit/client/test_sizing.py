@@ -1,0 +1,51 @@
+"""How many TaskManagers a cluster has: what jobs wait for starts some, and what nobody uses goes, within the bounds."""
+
+from penstock.client.sizing import Bounds, Decision, Look, Sizer
+
+BOUNDS = Bounds(least=1, most=4, slots=2, timeout_ms=60_000)
+
+
+def decide(sizer, now_s, *, pending=0, starting=0, **free):
+    return sizer.decide(Look(pending=pending, starting=starting, free=free), now_s * 1000)
+
+
+def test_the_least_are_started_and_those_that_are_lost_come_back():
+    sizer = Sizer(Bounds(least=3, most=3, slots=2))
+    assert decide(sizer, 0) == Decision(3)
+    assert decide(sizer, 1, starting=3) == Decision(0)
+    assert decide(sizer, 2, a=2, b=0) == Decision(1)
+
+
+def test_slots_that_are_free_or_come_are_not_started_again():
+    sizer = Sizer(BOUNDS)
+    assert decide(sizer, 0, pending=5, a=2) == Decision(2)
+    assert decide(sizer, 1, pending=5, starting=2, a=2) == Decision(0)
+    assert decide(sizer, 2, pending=7, starting=2, a=2) == Decision(1)
+    assert decide(sizer, 3, pending=99, starting=1, a=0, b=0) == Decision(1)
+    assert decide(sizer, 4, pending=99, a=0, b=0, c=0, d=0) == Decision(0)
+
+
+def test_what_is_idle_for_the_time_out_goes_and_the_longest_idle_first():
+    sizer = Sizer(BOUNDS)
+    assert decide(sizer, 0, a=0, b=2, c=2) == Decision(0)
+    assert decide(sizer, 10, a=2, b=2, c=1) == Decision(0)
+    assert decide(sizer, 59.9, a=2, b=2, c=2) == Decision(0)
+    assert decide(sizer, 60, a=2, b=2, c=2) == Decision(0, ("b",))
+    assert decide(sizer, 75, a=2, c=2) == Decision(0, ("a",))
+    assert decide(sizer, 500, c=2) == Decision(0)
+
+
+def test_a_job_that_waits_keeps_all_of_them():
+    sizer = Sizer(BOUNDS)
+    decide(sizer, 0, a=2, b=2)
+    assert decide(sizer, 70, pending=9, starting=2, a=2, b=2) == Decision(0)
+    assert decide(sizer, 71, a=2, b=2) == Decision(0)
+    assert decide(sizer, 131, a=2, b=2) == Decision(0, ("a",))
+
+
+def test_none_are_kept_where_none_have_to_be():
+    sizer = Sizer(Bounds(least=0, most=2, slots=2, timeout_ms=10_000))
+    assert decide(sizer, 0) == Decision(0)
+    assert decide(sizer, 1, pending=3) == Decision(2)
+    decide(sizer, 2, a=2, b=2)
+    assert decide(sizer, 12, a=2, b=2) == Decision(0, ("a", "b"))

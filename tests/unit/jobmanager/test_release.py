@@ -1,0 +1,104 @@
+"""A TaskManager is released only while no job uses it, and what it had is nobody's from that moment on."""
+
+import asyncio
+
+import pytest
+
+from penstock.config.settings import ClusterSettings, JobSettings
+from penstock.core.clock import ManualClock
+from penstock.core.errors import NotFoundError, UsageError
+from penstock.graph.job_graph import JobGraph
+from penstock.jobmanager.events import SlotsGranted
+from penstock.jobmanager.taskmanagers import TaskManagers
+from penstock.rpc import messages as msg
+from penstock.rpc.server import Session
+
+
+def joined(managers, name, slots=2):
+    registration = msg.RegisterTaskManager(
+        taskmanager_id=name, host="h", pid=1, slots=slots, workers=(), metrics_address=""
+    )
+    session = Session(registration, "peer")
+    managers.connected(session)
+    return session
+
+
+async def told(session):
+    """What a TaskManager is told until its stream ends."""
+    found = []
+    while (data := await session.queue.get()) is not None:
+        found.append(msg.decode_taskmanager_command(data))
+    return found
+
+
+@pytest.fixture
+def managers():
+    return TaskManagers("jm", 1, ClusterSettings(), ManualClock())
+
+
+async def released(managers, session, name):
+    managers.release(name)
+    commands = await told(session)
+    managers.disconnected(session, "its stream has ended")
+    return commands
+
+
+def test_it_is_told_to_end_and_its_slots_are_given_to_nobody(managers):
+    events = []
+    managers.attach("job", events.append)
+    session = joined(managers, "tm")
+    commands = asyncio.run(released(managers, session, "tm"))
+    assert isinstance(commands[-1], msg.Shutdown)
+    managers.request_slots("job", 1, wait=True)
+    assert not any(isinstance(event, SlotsGranted) for event in events)
+    assert (managers.pool.total, managers.pool.pending, managers.views()) == (0, 1, ())
+
+
+def test_one_in_use_is_not_released(managers):
+    events = []
+    managers.attach("job", events.append)
+    joined(managers, "tm")
+    managers.request_slots("job", 1, wait=True)
+    with pytest.raises(UsageError, match="jobs hold 1 of its slots"):
+        managers.release("tm")
+    (view,) = managers.views()
+    assert (view.free_slots, managers.pool.total) == (1, 2)
+    managers.release_slots("job", None)
+    managers.release("tm")
+    assert managers.views() == ()
+
+
+def test_one_that_is_not_there_is_named(managers):
+    joined(managers, "tm")
+    with pytest.raises(NotFoundError, match="no TaskManager 'other'"):
+        managers.release("other")
+
+
+def test_slots_that_jobs_wait_for_are_counted(managers):
+    for job in ("a", "b"):
+        managers.attach(job, lambda _event: None)
+    managers.request_slots("a", 3, wait=True)
+    managers.request_slots("b", 2, wait=True)
+    assert managers.pool.pending == 5
+    managers.release_slots("b", None)
+    joined(managers, "tm")
+    assert managers.pool.pending == 3
+    joined(managers, "another")
+    assert (managers.pool.pending, managers.pool.free) == (0, 1)
+
+
+def test_one_whose_worker_has_not_ended_is_not_released(managers):
+    events = []
+    managers.attach("job", events.append)
+    session = joined(managers, "tm")
+    managers.request_slots("job", 1, wait=True)
+    (granted,) = events
+    managers.start_worker(
+        "job", "w", granted.slots[0], JobGraph(name="j", vertices=(), edges=(), settings=JobSettings())
+    )
+    managers.release_slots("job", None)
+    with pytest.raises(UsageError, match="jobs hold 0 of its slots, 1 workers run"):
+        managers.release("tm")
+    managers.received(session, msg.WorkerExited(taskmanager_id="tm", worker_id="w", returncode=0, log_tail=""))
+    managers.release("tm")
+    assert managers.views() == ()
