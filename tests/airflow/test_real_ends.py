@@ -58,7 +58,7 @@ def test_cleared_and_run_twice(stage, name, tmp_path):
 def test_a_task_that_waits_is_cleared(stage, name, tmp_path, wish):
     """Kept, the job is found again; cancelled as configured, another one takes its place. One runs."""
     run = stage.airflow.trigger(
-        "job_submit", job_file=str(write_job(tmp_path, name, interval="20s")), on_kill=wish
+        "job_submit", job_file=str(write_job(tmp_path, name, interval="45s")), on_kill=wish
     )  # fmt: skip
     stage.airflow.wait_task("job_submit", run, "submit", "deferred")
     stage.airflow.wait_trigger("job_submit", run, "no checkpoint is complete yet")

@@ -28,6 +28,8 @@ TERMINAL = ("FINISHED", "CANCELED", "FAILED")
 POLL_S = 0.15
 #: A JobManager that is held at a failpoint answers nobody: do not wait for it for long.
 REST_LIMIT_S = 1.0
+#: One that is asked for a savepoint tries the target first, which may take the store a while.
+TRIED_LIMIT_S = 30.0
 END_LIMIT_S = 75.0
 
 
@@ -200,11 +202,15 @@ class Scene:
         return operation["location"]
 
     def savepoint(self, target=None, seconds=30.0):
-        return self._savepoint_answer(self.rest.savepoint(self.job_id, target), seconds)
+        with RestClient(self.cluster.rest_url, timeout_seconds=TRIED_LIMIT_S) as rest:
+            request = rest.savepoint(self.job_id, target)
+        return self._savepoint_answer(request, seconds)
 
     def stop(self, *, drain=False, target=None, seconds=30.0):
         """Stop with a savepoint, wait for FINISHED, return where the savepoint lies."""
-        uri = self._savepoint_answer(self.rest.stop(self.job_id, drain=drain, target=target), seconds)
+        with RestClient(self.cluster.rest_url, timeout_seconds=TRIED_LIMIT_S) as rest:
+            request = rest.stop(self.job_id, drain=drain, target=target)
+        uri = self._savepoint_answer(request, seconds)
         self.wait_finished(seconds)
         return uri
 

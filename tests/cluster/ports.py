@@ -44,8 +44,11 @@ def reaches(address, port):
 
 
 def _sockets(pid):
-    folder = Path(f"/proc/{pid}/fd")
-    for link in folder.iterdir():
+    try:
+        links = list(Path(f"/proc/{pid}/fd").iterdir())
+    except FileNotFoundError:  # it has ended
+        return
+    for link in links:
         try:
             target = str(link.readlink())
         except OSError:

@@ -20,7 +20,7 @@ from penstock.core.errors import NotFoundError, PenstockError, UsageError
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180)]
 
-USERS, RATE, SECONDS = 20, 4_000, 30
+USERS, RATE = 20, 4_000
 JOB = """
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -51,7 +51,7 @@ class Totals(ps.KeyedProcessFunction):
 
 env = ps.Environment(parallelism=2, checkpoint_interval="300ms", checkpoint_root={root!r}, combine="off")
 orders = env.from_source(
-    DatagenSource(rows={rows}, users={users}, rows_per_second={rate}),
+    DatagenSource(users={users}, rows_per_second={rate}),
     watermarks=ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts"),
     uid="orders",
 )
@@ -72,7 +72,7 @@ def cluster(tmp_path):
 
 def submitted(cluster, folder):
     path = folder / "job.py"
-    values = {"root": str(folder / "root"), "rows": RATE * SECONDS, "users": USERS, "rate": RATE}
+    values = {"root": str(folder / "root"), "users": USERS, "rate": RATE}
     path.write_text(JOB.format(**values))
     found = _Capture()
     with use_executor(found):

@@ -6,14 +6,15 @@ import subprocess
 import sys
 
 import polars as pl
+import pytest
 from tests.cluster.proc_tree import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 
-ROWS, RATE = 3000, 500
+ROWS, RATE = 9000, 500
 LIMIT_S = 120.0
-
+pytestmark = pytest.mark.timeout(400)
 
 JOB = f"""
 import asyncio, dataclasses, datetime as dt

@@ -20,7 +20,7 @@ from tests.cluster.proc_tree import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
-ROWS = 3000
+ROWS = 6000
 JOB = f"""
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource

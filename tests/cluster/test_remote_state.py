@@ -7,9 +7,9 @@ import penstock as ps
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(360)]
 
-ROWS, USERS, RATE = 160_000, 40_000, 10_000
+ROWS, USERS, RATE = 160_000, 40_000, 5_000
 #: By then segments were merged, so that what is read is more than a file that is read at once.
 CHECKPOINTS = 10
 

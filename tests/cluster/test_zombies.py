@@ -32,7 +32,8 @@ def paused():
 def test_a_paused_worker_that_was_replaced_publishes_nothing_and_dies(stage, paused):
     """Its whole TaskManager is paused, as a machine would be: in the middle of a publication."""
     point = "sink.before_publish"
-    with Scene(stage, Orders(1, EVENTS), rate=RATE, taskmanagers=3, failpoints={point: "hold"}) as scene:
+    # twice as many: the successor has still to publish when it is first looked at
+    with Scene(stage, Orders(1, 2 * EVENTS), rate=RATE, taskmanagers=3, failpoints={point: "hold"}) as scene:
         scene.begin()
         held = int(scene.wait_hit(point)["pid"])
         supervisor = scene.taskmanager_of(held).pid

@@ -93,8 +93,8 @@ def looked_up(page):
 
 
 def failed(page, folder):
-    (folder / "broken").touch()
     page.get_by_role("link", name="Exceptions").click()
+    (folder / "broken").touch()
     failure = page.get_by_role("article").first
     expect(failure).to_contain_text("cannot be rated", timeout=LONG_MS)
     own = failure.locator("pre.own")

@@ -75,6 +75,7 @@ def test_the_keyboard_reaches_everything_in_order(visit, slow_job, where):
     page = opened(visit, where, slow_job.job_id)
     page.evaluate("document.activeElement.blur()")
     page.wait_for_function(f"({REACHABLE})() > 5")
+    page.route("**/v1/**", lambda _route: None)  # the page stands still: rows that come above the focus are not passed
     stops = []
     for _ in range(page.evaluate(REACHABLE) + 40):
         page.keyboard.press("Tab")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import tempfile
 import threading
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from penstock.client.access import access_of
+from penstock.client.ports import free_port
 from penstock.client.processes import ChildProcess
 from penstock.client.rest_client import RestClient
 from penstock.config.security import SECRET_VARIABLE
@@ -33,6 +33,8 @@ _WATCH_MS = 50.0
 #: The first start on a machine compiles all kernels, which takes a minute or more when its cores are busy.
 _REGISTER_TIMEOUT_MS = 300_000
 _MAX_RESTARTS = 20
+#: Below those of outgoing connections and of the servers that tests start.
+RPC_PORTS = range(10_000, 20_000)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +108,7 @@ class LocalCluster:
 
     def launch(self) -> None:
         """Start all processes and wait for none."""
-        self.rpc_address = f"{self._config.rpc_host}:{_free_port(self._config.rpc_host)}"
+        self.rpc_address = f"{self._config.rpc_host}:{free_port(self._config.rpc_host, RPC_PORTS, SystemRand())}"
         self._start_jobmanager()
         for index in range(self._config.taskmanagers):
             child = self._child(f"taskmanager-{index}", self._taskmanager_arguments(index))
@@ -224,10 +226,3 @@ class LocalCluster:
                 self._begun.add(child.name)
                 self.restarts.append(child.name)
                 child.start()
-
-
-def _free_port(host: str) -> int:
-    """A port nobody listened on a moment ago: JobManager and TaskManagers are told it before either runs."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])

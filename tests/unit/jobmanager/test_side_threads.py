@@ -30,7 +30,11 @@ async def test_calls_take_turns_and_raise_what_they_raise():
 
     gate = threading.Event()
     asked = [asyncio.create_task(threads.call(10, counted, n)) for n in (1, 2, 5, 0)]
-    await asyncio.sleep(0.1)
+    for _ in range(100):
+        if running == 2:
+            break
+        await asyncio.sleep(0.05)
+    await asyncio.sleep(0.1)  # for a third to begin, which must not
     gate.set()
     told = await asyncio.gather(*asked, return_exceptions=True)
     assert (told[:3], type(told[3]), most) == ([10, 5, 2], ZeroDivisionError, 2)

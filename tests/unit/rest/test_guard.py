@@ -27,7 +27,7 @@ class Application:
         await send({"type": "http.response.body", "body": b"done"})
 
 
-async def ask(parts, *, token="t" * 32, method="POST", path="/v1/penstock/submit", headers=()):
+async def ask(parts, *, token="t" * 32, method="POST", path="/v1/penstock/submit", headers=(), times=TIMES):
     """Send pieces (a number: wait so long); return status, answer, what the application saw, the log."""
     parts, sent, log, application = list(parts), [], [], Application()
 
@@ -45,13 +45,13 @@ async def ask(parts, *, token="t" * 32, method="POST", path="/v1/penstock/submit
         "type": "http", "method": method, "path": path, "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 2),
         "headers": [(b"host", b"h"), (b"authorization", f"Bearer {token}".encode()), *headers],
     }  # fmt: skip
-    await Guard(application, SECURITY, log.append, TIMES)(scope, receive, send)
+    await Guard(application, SECURITY, log.append, times)(scope, receive, send)
     text = b"".join(m.get("body", b"") for m in sent[1:])
     return sent[0], text, application.seen, log
 
 
 async def test_what_is_let_in_arrives_whole():
-    start, text, seen, log = await ask([b"gr", 0.01, b"aph"])
+    start, text, seen, log = await ask([b"gr", 0.01, b"aph"], times=BodyTimes(piece=20, whole=20))
     assert (start["status"], text) == (200, b"done")
     assert seen == [("POST", "/v1/penstock/submit", b"graph")]
     assert log == ["me at 127.0.0.1: POST '/v1/penstock/submit'"]

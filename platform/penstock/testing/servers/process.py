@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from penstock.client import ports
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import ConnectorError
 from penstock.core.rand import Rand, SystemRand
@@ -28,7 +29,6 @@ TAIL_LINES = 3
 TAIL_BYTES = 16_384
 # below the range the kernel hands to outgoing connections, so that nobody takes the port between a kill and a restart
 PORT_RANGE = range(20_000, 31_000)
-PORT_TRIES = 200
 
 # The child asks the kernel for SIGKILL at its parent's death and then becomes the server. Done in a fresh interpreter
 # because code between fork and exec (`preexec_fn`) can hang when other threads of the starter hold locks.
@@ -145,16 +145,7 @@ def _popen(command: Command) -> subprocess.Popen[bytes]:
 
 def free_port(rand: Rand | None = None) -> int:
     """Pick a loopback port nobody listens on."""
-    rand = rand or SystemRand()
-    for _ in range(PORT_TRIES):
-        port = PORT_RANGE[int(rand.fraction() * len(PORT_RANGE))]
-        with socket.socket() as probe:
-            try:
-                probe.bind((LOOPBACK, port))
-            except OSError:
-                continue
-            return port
-    raise ConnectorError(f"no free port found on {LOOPBACK}", hint=f"all {PORT_TRIES} tried were in use")
+    return ports.free_port(LOOPBACK, PORT_RANGE, rand or SystemRand())
 
 
 def accepts(port: int) -> bool:
