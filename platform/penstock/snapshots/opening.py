@@ -23,6 +23,12 @@ _CHECKPOINT = re.compile(r"(.+)/manifests/(\d{20})\.json")
 _JOB = re.compile(r"([^/]+)/manifests/\d{20}\.json")
 _SAVEPOINT = re.compile(r"(?:.*/)?([^/]+)/manifest\.json")
 _MANY_JOBS = 20
+#: How often a log is listed in which every time something is removed before it is read.
+_LOOKS = 10
+
+
+class _GoneError(SnapshotDamagedError):
+    """A manifest that was there a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +84,24 @@ def open_target(uri: str) -> ObjectStore:
 
 
 def read_log(store: ObjectStore) -> tuple[Manifest, ...]:
-    """Return all entries of a job's log, oldest first.
+    """Return all entries of a job's log, oldest first, as they are listed once all of them could be read.
+
+    Retention of a job that runs removes entries between their listing and their reading.
 
     Raises:
-        SnapshotDamagedError: an entry cannot be decoded.
+        SnapshotDamagedError: an entry cannot be decoded, or is listed and not there.
     """
-    sequences = [n for n in map(sequence_of, store.list(PREFIX)) if n is not None]
-    return tuple(_decoded(store, key_of(sequence)) for sequence in sequences)
+    found: dict[int, Manifest] = {}
+    for look in range(_LOOKS):
+        sequences = [n for n in map(sequence_of, store.list(PREFIX)) if n is not None]
+        try:
+            found |= {n: _decoded(store, key_of(n)) for n in sequences if n not in found}
+        except _GoneError:
+            if look == _LOOKS - 1:
+                raise
+        else:
+            break
+    return tuple(found[sequence] for sequence in sequences)
 
 
 def _savepoint_of(store: ObjectStore) -> Snapshot | None:
@@ -141,7 +158,7 @@ def _decoded(store: ObjectStore, key: str) -> Manifest:
         manifest = decode_manifest(store.read(key))
     except FileNotFoundError as error:
         msg = f"{where} was there and is gone"
-        raise SnapshotDamagedError(msg, hint="retention may just have deleted it: ask again") from error
+        raise _GoneError(msg, hint="retention may just have deleted it: ask again") from error
     except msgspec.MsgspecError as error:
         msg = f"{where} is damaged: {error}"
         raise SnapshotDamagedError(msg, hint="use another snapshot") from error
