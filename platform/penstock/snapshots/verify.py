@@ -96,7 +96,15 @@ def verify(uri: str, *, checkpoint: int | None = None) -> Report:
         check.manifest(Snapshot(where, snapshot.store, manifest), remedy)
     if whole_job or snapshot.manifest.kind == "savepoint":
         _unnamed(snapshot.store, log, report)
+    if whole_job and report.damaged:
+        _without_removed(snapshot.store, report)
     return report
+
+
+def _without_removed(store: ObjectStore, report: Report) -> None:
+    """Forget the damage of entries that are gone: retention of a running job removes them, and then their files."""
+    there = {join_uri(store.uri, key) for key in store.list(PREFIX)}
+    report.damaged = [damage for damage in report.damaged if damage.manifest in there]
 
 
 def _remedy(manifest: Manifest, newest: int) -> str:

@@ -6,6 +6,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from penstock.checkpoint.local_store import LocalStore
+from penstock.checkpoint.log import key_of
 from penstock.checkpoint.stores import checksum_of
 from penstock.core.snapshot import FileRef
 from penstock.snapshots.opening import open_snapshot
@@ -48,6 +50,24 @@ def test_a_savepoint_too(job, tmp_path):
     assert (report.damaged, report.unknown, report.manifests) == ([], [], 1)
     (tmp_path / "sp" / "people" / "notes.txt").write_text("mine")
     assert verify(folder).unknown == ["people/notes.txt"]
+
+
+@pytest.mark.parametrize("entry", ["removed", "kept"])
+def test_what_retention_removes_meanwhile_is_no_damage(job, monkeypatch, entry):
+    """The oldest checkpoint's own file goes when it is about to be read: behind the entry that names it, or not."""
+    oldest, own = key_of(1), "pending/r/0-1.pack"
+    read = LocalStore.read
+
+    def late(store, key, *part):
+        if key == own:
+            (job.folder / own).unlink()
+            if entry == "removed":
+                (job.folder / oldest).unlink()
+        return read(store, key, *part)
+
+    monkeypatch.setattr(LocalStore, "read", late)
+    found = {damage.file for damage in verify(str(job.folder)).damaged}
+    assert found == (set() if entry == "removed" else {f"file://{job.folder / own}"})
 
 
 @pytest.mark.parametrize("place", [0, -1])
