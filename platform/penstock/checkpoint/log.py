@@ -6,6 +6,8 @@ last + 1: whoever was superseded finds that place taken by the newer leader's se
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
 from penstock.checkpoint.manifest import Manifest, decode_manifest, encode_manifest
@@ -15,10 +17,15 @@ from penstock.core.errors import LeadershipLostError, SnapshotDamagedError, Stor
 from penstock.core.permits import CommitPermit
 from penstock.core.rand import Rand
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 PREFIX = "manifests/"
 _ATTEMPTS = 4
 _FIRST_PAUSE_MS = 100.0
 _MAX_STEPS = 10_000
+#: How often a log is listed in which every time something is removed before it is read.
+_LOOKS = 10
 
 
 class LogEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +186,32 @@ class ManifestLog:
             manifest_sequence=manifest.sequence,
         )
         return LogEntry(manifest=manifest, permit=permit)
+
+
+def read_entries(store: ObjectStore, read: Callable[[str], Manifest]) -> tuple[Manifest, ...]:
+    """Return all entries of a log that somebody else leads, oldest first, as they were listed at one moment.
+
+    Retention of a running job removes entries between their listing and their reading, but behind a newer one only:
+    what is there then is listed anew, so that the newest is never missed. `read` decodes the entry of a key, and raises
+    FileNotFoundError where there is none.
+
+    Raises:
+        SnapshotDamagedError: an entry is listed and not there, time and again.
+    """
+    found: dict[int, Manifest] = {}
+    for _ in range(_LOOKS):
+        sequences = [n for n in map(sequence_of, store.list(PREFIX)) if n is not None]
+        gone = ""
+        for sequence in sequences:
+            try:
+                found[sequence] = found.get(sequence) or read(key_of(sequence))
+            except FileNotFoundError:
+                gone = key_of(sequence)
+                break
+        if not gone:
+            return tuple(found[sequence] for sequence in sequences)
+    msg = f"{store.uri}/{gone} was there and is gone"
+    raise SnapshotDamagedError(msg, hint="does something else delete files in the checkpoint folder?")
 
 
 def highest_generation(store: ObjectStore) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from penstock.checkpoint.log import PREFIX, sequence_of
+from penstock.checkpoint.log import read_entries
 from penstock.checkpoint.manifest import Manifest, decode_manifest
 from penstock.checkpoint.recovery import FROM, present_manifests
 from penstock.checkpoint.store import ObjectStore
@@ -124,7 +124,8 @@ def job_folder(checkpoint_root: str, job_name: str) -> str:
 
 def _reads(folder: str, savepoint: str) -> bool:
     """Whether a retained checkpoint names a file of the savepoint, or a run begins there that has none yet."""
-    history = present_manifests(_manifests(open_store(folder)))
+    store = open_store(folder)
+    history = present_manifests(read_entries(store, lambda key: _manifest(store, key)))
     covered = {m.run_id for m in history if m.kind == "checkpoint"}
     for manifest in history:
         if manifest.kind == "checkpoint" and any(_inside(path, savepoint) for path in _paths(manifest)):
@@ -136,19 +137,12 @@ def _reads(folder: str, savepoint: str) -> bool:
     return False
 
 
-def _manifests(store: ObjectStore) -> list[Manifest]:
-    found = []
-    for key in store.list(PREFIX):
-        if sequence_of(key) is None:
-            continue
-        try:
-            found.append(decode_manifest(store.read(key)))
-        except FileNotFoundError:
-            continue  # retention removes old entries at any time
-        except msgspec.MsgspecError as error:
-            msg = f"{store.uri}/{key} is damaged: {error}"
-            raise UsageError(msg, hint="whether that job reads from the savepoint cannot be told") from error
-    return found
+def _manifest(store: ObjectStore, key: str) -> Manifest:
+    try:
+        return decode_manifest(store.read(key))
+    except msgspec.MsgspecError as error:
+        msg = f"{store.uri}/{key} is damaged: {error}"
+        raise UsageError(msg, hint="whether that job reads from the savepoint cannot be told") from error
 
 
 def _references(manifest: Manifest) -> Iterable[FileRef]:

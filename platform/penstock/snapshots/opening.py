@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from penstock.checkpoint.log import PREFIX, key_of, sequence_of
+from penstock.checkpoint.log import PREFIX, key_of, read_entries, sequence_of
 from penstock.checkpoint.manifest import FORMAT_VERSION, Manifest, decode_manifest
 from penstock.checkpoint.recovery import present_manifests
 from penstock.checkpoint.store import ObjectStore
@@ -23,12 +23,6 @@ _CHECKPOINT = re.compile(r"(.+)/manifests/(\d{20})\.json")
 _JOB = re.compile(r"([^/]+)/manifests/\d{20}\.json")
 _SAVEPOINT = re.compile(r"(?:.*/)?([^/]+)/manifest\.json")
 _MANY_JOBS = 20
-#: How often a log is listed in which every time something is removed before it is read.
-_LOOKS = 10
-
-
-class _GoneError(SnapshotDamagedError):
-    """A manifest that was there a moment ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,32 +78,20 @@ def open_target(uri: str) -> ObjectStore:
 
 
 def read_log(store: ObjectStore) -> tuple[Manifest, ...]:
-    """Return all entries of a job's log, oldest first, as they are listed once all of them could be read.
-
-    Retention of a job that runs removes entries between their listing and their reading.
+    """Return all entries of a job's log, oldest first.
 
     Raises:
         SnapshotDamagedError: an entry cannot be decoded, or is listed and not there.
     """
-    found: dict[int, Manifest] = {}
-    for look in range(_LOOKS):
-        sequences = [n for n in map(sequence_of, store.list(PREFIX)) if n is not None]
-        try:
-            found |= {n: _decoded(store, key_of(n)) for n in sequences if n not in found}
-        except _GoneError:
-            if look == _LOOKS - 1:
-                raise
-        else:
-            break
-    return tuple(found[sequence] for sequence in sequences)
+    return read_entries(store, lambda key: _decoded(store, key))
 
 
 def _savepoint_of(store: ObjectStore) -> Snapshot | None:
     try:
-        store.read(SAVEPOINT_MANIFEST)
+        manifest = _decoded(store, SAVEPOINT_MANIFEST)
     except FileNotFoundError:
         return None
-    return Snapshot(join_uri(store.uri, SAVEPOINT_MANIFEST), store, _decoded(store, SAVEPOINT_MANIFEST))
+    return Snapshot(join_uri(store.uri, SAVEPOINT_MANIFEST), store, manifest)
 
 
 def savepoints_of(store: ObjectStore) -> tuple[str, ...]:
@@ -156,9 +138,6 @@ def _decoded(store: ObjectStore, key: str) -> Manifest:
     where = join_uri(store.uri, key)
     try:
         manifest = decode_manifest(store.read(key))
-    except FileNotFoundError as error:
-        msg = f"{where} was there and is gone"
-        raise _GoneError(msg, hint="retention may just have deleted it: ask again") from error
     except msgspec.MsgspecError as error:
         msg = f"{where} is damaged: {error}"
         raise SnapshotDamagedError(msg, hint="use another snapshot") from error

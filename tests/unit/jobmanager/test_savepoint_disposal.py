@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 
+from penstock.checkpoint.local_store import LocalStore
 from penstock.checkpoint.log import key_of
 from penstock.checkpoint.manifest import Manifest, encode_manifest
 from penstock.checkpoint.stores import open_store
@@ -92,6 +93,23 @@ def test_a_checkpoint_that_names_its_files_holds_it(savepoint, job):
         dispose(str(savepoint), [job(seal, inherited)])
     dispose(str(savepoint), [job(seal, own)])
     assert left(savepoint) == ["notes.txt"]
+
+
+def test_a_checkpoint_that_takes_the_place_of_another_meanwhile_is_not_missed(savepoint, job, monkeypatch):
+    """Of a job that keeps one: listed is the old one, and when that is to be read, there is the new one alone."""
+    inherited = manifest("checkpoint", subtasks=(part(f"file://{savepoint}/u/s/part-0.parquet"),))
+    folder = job(manifest("seal", note=f"from {savepoint}"), manifest("end", note="CANCELED"), inherited)
+    store, read = open_store(folder), LocalStore.read
+
+    def late(self, key, *piece):
+        if key == key_of(3):
+            store.put(key_of(4), encode_manifest(msgspec.structs.replace(inherited, sequence=4)))
+            store.delete(key_of(3))
+        return read(self, key, *piece)
+
+    monkeypatch.setattr(LocalStore, "read", late)
+    with pytest.raises(SavepointInUseError, match="still reads from the savepoint"):
+        dispose(str(savepoint), [folder])
 
 
 def test_a_run_that_begins_there_holds_it_until_its_first_checkpoint_or_its_end(savepoint, job, tmp_path):
