@@ -192,7 +192,10 @@ class Scene:
         state = self.wait_state(TERMINAL, seconds)
         assert state == "FINISHED", self.diagnosis()
 
-    def _savepoint_answer(self, request, seconds):
+    def _savepoint_answer(self, ask, seconds):
+        with RestClient(self.cluster.rest_url, timeout_seconds=TRIED_LIMIT_S) as rest:
+            request = ask(rest)
+
         def answer():
             found = self.ask(lambda rest: rest.savepoint_status(self.job_id, request))
             return found if found and found["status"]["id"] == "COMPLETED" else None
@@ -202,15 +205,11 @@ class Scene:
         return operation["location"]
 
     def savepoint(self, target=None, seconds=30.0):
-        with RestClient(self.cluster.rest_url, timeout_seconds=TRIED_LIMIT_S) as rest:
-            request = rest.savepoint(self.job_id, target)
-        return self._savepoint_answer(request, seconds)
+        return self._savepoint_answer(lambda rest: rest.savepoint(self.job_id, target), seconds)
 
     def stop(self, *, drain=False, target=None, seconds=30.0):
         """Stop with a savepoint, wait for FINISHED, return where the savepoint lies."""
-        with RestClient(self.cluster.rest_url, timeout_seconds=TRIED_LIMIT_S) as rest:
-            request = rest.stop(self.job_id, drain=drain, target=target)
-        uri = self._savepoint_answer(request, seconds)
+        uri = self._savepoint_answer(lambda rest: rest.stop(self.job_id, drain=drain, target=target), seconds)
         self.wait_finished(seconds)
         return uri
 
