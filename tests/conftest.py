@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
+from tests.support.depth import depth, register
 
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
@@ -25,16 +25,23 @@ SESSION_TOKEN = secrets.token_hex(8)
 # inherited by every process a test starts, however far down and whoever adopts it
 os.environ[SESSION_MARK] = SESSION_TOKEN
 
-# The suite is the same at every run and judges no times; `--hypothesis-profile explore` looks for new examples.
-settings.register_profile("suite", deadline=None, derandomize=True)
-settings.register_profile("explore", deadline=None, print_blob=True)
-settings.load_profile("suite")
+register()
 
 LEAK_GRACE_MS = 5_000
 SESSION_SERVERS: list[Server] = []
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests with the mark `nightly` to a nightly run."""
+    if depth() == "nightly":
+        return
+    later = [item for item in items if item.get_closest_marker("nightly")]
+    if later:
+        config.hook.pytest_deselected(items=later)
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

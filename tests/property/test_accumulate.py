@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.kernels.columns import FixedColumn, key_columns
 from penstock.kernels.hashing import hash_columns
@@ -54,7 +55,7 @@ def batches(draw):
     return length, offset, close_before, rows
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(batches(), st.lists(st.sampled_from(KINDS), max_size=3), st.booleans(), st.integers(0, 5), st.randoms())
 def test_one_pass_adds_what_row_by_row_gives(batch, kinds, nullable, skipped, chance):
     length, offset, close_before, rows = batch
@@ -111,7 +112,7 @@ def test_one_pass_sees_a_sum_that_does_not_fit():
     assert memory.accumulate(rows, window, inputs, 1).overflowed == 1
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(LENGTHS, st.integers(1, 9000), st.integers(0, 40), st.booleans(), st.integers(0, 1 << 32))
 @example(10, 9000, 30, False, 1)  # many pages, all of them known
 @example(10_000_000, 9000, 2, True, 2)
@@ -152,7 +153,7 @@ def test_whole_blocks_add_what_short_batches_add(length, keys, spread, late_rows
     assert pages[0] == pages[1], "the same pages have changed since"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(0, 14), st.integers(1, 700), st.integers(0, 1 << 32))
 def test_the_index_tells_hashes_apart_that_begin_in_one_place(shared_bits, count, seed):
     """Hashes given outright: alike in low bits, in high bits, or close together, through several growths."""
@@ -169,7 +170,7 @@ def test_the_index_tells_hashes_apart_that_begin_in_one_place(shared_bits, count
     assert index.hashes.tolist() == list(known)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(st.integers(-50, 50) | INT64, max_size=300), st.integers(1, 4))
 def test_integer_keys_get_the_slots_their_hashes_get(keys, pieces):
     schema = pa.schema([("k", pa.int64())])
@@ -186,7 +187,7 @@ def test_integer_keys_get_the_slots_their_hashes_get(keys, pieces):
     )
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(INT64, st.integers(1, 12), st.integers(50, 400), st.integers(0, 1 << 32))
 def test_keys_close_together_get_the_slots_their_hashes_get(start, apart, count, seed):
     """Ids that grow, some far away from all others, through several tables of near keys, and then far apart."""
@@ -242,7 +243,7 @@ def test_integer_keys_grow_the_index_and_mix_with_the_long_way():
     assert index.slots_of((FixedColumn(values[:3]),), 3).tolist() == [0, 1, 2], "and so does every row behind it"
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(INT64, max_size=200), st.integers(1, 300), st.data())
 def test_integer_keys_are_split_as_their_hashes_are(keys, key_groups, data):
     parallelism = data.draw(st.integers(1, key_groups))

@@ -8,10 +8,11 @@ import copy
 import tempfile
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.running_job import KEYS, OPERATIONS, Job
 from tests.property.running_models import FUNCTIONS, Running, aggregate
+from tests.support.depth import examples
 
 from penstock.core.errors import StateMismatchError
 
@@ -98,7 +99,7 @@ STEPS = st.one_of(BATCHES, SAVES, CHANGES, BATCHES, SAVES, OPERATIONS.flatmap(st
 
 
 @pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(40)
 @given(st.sampled_from(sorted(KEYS)), st.lists(STEPS, min_size=12, max_size=40))
 def test_any_history_of_versions_gives_the_rows_of_the_model(backend, kind, operations):
     key, keys = KEYS[kind]

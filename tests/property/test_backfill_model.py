@@ -4,9 +4,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.spark.golden import AT_ONCE, KINDS, TWO, Golden
+from tests.support.depth import examples
 
 from penstock.backfill import engine
 from penstock.backfill.engine import LocalEngine
@@ -14,7 +15,7 @@ from penstock.backfill.engine import LocalEngine
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_output_up_to_a_random_cut(kind):
-    @settings(max_examples=6)
+    @examples(6)
     @given(
         cuts=st.tuples(*[st.integers(0, 420)] * 3),
         parts=st.sampled_from([1, 3, 8]),

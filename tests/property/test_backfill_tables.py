@@ -5,9 +5,10 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.spark.golden import TWO, Golden
+from tests.support.depth import examples
 
 from penstock.backfill.engine import LocalEngine
 from penstock.snapshots.opening import open_snapshot
@@ -20,7 +21,7 @@ def positions(uri):
 
 @pytest.mark.parametrize("kind", ["windows", "join", "process", "union", "quiet"])
 def test_the_same_as_from_the_source_alone(kind):
-    @settings(max_examples=5)
+    @examples(5)
     @given(
         cuts=st.tuples(*[st.integers(0, 400)] * 3),
         ends=st.tuples(*[st.integers(0, 400)] * 3),

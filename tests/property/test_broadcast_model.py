@@ -5,8 +5,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from tests.property.two_inputs import KEYS, LEFT, OPERATIONS, RIGHT, UID, Job, run
+from tests.support.depth import examples
 
 import penstock as ps
 from penstock.api.connected_streams import _BROADCAST, compile_two_input
@@ -92,7 +93,7 @@ def spec():
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(40)
 @given(operations=OPERATIONS)
 def test_any_history_gives_the_models_rows(operations):
     with tempfile.TemporaryDirectory() as folder:

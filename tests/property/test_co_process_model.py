@@ -10,8 +10,9 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from tests.property.two_inputs import KEY_NAMES, KEYS, LEFT, OPERATIONS, RIGHT, UID, Job, run
+from tests.support.depth import examples
 
 import penstock as ps
 from penstock.api.connected_streams import _CO, compile_two_input
@@ -112,7 +113,7 @@ def tight(monkeypatch):
     monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(40)
 @given(operations=OPERATIONS)
 def test_any_history_gives_the_models_rows(operations):
     with tempfile.TemporaryDirectory() as folder:

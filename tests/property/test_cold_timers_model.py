@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import keys_leave
+from tests.support.depth import examples
 
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
@@ -104,7 +105,7 @@ def leaving(monkeypatch):
         yield
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(150)
 @given(operations=OPERATIONS)
 def test_timers_fire_once_and_in_order_wherever_they_lie(leaving, operations):
     with tempfile.TemporaryDirectory() as folder:

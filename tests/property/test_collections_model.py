@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import (
     REMOTE,
@@ -23,6 +23,7 @@ from tests.property.process_job import (
     keys_leave_for_rocksdb,
     settings_are_remote,
 )
+from tests.support.depth import examples
 
 import penstock as ps
 from penstock.state.entry_order import last_entries
@@ -246,13 +247,13 @@ def run(operations):
         job.look()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40)
 @given(operations=OPERATIONS)
 def test_any_history_gives_pythons_lists_and_dicts(operations):
     run(operations)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10)
 @given(operations=OPERATIONS)
 def test_any_history_gives_pythons_lists_and_dicts_where_keys_leave_memory(leaving, operations):
     run(operations)
@@ -269,7 +270,7 @@ def remote(request, monkeypatch):
 RESTORED = [("batch", 1, 60), ("checkpoint",), ("batch", 2, 60), ("checkpoint",), ("start", 2)]
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10)
 @given(operations=OPERATIONS)
 def test_any_history_gives_pythons_lists_and_dicts_where_state_is_remote(remote, operations):
     run([*RESTORED, *operations])

@@ -5,8 +5,9 @@ import itertools
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN
@@ -83,7 +84,7 @@ def grouped(slots, times, length, base):
 LENGTHS = st.integers(1, 50) | st.sampled_from([10_000_000, 3_600_000_001, (1 << 40) + 12345, (1 << 50) - 1])
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     LENGTHS,
     st.integers(-(1 << 60), 1 << 60),
@@ -109,7 +110,7 @@ def test_rows_are_grouped_as_numpy_groups_them(length, base, rows, rounds):
         assert group_rows(slots, times, np.array([length, base, 64], np.int64), few, floor) == -1
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(ROWS, st.integers(0, 5), st.sampled_from([(30, 30, 0), (30, 10, 7), (50, 20, 3)]), st.lists(st.integers(0, 80)))
 def test_merged_cells_are_those_of_the_rows_bit_by_bit(rows, skipped, window, cuts):
     """Rows in batches of any size, combined or not, against all rows one by one."""

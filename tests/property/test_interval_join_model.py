@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import keys_leave_for_rocksdb
 from tests.property.small_pieces import small_pieces
@@ -31,6 +31,7 @@ from tests.property.two_inputs import (
     rows_are_remote,
     run,
 )
+from tests.support.depth import examples
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import StateMismatchError
@@ -115,7 +116,7 @@ EACH = pytest.mark.parametrize(("lower", "upper", "how"), KINDS)
 
 
 @EACH
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(20)
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_output_is_the_models(lower, upper, how, operations, backend):
     compare((lower, upper, how), operations, backend)
@@ -123,14 +124,14 @@ def test_output_is_the_models(lower, upper, how, operations, backend):
 
 @pytest.mark.usefixtures("leaving")
 @EACH
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(20)
 @given(operations=OPERATIONS)
 def test_output_is_the_models_when_keys_leave_memory(lower, upper, how, operations):
     compare((lower, upper, how), operations, "rocksdb", most_keys=1)
 
 
 @pytest.mark.parametrize(("keys", "local_bytes"), REMOTE)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(kind=st.sampled_from(KINDS), operations=REMOTE_OPERATIONS)
 def test_output_is_the_models_wherever_rows_lie(monkeypatch, keys, local_bytes, kind, operations):
     rows_are_remote(monkeypatch, keys, local_bytes)

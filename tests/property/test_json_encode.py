@@ -5,8 +5,9 @@ import json
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock_connectors.formats.json_encode import encode_by_polars, encode_json
 
@@ -65,13 +66,13 @@ def batches(draw, kinds):
 
 
 @given(batches(list(COLUMNS)))
-@settings(deadline=None, max_examples=400)
+@examples(400)
 def test_every_row_is_what_polars_writes(batch):
     assert encode_json(batch).to_pylist() == encode_by_polars(batch).to_pylist()
 
 
 @given(batches([pa.int64(), pa.int8(), pa.bool_(), pa.string(), pa.large_string()]))
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_a_reader_finds_the_values_again(batch):
     found = encode_json(batch)
     assert found.type == pa.large_string()

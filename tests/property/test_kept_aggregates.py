@@ -4,8 +4,9 @@ import duckdb
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.kernels.aggregate import add_registers
 from penstock.kernels.hashing import hash_columns
@@ -25,7 +26,7 @@ NONE = np.zeros(0, np.uint8)
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.data())
 def test_kept_aggregates_are_duckdbs(kind, data):
     data_type, one = KINDS[kind]
@@ -60,7 +61,7 @@ def registers_of(hashes):
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(-(2**63), 2**63 - 1) | st.integers(0, 7)), max_size=60))
 def test_registers_are_those_of_the_twin_however_they_are_merged(rows):
     cell, hashes = np.array([c for c, _ in rows], np.int64), np.array([h for _, h in rows], np.int64)

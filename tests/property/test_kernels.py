@@ -6,8 +6,9 @@ from decimal import Decimal
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.core.keygroup import key_group_of, subtask_of
 from penstock.eventtime.windows import is_late, pane_size, sliding_windows, tumbling_start
@@ -113,14 +114,14 @@ def tables(draw):
     return pa.RecordBatch.from_arrays(arrays, names=names).slice(skip), rows[skip:], tuple(names)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(tables())
 def test_hash_columns(table):
     batch, rows, names = table
     assert hash_columns(batch, names).tolist() == [expected_hash(row) for row in rows]
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(INT64, max_size=100), st.integers(1, 300), st.data())
 def test_split(hashes, key_groups, data):
     parallelism = data.draw(st.integers(1, key_groups))
@@ -152,7 +153,7 @@ def test_max_by_group(rows):
     assert max_by_group(index, values, 5).tolist() == expected
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(
     st.lists(st.integers(-3000, 3000) | INT64, min_size=1, max_size=60),
     st.integers(1, 500),
@@ -186,7 +187,7 @@ def test_assign_panes(times, size, slide, watermark, data):
     assert left_out == late + wild + gap
 
 
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(tables(), st.integers(1, 5), st.booleans())
 def test_key_index(table, pieces, collide):
     """Slots are dense and the same for the same key alone: also when keys share their hash."""

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 import pyarrow as pa
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import KEY_GROUPS, ProcessJob
 
@@ -158,7 +158,6 @@ STEPS = st.one_of(
 )
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(STEPS, max_size=25))
 def test_a_key_is_shown_as_its_function_would_see_it(steps):
     with tempfile.TemporaryDirectory() as folder:

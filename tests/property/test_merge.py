@@ -5,8 +5,9 @@ import struct
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.kernels.columns import FixedColumn
 from penstock.kernels.merge import merge_cells, merge_panes
@@ -73,7 +74,7 @@ def some_cells(chance, count):
     return cells
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 1 << 32))
 def test_panes_are_merged_as_cells_one_after_the_other(panes, blocks, seed):
     chance = np.random.default_rng(seed)
@@ -101,7 +102,7 @@ def test_panes_are_merged_as_cells_one_after_the_other(panes, blocks, seed):
     assert state[1] == 0
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 60), st.integers(0, 1 << 32))
 def test_cells_are_merged_in_order(count, seed):
     chance = np.random.default_rng(seed)
@@ -126,7 +127,7 @@ def test_sums_that_leave_64_bits_are_counted():
     assert merge_cells(cells, np.array([5]), np.array([[2, 1]]), spec.ops) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.integers(1, 300), st.integers(1, 5), st.integers(0, 1 << 32))
 def test_near_keys_are_grouped_as_keys_far_apart_are(rows, panes, seed):
     """Near ones are numbered by themselves, the others by the index."""

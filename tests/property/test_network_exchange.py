@@ -2,8 +2,9 @@
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
@@ -173,7 +174,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(STEPS, st.sampled_from([0, 50]), st.sampled_from([100, 700]))
 def test_any_schedule(steps, timeout_ms, buffer_size):
     exchange = Exchange(timeout_ms, buffer_size)

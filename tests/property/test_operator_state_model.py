@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
@@ -121,7 +121,6 @@ STEPS = st.one_of(
 )
 
 
-@settings(deadline=None)
 @given(st.lists(STEPS, max_size=40))
 def test_every_element_is_in_one_subtask_and_a_union_in_all(steps):
     job = Job()

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import (
     REMOTE,
@@ -22,6 +22,7 @@ from tests.property.process_job import (
     keys_leave_for_rocksdb,
     settings_are_remote,
 )
+from tests.support.depth import examples
 
 import penstock as ps
 from penstock.core.elements import TS_COLUMN, Watermark
@@ -257,13 +258,13 @@ def run(operations):
             job.watermark(subtask, 1000)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(40)
 @given(operations=OPERATIONS)
 def test_any_history_gives_the_models_rows(operations):
     run(operations)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12)
 @given(operations=OPERATIONS)
 def test_any_history_gives_the_models_rows_where_keys_leave_memory(leaving, operations):
     run(operations)
@@ -273,7 +274,7 @@ def test_any_history_gives_the_models_rows_where_keys_leave_memory(leaving, oper
 RESTORED = [("batch", 1, 60, 80), ("checkpoint",), ("batch", 2, 60, 40), ("checkpoint",), ("restart", 2)]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(12)
 @given(operations=OPERATIONS)
 def test_any_history_gives_the_models_rows_where_state_is_remote(remote, operations):
     run([*RESTORED, *operations])

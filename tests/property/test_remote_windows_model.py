@@ -7,12 +7,13 @@ are asked for or by the background, and dropped again.
 import tempfile
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property import test_sessions_model as sessions
 from tests.property import test_window_rows_model as rows
 from tests.property.process_job import REMOTE, keys_are_remote
 from tests.property.small_pieces import Fetching
+from tests.support.depth import examples
 
 from penstock.core.elements import Barrier
 
@@ -80,7 +81,7 @@ RESTORED_ROWS = [("batch", 1, 30), ("watermark", 0, 100), ("save",), ("batch", 2
 
 @pytest.mark.usefixtures("remote")
 @pytest.mark.parametrize("lateness", [0, 40])
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(operations=mixed(sessions.OPERATIONS, FETCHES), gap=st.sampled_from([7, 30, 100]))
 def test_sessions_are_the_models_when_state_stays_in_the_object_store(gap, lateness, operations):
     with tempfile.TemporaryDirectory() as folder:
@@ -89,7 +90,7 @@ def test_sessions_are_the_models_when_state_stays_in_the_object_store(gap, laten
 
 
 @pytest.mark.usefixtures("remote")
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(
     window=st.sampled_from(["tumbling", "sliding", "session", "global"]),
     rule=rows.RULES,

@@ -10,11 +10,12 @@ import zoneinfo
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property import two_inputs
 from tests.property.process_job import keys_are_remote, keys_leave
 from tests.property.two_inputs import BACKENDS, CONFIG, KEY_NAMES, KEYS, LATE_TO, LEFT, OPERATIONS, RIGHT, UID, run
+from tests.support.depth import examples
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Watermark
 from penstock.eventtime.windows import TimeWindow, sliding_windows
@@ -143,7 +144,7 @@ def tight(monkeypatch):
 
 
 @pytest.mark.parametrize(("gap", "how"), [(25, "inner"), (8, "full"), (60, "left"), (15, "right")])
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_sessions_of_both_sides_are_the_models(gap, how, operations, backend):
     compare(gap, how, operations, backend)
@@ -158,7 +159,7 @@ def leaving(request, monkeypatch):
         yield request.param
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(6)
 @given(operations=OPERATIONS)
 def test_sessions_of_both_sides_are_the_models_when_keys_leave_memory(leaving, operations):
     compare(25, "full", operations, leaving)
@@ -193,7 +194,7 @@ TICKS = st.lists(
 @pytest.mark.parametrize(
     ("window", "how"), [((20_000,), "full"), ((50_000, 50_000), "inner"), ((60_000, 20_000), "left")]
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(operations=TICKS, backend=BACKENDS)
 def test_windows_of_processing_time_are_the_models(window, how, operations, backend):
     with tempfile.TemporaryDirectory() as folder:

@@ -10,11 +10,12 @@ from contextlib import contextmanager
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.running_job import KEYS, OPERATIONS, Job
 from tests.property.running_models import VALUES, Kept, Running
 from tests.property.small_pieces import LOCAL_BYTES, small_pieces
+from tests.support.depth import examples
 
 from penstock.core.elements import TS_COLUMN
 
@@ -52,7 +53,7 @@ def run(job, operations):
 
 
 @pytest.mark.parametrize(("name", "backend"), CASES)
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15)
 @given(st.sampled_from(sorted(KEYS)), OPERATIONS, st.sampled_from(LOCAL_BYTES))
 def test_any_history_gives_the_rows_of_the_model(name, backend, kind, operations, local_bytes):
     with job_of(name, kind, backend, local_bytes) as job:
@@ -67,7 +68,7 @@ MOVES = st.tuples(st.just("move"), st.sampled_from(["hashmap", "rocksdb", "remot
 
 
 @pytest.mark.parametrize("name", EXPIRING)
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(25)
 @given(st.sampled_from(sorted(KEYS)), st.data(), st.sampled_from(LOCAL_BYTES))
 def test_what_has_expired_stays_so_while_it_is_fetched_dropped_and_elsewhere(name, kind, data, local_bytes):
     steps = st.one_of(OPERATIONS.flatmap(st.sampled_from), MOVES)

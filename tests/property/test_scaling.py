@@ -3,8 +3,9 @@
 import math
 
 import msgspec
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.config.settings import AutoscalerSettings, JobSettings
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex, KeyGroup
@@ -124,7 +125,7 @@ def of_one_width(widths, forward):
     return widths
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(JOBS, st.floats(1.0, 20_000.0), st.booleans(), st.integers(12, 80))
 def test_constant_load_is_settled_in_three_steps_and_never_left(job, arriving, knows_lag, slots):
     widths, capacity, factor, forward = job
@@ -144,7 +145,7 @@ def test_constant_load_is_settled_in_three_steps_and_never_left(job, arriving, k
             assert plant.graph.vertices[i].parallelism == plant.graph.vertices[i + 1].parallelism
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(JOBS, st.floats(1.0, 20_000.0), st.booleans())
 def test_where_there_are_slots_enough_the_load_is_carried(job, arriving, knows_lag):
     widths, capacity, factor, _ = job
@@ -156,7 +157,7 @@ def test_where_there_are_slots_enough_the_load_is_carried(job, arriving, knows_l
     assert max(plant.utilization(arriving)) <= highest + 1e-6
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(JOBS, st.floats(1.0, 20_000.0), st.floats(300_000.0, 2_000_000.0))
 def test_a_restart_that_costs_more_than_it_wins_is_not_done(job, arriving, restart_ms):
     widths, capacity, factor, _ = job

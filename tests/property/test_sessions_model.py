@@ -11,11 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property import process_job
 from tests.property.process_job import keys_leave, keys_leave_for_rocksdb
 from tests.property.small_pieces import part
+from tests.support.depth import examples
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.keygroup import hash_range_of
@@ -316,7 +317,7 @@ OPERATIONS = st.lists(
 
 @pytest.mark.parametrize("routed", [False, True])
 @pytest.mark.parametrize(("gap", "lateness"), [(7, 0), (30, 0), (100, 0), (7, 20), (30, 200), (100, 30)])
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(20)
 @given(operations=OPERATIONS)
 def test_output_is_the_models(gap, lateness, routed, operations):
     with tempfile.TemporaryDirectory() as folder:
@@ -365,7 +366,7 @@ def leaving_for_rocksdb(monkeypatch, in_pieces):
 
 @pytest.mark.usefixtures("leaving")
 @pytest.mark.parametrize(("gap", "lateness"), [(7, 0), (30, 0), (100, 0), (7, 20), (30, 200), (100, 30)])
-@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(40)
 @given(operations=OPERATIONS, routed=st.booleans())
 def test_output_is_the_models_when_keys_leave_memory(gap, lateness, routed, operations):
     with tempfile.TemporaryDirectory() as folder:
@@ -373,7 +374,7 @@ def test_output_is_the_models_when_keys_leave_memory(gap, lateness, routed, oper
 
 
 @pytest.mark.usefixtures("leaving_for_rocksdb")
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15)
 @given(operations=OPERATIONS, gap=st.sampled_from([7, 30, 100]), lateness=st.sampled_from([0, 40]))
 def test_output_is_the_models_when_keys_leave_for_rocksdb(gap, lateness, operations):
     with tempfile.TemporaryDirectory() as folder:

@@ -4,9 +4,10 @@ import itertools
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.pools import pooled
+from tests.support.depth import examples
 
 from penstock.connector.source import PollResult, SourceBatch
 from penstock.connector.staging import DEAD_LETTER_SCHEMA
@@ -41,7 +42,7 @@ def rows_of(parts):
 
 
 @given(st.lists(batches(), max_size=6), st.sampled_from([TOGETHER_BYTES, 60, 0]))
-@settings(max_examples=300)
+@examples(300)
 def test_the_rows_stay_what_and_where_they_are(parts, limit):
     source_batches.TOGETHER_BYTES = limit
     try:

@@ -8,7 +8,7 @@ import tempfile
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from tests.property.process_job import keys_leave
 from tests.property.small_pieces import small_pieces
 from tests.property.two_inputs import (
@@ -28,6 +28,7 @@ from tests.property.two_inputs import (
     rows_are_remote,
     run,
 )
+from tests.support.depth import examples
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 
@@ -101,7 +102,7 @@ def leaving(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(25)
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_output_is_the_models(how, operations, backend):
     compare(how, operations, backend)
@@ -109,7 +110,7 @@ def test_output_is_the_models(how, operations, backend):
 
 @pytest.mark.usefixtures("leaving")
 @pytest.mark.parametrize("how", ["inner", "left"])
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(25)
 @given(operations=OPERATIONS)
 def test_output_is_the_models_when_versions_leave_memory(how, operations):
     compare(how, operations, "rocksdb", most_keys=1)
@@ -117,7 +118,7 @@ def test_output_is_the_models_when_versions_leave_memory(how, operations):
 
 @pytest.mark.parametrize(("keys", "local_bytes"), REMOTE)
 @pytest.mark.parametrize("how", ["inner", "left"])
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(operations=REMOTE_OPERATIONS)
 def test_output_is_the_models_wherever_rows_and_versions_lie(monkeypatch, keys, local_bytes, how, operations):
     rows_are_remote(monkeypatch, keys, local_bytes)

@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import REMOTE, ProcessJob, keys_are_remote, keys_leave
 from tests.property.stepping_clock import SteppingClock
+from tests.support.depth import examples
 
 import penstock as ps
 from penstock.kernels.columns import key_columns
@@ -300,13 +301,13 @@ def run(operations):
         assert all(not model.items_1.held and not model.counts_0.held for model in job.models.values())
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(20)
 @given(operations=OPERATIONS)
 def test_any_history_gives_what_has_not_expired(operations):
     run(operations)
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(10)
 @given(operations=OPERATIONS)
 def test_any_history_gives_what_has_not_expired_where_keys_leave_memory(leaving, operations):
     run(operations)
@@ -319,7 +320,7 @@ def remote(request, monkeypatch):
         yield
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(6)
 @given(operations=OPERATIONS)
 def test_any_history_gives_what_has_not_expired_where_state_is_remote(remote, operations):
     run([("batch", 1, 40), ("step", 3000), ("batch", 2, 40), ("checkpoint",), ("start", 2), *operations])

@@ -5,8 +5,9 @@ from decimal import Decimal
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.kernels.merge import MAX_V, MIN_V, keep_extremes, merge_cells
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
@@ -40,7 +41,7 @@ def twin(op, cells, cell, values, seen=None):
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
 @pytest.mark.parametrize("op", [MIN_V, MAX_V])
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.data())
 def test_the_least_and_the_greatest_are_pythons(kind, op, data):
     data_type, one = KINDS[kind]
@@ -67,7 +68,7 @@ def test_the_least_and_the_greatest_are_pythons(kind, op, data):
     assert take_values(moved[:, 0], plain).to_pylist() == wanted
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(st.none() | TEXTS, st.integers(), st.none() | DECIMALS), min_size=1, max_size=30), st.data())
 def test_cells_come_back_from_their_records_with_what_they_refer_to(rows, data):
     """Of any of the records, in any order, and into a heap that has other values."""
@@ -93,7 +94,7 @@ def test_cells_come_back_from_their_records_with_what_they_refer_to(rows, data):
     assert take_values(found[:, second], kinds[1]).to_pylist() == [decimals[i] for i in chosen]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.lists(st.tuples(*[st.none() | TEXTS] * 3), min_size=1, max_size=20), st.data())
 def test_what_is_equal_in_a_cell_is_there_once(rows, data):
     """Compacted and in its record, whether it came as one value or as several."""

@@ -2,10 +2,11 @@
 
 import polars as pl
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.pools import pooled
 from tests.property.view_jobs import Sink, Source, ViewSink, run
+from tests.support.depth import examples
 
 import penstock as ps
 from penstock.core.views import bytes_without_pools, is_view, kept_of, plain_schema
@@ -66,7 +67,7 @@ def written(found):
 
 
 @given(BATCHES, st.lists(st.sampled_from(sorted(STEPS)), max_size=5), st.booleans())
-@settings(max_examples=150)
+@examples(150)
 def test_a_job_on_views_gives_what_it_gives_on_plain_columns(drawn, steps, takes):
     expected, _ = run(job(PLAIN, steps, Sink()), batches(drawn, views=False))
     found, _ = run(job(VIEWS, steps, ViewSink() if takes else Sink()), batches(drawn, views=True))

@@ -9,7 +9,7 @@ import zoneinfo
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import keys_leave_for_rocksdb
 from tests.property.small_pieces import small_pieces
@@ -28,6 +28,7 @@ from tests.property.two_inputs import (
     rows_are_remote,
     run,
 )
+from tests.support.depth import examples
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
 from penstock.eventtime.windows import cumulative_windows, sliding_windows
@@ -130,7 +131,7 @@ EACH = pytest.mark.parametrize(("window", "how"), KINDS)
 
 
 @EACH
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(20)
 @given(operations=OPERATIONS, backend=BACKENDS)
 def test_output_is_the_models(window, how, operations, backend):
     compare(window, how, operations, backend)
@@ -138,14 +139,14 @@ def test_output_is_the_models(window, how, operations, backend):
 
 @pytest.mark.usefixtures("leaving")
 @EACH
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(20)
 @given(operations=OPERATIONS)
 def test_output_is_the_models_when_keys_leave_memory(window, how, operations):
     compare(window, how, operations, "rocksdb", most_keys=1)
 
 
 @pytest.mark.parametrize(("keys", "local_bytes"), REMOTE)
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(kind=st.sampled_from(KINDS), operations=REMOTE_OPERATIONS)
 def test_output_is_the_models_wherever_rows_lie(monkeypatch, keys, local_bytes, kind, operations):
     rows_are_remote(monkeypatch, keys, local_bytes)

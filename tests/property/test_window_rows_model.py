@@ -10,12 +10,13 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property import process_job
 from tests.property.process_job import keys_leave, keys_leave_for_rocksdb
 from tests.property.small_pieces import part
 from tests.property.window_rows_model import MINUTE, Model
+from tests.support.depth import examples
 
 import penstock as ps
 from penstock.core.clock import ManualClock
@@ -308,7 +309,7 @@ def leaving_for_rocksdb(monkeypatch, in_pieces):
 
 @pytest.mark.parametrize("lateness", [0, 60])
 @pytest.mark.parametrize("window", [name for name in WINDOWS if "time_zone" not in WINDOWS[name]])
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(30)
 @given(rule=RULES, operations=OPERATIONS)
 def test_output_is_the_models(window, lateness, rule, operations):
     with tempfile.TemporaryDirectory() as folder:
@@ -322,7 +323,7 @@ def rule_of(window, rule):
 @pytest.mark.usefixtures("leaving")
 @pytest.mark.parametrize("lateness", [0, 60])
 @pytest.mark.parametrize("window", [name for name in WINDOWS if "time_zone" not in WINDOWS[name]])
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(30)
 @given(rule=RULES, operations=OPERATIONS)
 def test_output_is_the_models_when_keys_leave_memory(window, lateness, rule, operations):
     with tempfile.TemporaryDirectory() as folder:
@@ -330,7 +331,7 @@ def test_output_is_the_models_when_keys_leave_memory(window, lateness, rule, ope
 
 
 @pytest.mark.usefixtures("leaving_for_rocksdb")
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15)
 @given(window=st.sampled_from(["tumbling", "sliding", "session", "global"]), rule=RULES, operations=OPERATIONS)
 def test_output_is_the_models_when_keys_leave_for_rocksdb(window, rule, operations):
     with tempfile.TemporaryDirectory() as folder:
@@ -338,7 +339,7 @@ def test_output_is_the_models_when_keys_leave_for_rocksdb(window, rule, operatio
 
 
 @pytest.mark.parametrize(("window", "base"), [("spring", SPRING), ("autumn", AUTUMN), ("gaps", AUTUMN)])
-@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(30)
 @given(
     rule=RULES.filter(lambda rule: rule[0] in ("event", "count") and rule[3] != "time"),
     operations=OPERATIONS,

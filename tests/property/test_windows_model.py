@@ -13,11 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.property.small_pieces import LOCAL_BYTES, Fetching, part, small_pieces
 from tests.property.window_model import Model
+from tests.support.depth import examples
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
@@ -343,7 +344,7 @@ WAYS = ["hashmap", "rocksdb", "remote", "combined", "routed", "values", "values,
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", list(KEYS))
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(12)
 @given(operations=OPERATIONS, window=WINDOWS, local_bytes=st.sampled_from(LOCAL_BYTES))
 def test_output_is_the_models(way, kind, operations, window, local_bytes):
     with tempfile.TemporaryDirectory() as folder, small_pieces():

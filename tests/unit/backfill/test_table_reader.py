@@ -5,8 +5,9 @@ import random
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.backfill.table_plan import Offsets, open_table
 from penstock.backfill.table_reader import TableConfig, TablePart, overlapping, rows_of
@@ -24,7 +25,7 @@ SOURCE = SourceSpec(factory="none:none", config={}, schema="", bounded=True)
     mixed=st.booleans(),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=60)
+@examples(60)
 def test_every_part_is_its_range_in_order(ends, files, group, mixed, seed, tmp_path_factory):
     rand, folder = random.Random(seed), tmp_path_factory.mktemp("table")
     rows = [(p, o, p * 1_000 + o) for p, end in enumerate(ends) for o in range(end)]

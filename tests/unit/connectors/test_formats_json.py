@@ -7,8 +7,9 @@ import math
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.core.errors import GraphError
 from penstock_connectors.formats.decoded import RowError
@@ -269,7 +270,7 @@ def exact(payload):
 
 
 @given(st.lists(payload_bytes(), max_size=6))
-@settings(deadline=None, max_examples=400)
+@examples(400)
 def test_compiled_pass_equals_the_exact_decoder(payloads):
     got = decode(*payloads)
     expected = [exact(payload) for payload in payloads]
@@ -296,7 +297,7 @@ rows_strategy = st.lists(
 
 
 @given(rows_strategy)
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_round_trip(rows):
     batch = pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
     encoded = encode_json(batch)

@@ -6,8 +6,9 @@ import tempfile
 import msgspec
 import polars as pl
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.config.settings import JobSettings
 from penstock.connector.sink import SinkContext, load_factory
@@ -181,7 +182,7 @@ class NaiveJob:
             self.publish()
 
 
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(st.lists(STEPS, min_size=20, max_size=40))
 def test_every_row_is_published_exactly_once(steps):
     with tempfile.TemporaryDirectory() as folder:

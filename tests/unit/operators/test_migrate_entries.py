@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import ProcessJob, keys_leave
+from tests.support.depth import examples
 
 import penstock as ps
 from penstock.core.errors import GraphError, StateMismatchError
@@ -133,13 +134,13 @@ def run(folder, rows, data):
         files, keyed, models = job.files, job.complete[0], job.models
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15)
 @given(rows=st.lists(st.tuples(st.sampled_from(KEYS), st.integers(-1, 60)), max_size=40), data=st.data())
 def test_any_history_gives_what_its_entries_become(tmp_path_factory, rows, data):
     run(tmp_path_factory.mktemp("job"), rows, data)
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(15)
 @given(rows=st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 60)), min_size=30, max_size=40), data=st.data())
 def test_keys_that_leave_memory_while_they_are_restored_are_saved_too(tmp_path_factory, rows, data):
     with pytest.MonkeyPatch.context() as patch, keys_leave(patch, 2):

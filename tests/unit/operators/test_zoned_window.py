@@ -6,8 +6,9 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark
@@ -58,7 +59,7 @@ def shown(time, zone):
     return micros(moment.astimezone(ZoneInfo(zone)).replace(tzinfo=None))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(zone=st.sampled_from(ZONES), time=TIMES)
 def test_clocks_are_the_standard_librarys(zone, time):
     clock = TimeZone(zone)
@@ -68,7 +69,7 @@ def test_clocks_are_the_standard_librarys(zone, time):
     assert shown(first, zone) == shown(last, zone) == shown(time, zone)
 
 
-@settings(max_examples=80, deadline=None)
+@examples(80)
 @given(zone=st.sampled_from(ZONES), time=TIMES)
 def test_a_watermark_is_as_far_as_no_later_instant_shows_an_earlier_time(zone, time):
     later = [shown(time + minutes * 60_000_000, zone) for minutes in range(0, 1500, 5)]

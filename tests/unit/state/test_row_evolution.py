@@ -2,8 +2,9 @@
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.support.depth import examples
 
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import DEFAULT, WAS, default_text
@@ -115,7 +116,7 @@ VERSION = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(80)
 @given(versions=st.lists(VERSION, min_size=1, max_size=12))
 def test_any_number_of_versions(state, tmp_path_factory, versions):
     harness = type(state)(tmp_path_factory.mktemp("state"))
