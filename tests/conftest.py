@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.depth import depth, register
+from tests.support.lanes import LanesPlugin
 
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
@@ -32,6 +33,11 @@ SESSION_SERVERS: list[Server] = []
 
 
 # --- servers ----------------------------------------------------------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let several processes share the tests, and record how long each takes."""
+    config.pluginmanager.register(LanesPlugin(), "penstock-lanes")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

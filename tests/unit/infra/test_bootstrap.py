@@ -3,6 +3,7 @@
 import importlib.util
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -160,21 +161,26 @@ def test_airflow_is_installed_when_a_path_may_need_it(bootstrap, arguments, want
     assert bootstrap._wants_airflow(arguments) is wanted
 
 
-LANE = "import sys; print(*sys.argv[1:]); sys.exit({code} * any('{bad}' in argument for argument in sys.argv))"
-
-
 @pytest.mark.parametrize(
-    ("bad", "code", "expected"),
-    [("nowhere", 0, 0), ("unit", 1, 1), ("cluster", 2, 2), ("unit", 5, 0), ("test", 5, 5)],
+    ("given", "depth", "levels", "workers"),
+    [
+        ([], "gate", [], "-n3"),
+        (["-x"], "gate", [], "-n3"),
+        (["fast"], "fast", ["tests/unit", "tests/property", "tests/sim", "tests/tidy"], "-n2"),
+        (["nightly", "-x"], "nightly", [], "-n3"),
+        (["fast", "tests/sim"], "fast", ["tests/sim"], None),
+        (["tests/unit/core"], "gate", ["tests/unit/core"], None),
+    ],
 )
-def test_all_tests_run_as_two_processes_that_share_them_and_either_can_fail(bootstrap, capfd, bad, code, expected):
-    for level in ("unit/core", "sim", "cluster", "new"):
-        folder = bootstrap.ROOT / "tests" / level
-        folder.mkdir(parents=True)
-        (folder / "test_a.py").touch()
-    (bootstrap.ROOT / "tests" / "data").mkdir()
-    (bootstrap.ROOT / ".cache").mkdir()
-    assert bootstrap.run_lanes([sys.executable, "-c", LANE.format(bad=bad, code=code), "-x"]) == expected
-    computing, waiting = capfd.readouterr().out.strip().splitlines()
-    names = [[Path(path).name for path in line.split()[1:]] for line in (computing, waiting)]
-    assert names == [["sim", "unit"], ["cluster", "new"]]
+def test_depth_chooses_levels_and_processes(bootstrap, monkeypatch, given, depth, levels, workers):
+    monkeypatch.setenv("PENSTOCK_TEST_DEPTH", "")
+    monkeypatch.setenv("PENSTOCK_TEST_SEED", "")
+    monkeypatch.setattr(bootstrap.os, "cpu_count", lambda: 2)
+    answer = SimpleNamespace(stdout="0000002a" + "0" * 32)
+    monkeypatch.setattr(bootstrap.subprocess, "run", lambda *arguments, **options: answer)
+    found = bootstrap.pytest_arguments(given)
+    assert bootstrap.os.environ["PENSTOCK_TEST_DEPTH"] == depth
+    assert [argument for argument in found if not argument.startswith("-")] == levels
+    assert [argument for argument in found if argument.startswith("-n")] == [workers][: workers is not None]
+    assert ("--hypothesis-seed=42" in found) is (depth == "nightly")
+    assert bootstrap.os.environ["PENSTOCK_TEST_SEED"] == ("42" if depth == "nightly" else "")
