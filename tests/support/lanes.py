@@ -88,15 +88,6 @@ class Durations:
             seconds[level_of(nodeid)] += value
         return [(level, cases[level], value) for level, value in seconds.most_common()]
 
-    def by_file(self):
-        """Return [cases, seconds] of this run by file, as `tests/support/durations.json` has them."""
-        found = {}
-        for nodeid, value in sorted(self.seen.items()):
-            counted = found.setdefault(file_of(nodeid), [0, 0.0])
-            counted[0] += 1
-            counted[1] = round(counted[1] + value, 2)
-        return found
-
 
 def _load(path):
     try:

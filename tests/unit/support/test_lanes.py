@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+from tests.support.budget import PAGE, by_file, page_with
 from tests.support.lanes import COMMITTED, ROOT, Durations, LanesPlugin, group_of
 
 
@@ -42,10 +43,18 @@ def test_seconds_are_kept_for_the_next_run(tmp_path):
     known.save()
     assert json.loads(known.path.read_text()) == {here: 1.0, other: 3.0}
     assert known.by_level() == [("unit", 1, 1.0)]
-    assert known.by_file() == {"tests/unit/support/test_lanes.py": [1, 1.0]}
 
 
 def test_committed_durations_name_files_that_exist():
     files = json.loads(COMMITTED.read_text())
     assert len(files) > 100
     assert not [name for name in files if not (ROOT / name).exists()]
+
+
+def test_seconds_are_summed_by_file():
+    assert by_file({"tests/a.py::1": 0.25, "tests/a.py::2": 0.5}) == {"tests/a.py": [2, 0.75]}
+
+
+def test_the_table_of_the_documentation_is_the_committed_one():
+    text = PAGE.read_text()
+    assert page_with(text, json.loads(COMMITTED.read_text())) == text, "run: python -m tests.support.budget"
