@@ -34,7 +34,7 @@ def table(files):
         seconds[level_of(name)] += value
     total = sum(seconds.values())
     rows = [
-        f"| `{level}` | {cases[level]} | {value:.0f} | {value / total:.0%} |" for level, value in seconds.most_common()
+        f"| `{name}` | {cases[name]} | {value:.0f} | {value / total:.0%} |" for name, value in seconds.most_common()
     ]
     last = f"| all | {sum(cases.values())} | {total:.0f} | 100% |"
     return "\n".join(["| level | cases | seconds | share |", "|---|---|---|---|", *rows, last, ""])
