@@ -13,7 +13,7 @@ from penstock.backfill.engine import LocalEngine
 from penstock.backfill.histories import Cut, TableHistory, histories
 from penstock.backfill.run import Backfill, BackfillOptions
 from penstock.backfill.table_plan import Offsets, open_table, require_next
-from penstock.core.clock import SystemClock
+from penstock.core.clock import ManualClock, SystemClock
 from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.rand import SystemRand
 from penstock.operators.columns import ColumnError
@@ -364,7 +364,7 @@ def test_where_watermarks_go_through_all_of_a_split_table_and_source_are_one_pie
     made = []
     for name, tables in (("plain", ()), ("stitched", (declared,))):
         options = BackfillOptions(target=str(tmp_path / name), parts=2, piece_rows=40, tables=tables)
-        work = Backfill(counted(strategy), options, SystemClock(), SystemRand())
+        work = Backfill(counted(strategy), options, ManualClock(), SystemRand())
         made.append(work.run(LocalEngine(), lambda *_: None))
     plain, stitched = made
     assert (stitched.rows_read, stitched.rows_staged) == (plain.rows_read, plain.rows_staged)

@@ -1,18 +1,15 @@
 """The harness: its list, what it refuses, the gate before any figure, and the right answers themselves."""
 
 import json
-import os
-import signal
 import sys
 
 import msgspec
 import pytest
 
-from penstock.bench import measure, reference
+from penstock.bench import reference
 from penstock.bench.measure import require_right
 from penstock.bench.options import BenchOptions
 from penstock.bench.registry import WORKLOADS, workload
-from penstock.bench.tree_meter import TreeMeter
 from penstock.cli import main
 from penstock.core.errors import PenstockError, UsageError
 
@@ -130,22 +127,3 @@ def test_the_reference_is_what_counting_row_by_row_gives(size, slide, monkeypatc
 )
 def test_a_workloads_own_interval_gives_way_to_the_one_asked_for(asked, interval):
     assert BenchOptions(checkpoint_interval_ms=asked).with_interval(5000).interval_ms == interval
-
-
-def test_an_interrupted_bench_leaves_no_process_behind(tmp_path, monkeypatch):
-    (tmp_path / "sleeps.py").write_text(
-        "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(measure, "_CHILD", "sleeps")
-    monkeypatch.setattr(measure, "become_reaper", lambda: None)
-    meters = []
-    monkeypatch.setattr(measure, "TreeMeter", lambda pid: meters.append(pid) or TreeMeter(pid))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' shell has made of it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            measure.run_child("of:nothing", BenchOptions(), tmp_path)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    with pytest.raises(ProcessLookupError):
-        os.kill(meters[0], 0)
