@@ -10,7 +10,7 @@ import urllib.request
 
 import pytest
 from tests.cluster.proc_tree import wait_until
-from tests.unit.jobmanager.collector import Collector
+from tests.processes.jobmanager.collector import Collector
 
 from penstock.client.handle import JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig

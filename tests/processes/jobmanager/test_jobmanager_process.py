@@ -6,6 +6,7 @@ import asyncio
 
 import msgspec
 import pytest
+from tests.support.waiting import until
 
 from penstock.config.settings import ClusterSettings
 from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
@@ -101,7 +102,7 @@ class FakeTaskManager:
 
     async def close(self) -> None:
         self.link.close()
-        await asyncio.wait_for(asyncio.gather(self.task, return_exceptions=True), 10)
+        await asyncio.wait_for(asyncio.gather(self.task, return_exceptions=True), 60)
 
 
 class _World:
@@ -140,14 +141,6 @@ def encoded(graph_of, tmp_path):
     return make
 
 
-async def until(condition, what="condition"):
-    for _ in range(3000):  # half a minute: other tests may have the processors
-        if condition():
-            return
-        await asyncio.sleep(0.01)
-    pytest.fail(f"not reached: {what}")
-
-
 async def running(manager, job_id, checkpoints=2):
     await until(
         lambda: (
@@ -170,7 +163,7 @@ async def test_a_job_runs_survives_a_worker_and_stops_with_a_savepoint(cluster_o
     worker_id = next(iter(machine.workers))
     assert await dispatcher.log_tail("tm", worker_id) == f"log of {worker_id}"
     machine.kill(worker_id)
-    await until(lambda: dispatcher.summary(job_id).restarts == 1)
+    await until(lambda: dispatcher.summary(job_id).restarts == 1, "a restart")
     await running(manager, job_id, checkpoints=4)
     assert dispatcher.exceptions(job_id)[0].detail == "last words"
     assert machine.world.resolved
@@ -202,7 +195,7 @@ async def test_a_new_leader_recovers_the_job_and_the_old_one_steps_down(cluster_
     assert new.dispatcher.checkpoints(job_id).restored == 1
     assert machine.world.resolved[0].permit.checkpoint_id >= 2
     with pytest.raises(LeadershipLostError):
-        await asyncio.wait_for(old.wait(), 10)
+        await asyncio.wait_for(old.wait(), 60)
 
 
 async def test_a_leader_recovers_a_job_that_an_earlier_version_recorded(cluster_of, encoded, tmp_path):
@@ -229,7 +222,7 @@ async def test_a_job_that_was_taken_starts_although_the_store_failed_at_first(cl
         seal(self, *arguments)
 
     monkeypatch.setattr(JobStore, "seal", fail_once)
-    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 10)
+    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 60)
     job_id = await manager.dispatcher.submit(encoded())
     await running(manager, job_id)
 
@@ -273,14 +266,14 @@ async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded,
 
     monkeypatch.setattr(JobStore, "acquire", lambda self, *a: acquired.append(1) or acquire(self, *a))
     monkeypatch.setattr(JobStore, "seal", refuse)
-    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 10)
+    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 60)
     with pytest.raises(LeadershipLostError):
         await manager.dispatcher.submit(encoded())
     with pytest.raises(LeadershipLostError):
-        await asyncio.wait_for(manager.wait(), 10)
+        await asyncio.wait_for(manager.wait(), 60)
     successor, _ = await cluster_of(taskmanager=False)
     with pytest.raises(LeadershipLostError):
-        await asyncio.wait_for(successor.wait(), 10)
+        await asyncio.wait_for(successor.wait(), 60)
     assert len(acquired) == 2  # once each: neither tried again
 
 
@@ -358,5 +351,5 @@ async def test_a_jobmanager_that_cannot_look_after_its_cluster_ends(cluster_of, 
     manager, _ = await cluster_of(taskmanager=False)
     monkeypatch.setattr(manager.dispatcher.changes.autoscaler, "look", lambda now_ms: now_ms / 0)
     with pytest.raises(ZeroDivisionError):
-        await asyncio.wait_for(manager.wait(), 10)
+        await asyncio.wait_for(manager.wait(), 60)
     await manager.close()

@@ -5,11 +5,11 @@ import re
 import socket
 import ssl
 import threading
-import time
 
 import pytest
+from tests.processes.network.test_connection import DEADLINE, Reader, connect, heard, send
+from tests.support.waiting import wait_until
 from tests.unit.network.conftest import KEY
-from tests.unit.network.test_connection import DEADLINE, Reader, connect, heard, send
 
 from penstock.cli.certs import certs
 from penstock.config.security import INTERNAL_NAME, Tls
@@ -191,9 +191,7 @@ def test_a_worker_without_the_clusters_certificate_is_refused(net, tmp_path, fol
         output, gate = job.outputs(0, "a", ["b"]), job.gate(0, "b", ["a"], reader.data.set)
         output.batch(Batch(net.rows(10)))
         job.start("a")
-        deadline = time.monotonic() + DEADLINE
-        while not planes["a"].lost and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: planes["a"].lost, "a lost connection")
         with pytest.raises(ConnectionLostError):
             output.batch(Batch(net.rows(10)))
         assert gate.poll() is None

@@ -4,7 +4,8 @@ import socket
 import time
 
 import pytest
-from tests.unit.jobmanager.collector import Collector
+from tests.processes.jobmanager.collector import Collector
+from tests.support.waiting import wait_until
 
 from penstock.core.errors import UsageError
 from penstock.jobmanager import otlp
@@ -32,9 +33,7 @@ def span(number=0, **options):
 
 
 def settled(spans, put):
-    deadline = time.monotonic() + 20
-    while sum(spans.counts) < put and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: sum(spans.counts) >= put, lambda: f"{put} spans: {spans.counts}")
     return spans.counts
 
 

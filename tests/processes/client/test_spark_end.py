@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from py4j.protocol import Py4JError
+from tests.support.waiting import wait_until
 
 from penstock.client import spark_cluster, spark_taskmanagers
 from penstock.client.sizing import Bounds
@@ -15,6 +16,8 @@ from penstock.client.spark_taskmanagers import SparkOptions, SparkTaskManagers, 
 from penstock.config.settings import JobSettings
 from penstock.core.errors import PenstockError
 from penstock.graph.job_graph import JobGraph
+
+LIMIT_S = 120
 
 
 class Spark:
@@ -63,13 +66,6 @@ class JobManager(contextlib.AbstractContextManager):
         return {"slots-pending": 0}
 
 
-def wait_until(happened):
-    deadline = time.monotonic() + 10
-    while not happened():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 @pytest.fixture
 def started(monkeypatch):
     with contextlib.ExitStack() as stack:
@@ -87,23 +83,23 @@ def started(monkeypatch):
 
 def test_spark_that_its_master_ends_is_told_and_nothing_more_is_started(started):
     spark, lost = Spark(), []
-    started(spark, lambda: lost.append(spark.asked))
-    wait_until(lambda: len(spark.jobs) == 2)
+    managers = started(spark, lambda: lost.append(spark.asked))
+    wait_until(lambda: len(spark.jobs) == 2, "two jobs at Spark")
     spark.stopped = True  # its master has ended it; the driver's JVM lives
     spark.cancelJobGroup("")
-    wait_until(lambda: lost)
-    time.sleep(1.5)
+    wait_until(lambda: lost, "word of the lost Spark")
+    managers._keeper.join(LIMIT_S)
+    assert not managers._keeper.is_alive(), "it would start more"
     assert lost[0] == spark.asked == 2
 
 
 def test_a_job_that_comes_to_spark_behind_the_first_cancellation_is_cancelled_too(started):
     spark = Spark(delay_s=0.5)
     managers = started(spark)
-    wait_until(lambda: spark.asked == 2)
-    began = time.monotonic()
+    wait_until(lambda: spark.asked == 2, "two requests to Spark")
     managers.close()
     assert len(spark.jobs) == 2
-    assert time.monotonic() - began < 10
+    assert managers._held == {}, "both have ended"
 
 
 def test_a_bounded_job_fails_when_spark_is_gone_instead_of_waiting_for_slots(monkeypatch):

@@ -67,11 +67,11 @@ async def link_of(server):
     yield make
     for link, task in running:
         link.close()
-        await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 10)
+        await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 60)
 
 
 async def soon(awaitable):
-    return await asyncio.wait_for(awaitable, 10)
+    return await asyncio.wait_for(awaitable, 60)
 
 
 async def test_registers_and_carries_messages_both_ways_in_order(recorder, link_of):

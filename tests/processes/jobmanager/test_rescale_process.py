@@ -3,7 +3,8 @@
 import asyncio
 
 import pytest
-from tests.unit.jobmanager.test_jobmanager_process import _connectors, cluster_of, encoded, until
+from tests.processes.jobmanager.test_jobmanager_process import _connectors, cluster_of, encoded
+from tests.support.waiting import until
 
 from penstock.checkpoint.job_records import read_records
 from penstock.checkpoint.stores import open_store
@@ -28,7 +29,7 @@ async def running(cluster_of, encoded, **options):
     manager, machine = await cluster_of()
     dispatcher = manager.dispatcher
     job_id = await dispatcher.submit(encoded(), SubmitOptions(**options))
-    await until(lambda: dispatcher.checkpoints(job_id).completed >= 1)
+    await until(lambda: dispatcher.checkpoints(job_id).completed >= 1, "a checkpoint")
     return manager, machine, job_id
 
 
@@ -49,7 +50,7 @@ async def test_the_chosen_parallelism_is_recorded_and_outlives_the_leader(cluste
     await machine.close()
     await manager.close()
     second, _ = await cluster_of()
-    await until(lambda: second.dispatcher.summary(job_id).state == "RUNNING")
+    await until(lambda: second.dispatcher.summary(job_id).state == "RUNNING", "a running job")
     assert widths(second.dispatcher, job_id) == [3, 3]
     assert second.dispatcher.operation("mine").status == "COMPLETED"
     assert await second.dispatcher.rescale(job_id, RescaleTo(1, token="mine")) == "mine"
@@ -66,10 +67,10 @@ async def test_a_record_that_fails_leaves_the_job_at_its_parallelism(cluster_of,
     request = await dispatcher.rescale(job_id, RescaleTo(3))
     status = await dispatcher.wait_operation(request, 5000)
     assert (status.status, point in status.error) == ("FAILED", True)
-    await until(lambda: dispatcher.summary(job_id).state == "RUNNING")
+    await until(lambda: dispatcher.summary(job_id).state == "RUNNING", "a running job")
     assert widths(dispatcher, job_id) == [2, 2]
     done = dispatcher.checkpoints(job_id).completed
-    await until(lambda: dispatcher.checkpoints(job_id).completed > done)
+    await until(lambda: dispatcher.checkpoints(job_id).completed > done, "another checkpoint")
 
 
 async def test_what_stands_against_it_is_told_and_the_job_goes_on(cluster_of, encoded):
@@ -122,10 +123,13 @@ async def test_flinks_paths(cluster_of, encoded):
         bound["parallelism"]["upperBound"] = 9
     path = f"/jobs/{job_id}/resource-requirements"
     assert (await call(app, "PUT", path, json.dumps(required).encode()))[0] == 200
-    await until(lambda: widths(dispatcher, job_id) == [4, 4] and dispatcher.summary(job_id).state == "RUNNING")
+    await until(
+        lambda: widths(dispatcher, job_id) == [4, 4] and dispatcher.summary(job_id).state == "RUNNING",
+        "the new parallelism",
+    )
     for bad in ({}, {"x": 1}, {next(iter(required)): {"parallelism": {"lowerBound": 0, "upperBound": 1}}}):
         assert (await call(app, "PUT", path, json.dumps(bad).encode()))[0] == 400
     assert (await call(app, "PATCH", f"/jobs/{job_id}/rescaling?vertices=out"))[0] == 400
     status, text = await call(app, "PATCH", f"/jobs/{job_id}/rescaling?vertices=out=2")
-    await asyncio.wait_for(dispatcher.wait_operation(json.loads(text)["request-id"], 5000), 10)
+    await asyncio.wait_for(dispatcher.wait_operation(json.loads(text)["request-id"], 5000), 60)
     assert widths(dispatcher, job_id) == [4, 2]

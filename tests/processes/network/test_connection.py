@@ -5,10 +5,10 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
+from tests.support.waiting import wait_until
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
@@ -106,9 +106,7 @@ def test_a_closed_peer_fails_the_tasks_and_is_reported(net, planes):
     assert reader.data.wait(DEADLINE)
     with pytest.raises(ConnectionLostError, match="worker a"):
         reader.read(gate)
-    deadline = time.monotonic() + DEADLINE
-    while not (planes["a"].lost and planes["b"].lost) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: planes["a"].lost and planes["b"].lost, "both ends have lost the connection")
     assert [p for p, _ in planes["a"].lost + planes["b"].lost] == ["b", "a"]
 
 
@@ -126,9 +124,7 @@ def test_a_new_epoch_connects_again_after_a_loss(net, planes):
         assert net.keys_of(found) == list(range(epoch, epoch + 10))
         for link in list(planes["a"]._links):
             link.sock.shutdown(socket.SHUT_RDWR)
-        deadline = time.monotonic() + DEADLINE
-        while (planes["a"]._peers or planes["b"]._peers) and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: not planes["a"]._peers and not planes["b"]._peers, "no peers")
         for plane in planes.values():
             plane.release("job")
 

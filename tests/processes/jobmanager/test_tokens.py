@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import msgspec
 import pytest
-from tests.unit.jobmanager.test_jobmanager_process import _connectors, cluster_of, encoded, running
+from tests.processes.jobmanager.test_jobmanager_process import _connectors, cluster_of, encoded, running
 
 from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.core.errors import UsageError

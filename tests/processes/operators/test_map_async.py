@@ -7,9 +7,9 @@ import threading
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.support.waiting import wait_until
 
 from penstock.api.row_functions import compile_function
-from penstock.core.clock import SystemClock
 from penstock.core.elements import TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
@@ -18,7 +18,7 @@ from penstock.operators.functions import UserFunctionError
 from penstock.operators.map_async import MapAsyncOperator
 
 SCHEMA = pa.schema([pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
-LIMIT_MS = 20_000
+LIMIT_S = 120
 
 
 @dataclasses.dataclass
@@ -77,18 +77,10 @@ def batch(*values):
 def let(operator, gate, out, *values):
     """Let calls through, one after the other, and the operator emit what that makes ready."""
     for value in values:
-        wait_for(lambda value=value: value in gate.waiting)
+        wait_until(lambda value=value: value in gate.waiting, f"the call of {value}", step=0.002)
         operator._runner._loop.call_soon_threadsafe(gate.waiting[value].set)
-        wait_for(lambda: operator._runner.ready)
+        wait_until(lambda: operator._runner.ready, "a result", step=0.002)
         assert operator.go_on(out)
-
-
-def wait_for(condition):
-    clock = SystemClock()
-    end = clock.monotonic_ms() + LIMIT_MS
-    while not condition():
-        assert clock.monotonic_ms() < end, "nothing came of it"
-        clock.sleep_ms(2)
 
 
 def shape(out):
@@ -129,9 +121,9 @@ def test_no_more_than_its_capacity_is_under_way(bench, gate, out):
     assert operator.available
     operator.process_batch(batch(1, 2, 3, 4), 0, out)
     assert not operator.available
-    wait_for(lambda: len(gate.begun) == 2)
+    wait_until(lambda: len(gate.begun) == 2, "two calls")
     let(operator, gate, out, 1, 2, 3)
-    wait_for(lambda: len(gate.begun) == 4)
+    wait_until(lambda: len(gate.begun) == 4, "four calls")
     assert operator.available
     assert bench.wakes, "the task is woken by what is done"
 
@@ -187,7 +179,7 @@ def test_nothing_under_way_is_no_state(bench, gate, out):
 
 def test_at_the_end_all_are_waited_for(bench, gate, out):
     async def quick(row) -> Row:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         return Row(row.v, 0)
 
     operator = opened(bench, gate, quick, capacity=2)
@@ -199,7 +191,7 @@ def test_at_the_end_all_are_waited_for(bench, gate, out):
 
 
 def until_nothing_is_held(operator, out):
-    wait_for(lambda: operator.go_on(out) or not operator.held)
+    wait_until(lambda: operator.go_on(out) or not operator.held, "a result", step=0.002)
     if operator.held:
         until_nothing_is_held(operator, out)
 
@@ -315,7 +307,7 @@ def test_a_row_between_two_attempts_is_saved_and_asked_again_from_the_first(benc
     flaky = Flaky(1)
     operator = opened(bench, gate, Retrying(flaky, AsyncRetryStrategy.fixed_delay(1, "1h")))
     operator.process_batch(batch(1), 0, out)
-    wait_for(lambda: flaky.asked)
+    wait_until(lambda: flaky.asked, "the first attempt")
     saved = operator.snapshot(Barrier(1), out).operator
     again = opened(bench, gate, Retrying(flaky, AsyncRetryStrategy.fixed_delay(1, "1h")), restored=saved)
     until_nothing_is_held(again, out)
@@ -365,7 +357,7 @@ def test_a_close_that_never_returns_is_given_up(bench, gate, monkeypatch):
 
     closing = threading.Thread(target=close, daemon=True)
     closing.start()
-    closing.join(LIMIT_MS / 1000)
+    closing.join(LIMIT_S)
     assert len(raised) == 1
     assert loops() == before
 

@@ -2,14 +2,14 @@
 
 import socket
 import threading
-import time
 
 import pytest
+from tests.support.waiting import wait_until
 
 from penstock.core.clock import ManualClock
 from penstock.network.names import Names
 
-DEADLINE = 20
+DEADLINE = 120
 
 
 class NameServer:
@@ -29,11 +29,7 @@ class NameServer:
 
 def settled(names, host):
     """What is known of a host once the name server has answered."""
-    deadline = time.monotonic() + DEADLINE
-    while (found := names.address_of(host)) is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return found
+    return wait_until(lambda: names.address_of(host), f"the address of {host}")
 
 
 @pytest.mark.parametrize("address", ["10.0.0.5", "::1", "fe80::1%eth0"])

@@ -4,8 +4,9 @@ import json
 
 import msgspec
 import pytest
-from tests.unit.jobmanager.test_jobmanager_process import _connectors, cluster_of, encoded, until
-from tests.unit.jobmanager.test_rescale_process import call
+from tests.processes.jobmanager.test_jobmanager_process import _connectors, cluster_of, encoded
+from tests.processes.jobmanager.test_rescale_process import call
+from tests.support.waiting import until
 
 from penstock.checkpoint.job_records import read_records
 from penstock.checkpoint.stores import open_store
@@ -39,7 +40,7 @@ async def running(cluster_of, encoded):
     manager, machine = await cluster_of()
     dispatcher = manager.dispatcher
     job_id = await dispatcher.submit(encoded())
-    await until(lambda: dispatcher.checkpoints(job_id).completed >= 1)
+    await until(lambda: dispatcher.checkpoints(job_id).completed >= 1, "a checkpoint")
     return manager, machine, job_id
 
 
@@ -52,14 +53,16 @@ async def test_it_is_recorded_released_and_outlives_the_leader(cluster_of, encod
     done = await dispatcher.wait_operation(request, 9000)
     assert (done.status, done.error) == ("COMPLETED", "")
     assert done.uri.startswith(str(tmp_path / "root" / "job" / "savepoints"))
-    await until(lambda: read_records(open_store(str(tmp_path / "ha")))[0].upgrade.phase == "completed")
+    await until(
+        lambda: read_records(open_store(str(tmp_path / "ha")))[0].upgrade.phase == "completed", "the end of the upgrade"
+    )
     assert dispatcher.summary(job_id).run_id != before
     assert dispatcher.changes.view(job_id).checkpoints >= 3
     assert any(entry.kind == "upgrade" for entry in await dispatcher.story(job_id))
     await machine.close()
     await manager.close()
     second, _ = await cluster_of()
-    await until(lambda: second.dispatcher.summary(job_id).state == "RUNNING")
+    await until(lambda: second.dispatcher.summary(job_id).state == "RUNNING", "a running job")
     assert second.dispatcher.operation("mine").status == "COMPLETED"
     assert await second.dispatcher.changes.upgrade(job_id, newer(encoded()), TRIAL, "mine") == "mine"
 
@@ -68,21 +71,21 @@ async def test_the_next_leader_goes_on_with_the_trial_and_a_user_ends_it(cluster
     manager, machine, job_id = await running(cluster_of, encoded)
     policy = msgspec.structs.replace(TRIAL, confirm=True, from_checkpoint=True, deadline_ms=60_000)
     await manager.dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
-    await until(lambda: manager.dispatcher.changes.view(job_id).phase == "trial")
-    await until(lambda: manager.dispatcher.changes.view(job_id).checkpoints >= 1)
+    await until(lambda: manager.dispatcher.changes.view(job_id).phase == "trial", "the trial")
+    await until(lambda: manager.dispatcher.changes.view(job_id).checkpoints >= 1, "a checkpoint of the trial")
     await machine.close()
     await manager.close()
     second, _ = await cluster_of()
     dispatcher = second.dispatcher
     assert dispatcher.operation("mine").status == "IN_PROGRESS"
     app = create_app(dispatcher, SystemClock(), lambda: None)
-    await until(lambda: dispatcher.summary(job_id).state == "RUNNING")
+    await until(lambda: dispatcher.summary(job_id).state == "RUNNING", "a running job")
     status, text = await call(app, "GET", f"/v1/penstock/jobs/{job_id}/upgrade")
     assert (status, json.loads(text)["phase"], json.loads(text)["confirm"]) == (200, "trial", True)
     assert (await call(app, "POST", f"/v1/penstock/jobs/{job_id}/upgrade/verdict?healthy=false"))[0] == 202
     done = await dispatcher.wait_operation("mine", 9000)
     assert (done.status, "by a user's word" in done.error) == ("FAILED", True)
-    await until(lambda: dispatcher.summary(job_id).state == "RUNNING")
+    await until(lambda: dispatcher.summary(job_id).state == "RUNNING", "a running job")
     view = dispatcher.changes.view(job_id)
     assert (view.phase, dispatcher.summary(job_id).run_id) == ("rolled-back", view.back_run_id)
     assert (await call(app, "POST", f"/v1/penstock/jobs/{job_id}/upgrade/verdict?healthy=true"))[0] == 400
@@ -103,7 +106,7 @@ async def test_a_verdict_is_taken_when_it_is_durable_and_was_not_too_late(cluste
     app = create_app(dispatcher, SystemClock(), lambda: None)
     policy = msgspec.structs.replace(TRIAL, confirm=True, from_checkpoint=True, rollback=False, deadline_ms=60_000)
     await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
-    await until(on_trial)
+    await until(on_trial, "the trial")
 
     def away(*_):
         raise StorageError("the store is away")
@@ -116,7 +119,7 @@ async def test_a_verdict_is_taken_when_it_is_durable_and_was_not_too_late(cluste
         assert dispatcher.operation("mine").status == "IN_PROGRESS"
     assert (await dispatcher.wait_operation("mine", 9000)).status == "COMPLETED"
     await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "other")
-    await until(on_trial)
+    await until(on_trial, "the trial")
 
     def lost(_):
         dispatcher._operations.end(OperationEnded("other", error="it failed 9 times"), job_id)
@@ -137,8 +140,8 @@ async def test_a_record_that_fails_once_is_written_the_next_time(
     manager, _, job_id = await running(cluster_of, encoded)
     request = await manager.dispatcher.changes.upgrade(job_id, newer(encoded()), TRIAL)
     assert (await manager.dispatcher.wait_operation(request, 9000)).status == "COMPLETED"
-    await until(lambda: (tmp_path / "evidence").exists())
-    await until(lambda: manager.dispatcher.changes.view(job_id).phase == "completed")
+    await until(lambda: (tmp_path / "evidence").exists(), "the evidence of the failpoint")
+    await until(lambda: manager.dispatcher.changes.view(job_id).phase == "completed", "the end of the upgrade")
 
 
 async def test_what_cannot_be_an_upgrade_is_refused_at_once(cluster_of, encoded):
@@ -181,7 +184,7 @@ async def test_a_savepoint_that_cannot_be_written_is_refused_before_the_old_vers
         await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")
     assert dispatcher.changes.view(job_id) is None
     done = dispatcher.checkpoints(job_id).completed
-    await until(lambda: dispatcher.checkpoints(job_id).completed > done)
+    await until(lambda: dispatcher.checkpoints(job_id).completed > done, "another checkpoint")
     assert (dispatcher.summary(job_id).run_id, dispatcher.summary(job_id).restarts) == (before, 0)
     policy = msgspec.structs.replace(policy, from_checkpoint=True)
     await dispatcher.changes.upgrade(job_id, newer(encoded()), policy, "mine")

@@ -5,13 +5,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.unit.jobmanager.test_jobmanager_process import (
+from tests.processes.jobmanager.test_jobmanager_process import (
     _connectors,  # noqa: F401 - a fixture
     cluster_of,  # noqa: F401 - a fixture
     encoded,  # noqa: F401 - a fixture
     running,
-    until,
 )
+from tests.support.waiting import until
 
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.checkpoint.story_records import LEADERS_TOLD, prune_stories, read_stories, write_story
@@ -80,7 +80,7 @@ async def test_decisions_are_written_soon_and_a_store_that_refuses_costs_the_sto
     master.story.add(2, "failure", "b")
     stories.grew("j", master)
     assert store.list("stories/") == []
-    await until(lambda: store.list("stories/"))
+    await until(lambda: store.list("stories/"), "a written story")
     assert [e.text for e in read_stories(store, "j")] == ["a", "b"]
     master.story.add(3, "checkpoint", "routine")
     stories.grew("j", master)
@@ -126,8 +126,8 @@ async def test_stories_of_a_store_that_hangs_take_no_thread_from_leases_and_reco
     loop.set_default_executor(ThreadPoolExecutor(1))
     stories.grew("j", master)
     views = [asyncio.create_task(stories.of("j", master)) for _ in range(8)]
-    await until(lambda: len(hanging.asked) >= 2)
-    assert await asyncio.wait_for(asyncio.to_thread(lambda: "renewed"), 5) == "renewed"
+    await until(lambda: len(hanging.asked) >= 2, "two calls of the store")
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: "renewed"), 60) == "renewed"
     hanging.go.set()
     assert await asyncio.gather(*views) == [()] * 8
     await stories.close()
@@ -140,7 +140,10 @@ async def test_while_a_write_hangs_no_others_gather(hanging):
     for n in range(30):
         master.story.add(n, "failure", str(n))
         stories.grew("j", master)
-        await asyncio.sleep(0.005)
+        if n == 0:
+            await until(lambda: hanging.asked, "the first write, which hangs")
+        for _ in range(5):
+            await asyncio.sleep(0)
     assert len(asyncio.all_tasks()) <= 3, "this one, the write, and one that waits for it"
     hanging.go.set()
     await stories.close()
@@ -154,14 +157,14 @@ async def test_a_store_that_hangs_does_not_hold_up_the_end(hanging, monkeypatch,
     stories.grew("j", master)
     stories.grew("k", master)
     assert await stories.of("j", None) == ()
-    await asyncio.wait_for(stories.close(), 5)
+    await asyncio.wait_for(stories.close(), 60)
     assert "the story of job j was not written down: the store does not answer" in caplog.text
     assert "the story of job k was not written down: 1 calls before it have not returned" in caplog.text
     monkeypatch.setattr(stories_module, "_CLOSE_SECONDS", 0.2)
     monkeypatch.setattr(stories_module, "_LIMIT_SECONDS", 60)
     stories = Stories(hanging)
     stories.grew("j", master)
-    await asyncio.wait_for(stories.close(), 5)
+    await asyncio.wait_for(stories.close(), 60)
 
 
 async def test_a_job_without_a_master_any_more_tells_what_this_leader_wrote_too():
@@ -183,7 +186,7 @@ async def test_a_successor_tells_what_the_leader_before_decided(cluster_of, enco
     job_id = await old.dispatcher.submit(encoded())
     await running(old, job_id)
     machine.kill(next(iter(machine.workers)))
-    await until(lambda: old.dispatcher.summary(job_id).restarts == 1)
+    await until(lambda: old.dispatcher.summary(job_id).restarts == 1, "a restart")
     await running(old, job_id)
     await machine.close()
     await old.close()

@@ -8,8 +8,8 @@ import time
 
 import msgspec
 import pytest
+from tests.processes.network.test_connection import DEADLINE, Reader, connect, heard
 from tests.unit.network.conftest import KEY
-from tests.unit.network.test_connection import DEADLINE, Reader, connect, heard
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import Batch
