@@ -4,7 +4,7 @@ import json
 import os
 import signal
 
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.client.executors import ClusterExecutor
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
@@ -17,7 +17,9 @@ def rows_behind_a_kill(graph, folder, *, checkpoints, limit_s, end_s):
         handle = ClusterExecutor(url=cluster.rest_url).submit(graph)
         summary = handle.client.summary
         wait_until(
-            lambda: summary(handle.job_id).get("checkpoints-completed", 0) >= checkpoints, limit_s, "the checkpoints"
+            lambda: summary(handle.job_id).get("checkpoints-completed", 0) >= checkpoints,
+            "the checkpoints",
+            seconds=limit_s,
         )
         os.kill(handle.client.workers(handle.job_id)[0]["pid"], signal.SIGKILL)
         handle.wait(timeout_ms=end_s * 1000)

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.waiting import patience
+
 from penstock.api.environment import use_executor
 from penstock.graph.executor import JobResult
 
@@ -39,12 +41,16 @@ class Stage:
 
     @property
     def environment(self):
-        """What a process needs to reach the S3 server."""
-        return {
-            "PENSTOCK_S3_ENDPOINT": self.minio.url,
-            "PENSTOCK_S3_ACCESS_KEY": self.minio.access_key,
-            "PENSTOCK_S3_SECRET_KEY": self.minio.secret_key,
-        }
+        return s3_environment(self.minio)
+
+
+def s3_environment(minio):
+    """What a process needs to reach the S3 server."""
+    return {
+        "PENSTOCK_S3_ENDPOINT": minio.url,
+        "PENSTOCK_S3_ACCESS_KEY": minio.access_key,
+        "PENSTOCK_S3_SECRET_KEY": minio.secret_key,
+    }
 
 
 class _Capture:
@@ -103,7 +109,7 @@ def cli(*arguments, cwd, environment=None, limit=CLI_LIMIT_S):
     started = time.monotonic()
     process = start_cli(*arguments, cwd=cwd, environment=environment)
     try:
-        out, err = process.communicate(timeout=limit)
+        out, err = process.communicate(timeout=limit * patience())
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()

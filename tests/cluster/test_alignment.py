@@ -1,6 +1,6 @@
 """A source that runs ahead of its alignment group waits, in real processes, while the slow one goes on."""
 
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 import penstock as ps
 from penstock.client.executors import ClusterExecutor
@@ -49,6 +49,6 @@ def test_a_fast_source_waits_for_a_slow_one(tmp_path):
                 since, before = clock.monotonic_ms(), now
             return clock.monotonic_ms() - since >= STALLED_MS and now["slow"] > before["slow"]
 
-        wait_until(stalled, LIMIT_S, lambda: f"the fast source still runs: {read()}", step=0.2)
+        wait_until(stalled, lambda: f"the fast source still runs: {read()}", seconds=LIMIT_S, step=0.2)
         assert before["fast"] > before["slow"], "it had run ahead before it was told"
         handle.cancel()

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 import pyarrow.parquet as pq
 import pytest
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor, SubmitOptions
@@ -78,7 +78,7 @@ def cluster(tmp_path):
 def test_a_slow_job_is_made_wider_and_its_output_is_exact(cluster, tmp_path):
     job = started(cluster, tmp_path, dry_run=False)
     done = lambda: [d for d in asked(cluster, job.job_id)["decisions"] if d["outcome"] == "done"]
-    wait_until(done, 120, lambda: f"a rescale by itself: {asked(cluster, job.job_id)}", step=0.5)
+    wait_until(done, lambda: f"a rescale by itself: {asked(cluster, job.job_id)}", seconds=120, step=0.5)
     (decision,) = done()
     assert decision["kind"] == "rescale"
     slow = next(v for v in decision["vertices"].values() if "number" in v["name"])
@@ -86,7 +86,7 @@ def test_a_slow_job_is_made_wider_and_its_output_is_exact(cluster, tmp_path):
     assert max(widths(job).values()) == slow["wanted"] > 1
     story = [entry["text"] for entry in job.client.story(job.job_id) if entry["kind"] == "autoscaler"]
     assert story == [decision["text"]]
-    wait_until(lambda: job.client.summary(job.job_id)["state"] == "FINISHED", 250, "the end", step=0.5)
+    wait_until(lambda: job.client.summary(job.job_id)["state"] == "FINISHED", "the end", seconds=250, step=0.5)
     log = asked(cluster, job.job_id)
     assert log["restarts-measured"] >= 1
     numbers = defaultdict(list)
@@ -101,9 +101,9 @@ def test_a_slow_job_is_made_wider_and_its_output_is_exact(cluster, tmp_path):
 def test_a_dry_run_says_it_and_does_nothing(cluster, tmp_path):
     job = started(cluster, tmp_path, dry_run=True)
     would = lambda: [d for d in asked(cluster, job.job_id)["decisions"] if d["kind"] == "rescale"]
-    wait_until(would, 120, lambda: f"what it would do: {asked(cluster, job.job_id)}", step=0.5)
+    wait_until(would, lambda: f"what it would do: {asked(cluster, job.job_id)}", seconds=120, step=0.5)
     first = would()[-1]["at"]
-    wait_until(lambda: would()[0]["until"] > first, 20, "another look that says the same", step=0.5)
+    wait_until(lambda: would()[0]["until"] > first, "another look that says the same", step=0.5)
     assert {decision["outcome"] for decision in would()} == {""}
     assert set(widths(job).values()) == {1}
     story = [entry["text"] for entry in job.client.story(job.job_id) if entry["kind"] == "autoscaler"]

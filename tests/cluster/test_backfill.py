@@ -26,7 +26,7 @@ def job_over(stage, orders, *, bounded):
     create_topics(stage.bootstrap, **{source: orders.partitions, sink: 2})
     feed = Feed(stage.bootstrap, source, orders, 100_000)
     feed.start()
-    feed.join(60)
+    feed.join()
     stops = orders.stops(source) if bounded else None
     job = Job(name, stage.bootstrap, source, sink, stage.root(name), stops=stops)
     return job, job.write(stage.folder)

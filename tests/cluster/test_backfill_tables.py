@@ -74,7 +74,7 @@ def job(stage):
     create_topics(stage.bootstrap, **{source: orders.partitions, sink: 2})
     feed = Feed(stage.bootstrap, source, orders, 100_000)
     feed.start()
-    feed.join(60)
+    feed.join()
     made = Job(name, stage.bootstrap, source, sink, stage.root(name), stops=orders.stops(source))
     return orders, made, made.write(stage.folder)
 

@@ -131,5 +131,4 @@ def test_a_start_beside_a_running_job_of_that_name_is_told_who_holds_it(stage):
         assert "process" in said.err
         assert str(scene.cluster.jobmanager.pid) in said.err
         assert scene.state() == "RUNNING"
-        scene.rest.cancel(scene.job_id)
-        scene.wait_state(("CANCELED",))
+        scene.cancel()

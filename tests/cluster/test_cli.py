@@ -7,8 +7,8 @@ import pytest
 from tests.cluster import proc_tree
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verdict
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import cli, start_cli
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180)]
 
@@ -74,24 +74,24 @@ def test_every_command_once(stage, console, work):
     (listed,) = console("list", "--json").value
     assert (listed["jid"], listed["name"]) == (job_id, job.name)
     assert job.name in console("list").out
-    wait_until(lambda: completed(console, job_id) >= 2, 30, "two checkpoints")
+    wait_until(lambda: completed(console, job_id) >= 2, "two checkpoints")
     assert console("show", job.name, "--json").value["job"]["state"] == "RUNNING"
     assert job.name in console("show", job_id[:12]).out
     assert console("story", job_id, "--json").value
-    wait_until(lambda: console("explain", job_id, "--json").value["cpu-ms"] > 0, 20, "a time budget")
+    wait_until(lambda: console("explain", job_id, "--json").value["cpu-ms"] > 0, "a time budget")
     assert "(output)" in console("explain", job.name).out
     assert console("savepoint", job_id, "--json").value["savepoint"]
     console("show", "no-such-job", code=2)
 
     console("cancel", job_id)
-    wait_until(lambda: console("show", job_id, "--json").value["job"]["state"] == "CANCELED", 20, "the end")
+    wait_until(lambda: console("show", job_id, "--json").value["job"]["state"] == "CANCELED", "the end")
     again = console(*run, "--detached").value["jobid"]
-    wait_until(lambda: completed(console, again) >= 1, 30, "a checkpoint of the resumed job")
+    wait_until(lambda: completed(console, again) >= 1, "a checkpoint of the resumed job")
     assert console("stop", again, "--json").value["savepoint"]
     feed.go_on()
     last = console(*run)
     assert last.value["state"] == "FINISHED"
-    feed.join(30)
+    feed.join()
     check(stage, job, feed)
     console("cluster", "stop")
     console("cluster", "stop", code=2)
@@ -104,17 +104,17 @@ def test_run_goes_on_after_kill_9_of_everything(stage, console, work):
     feed.start()
     process = start_cli("run", path, cwd=stage.folder, environment=console.environment)
     try:
-        wait_until(lambda: read_windows(stage.bootstrap, job.sink), 40, "output of the first run", step=0.5)
+        wait_until(lambda: read_windows(stage.bootstrap, job.sink), "output of the first run", step=0.5)
         tree = [process.pid, *proc_tree.descendants(process.pid)]
         assert len(tree) >= 6, "a JobManager, two TaskManagers, their workers"
     finally:
         proc_tree.signal_all([process.pid, *proc_tree.descendants(process.pid)], signal.SIGKILL)
         process.communicate(timeout=10)
-    wait_until(lambda: not any(proc_tree.alive(pid) for pid in tree), 10, "the killed processes to go")
+    wait_until(lambda: not any(proc_tree.alive(pid) for pid in tree), "the killed processes to go")
     feed.go_on()
     said = console("run", path, "--json")
     assert said.value["state"] == "FINISHED"
-    feed.join(30)
+    feed.join()
     check(stage, job, feed)
 
 
@@ -124,7 +124,7 @@ def test_run_ended_by_ctrl_c_can_be_resumed(stage, console, work):
     feed.start()
     process = start_cli("run", path, cwd=stage.folder, environment=console.environment)
     try:
-        wait_until(lambda: read_windows(stage.bootstrap, job.sink), 40, "output of the first run", step=0.5)
+        wait_until(lambda: read_windows(stage.bootstrap, job.sink), "output of the first run", step=0.5)
         tree = proc_tree.descendants(process.pid)
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=30)
@@ -136,5 +136,5 @@ def test_run_ended_by_ctrl_c_can_be_resumed(stage, console, work):
     feed.go_on()
     said = console("run", path, "--json", "--parallelism", 1)
     assert said.value["state"] == "FINISHED"
-    feed.join(30)
+    feed.join()
     check(stage, job, feed)

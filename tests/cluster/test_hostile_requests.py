@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 
 import polars as pl
 import pytest
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.tokens import Tokens
+from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.config.security import token_digest
@@ -158,7 +158,7 @@ def test_a_cluster_under_hostile_requests_goes_on_exactly(tmp_path, tokens):
         environment["PENSTOCK_CLUSTER"] = cluster.rest_url
         subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
         (job,) = rest.jobs()
-        wait_until(lambda: rest.checkpoints(job["jid"])["counts"]["completed"] >= 1, LIMIT_S, "a checkpoint")
+        wait_until(lambda: rest.checkpoints(job["jid"])["counts"]["completed"] >= 1, "a checkpoint", seconds=LIMIT_S)
         pids = (cluster.jobmanager.pid, [child.pid for child in cluster.taskmanagers])
         head = f"POST /v1/penstock/submit HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {by_role['admin']}\r\n"
         slow = [
@@ -185,7 +185,7 @@ def test_a_cluster_under_hostile_requests_goes_on_exactly(tmp_path, tokens):
             sender.join(LIMIT_S)
         assert slow[0].answer == slow[1].answer == b"", "nothing was asked"
         assert slow[2].answer.startswith(b"HTTP/1.1 408")
-        wait_until(lambda: rest.job(job["jid"])["state"] == "FINISHED", LIMIT_S, lambda: rest.story(job["jid"]))
+        wait_until(lambda: rest.job(job["jid"])["state"] == "FINISHED", lambda: rest.story(job["jid"]), seconds=LIMIT_S)
         assert rest.summary(job["jid"])["restarts"] == 0, rest.exceptions(job["jid"])
         assert pids == (cluster.jobmanager.pid, [child.pid for child in cluster.taskmanagers])
         assert not cluster.restarts

@@ -6,8 +6,8 @@ import urllib.request
 import pytest
 from tests.cluster import lifecycle
 from tests.cluster.lifecycle import ACTIONS, WAYS, Place, live
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import cli
+from tests.support.waiting import wait_until
 from tests.ui.lifecycle_way import BrowserWay
 
 from penstock.api.job_file import planned
@@ -72,7 +72,7 @@ class RestWay:
             found.update(self._ask("GET", f"{path}/{request}"))
             return found["status"]["id"] == "COMPLETED"
 
-        wait_until(ended, lifecycle.LIMIT_S, lambda: str(found), 0.1)
+        wait_until(ended, lambda: str(found), seconds=lifecycle.LIMIT_S, step=0.1)
         operation = found["operation"] or {}
         assert "failure-cause" not in operation, operation
         return operation.get("location", "")

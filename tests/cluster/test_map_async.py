@@ -7,7 +7,7 @@ import sys
 
 import polars as pl
 import pytest
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
@@ -49,9 +49,9 @@ def test_every_row_comes_out_once_though_its_worker_is_killed(tmp_path):
         subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, check=True, timeout=LIMIT_S)
         (job,) = rest.jobs()
         cuts = lambda: rest.checkpoints(job["jid"])["counts"]["completed"]
-        wait_until(lambda: cuts() >= 3, LIMIT_S, "checkpoints")
+        wait_until(lambda: cuts() >= 3, "checkpoints", seconds=LIMIT_S)
         os.kill(int(rest.workers(job["jid"])[0]["pid"]), signal.SIGKILL)
-        wait_until(lambda: rest.job(job["jid"])["state"] == "FINISHED", LIMIT_S, lambda: rest.story(job["jid"]))
+        wait_until(lambda: rest.job(job["jid"])["state"] == "FINISHED", lambda: rest.story(job["jid"]), seconds=LIMIT_S)
         assert rest.exceptions(job["jid"])["exceptionHistory"]["entries"], "nothing was killed in time"
     parts = sorted(path for path in (tmp_path / "out").rglob("*") if path.is_file() and not path.name.startswith("."))
     rows = pl.concat([pl.read_parquet(path) for path in parts])

@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 from tests.cluster import proc_tree
 from tests.cluster.ports import listening, own_addresses, reaches, unix_folders
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -99,7 +99,7 @@ def test_mutual_tls_in_two_commands(console, tmp_path):
         [sys.executable, "-m", "penstock.cli.main", "run", "job.py", "--cluster", url],
         cwd=tmp_path, env={**console.environment, "PENSTOCK_SECURITY": str(folder)},
     ) as run:  # fmt: skip
-        wait_until(lambda: "RUNNING" in console("list"), 60, "a running job", 0.2)
+        wait_until(lambda: "RUNNING" in console("list"), "a running job", step=0.2)
         ports = scan(record["pid"])
         assert urlsplit(url).port in ports
         assert sorted(bare(port) for port in ports) == ["401", "401", "nothing", "nothing"], (
@@ -159,7 +159,7 @@ def test_by_default_nothing_listens_but_on_loopback(console, tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "penstock.cli.main", "run", "job.py", "--cluster", url]
     with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
-        wait_until(lambda: "RUNNING" in console("list"), 60, "a running job", 0.2)
+        wait_until(lambda: "RUNNING" in console("list"), "a running job", step=0.2)
         scan(record["pid"])
         assert run.wait(120) == 0
     console("cluster", "stop")

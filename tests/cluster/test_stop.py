@@ -3,7 +3,7 @@
 import pytest
 from tests.cluster import lifecycle
 from tests.cluster.lifecycle import USERS, Place, saved
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor
@@ -28,7 +28,7 @@ def test_a_jobmanager_that_dies_in_the_middle(tmp_path, when, action):
         place.goes_on(job.job_id)
         stop = lambda token: job.stop(drain=action == "drain", target=str(target / "stopped"), token=token)
         uri = saved(place, stop("mine"), action)
-        wait_until(lambda: running.restarts == ["jobmanager"], 10, lambda: f"a dead JobManager: {running.restarts}")
+        wait_until(lambda: running.restarts == ["jobmanager"], lambda: f"a dead JobManager: {running.restarts}")
         _, closed = place.ended(job.job_id)
         assert len(closed) == (USERS if action == "drain" else 0)
         assert stop("mine") == uri, "asked again"
