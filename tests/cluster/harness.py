@@ -35,10 +35,7 @@ SHOWN_ENTRIES, SHOWN_LINES = 40, 12
 
 
 class Scene:
-    """Topics, feed, cluster and one job on it; a context manager that ends all of them.
-
-    A `cluster` that is given stays: of that, only the scene's jobs are ended.
-    """
+    """Topics, feed, cluster and one job on it; a context manager that ends them, but not a `cluster` that is given."""
 
     def __init__(
         self, stage, orders, *, cluster=None, rate=4_000, taskmanagers=2, failpoints=None, job=None, watch=True,
@@ -60,7 +57,6 @@ class Scene:
             cluster = LocalCluster(config)
         self.cluster = cluster
         self.job_id = ""
-        self.submitted = []
         self.workers = []
         self._clients = {}
 
@@ -81,38 +77,18 @@ class Scene:
         create_topics(self.stage.bootstrap, **{self.source: self.orders.partitions, self.sink: 2})
         if not self._shared:
             self.cluster.start()
-        self._stay = self._processes()
         return self
 
     def __exit__(self, kind, error, trace):
         if error is not None:
             print(self.diagnosis())  # shown by pytest beside the failure
-        try:
-            for path in self.failpoints_hit():
-                self.release(path)
-            self.feed.end()
-            if self._shared:
-                self._end_jobs()
-        finally:
-            if not self._shared:
-                self.cluster.close()
-            for client in self._clients.values():
-                client.close()
-
-    def _processes(self):
-        return {pid for child in self.cluster.taskmanagers for pid in proc_tree.descendants(child.pid)}
-
-    def _end_jobs(self):
-        """Cancel what still runs, and wait until no process of it is left, nor the template its workers came from."""
-        for job_id in self.submitted:
-            self.job_id = job_id
-            self.look_at_workers()
-            if self.state() not in TERMINAL:
-                self.rest.cancel(job_id)
-            self.wait_state(TERMINAL)
-            self.wait(lambda: not self.look_at_workers(), f"the end of the workers of {job_id}")
-        proc_tree.signal_all(self._processes() - self._stay, signal.SIGKILL)
-        self.wait(lambda: self._processes() <= self._stay, "the end of all processes of the jobs")
+        for path in self.failpoints_hit():
+            self.release(path)
+        self.feed.end()
+        if not self._shared:
+            self.cluster.close()
+        for client in self._clients.values():
+            client.close()
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
@@ -161,7 +137,9 @@ class Scene:
         ]
         failures = self.ask(lambda rest: rest.exceptions(self.job_id), {})
         lines.append(f"failure: {failures.get('root-exception')}")
-        lines += [f"{entry['at_ms']} {entry['kind']} {entry['text']}" for entry in self.story()[-SHOWN_ENTRIES:]]
+        story = self.story()
+        shown = [entry for entry in story if entry["kind"] != "checkpoint" or entry in story[-3:]][-SHOWN_ENTRIES:]
+        lines += [f"{entry['at_ms']} {entry['kind']} {entry['text']}" for entry in shown]
         for log in sorted(self.cluster.directory.glob("*.log")):
             text = log.read_text(encoding="utf-8", errors="replace")
             lines += [f"--- {log.name}", *text.splitlines()[-SHOWN_LINES:]]
@@ -204,7 +182,6 @@ class Scene:
                 return ""
 
         self.job_id = self.wait(taken, "a JobManager that takes the job")
-        self.submitted.append(self.job_id)
         return self.job_id
 
     def submit_in_background(self, **options):

@@ -41,10 +41,10 @@ def version(scene, *, wrong=False):
 class Upgrade:
     """One upgrade, asked for from a thread: the JobManager may be killed while it goes on."""
 
-    def __init__(self, scene, *, wrong=False, token="mine", **options):
+    def __init__(self, scene, *, wrong=False, **options):
         self.scene, self.error, self.uri, self.views = scene, None, None, []
         self.graph = graph_of(version(scene, wrong=wrong), scene.folder)
-        self.options = {"checkpoints": 3, "deadline": "300s", "token": token, **options}
+        self.options = {"checkpoints": 3, "deadline": "300s", "token": scene.name, **options}
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
@@ -69,7 +69,8 @@ class Upgrade:
         return view.get("checkpoints", {}).get("completed", 0)
 
     def wait_phase(self, *phases):
-        self.scene.wait(lambda: self.phase() in phases, f"phase {phases}")
+        self.scene.wait(lambda: self.phase() in phases or self.error, f"phase {phases}")
+        assert self.phase() in phases, self.error
 
     def judge(self, *, healthy):
         """Say it until that is answered, or known to be done by a JobManager that has died before its answer.
