@@ -111,7 +111,7 @@ def test_malformed_records_can_be_put_aside(stage, shared, here):
     options = f"on_bad_record='dead-letter', dead_letter_topic={aside!r}"
     job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW], source_options=options)
     path = job.write(stage.folder)
-    said = here("run", path, "--cluster", shared.rest_url, "--json")
+    here("run", path, "--cluster", shared.rest_url, "--json")
     (row,) = read_messages(stage.bootstrap, job.sink)
     assert b'"n":20' in row.value().replace(b" ", b"")
     assert {message.value() for message in read_messages(stage.bootstrap, aside)} == {b"{broken"}

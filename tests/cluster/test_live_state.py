@@ -18,7 +18,7 @@ from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 USERS, RATE = 20, 4_000
 JOB = """

@@ -21,7 +21,7 @@ from penstock.snapshots.repartition import repartition
 from penstock.snapshots.verify import verify
 from penstock_connectors.datagen.orders import OrderPattern, orders
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 USERS, ROWS = 200, 40_000
 JOB = """

@@ -23,7 +23,7 @@ from penstock.testing.servers.kafka_local import LocalKafka
 from penstock.testing.servers.minio_local import LocalMinio
 from penstock.testing.servers.process import free_port
 
-pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BUCKET = "secrets"
 FAILING = """

@@ -9,7 +9,7 @@ from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor
 from penstock.core.errors import UsageError
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: Where it dies.
 KILLS = {
@@ -19,7 +19,15 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize(("when", "action"), [*((when, "stop") for when in KILLS), ("in the log", "drain")])
+@pytest.mark.parametrize(
+    ("when", "action"),
+    [
+        ("not in the log", "stop"),
+        pytest.param("in the log", "stop", marks=pytest.mark.nightly),
+        ("in the log", "drain"),
+        ("its end in the log, and not recorded", "stop"),
+    ],
+)
 def test_a_jobmanager_that_dies_in_the_middle(tmp_path, when, action):
     failpoints = {"PENSTOCK_FAILPOINTS": f"{KILLS[when]}=kill", "PENSTOCK_FAILPOINT_DIR": str(tmp_path / "hits")}
     with lifecycle.cluster(tmp_path, environment=failpoints, restart_dead=True) as running:
