@@ -12,7 +12,8 @@ from tests.support.waiting import patience
 from penstock.api.environment import use_executor
 from penstock.graph.executor import JobResult
 
-CLI_LIMIT_S = 60
+#: Of a command that hangs.
+CLI_LIMIT_S = 120
 
 
 @dataclass

@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from pyiceberg.catalog.sql import SqlCatalog
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verdict
+from tests.cluster.stage import cli
 from tests.support.waiting import wait_until
 
 from penstock.checkpoint.stores import open_store
@@ -125,7 +126,8 @@ def test_a_topic_whose_beginning_is_an_iceberg_table(stage, shared, here, job, m
     until = ["--until", ",".join(f"{made.source}-{p}=1200" for p in range(orders.partitions))]
     uri = f"{made.root}-savepoint"
     named = ["--history", "orders=iceberg://lake/shop.orders"]
-    looked = here("check", path, "--backfill", *named, *offsets, *until, "--json").value
+    check = ("check", path, "--backfill", *named, *offsets, *until, "--json")  # a catalog is read once in a process
+    looked = cli(*check, cwd=stage.folder, environment=stage.environment).value
     wanted = {f"{made.source}-{p}": {"from": 0, "to": end} for p, end in enumerate(ends)}
     assert (looked["ok"], looked["tables"]["orders"]) == (True, wanted)
     known = f"orders={table.metadata_location}"

@@ -150,7 +150,7 @@ def outputs(tmp_path, minio, cluster, jobs, environment):
 
 
 def test_no_secret_is_in_any_output(tmp_path, folder, planted, kafka, minio):
-    orders = Orders(7, 20_000)
+    orders = Orders(7, 8_000)
     create_topics(kafka.bootstrap, orders=orders.partitions, totals=2)
     environment = {
         "PENSTOCK_SECURITY": str(folder),
@@ -183,9 +183,10 @@ def test_no_secret_is_in_any_output(tmp_path, folder, planted, kafka, minio):
 
         (tmp_path / "failing.py").write_text(FAILING)
         failing = cli("run", "failing.py", "--cluster", cluster.rest_url, "--set", "restart.kind=none", "--json",
-                      cwd=tmp_path, environment=environment, limit=120)  # fmt: skip
+                      cwd=tmp_path, environment=environment)  # fmt: skip
         assert failing.code == 1
         assert "nobody is ******" in failing.err
+        feed.join()
         wait_until(lambda: rest.job(shop)["state"] == "FINISHED", lambda: rest.exceptions(shop), seconds=120)
         found = verdict(orders, read_windows(kafka.bootstrap, "totals"))
         assert found.exact, found
