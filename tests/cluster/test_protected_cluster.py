@@ -170,8 +170,8 @@ def test_by_default_nothing_listens_but_on_loopback(console, tmp_path):
     with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
         wait_until(lambda: "RUNNING" in console("list"), "a running job", step=0.2)
         scan(record["pid"])
-        console("cancel", "protected")
-        assert run.wait(LIMIT_S) != 0
+        console("stop", "protected")
+        assert run.wait(LIMIT_S) == 0
     console("cluster", "stop")
 
 
