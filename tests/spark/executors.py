@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.cluster import proc_tree
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 MASTER = "local-cluster[2,1,1024]"
 #: Of a program from its start, on a machine that others keep busy.
@@ -77,7 +77,7 @@ class OnExecutors:
         below = [pid for executor in pids for pid in proc_tree.descendants(executor)]
         self._killed += [_number(pid) for pid in pids]
         proc_tree.signal_all([*pids, *below] if workers else pids, signal.SIGKILL)
-        wait_until(lambda: not any(map(proc_tree.alive, [*pids, *below])), 60, "the end of executors and workers")
+        wait_until(lambda: not any(map(proc_tree.alive, [*pids, *below])), "the end of executors and workers")
 
     def executor_of(self, worker):
         """Return the executor whose task runs in a Python worker."""

@@ -30,6 +30,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
+#: One of each family: windows, two shuffles, joins, process functions, streams that meet.
+GATE = ("windows", "stages", "join", "process", "union")
 CUTS = (510, 300, 700)
 
 
@@ -50,7 +52,9 @@ def keyed(uri):
     return {(state.uid, state.state) for part in manifest.subtasks for state in part.keyed}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in GATE else pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS]
+)
 def test_spark_gives_what_one_process_gives(engine, kind, tmp_path, monkeypatch):
     golden = Golden(kind, tmp_path)
     here = golden.backfill(monkeypatch, LocalEngine(), CUTS, "here")
@@ -65,7 +69,7 @@ def test_spark_gives_what_one_process_gives(engine, kind, tmp_path, monkeypatch)
     assert (report.damaged, report.unknown) == ([], [])
 
 
-@pytest.mark.parametrize("kind", ["windows", "union"])
+@pytest.mark.parametrize("kind", ["union", pytest.param("windows", marks=pytest.mark.nightly)])
 def test_tables_and_the_rest_of_the_source_give_what_the_source_gives(engine, kind, tmp_path, monkeypatch):
     golden = Golden(kind, tmp_path)
     uids = ["orders", "others"] if kind in TWO else ["orders"]
@@ -165,6 +169,7 @@ def test_the_live_job_goes_on_from_the_command_line_with_late_rows_accounted_for
     assert {key: (rows[key], amounts[key]) for key in rows} == wanted
 
 
+@pytest.mark.nightly
 def test_an_executor_that_is_killed_changes_nothing(tmp_path):
     golden = Golden("process", tmp_path, rows=6_000)
     cuts = (1_500, 1_400, 1_990)

@@ -7,14 +7,14 @@ import urllib.request
 import pyarrow as pa
 import pytest
 from playwright.sync_api import expect
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.core.keygroup import DEFAULT_KEY_GROUPS, key_group_of
 from penstock.kernels.hashing import hash_columns
 
 #: As the job's generator has them.
 USERS = 50
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_the_slow_operator_is_named_from_the_first_page_on(visit, slow_job):
@@ -120,7 +120,7 @@ def test_keys_are_browsed_and_those_of_one_group_looked_up(visit, slow_job):
     page = visit.go(f"jobs/{slow_job.job_id}/state")
     panel = page.get_by_role("region", name="rate / seen", exact=True)
     expect(panel.get_by_role("img", name=re.compile(r"Rows by key group: most in groups? \d+"))).to_be_visible()
-    wait_until(lambda: len(bars(panel)) == USERS, 60, lambda: f"{USERS} users, not {bars(panel)}")
+    wait_until(lambda: len(bars(panel)) == USERS, lambda: f"{USERS} users, not {bars(panel)}")
 
     form = page.get_by_role("form", name="Keys of rate / seen")
     form.get_by_label("Key group").press("Enter")  # all of them
@@ -143,6 +143,7 @@ def test_keys_are_browsed_and_those_of_one_group_looked_up(visit, slow_job):
     expect(panel.get_by_role("alert")).to_contain_text("there is no key group 99999")
 
 
+@pytest.mark.nightly
 def test_keys_come_page_by_page(visit, slow_job):
     page = visit.go(f"jobs/{slow_job.job_id}/state")
     page.route(
