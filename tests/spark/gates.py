@@ -31,7 +31,7 @@ class Gate:
     def __exit__(self, *_):
         self._close()
 
-    def wait(self, running, seconds=300):
+    def wait(self, running):
         """Return the pid of the process below `running` that waits here; that has to live until then."""
 
         def come():
@@ -42,7 +42,7 @@ class Gate:
                 return False
             return True
 
-        wait_until(come, f"a reader of {self.path}", seconds=seconds)
+        wait_until(come, f"a reader of {self.path}", seconds=300)
         return wait_until(lambda: self._readers(running.pid), "the reader's pid")[0]
 
     def let_through(self, reader):

@@ -12,7 +12,6 @@ from tests.spark.gates import Gate
 from tests.spark.golden import PARTS, Golden
 from tests.spark.test_backfill import keyed, positions
 from tests.spark.test_killed_executors import require_none
-from tests.support.waiting import wait_until
 
 from penstock.snapshots.verify import verify
 
@@ -133,14 +132,14 @@ def test_a_stitched_backfill(tmp_path):
         OnExecutors(tmp_path, *job.stitch("there", "--master", MASTER)) as program,
     ):
         reader = reading.wait(program.process)
-        wait_until(lambda: len(program.kept(r"rdd_\d+_\d+")) == PIECES - 1, "the rows of all other pieces", seconds=120)
+        program.wait(lambda: len(program.kept(r"rdd_\d+_\d+")) == PIECES - 1, "the rows of all other pieces")
         assert not parquet_files(there)
         program.kill([program.executor_of(reader)])
         reading.killed()
         reading.let_through(reading.wait(program.process))
         worker = behind.wait(program.process)
         others = files * (PARTS - 1) // PARTS
-        wait_until(lambda: len(parquet_files(there)) == others, "the files of all other parts", seconds=120)
+        program.wait(lambda: len(parquet_files(there)) == others, "the files of all other parts")
         behind.lift()
         program.kill({program.executor_of(worker), *executors(program.process.pid)})
         again = reading.wait(program.process)  # rows of the table that were kept are computed again

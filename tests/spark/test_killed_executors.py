@@ -4,7 +4,6 @@ import polars as pl
 import pytest
 from tests.spark.executors import MASTER, OnExecutors, executors
 from tests.spark.gates import Gate
-from tests.support.waiting import wait_until
 from tests.unit.snapshots.test_rekey import job
 
 import penstock as ps
@@ -65,7 +64,7 @@ def test_a_repartition(savepoint, tmp_path, tries):
     ):
         reader = gate.wait(program.process)
         others = len(undisturbed[0]) - 1
-        wait_until(lambda: len(list(there.rglob("*.parquet"))) == others, "the files of all other tasks", seconds=120)
+        program.wait(lambda: len(list(there.rglob("*.parquet"))) == others, "the files of all other tasks")
         gate.lift()
         program.kill([program.executor_of(reader)])
         code, _, said = program.end()
@@ -90,13 +89,13 @@ def test_a_change_of_keys_in_both_of_its_jobs(savepoint, tmp_path):
         OnExecutors(tmp_path, *command) as program,
     ):
         first = gate.wait(program.process)
-        wait_until(lambda: len(program.kept(r"shuffle_0_.*\.index")) == 2, "the keys of the other states", seconds=120)
+        program.wait(lambda: len(program.kept(r"shuffle_0_.*\.index")) == 2, "the keys of the other states")
         assert not there.exists()
         program.kill([program.executor_of(first)])
         gate.killed()
         gate.let_through(gate.wait(program.process))
         second = gate.wait(program.process)
-        wait_until(lambda: len(program.kept(r"shuffle_1_.*\.index")) == 2, "the rows of the other states", seconds=120)
+        program.wait(lambda: len(program.kept(r"shuffle_1_.*\.index")) == 2, "the rows of the other states")
         assert not (there / "people").exists()
         gate.lift()
         program.kill({program.executor_of(second), *executors(program.process.pid)})

@@ -74,14 +74,15 @@ def kill_between_two_files(program, gate, folder):
     """Let the task that waits write, and kill it with its executor when some of its files are there; return these."""
     executor = program.executor_of(gate.wait(program.process))
     others = SUBTASKS * (TASKS - 1)
-    wait_until(lambda: len(written(folder)) == others, "the files of all other tasks", seconds=120)
+    program.wait(lambda: len(written(folder)) == others, "the files of all other tasks")
     workers = [executor, *proc_tree.descendants(executor)]
     gate.lift()
     gate.let_through(executor)
-    wait_until(lambda: written(folder, TASKS - 1), "a file", step=0.001)
+    program.wait(lambda: written(folder, TASKS - 1), "a file", step=0.001)
     proc_tree.signal_all(workers, signal.SIGSTOP)
     # one that was idle may have ended meanwhile, one that syncs a file stops behind that
-    wait_until(lambda: all(proc_tree.stopped(pid) or not proc_tree.alive(pid) for pid in workers), "the stop")
+    running = lambda: [pid for pid in workers if proc_tree.alive(pid) and not proc_tree.stopped(pid)]
+    wait_until(lambda: not running(), lambda: f"the stop of {running()}")
     found = written(folder, TASKS - 1)
     assert 0 < len(found) < SUBTASKS, "it was not in the middle"
     program.kill([executor], workers=True)

@@ -49,6 +49,11 @@ class Console:
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
 
+    def told(self, run):
+        """What a job's command and the cluster's log say, for a wait that fails."""
+        log = (self.folder / "home" / "cluster.log").read_text()[-2000:]
+        return f"the job's command: {run.poll()}\n{log}"
+
     def taskmanagers(self):
         """Their ids, and the line that counts them and their slots."""
         counts, *lines = self("cluster", "status").splitlines()
@@ -93,7 +98,8 @@ def test_an_executor_is_killed_in_the_middle(console, tmp_path):
     command = console.command("run", console.job("counted"), "--cluster", url)
     with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
         manifests = tmp_path / "checkpoints"
-        wait_until(lambda: len(list(manifests.glob("counted/manifests/*"))) > 3, "checkpoints", seconds=120, step=0.5)
+        there = lambda: len(list(manifests.glob("counted/manifests/*")))
+        wait_until(lambda: there() > 3, lambda: f"checkpoints, not {there()}\n{console.told(run)}", seconds=120)
         everything |= set(proc_tree.descendants(pid))
         os.kill(executors(pid)[0], signal.SIGKILL)
         assert run.wait(START_S) == 0
@@ -104,7 +110,8 @@ def test_an_executor_is_killed_in_the_middle(console, tmp_path):
     assert len(before & after) == 1, "the other executor's TaskManager lives on"
     everything |= set(proc_tree.descendants(pid))
     console("cluster", "stop")
-    wait_until(lambda: not any(proc_tree.alive(one) for one in everything), "the end of all processes", step=0.5)
+    left = lambda: list(filter(proc_tree.alive, everything))
+    wait_until(lambda: not left(), lambda: f"the end of {left()}", step=0.1)
 
 
 @pytest.mark.nightly
@@ -145,7 +152,8 @@ def test_taskmanagers_follow_what_jobs_need(console, tmp_path):
     assert "ended:" not in log
     everything = {pid, *proc_tree.descendants(pid)}
     console("cluster", "stop")
-    wait_until(lambda: not any(proc_tree.alive(one) for one in everything), "the end of all processes", step=0.5)
+    left = lambda: list(filter(proc_tree.alive, everything))
+    wait_until(lambda: not left(), lambda: f"the end of {left()}", step=0.1)
 
 
 GOLDEN = """

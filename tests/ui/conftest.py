@@ -23,7 +23,7 @@ def slow_job(tmp_path_factory):
     with LocalCluster(config) as cluster:
         job = jobs.submit(cluster.rest_url, folder)
         done = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
-        wait_until(lambda: done() >= 2, lambda: f"two checkpoints, not {done()}", seconds=180)
+        wait_until(lambda: done() >= 2, lambda: f"two checkpoints of {job.client.job(job.job_id)}", seconds=180)
         yield job
 
 

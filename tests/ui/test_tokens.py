@@ -20,13 +20,12 @@ CANCEL = """async (id) => {
 EVERY = ["Savepoint", "Rescale", "Upgrade", "Stop", "Drain", "Cancel"]
 
 
-@pytest.fixture(scope="module")
-def protected(tmp_path_factory):
-    """One cluster for both tests, with a job that runs."""
-    folder = tmp_path_factory.mktemp("protected")
-    with protected_cluster(folder, slots=3) as (cluster, tokens):
-        written = folder / "job.penstock"
-        written.write_bytes(jobs.encoded(folder, rate=500, work=10))
+@pytest.fixture
+def protected(tmp_path):
+    """A cluster with a job that runs; of a test alone, which ends and begins jobs on it."""
+    with protected_cluster(tmp_path, slots=3) as (cluster, tokens):
+        written = tmp_path / "job.penstock"
+        written.write_bytes(jobs.encoded(tmp_path, rate=500, work=10))
         client = tokens.client(cluster.rest_url)
         job_id = client.submit(written.read_bytes(), token="one")
         wait_until(lambda: client.job(job_id)["state"] == "RUNNING", lambda: f"a job that runs: {client.job(job_id)}")
