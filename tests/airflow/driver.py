@@ -11,7 +11,9 @@ from pathlib import Path
 from urllib.parse import quote, unquote
 
 from tests.airflow.conftest import ROOT
-from tests.cluster.proc_tree import alive, wait_until
+from tests.cluster.proc_tree import alive
+from tests.support.waiting import wait_until
+from tests.ui.browser import patience_ms
 
 LIMIT_S = 300
 SIZE = {"width": 1366, "height": 768}
@@ -95,7 +97,7 @@ class Airflow:
         def there():
             return all(self.api("GET", f"/api/v2/dags/{dag}", wanted=False)[0] == 200 for dag in dags)
 
-        wait_until(there, LIMIT_S, lambda: f"{dags}\n{self.diagnosis()}", 0.5)
+        wait_until(there, lambda: f"{dags}\n{self.diagnosis()}", seconds=LIMIT_S, step=0.5)
         errors = self.api("GET", "/api/v2/importErrors")["import_errors"]
         assert not errors, errors
 
@@ -115,15 +117,25 @@ class Airflow:
             found = self.task(dag, run, task)["state"]
             return found if found in states else None
 
-        return wait_until(reached, LIMIT_S, lambda: f"{dag}.{task} {states}\n{self.diagnosis()}", 0.2)
+        return wait_until(reached, lambda: f"{dag}.{task} {states}\n{self.diagnosis()}", seconds=LIMIT_S, step=0.2)
 
-    def wait_run(self, dag, run, state="success"):
+    def wait_run(self, dag, run, state="success", *, again=False):
+        """Wait for the end of a run; no task of one that succeeds has been tried again, unless `again`."""
+
         def ended():
             found = self.api("GET", f"/api/v2/dags/{dag}/dagRuns/{run}")["state"]
             return found if found in ("success", "failed") else None
 
-        found = wait_until(ended, LIMIT_S, lambda: f"the end of {dag} {run}\n{self.diagnosis()}", 0.3)
-        assert found == state, self.diagnosis()
+        found = wait_until(ended, lambda: f"the end of {dag} {run}\n{self.diagnosis()}", seconds=LIMIT_S, step=0.3)
+        tries = {
+            task["task_id"]: (task["state"], task["try_number"])
+            for task in self.api("GET", f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances")["task_instances"]
+        }
+        assert found == state, f"{dag} {run} is {found}: {tries}\n{self.diagnosis()}"
+        hidden = {task: number for task, (_, number) in tries.items() if number > 1}
+        assert again or state != "success" or not hidden, (
+            f"{dag} {run}: a retry hides a failure: {tries}\n{self.diagnosis()}"
+        )
 
     def wait_trigger(self, dag, run, text):
         """Wait until the triggerer has written `text` into a task's log."""
@@ -132,7 +144,7 @@ class Airflow:
         def written():
             return any(text in log.read_text() for log in logs.glob("**/*.trigger.*"))
 
-        wait_until(written, LIMIT_S, lambda: f"{text!r} of a trigger\n{self.diagnosis()}", 0.2)
+        wait_until(written, lambda: f"{text!r} of a trigger\n{self.diagnosis()}", seconds=LIMIT_S, step=0.2)
 
     def result(self, dag, run, task):
         path = f"/api/v2/dags/{dag}/dagRuns/{run}/taskInstances/{task}/xcomEntries/return_value?deserialize=true"
@@ -152,14 +164,14 @@ class Airflow:
 
 
 class Reader:
-    """A user in front of Airflow's own UI; pictures go to a folder."""
+    """A user in front of Airflow's own UI; pictures go to a folder, where one is given."""
 
-    def __init__(self, browser, airflow, pictures):
-        self.airflow, self.pictures = airflow, Path(pictures)
+    def __init__(self, browser, airflow, pictures=None):
+        self.airflow, self.pictures = airflow, pictures
         #: DAGs of which a run has succeeded.
         self.done = set()
         self.page = browser.new_page(viewport=SIZE)
-        self.page.set_default_timeout(60_000)
+        self.page.set_default_timeout(patience_ms())
         self.page.goto(f"{airflow.url}/")
         self.page.locator("input[name=username]").fill("admin")
         self.page.locator("input[name=password]").fill(airflow.password)
@@ -204,12 +216,13 @@ class Reader:
         self.page.get_by_text("restore").first.wait_for()
         self.take(picture)
 
-    def link(self, dag, run, task, *, picture):
+    def link(self, dag, run, task, *, picture=""):
         """Where the link to the job's page leads."""
         self.page.goto(f"{self.airflow.url}/dags/{dag}/runs/{quote(run)}/tasks/{task}/details")
         link = self.page.get_by_role("link", name="Job", exact=True)
         link.wait_for()
-        self.take(picture)
+        if picture:
+            self.take(picture)
         return link.get_attribute("href")
 
     def _edit(self, editor, text):
@@ -221,8 +234,10 @@ class Reader:
         self.page.keyboard.press("Delete")
 
     def take(self, name):
-        """Take a picture of the page."""
+        """Take a picture of the page, where pictures are asked for."""
+        if not self.pictures:
+            return
         self.page.wait_for_timeout(SETTLED_MS)
-        path = self.pictures / f"{name}.png"
+        path = Path(self.pictures) / f"{name}.png"
         self.page.screenshot(path=path)
         assert path.stat().st_size < MOST_BYTES

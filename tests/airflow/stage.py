@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 from tests.airflow import week
 from tests.airflow.conftest import ROOT
+from tests.airflow.database import migrated
 from tests.airflow.driver import Airflow
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import NotFoundError
@@ -61,7 +62,7 @@ class Stage:
         (self.evidence / f"{point}.fired").unlink()
 
     def wait_hit(self, point):
-        wait_until((self.evidence / f"{point}.hit").exists, 60, point, 0.1)
+        wait_until((self.evidence / f"{point}.hit").exists, point, step=0.1)
 
     def jobs(self, name):
         return [job for job in self.rest.jobs() if job["name"] == name]
@@ -89,15 +90,17 @@ class Stage:
     def exact(self, orders, job_id):
         """Feed the rest: the job comes to its end, and each window is in the output once, and right."""
         judged = orders.judged()
-        wait_until(lambda: self.rest.job(job_id)["state"] in TERMINAL, 90, "the end of the job", 0.2)
+        wait_until(
+            lambda: self.rest.job(job_id)["state"] in TERMINAL, lambda: f"the end of {self.rest.job(job_id)}", step=0.2
+        )
         assert self.rest.job(job_id)["state"] == "FINISHED"
         found = judged()
         assert found.exact, found
 
-    def submitted(self, path, **conf):
-        """A run of job_submit that has succeeded: its id, and the job's."""
+    def submitted(self, path, *, again=False, **conf):
+        """A run of job_submit that has succeeded, if told so at a second try: its id, and the job's."""
         run = self.airflow.trigger("job_submit", job_file=str(path), **conf)
-        self.airflow.wait_run("job_submit", run)
+        self.airflow.wait_run("job_submit", run, again=again)
         return run, self.airflow.result("job_submit", run, "submit")["job_id"]
 
 
@@ -110,6 +113,7 @@ def opened(folder, kafka_server, minio_server):
     shutil.copytree(ROOT / "dags", dags, ignore=shutil.ignore_patterns("__pycache__"))
     (dags / "of_a_user.py").write_text(OF_A_USER)
     (dags / "savepoint_week.py").write_text(week.dag_text(servers.bucket))
+    migrated(folder / "home")
     evidence = folder / "evidence"
     evidence.mkdir()
     for point in POINTS:

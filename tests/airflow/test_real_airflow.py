@@ -8,7 +8,7 @@ from tests.airflow.driver import LIMIT_S
 from tests.airflow.job_file import write_job
 from tests.airflow.orders_job import STEP_MS
 from tests.cluster.orders import START_MS
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
 from penstock.client.savepoints import list_savepoints
@@ -46,6 +46,7 @@ def test_submit_rescale_savepoint_stop_and_go_on(stage, orders):
     stage.exact(orders, stage.submitted(path, from_uri=stopped)[1])
 
 
+@pytest.mark.nightly
 def test_an_upgrade_that_goes_bad_after_five_checkpoints_is_taken_back(stage, orders, tmp_path):
     """The new version writes wrong totals all the time: nobody outside sees one, and no row is missing."""
     airflow, bad = stage.airflow, tmp_path / "bad"
@@ -56,7 +57,7 @@ def test_an_upgrade_that_goes_bad_after_five_checkpoints_is_taken_back(stage, or
     run = airflow.trigger(
         "job_upgrade", job=orders.name, job_file=str(orders.write("v2", step=step)), checkpoints=1000, deadline="3m"
     )
-    wait_until(lambda: stage.tried(job_id)["checkpoints"] >= 5, 150, airflow.diagnosis, 0.2)
+    wait_until(lambda: stage.tried(job_id)["checkpoints"] >= 5, airflow.diagnosis, seconds=150, step=0.2)
     assert stage.tried(job_id)["rows"] > 0
     bad.touch()
     airflow.wait_run("job_upgrade", run, "failed")
@@ -68,6 +69,7 @@ def test_an_upgrade_that_goes_bad_after_five_checkpoints_is_taken_back(stage, or
     stage.exact(orders, job_id)
 
 
+@pytest.mark.nightly
 def test_the_newest_savepoint_is_verified(stage, orders):
     """A scratch job writes what the job does; one with other totals, as many, is told; neither is left running."""
     airflow, other = stage.airflow, f"{orders.name}-verify"
@@ -76,7 +78,7 @@ def test_the_newest_savepoint_is_verified(stage, orders):
     _, job_id = stage.submitted(path)
     stage.run("savepoint_schedule", job=orders.name, target=orders.savepoints)
     reached = stage.rest.summary(job_id)["watermark"]
-    wait_until(lambda: stage.rest.summary(job_id)["watermark"] > reached + 3_000, 60, "event time", 0.2)
+    wait_until(lambda: stage.rest.summary(job_id)["watermark"] > reached + 3_000, "event time", step=0.2)
     conf = {
         "job": orders.name, "target": orders.savepoints, "scratch_root": f"{orders.root}-verify", "span_seconds": 1,
         "environment": {"OUTPUT": other}, "live": f"kafka://{orders.bootstrap}/{orders.sink}",
@@ -98,6 +100,7 @@ def test_the_newest_savepoint_is_verified(stage, orders):
     assert stage.rest.job(job_id)["state"] == "RUNNING"
 
 
+@pytest.mark.nightly
 def test_state_is_cut_anew_and_gone_on_with(stage, orders):
     _, job_id = stage.submitted(orders.write())
     run = stage.run("job_stop", job=orders.name, target=orders.savepoints)
@@ -110,9 +113,10 @@ def test_state_is_cut_anew_and_gone_on_with(stage, orders):
     stage.exact(orders, again)
 
 
+@pytest.mark.nightly
 def test_a_job_begins_with_its_history(stage, orders):
     """What came before the backfill is staged by it and published by the start, what came since is read live."""
-    wait_until(lambda: orders.feed.sent > 1_000, 60, "orders", 0.2)
+    wait_until(lambda: orders.feed.sent > 1_000, "orders", step=0.2)
     run = stage.run("job_backfill", job_file=str(orders.write()), target=orders.savepoints, parts=2)
     location = stage.airflow.result("job_backfill", run, "backfill")["location"]
     assert plain(list_savepoints(orders.savepoints)) == [location]
@@ -120,6 +124,7 @@ def test_a_job_begins_with_its_history(stage, orders):
     stage.exact(orders, stage.airflow.result("job_backfill", run, "submit")["job_id"])
 
 
+@pytest.mark.nightly
 def test_a_dag_runs_when_something_has_happened_to_a_job(stage, tmp_path):
     """Event time has passed a multiple of 20 s, a savepoint is complete, the job has failed: each starts a run."""
     bad = tmp_path / "bad"
@@ -136,7 +141,7 @@ def test_a_dag_runs_when_something_has_happened_to_a_job(stage, tmp_path):
         return next((event for event in found if event["kind"] == kind and event["job_id"] == job_id), None)
 
     def wait_told(kind):
-        return wait_until(lambda: told(kind), LIMIT_S, lambda: f"{kind}\n{stage.airflow.diagnosis()}", 0.5)
+        return wait_until(lambda: told(kind), lambda: f"{kind}\n{stage.airflow.diagnosis()}", seconds=LIMIT_S, step=0.5)
 
     window = wait_told("window")
     assert window["window_end"] % 20_000 == 0
@@ -150,6 +155,7 @@ def test_a_dag_runs_when_something_has_happened_to_a_job(stage, tmp_path):
     assert stage.rest.job(job_id)["end-time"] == failed["at_ms"]
 
 
+@pytest.mark.nightly
 def test_a_dag_waits_for_a_job(stage, orders):
     """For event time that the last orders bring, and until no order is unread."""
     _, job_id = stage.submitted(orders.write(stops=None))

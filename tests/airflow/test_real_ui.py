@@ -5,9 +5,10 @@ import os
 import pytest
 from tests.airflow.connections import Connections
 from tests.airflow.driver import Reader
+from tests.airflow.job_file import write_job
 from tests.airflow.stage import DAGS
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.tokens import protected_cluster
+from tests.support.waiting import wait_until
 from tests.ui import jobs
 from tests.ui.browser import chromium
 
@@ -23,15 +24,27 @@ FORM = {
 }  # fmt: skip
 
 
-def test_every_dag_from_the_ui(stage, orders, tmp_path):
+def test_a_dag_from_the_ui(stage, name, tmp_path):
+    """Its documentation is shown, its form filled in, and its run leads to the job's page."""
+    with chromium() as browser:
+        reader = Reader(browser, stage.airflow)
+        assert "parameter" in reader.docs("job_submit")
+        run = reader.run("job_submit", job_file=write_job(tmp_path, name))
+        job_id = stage.airflow.result("job_submit", run, "submit")["job_id"]
+        assert reader.link("job_submit", run, "submit") == f"{stage.cluster.rest_url}/ui/#/jobs/{job_id}"
+    assert stage.rest.job(job_id)["state"] == "RUNNING"
+
+
+@pytest.mark.nightly
+def test_every_dag_from_the_ui(stage, orders):
     """A job's life: begun with its history, rescaled, saved, upgraded, verified, stopped, cut anew, started again."""
     airflow, other = stage.airflow, f"{orders.name}-verify"
     orders.more_topics(**{other: 2})
     with chromium() as browser:
-        reader = Reader(browser, airflow, os.environ.get("PENSTOCK_PICTURES") or tmp_path)
+        reader = Reader(browser, airflow, os.environ.get("PENSTOCK_PICTURES"))
         for dag in DAGS:
             assert "parameter" in reader.docs(dag)
-        wait_until(lambda: orders.feed.sent > 1_000, 60, "orders", 0.2)
+        wait_until(lambda: orders.feed.sent > 1_000, "orders", step=0.2)
         orders.feed.rate = SLOW
         run = reader.run("job_backfill", job_file=orders.write(), target=orders.savepoints, parts=2)
         job_id = airflow.result("job_backfill", run, "submit")["job_id"]
@@ -67,6 +80,7 @@ def protected(tmp_path):
         yield found
 
 
+@pytest.mark.nightly
 def test_a_connection_is_made_tested_and_used(stage, protected, tmp_path):
     """Filled in wrongly it says what is wrong, in one line; filled in rightly a task waits with it for a job."""
     (cluster, tokens), ok, failed = protected, "Test Connection Successful", "Test Connection Failed"
@@ -74,7 +88,7 @@ def test_a_connection_is_made_tested_and_used(stage, protected, tmp_path):
     given = {"host": host, "port": port, "password": tokens.of["viewer"]}
     nobody = free_port()
     with chromium() as browser:
-        page = Connections(Reader(browser, stage.airflow, os.environ.get("PENSTOCK_PICTURES") or tmp_path))
+        page = Connections(Reader(browser, stage.airflow, os.environ.get("PENSTOCK_PICTURES")))
         page.add("of-nobody", **{**given, "port": nobody})
         title, text = page.tested("of-nobody")
         assert (title, text.partition(": ")[0]) == (failed, f"no JobManager answers at http://{host}:{nobody}")

@@ -5,8 +5,8 @@ from datetime import datetime, timedelta
 import pytest
 from tests.airflow.orders_job import fed
 from tests.airflow.week import ALARM_HOURS, DAG, JOB, STEP, TIMES, folders, naive, target_in
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import cli
+from tests.support.waiting import wait_until
 
 from penstock.checkpoint.retention import files_of
 from penstock.snapshots.opening import open_snapshot
@@ -68,6 +68,7 @@ class Week:
             assert not verify(uri).damaged
 
 
+@pytest.mark.nightly
 def test_a_week_of_scheduled_savepoints(stage, tmp_path):
     """Each of 28 runs leaves what a naive model keeps; then the job dies, is told after half a day, and restored."""
     airflow = stage.airflow
@@ -85,9 +86,9 @@ def test_a_week_of_scheduled_savepoints(stage, tmp_path):
             cwd=tmp_path,
         )
         job_id = job.value["jobid"]
-        wait_until(lambda: stage.rest.job(job_id)["status-counts"]["RUNNING"], 60, "a running job", 0.1)
+        wait_until(lambda: stage.rest.job(job_id)["status-counts"]["RUNNING"], "a running job", step=0.1)
         airflow.unpause(DAG)
-        runs = wait_until(lambda: ended_runs(airflow), WEEK_LIMIT_S, airflow.diagnosis, 1)
+        runs = wait_until(lambda: ended_runs(airflow), airflow.diagnosis, seconds=WEEK_LIMIT_S, step=1)
         check_the_making(runs)
         for time, run in zip(TIMES, runs, strict=True):
             week.follow(time, run["dag_run_id"])

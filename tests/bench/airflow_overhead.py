@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.airflow.driver import Airflow
 from tests.airflow.job_file import write_job
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.api.job_file import planned
 from penstock.client.handle import JobHandle
@@ -81,7 +81,7 @@ class Bench:
         def submit():
             job_ids.append(self.rest.submit(encode_graph(planned(path, {}, name))))
             done = lambda: self.rest.summary(job_ids[-1])["checkpoints-completed"]
-            wait_until(done, LIMIT_S, "a checkpoint", 0.05)
+            wait_until(done, "a checkpoint", seconds=LIMIT_S, step=0.05)
 
         def cancel():
             self.rest.cancel(job_ids[-1])
@@ -113,7 +113,7 @@ class Bench:
         run("stop")
         again = [sys.executable, "-m", "penstock.cli.main", "run", str(new), "--cluster", self.cluster.rest_url]
         subprocess.run([*again, "--detached"], check=True, capture_output=True)
-        wait_until(lambda: self.rest.job(name)["state"] == "RUNNING", LIMIT_S, "a running job", 0.1)
+        wait_until(lambda: self.rest.job(name)["state"] == "RUNNING", "a running job", seconds=LIMIT_S, step=0.1)
         run("cancel")
 
     def table(self):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from confluent_kafka import OFFSET_END, Consumer, Producer, TopicPartition
 from tests.cluster.orders import create_topics, micros
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.api.environment import use_executor
 from penstock.client.executors import ClusterExecutor
@@ -165,12 +165,14 @@ def measure(cluster, job_id, reader, options):
     """Kill again and again, at another moment of the checkpoint interval each time."""
     times = []
     for number in range(options.kills):
-        wait_until(lambda: up_to_date(reader), LIMIT_S, "output that keeps up with the input", step=0.05)
+        wait_until(lambda: up_to_date(reader), "output that keeps up with the input", seconds=LIMIT_S, step=0.05)
         time.sleep(SETTLE_S + number / options.kills)
         pid = victim_of(cluster, job_id, options.victim, number)
         killed = time.time()
         os.kill(pid, signal.SIGKILL)
-        published = wait_until(lambda at=killed: reader.first_after(at), LIMIT_S, "output after the kill", step=0.005)
+        published = wait_until(
+            lambda at=killed: reader.first_after(at), "output after the kill", seconds=LIMIT_S, step=0.005
+        )
         times.append(round(published - killed, 3))
         if options.story:
             tell(cluster, job_id, killed)
@@ -216,7 +218,7 @@ def live_job(options, *, slow=False, interval="1s", **cluster_options):
         assert live.loaded.wait(120)
         reader.start()
         job_id = submit(cluster, path)
-        wait_until(lambda: up_to_date(reader), LIMIT_S * 2, "output that keeps up with the input", step=0.05)
+        wait_until(lambda: up_to_date(reader), "output that keeps up with the input", seconds=LIMIT_S * 2, step=0.05)
         time.sleep(SETTLE_S)
         yield cluster, job_id, live, reader
         with contextlib.suppress(PenstockError), cluster.client() as rest:

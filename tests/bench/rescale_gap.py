@@ -13,7 +13,7 @@ import statistics
 import time
 
 from tests.bench.recovery_time import LIMIT_S, SETTLE_S, live_job, tell, up_to_date
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
 
@@ -31,7 +31,7 @@ def measure(cluster, job_id, reader, options):
     """Rescale again and again; return (the longest silence, the time until the command returned) of each."""
     found = []
     for parallelism in STEPS[: options.rescales]:
-        wait_until(lambda: up_to_date(reader), LIMIT_S, "output that keeps up with the input", step=0.05)
+        wait_until(lambda: up_to_date(reader), "output that keeps up with the input", seconds=LIMIT_S, step=0.05)
         time.sleep(SETTLE_S)
         asked = time.time()
         with cluster.client() as rest:

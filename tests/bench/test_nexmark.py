@@ -58,7 +58,7 @@ STATISTICS = """
 def results(tmp_path_factory):
     """Run all queries as one job; return what each has left, and DuckDB over the same bids."""
     folder = tmp_path_factory.mktemp("nexmark")
-    done = subprocess.run([sys.executable, str(JOB), str(folder)], capture_output=True, text=True, timeout=230)
+    done = subprocess.run([sys.executable, str(JOB), str(folder)], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     found = {name: pl.read_parquet(folder / name / "*.parquet") for name in nexmark.QUERIES}
     pattern = SOURCE.pattern()
@@ -77,7 +77,7 @@ def same(found, wanted):
     assert found.sort(found.columns).equals(wanted.sort(wanted.columns))
 
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_the_answers_that_gate_the_figures_are_those_rows(results, query):
     assert [got[i] for i in known.firm] == [wanted[i] for i in known.firm]
 
 
-@pytest.mark.parametrize("workload", ["nexmark-q5", "nexmark-q12-whole"])
+@pytest.mark.parametrize("workload", ["nexmark-q5", pytest.param("nexmark-q12-whole", marks=pytest.mark.nightly)])
 def test_a_query_is_a_workload_of_penstock_bench(workload):
     command = [sys.executable, "-m", "penstock.cli.main", "bench", workload, "--events", "300000", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=230)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     figures = json.loads(done.stdout)
     assert (figures["workload"], figures["events"]) == (workload, 300_000)

@@ -15,13 +15,14 @@ import pytest
 from penstock.bench.peers import Peer, peers_of
 from penstock.bench.registry import WORKLOADS
 
+pytestmark = pytest.mark.timeout(900)
 HERE = Path(__file__).parent / "peers"
 WORDS = {"folder", "python", "workload", "events", "scratch", "managed_bytes", "checkpoint_ms"}
 
 
 def setup(*arguments):
     command = [sys.executable, str(HERE / "setup.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def catalog():
         "print(json.dumps(peers(names, Path('/jars/pyflink/lib'))))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=HERE, capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", script], cwd=HERE, capture_output=True, text=True, timeout=600, check=True
     )
     return [msgspec.convert(entry, Peer) for entry in json.loads(done.stdout)]
 

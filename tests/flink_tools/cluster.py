@@ -3,7 +3,7 @@
 import runpy
 from urllib.parse import urlsplit
 
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.api.environment import use_executor
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
@@ -49,19 +49,34 @@ class Place:
         with self.cluster.client() as client:
             job_id = client.submit(encode_graph(_graph(path)), **options)
         self.wait(job_id, "RUNNING")
-        wait_until(lambda: self.checkpoints(job_id) >= 2, 60, lambda: f"two checkpoints of {name}", 0.1)
+        wait_until(
+            lambda: self.checkpoints(job_id) >= 2, lambda: f"two checkpoints of {name}: {self.told(job_id)}", step=0.1
+        )
         return job_id
 
     def checkpoints(self, job_id):
         with self.cluster.client() as client:
             return client.checkpoints(job_id)["counts"]["completed"]
 
+    def told(self, job_id):
+        """What the cluster says of a job, for a wait that fails."""
+        with self.cluster.client() as client:
+            return client.job(job_id)["state"], client.exceptions(job_id), client.checkpoints(job_id)["counts"]
+
     def state(self, job_id):
         with self.cluster.client() as client:
             return client.job(job_id)["state"]
 
+    def cancel(self, job_id):
+        """Cancel a job and wait for its end."""
+        with self.cluster.client() as client:
+            client.cancel(job_id)
+        self.wait(job_id, "CANCELED")
+
     def wait(self, job_id, state):
-        wait_until(lambda: self.state(job_id) == state, 60, lambda: f"{state}, not {self.state(job_id)}", 0.1)
+        wait_until(
+            lambda: self.state(job_id) == state, lambda: f"{job_id} to be {state}: {self.told(job_id)}", step=0.1
+        )
 
 
 class _Capture:

@@ -22,10 +22,11 @@ def pytest_collection_finish(session):
     if session.config.option.collectonly or not any(HERE in item.path.parents for item in session.items):
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    tell = reporter.write_line if reporter else lambda _text: None  # a worker of pytest-xdist has none
     try:
-        installation.ensure(reporter.write_line)
+        installation.ensure(tell)
     except PenstockError as error:
-        reporter.write_line(f"Flink's tools: {error}")  # the tests will fail with the same words
+        tell(f"Flink's tools: {error}")  # the tests will fail with the same words
 
 
 @pytest.fixture(scope="session")
@@ -35,8 +36,9 @@ def flink_home():
     return installation.home()
 
 
-@pytest.fixture
-def place(tmp_path):
-    found = Place(tmp_path)
+@pytest.fixture(scope="package")
+def place(flink_home, tmp_path_factory):
+    """One cluster for all tests without a token; each ends the jobs that it starts."""
+    found = Place(tmp_path_factory.mktemp("place"))
     with found.cluster:
         yield found

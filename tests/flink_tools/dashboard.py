@@ -35,7 +35,7 @@ def dashboard(rest_url):
                 request.add_header("Content-Type", self.headers.get("Content-Type", "application/json"))
             asks = []
             try:
-                with urllib.request.urlopen(request, timeout=20) as found:
+                with urllib.request.urlopen(request, timeout=120) as found:
                     status, kind, body = found.status, found.headers.get("Content-Type", ""), found.read()
             except urllib.error.HTTPError as error:
                 status, kind, body = error.code, error.headers.get("Content-Type", ""), error.read()

@@ -99,6 +99,6 @@ class FlinkCli:
         action, *rest = words
         command = [java_program(), "-XX:TieredStopAtLevel=1", *log, *classes, action, *self._options, *rest]
         environment = {**os.environ, "FLINK_CONF_DIR": str(self._conf), **self._headers}
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
         assert done.returncode == code, f"flink {' '.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout + done.stderr

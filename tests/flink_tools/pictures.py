@@ -3,10 +3,10 @@
 import tempfile
 from pathlib import Path
 
-from tests.cluster.proc_tree import wait_until
 from tests.flink_tools import installation
 from tests.flink_tools.cluster import Place
 from tests.flink_tools.dashboard import dashboard
+from tests.support.waiting import wait_until
 from tests.ui.browser import Visit, chromium
 
 FOLDER = Path(__file__).parents[2] / "docs" / "pictures"
@@ -21,7 +21,7 @@ def main():
         with place.cluster:
             job = place.submit("order-totals")
             done = lambda: place.checkpoints(job)
-            wait_until(lambda: done() >= SEEN_CHECKPOINTS, 240, "checkpoints")
+            wait_until(lambda: done() >= SEEN_CHECKPOINTS, "checkpoints", seconds=240)
             with dashboard(place.cluster.rest_url) as (url, _), Visit(browser, url) as visit:
                 for picture, where in {"flink-job": "overview", "flink-checkpoints": "checkpoints"}.items():
                     visit.page.goto(f"{url}/#/job/running/{job}/{where}")

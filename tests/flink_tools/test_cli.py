@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.flink_tools.installation import FlinkCli
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -43,6 +43,7 @@ def test_list_savepoint_stop_and_dispose(flink, place, tmp_path):
     assert "is FINISHED" in flink("stop", job, code=1)
 
 
+@pytest.mark.nightly
 def test_cancel(flink, place):
     job = place.submit("cancelled")
     flink("cancel", job)
@@ -50,6 +51,7 @@ def test_cancel(flink, place):
     assert "No running jobs." in flink("list")
 
 
+@pytest.mark.nightly
 def test_a_checkpoint_and_a_drained_stop(flink, place, tmp_path):
     job = place.submit("drained")
     done = place.checkpoints(job)

@@ -5,11 +5,10 @@ import re
 import urllib.request
 
 import pytest
-from tests.flink_tools.cluster import Place
 from tests.flink_tools.dashboard import dashboard
 from tests.ui.browser import Visit, chromium
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 VERTEX_TABS = (
     "detail", "subtasks", "taskmanagers", "watermarks", "accumulators", "backpressure", "metrics", "flamegraph",
@@ -18,11 +17,12 @@ CHECKPOINT_TABS = ("Overview", "History", "Summary", "Configuration")
 
 
 @pytest.fixture(scope="module")
-def seen(flink_home, tmp_path_factory):
+def seen(place):
     """A cluster with a running job, its id, and a browser."""
-    place = Place(tmp_path_factory.mktemp("seen"))
-    with place.cluster, chromium() as browser:
-        yield place, place.submit("seen"), browser
+    job = place.submit("seen")
+    with chromium() as browser:
+        yield place, job, browser
+    place.cancel(job)
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def looking(seen):
 
 
 def opened(visit, where, *texts):
-    """Open a page anew by what stands behind its #, and wait for texts on it."""
+    """Open a page by what stands behind its #, and wait for texts on it."""
     visit.page.goto("about:blank")
     visit.page.goto(f"{visit.url}/#/{where}")
     for text in texts:
@@ -45,6 +45,17 @@ def opened(visit, where, *texts):
     assert not visit.problems, (where, visit.problems)
 
 
+def test_a_page_of_a_job(looking, seen):
+    """The list of jobs, and a job's graph and checkpoints."""
+    (visit, passed), (_place, job, _browser) = looking, seen
+    opened(visit, "overview", "Running", "seen")
+    opened(visit, f"job/running/{job}/overview", "seen", "RUNNING")
+    opened(visit, f"job/running/{job}/checkpoints", "Checkpoint Counts")
+    assert passed
+    assert [entry for entry in passed if entry[2] >= 400] == []
+
+
+@pytest.mark.nightly
 def test_every_page_of_a_job(looking, seen):
     (visit, passed), (place, job, _browser) = looking, seen
     with place.cluster.client() as client:
@@ -68,6 +79,7 @@ def test_every_page_of_a_job(looking, seen):
     assert [entry for entry in passed if entry[2] >= 400] == []
 
 
+@pytest.mark.nightly
 def test_every_page_of_the_cluster(looking, seen):
     (visit, passed), (place, *_others) = looking, seen
     with place.cluster.client() as client:

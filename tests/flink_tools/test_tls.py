@@ -15,7 +15,7 @@ from tests.flink_tools.installation import FlinkCli
 from penstock.cli.certs import certs
 from penstock.testing.servers.provision import java_program
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PASSWORD = "changeit"
 #: Flink's own choice of ciphers is for certificates of RSA keys; ours have shorter ones.
@@ -60,6 +60,7 @@ def show(folder):
     return {**given, "security.ssl.rest.authentication-enabled": "true"}
 
 
+@pytest.mark.nightly
 def test_list_savepoint_stop_and_cancel_over_mutual_tls(secured, tmp_path):
     place, folder = secured
     job = place.submit("secured")

@@ -10,7 +10,7 @@ from tests.flink_tools.dashboard import dashboard
 from tests.flink_tools.installation import FlinkCli
 from tests.ui.browser import Visit, chromium
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
@@ -45,6 +45,7 @@ def test_the_command_line_with_and_without_a_token(guarded, flink, tmp_path):
     place.wait(again, "CANCELED")
 
 
+@pytest.mark.nightly
 def test_the_dashboard_asks_for_the_token_and_offers_what_the_role_may(guarded):
     place, tokens = guarded
     job = place.submit("watched")

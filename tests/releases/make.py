@@ -10,7 +10,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
@@ -29,10 +29,10 @@ def make(target: Path) -> None:
     with LocalCluster(config) as cluster, RestClient(cluster.rest_url) as rest:
         own = {"PENSTOCK_CLUSTER": cluster.rest_url, "RELEASES_RATE": "400", "RELEASES_OUT": str(FOLDER / "out")}
         with subprocess.Popen([sys.executable, str(JOB)], cwd=FOLDER, env={**os.environ, **own}) as submitter:
-            wait_until(lambda: submitter.poll() is not None or rest.jobs(), LIMIT_S, "the job")
+            wait_until(lambda: submitter.poll() is not None or rest.jobs(), "the job", seconds=LIMIT_S)
             (job,) = rest.jobs()
             cuts = lambda: rest.checkpoints(job["jid"])["counts"]["completed"]
-            wait_until(lambda: cuts() >= 3, LIMIT_S, "checkpoints")
+            wait_until(lambda: cuts() >= 3, "checkpoints", seconds=LIMIT_S)
             savepoint = JobHandle(rest, job["jid"], job["name"]).stop(target=str(FOLDER / "savepoints"))
             submitter.wait(LIMIT_S)
     with tarfile.open(target, "w:gz") as archive:

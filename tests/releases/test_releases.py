@@ -11,7 +11,8 @@ import pytest
 
 HERE = Path(__file__).parent
 RELEASES = sorted(path.name for path in HERE.glob("*.tar.gz"))
-LIMIT_S = 120
+LIMIT_S = 600
+pytestmark = pytest.mark.timeout(900)
 
 
 def results(folder, *arguments):

@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 from tests.cluster import proc_tree
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import patience, wait_until
 
 MASTER = "local-cluster[2,1,1024]"
-#: Of a program from its start, on a machine that others keep busy.
+#: Of a program from its start, against hangs.
 LIMIT_S = 500
 SETTINGS = {
     "spark.eventLog.enabled": "true",
@@ -77,7 +77,23 @@ class OnExecutors:
         below = [pid for executor in pids for pid in proc_tree.descendants(executor)]
         self._killed += [_number(pid) for pid in pids]
         proc_tree.signal_all([*pids, *below] if workers else pids, signal.SIGKILL)
-        wait_until(lambda: not any(map(proc_tree.alive, [*pids, *below])), 60, "the end of executors and workers")
+        left = lambda: list(filter(proc_tree.alive, [*pids, *below]))
+        wait_until(lambda: not left(), lambda: f"the end of executors and workers {left()}")
+
+    def wait(self, condition, what, *, step=0.02):
+        """Wait until the program has done something; it runs meanwhile."""
+
+        def done():
+            found = condition()
+            code = self.process.poll()
+            assert found or code is None, f"ended with {code} before {what}\n{self.tail()}"
+            return found
+
+        return wait_until(done, lambda: f"{what}\n{self.tail()}", seconds=120, step=step)
+
+    def tail(self):
+        """The end of what the program has said."""
+        return (self._folder / "stderr").read_text()[-2000:]
 
     def executor_of(self, worker):
         """Return the executor whose task runs in a Python worker."""
@@ -92,7 +108,7 @@ class OnExecutors:
 
     def end(self):
         """Wait for the end; return the exit code, what was printed, and what was said."""
-        out, _ = self.process.communicate(timeout=LIMIT_S)
+        out, _ = self.process.communicate(timeout=LIMIT_S * patience())
         return self.process.returncode, out, (self._folder / "stderr").read_text()
 
     def lost(self):

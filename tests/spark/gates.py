@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from tests.cluster import proc_tree
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 #: What a pipe takes without a reader.
 PIPE_BYTES = 65_536
@@ -31,7 +31,7 @@ class Gate:
     def __exit__(self, *_):
         self._close()
 
-    def wait(self, running, seconds=300):
+    def wait(self, running):
         """Return the pid of the process below `running` that waits here; that has to live until then."""
 
         def come():
@@ -42,14 +42,14 @@ class Gate:
                 return False
             return True
 
-        wait_until(come, seconds, f"a reader of {self.path}")
-        return wait_until(lambda: self._readers(running.pid), 30, "the reader's pid")[0]
+        wait_until(come, f"a reader of {self.path}", seconds=300)
+        return wait_until(lambda: self._readers(running.pid), "the reader's pid")[0]
 
     def let_through(self, reader):
         """Give the one that waits the file; the next one waits again."""
         os.write(self._pipe, self._content)
         self._close()
-        wait_until(lambda: not self._is_open_in(reader), 60, "the end of the reading")
+        wait_until(lambda: not self._is_open_in(reader), "the end of the reading")
 
     def lift(self):
         """Put the file in its place: who waits goes on waiting, who comes does not. It waits until `__exit__`."""

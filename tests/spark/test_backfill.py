@@ -3,10 +3,8 @@
 import json
 import os
 import random
-import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from contextlib import closing
 
@@ -15,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from msgspec.structs import replace
 from pyiceberg.catalog.sql import SqlCatalog
-from tests.spark.executors import executors
+from tests.spark.executors import MASTER, OnExecutors, executors
 from tests.spark.golden import KINDS, SECOND, TWO, Golden
 
 from penstock.backfill.engine import LocalEngine
@@ -30,6 +28,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*unclosed <socket:ResourceWarning"),
     pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
+#: One of each family: windows, two shuffles, joins, process functions, streams that meet.
+GATE = ("windows", "stages", "join", "process", "union")
 CUTS = (510, 300, 700)
 
 
@@ -50,7 +50,9 @@ def keyed(uri):
     return {(state.uid, state.state) for part in manifest.subtasks for state in part.keyed}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [kind if kind in GATE else pytest.param(kind, marks=pytest.mark.nightly) for kind in KINDS]
+)
 def test_spark_gives_what_one_process_gives(engine, kind, tmp_path, monkeypatch):
     golden = Golden(kind, tmp_path)
     here = golden.backfill(monkeypatch, LocalEngine(), CUTS, "here")
@@ -65,7 +67,7 @@ def test_spark_gives_what_one_process_gives(engine, kind, tmp_path, monkeypatch)
     assert (report.damaged, report.unknown) == ([], [])
 
 
-@pytest.mark.parametrize("kind", ["windows", "union"])
+@pytest.mark.parametrize("kind", ["union", pytest.param("windows", marks=pytest.mark.nightly)])
 def test_tables_and_the_rest_of_the_source_give_what_the_source_gives(engine, kind, tmp_path, monkeypatch):
     golden = Golden(kind, tmp_path)
     uids = ["orders", "others"] if kind in TWO else ["orders"]
@@ -165,29 +167,17 @@ def test_the_live_job_goes_on_from_the_command_line_with_late_rows_accounted_for
     assert {key: (rows[key], amounts[key]) for key in rows} == wanted
 
 
+@pytest.mark.nightly
 def test_an_executor_that_is_killed_changes_nothing(tmp_path):
     golden = Golden("process", tmp_path, rows=6_000)
     cuts = (1_500, 1_400, 1_990)
-    environment = {**os.environ, **golden.environment, "SPARK_LOCAL_IP": "127.0.0.1"}
-    said = tmp_path / "stderr"
-    with (
-        said.open("w") as errors,
-        subprocess.Popen(
-            [sys.executable, *golden.command(cuts, "--master", "local-cluster[2,1,1024]")], env=environment,
-            cwd=tmp_path, stdout=subprocess.PIPE, stderr=errors, text=True,
-        ) as running,
-    ):  # fmt: skip
-        killed = None
-        deadline = time.monotonic() + 500
-        while killed is None and running.poll() is None and time.monotonic() < deadline:
-            # a part is written: others are still to come, and rows of the stage before lie on this executor
-            if any((tmp_path / "savepoint").rglob("*.parquet")) and (found := executors(running.pid)):
-                killed = found[0]
-                os.kill(killed, signal.SIGKILL)
-            time.sleep(0.02)
-        out, _ = running.communicate(timeout=500)
-    assert killed is not None, said.read_text()[-2000:]
-    assert running.returncode == 0, said.read_text()[-2000:]
+    with OnExecutors(tmp_path, *golden.command(cuts, "--master", MASTER), **golden.environment) as program:
+        program.wait(lambda: any((tmp_path / "savepoint").rglob("*.parquet")), "the first file of a part")
+        # others are still to come, and rows of the stage before lie on this executor
+        program.kill(executors(program.process.pid)[:1])
+        code, out, said = program.end()
+    assert program.lost()
+    assert code == 0, said[-2000:]
     told = json.loads(out)
     assert golden.staged(told["savepoint"]) == golden.expected(cuts, golden.watermark(cuts))
     report = verify(told["savepoint"])

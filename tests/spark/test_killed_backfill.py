@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from tests.cluster.proc_tree import wait_until
 from tests.spark.executors import MASTER, OnExecutors, executors
 from tests.spark.gates import Gate
 from tests.spark.golden import PARTS, Golden
@@ -133,14 +132,14 @@ def test_a_stitched_backfill(tmp_path):
         OnExecutors(tmp_path, *job.stitch("there", "--master", MASTER)) as program,
     ):
         reader = reading.wait(program.process)
-        wait_until(lambda: len(program.kept(r"rdd_\d+_\d+")) == PIECES - 1, 120, "the rows of all other pieces")
+        program.wait(lambda: len(program.kept(r"rdd_\d+_\d+")) == PIECES - 1, "the rows of all other pieces")
         assert not parquet_files(there)
         program.kill([program.executor_of(reader)])
         reading.killed()
         reading.let_through(reading.wait(program.process))
         worker = behind.wait(program.process)
         others = files * (PARTS - 1) // PARTS
-        wait_until(lambda: len(parquet_files(there)) == others, 120, "the files of all other parts")
+        program.wait(lambda: len(parquet_files(there)) == others, "the files of all other parts")
         behind.lift()
         program.kill({program.executor_of(worker), *executors(program.process.pid)})
         again = reading.wait(program.process)  # rows of the table that were kept are computed again
@@ -160,6 +159,7 @@ def test_a_stitched_backfill(tmp_path):
     assert (report.damaged, report.unknown) == ([], [])
 
 
+@pytest.mark.nightly
 def test_a_stitched_backfill_that_is_given_up(tmp_path):
     job = Stitched(tmp_path)
     with (

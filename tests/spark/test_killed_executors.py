@@ -2,7 +2,6 @@
 
 import polars as pl
 import pytest
-from tests.cluster.proc_tree import wait_until
 from tests.spark.executors import MASTER, OnExecutors, executors
 from tests.spark.gates import Gate
 from tests.unit.snapshots.test_rekey import job
@@ -54,7 +53,7 @@ def require_none(folder, said):
         open_snapshot(str(folder))
 
 
-@pytest.mark.parametrize("tries", [4, 1])
+@pytest.mark.parametrize("tries", [pytest.param(4, marks=pytest.mark.nightly), 1])
 def test_a_repartition(savepoint, tmp_path, tries):
     here = repartition(open_snapshot(savepoint), str(tmp_path / "here"))
     undisturbed, there = content(tmp_path / "here"), tmp_path / "there"
@@ -65,7 +64,7 @@ def test_a_repartition(savepoint, tmp_path, tries):
     ):
         reader = gate.wait(program.process)
         others = len(undisturbed[0]) - 1
-        wait_until(lambda: len(list(there.rglob("*.parquet"))) == others, 120, "the files of all other tasks")
+        program.wait(lambda: len(list(there.rglob("*.parquet"))) == others, "the files of all other tasks")
         gate.lift()
         program.kill([program.executor_of(reader)])
         code, _, said = program.end()
@@ -79,6 +78,7 @@ def test_a_repartition(savepoint, tmp_path, tries):
         assert verify(str(there)).damaged == verify(here).damaged == []
 
 
+@pytest.mark.nightly
 def test_a_change_of_keys_in_both_of_its_jobs(savepoint, tmp_path):
     """In the first one the executor that reads, in the second one both, with the rows they keep for the others."""
     rekey(open_snapshot(savepoint), str(tmp_path / "here"), uid="people", key=[KEY])
@@ -89,13 +89,13 @@ def test_a_change_of_keys_in_both_of_its_jobs(savepoint, tmp_path):
         OnExecutors(tmp_path, *command) as program,
     ):
         first = gate.wait(program.process)
-        wait_until(lambda: len(program.kept(r"shuffle_0_.*\.index")) == 2, 120, "the keys of the other states")
+        program.wait(lambda: len(program.kept(r"shuffle_0_.*\.index")) == 2, "the keys of the other states")
         assert not there.exists()
         program.kill([program.executor_of(first)])
         gate.killed()
         gate.let_through(gate.wait(program.process))
         second = gate.wait(program.process)
-        wait_until(lambda: len(program.kept(r"shuffle_1_.*\.index")) == 2, 120, "the rows of the other states")
+        program.wait(lambda: len(program.kept(r"shuffle_1_.*\.index")) == 2, "the rows of the other states")
         assert not (there / "people").exists()
         gate.lift()
         program.kill({program.executor_of(second), *executors(program.process.pid)})
@@ -107,6 +107,7 @@ def test_a_change_of_keys_in_both_of_its_jobs(savepoint, tmp_path):
     assert content(there) == undisturbed
 
 
+@pytest.mark.nightly
 def test_a_change_of_keys_that_is_given_up(savepoint, tmp_path):
     there = tmp_path / "there"
     command = (*COMMAND, "state", "rekey", savepoint, there, "--uid", "people", "--key", KEY, *ON_SPARK)

@@ -5,10 +5,10 @@ import signal
 import polars as pl
 import pytest
 from tests.cluster import proc_tree
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.test_offline_state import JOB
 from tests.spark.executors import MASTER, OnExecutors
 from tests.spark.gates import Gate
+from tests.support.waiting import wait_until
 
 import penstock as ps
 from penstock.api.job_file import planned
@@ -74,20 +74,22 @@ def kill_between_two_files(program, gate, folder):
     """Let the task that waits write, and kill it with its executor when some of its files are there; return these."""
     executor = program.executor_of(gate.wait(program.process))
     others = SUBTASKS * (TASKS - 1)
-    wait_until(lambda: len(written(folder)) == others, 120, "the files of all other tasks")
+    program.wait(lambda: len(written(folder)) == others, "the files of all other tasks")
     workers = [executor, *proc_tree.descendants(executor)]
     gate.lift()
     gate.let_through(executor)
-    wait_until(lambda: written(folder, TASKS - 1), 60, "a file", step=0.001)
+    program.wait(lambda: written(folder, TASKS - 1), "a file", step=0.001)
     proc_tree.signal_all(workers, signal.SIGSTOP)
     # one that was idle may have ended meanwhile, one that syncs a file stops behind that
-    wait_until(lambda: all(proc_tree.stopped(pid) or not proc_tree.alive(pid) for pid in workers), 60, "the stop")
+    running = lambda: [pid for pid in workers if proc_tree.alive(pid) and not proc_tree.stopped(pid)]
+    wait_until(lambda: not running(), lambda: f"the stop of {running()}")
     found = written(folder, TASKS - 1)
     assert 0 < len(found) < SUBTASKS, "it was not in the middle"
     program.kill([executor], workers=True)
     return found
 
 
+@pytest.mark.nightly
 def test_a_write_of_state(job_file, words, tmp_path):
     users = range(USERS)
     rows = pl.DataFrame({"user_id": users, "orders": users, "amount": [7 * user for user in users]})

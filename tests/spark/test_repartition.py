@@ -82,6 +82,7 @@ def test_rows_of_all_cuts_are_the_rows(spark, tmp_path, job):  # noqa: F811
     assert found.select(pl.col("user_id").is_duplicated().any()).item() is False
 
 
+@pytest.mark.nightly
 def test_the_command_line_uses_spark_where_there_is_much(job, tmp_path):  # noqa: F811
     command = [sys.executable, "-m", "penstock.cli.main", "state", "repartition", str(job.folder), str(tmp_path / "sp")]
     options = ["--key-groups", "64", "--master", "local[1]", "--spark-above", "0", "--json"]

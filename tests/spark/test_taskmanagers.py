@@ -10,8 +10,8 @@ import polars as pl
 import pytest
 from tests.cluster import proc_tree
 from tests.cluster.ports import listening
-from tests.cluster.proc_tree import wait_until
 from tests.spark.executors import executors
+from tests.support.waiting import wait_until
 
 #: Two executors' JVMs beside the driver's, and again after a kill: minutes where the cores are busy.
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -48,6 +48,11 @@ class Console:
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
+
+    def told(self, run):
+        """What a job's command and the cluster's log say, for a wait that fails."""
+        log = (self.folder / "home" / "cluster.log").read_text()[-2000:]
+        return f"the job's command: {run.poll()}\n{log}"
 
     def taskmanagers(self):
         """Their ids, and the line that counts them and their slots."""
@@ -93,7 +98,8 @@ def test_an_executor_is_killed_in_the_middle(console, tmp_path):
     command = console.command("run", console.job("counted"), "--cluster", url)
     with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
         manifests = tmp_path / "checkpoints"
-        wait_until(lambda: len(list(manifests.glob("counted/manifests/*"))) > 3, 120, "checkpoints", 0.5)
+        there = lambda: len(list(manifests.glob("counted/manifests/*")))
+        wait_until(lambda: there() > 3, lambda: f"checkpoints, not {there()}\n{console.told(run)}", seconds=120)
         everything |= set(proc_tree.descendants(pid))
         os.kill(executors(pid)[0], signal.SIGKILL)
         assert run.wait(START_S) == 0
@@ -104,9 +110,11 @@ def test_an_executor_is_killed_in_the_middle(console, tmp_path):
     assert len(before & after) == 1, "the other executor's TaskManager lives on"
     everything |= set(proc_tree.descendants(pid))
     console("cluster", "stop")
-    wait_until(lambda: not any(proc_tree.alive(one) for one in everything), 60, "the end of all processes", 0.5)
+    left = lambda: list(filter(proc_tree.alive, everything))
+    wait_until(lambda: not left(), lambda: f"the end of {left()}", step=0.1)
 
 
+@pytest.mark.nightly
 def test_taskmanagers_follow_what_jobs_need(console, tmp_path):
     """Spark's executors follow them: it has no more of them than TaskManagers, some seconds later."""
     console("run", console.job("expected", rate=100_000))
@@ -122,12 +130,17 @@ def test_taskmanagers_follow_what_jobs_need(console, tmp_path):
 
     command = console.command("run", console.job("counted"), "--cluster", record["rest"])
     with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
-        wait_until(lambda: console.taskmanagers()[1] == "2 TaskManagers, 0 of 4 slots free", 240, "a second one", 1.0)
+        wait_until(
+            lambda: console.taskmanagers()[1] == "2 TaskManagers, 0 of 4 slots free",
+            "a second one",
+            seconds=240,
+            step=1.0,
+        )
         assert len(executors(pid)) == 2
         assert run.wait(START_S) == 0
     assert console.rows("counted").equals(console.rows("expected"))
-    wait_until(lambda: console.taskmanagers()[1] == "1 TaskManager, 2 of 2 slots free", 60, "its release", 1.0)
-    wait_until(lambda: len(executors(pid)) == 1, 60, "the end of its executor", 1.0)
+    wait_until(lambda: console.taskmanagers()[1] == "1 TaskManager, 2 of 2 slots free", "its release", step=1.0)
+    wait_until(lambda: len(executors(pid)) == 1, "the end of its executor", step=1.0)
     assert "lost" not in console("story", "counted")
 
     (left,), _ = console.taskmanagers()
@@ -139,7 +152,8 @@ def test_taskmanagers_follow_what_jobs_need(console, tmp_path):
     assert "ended:" not in log
     everything = {pid, *proc_tree.descendants(pid)}
     console("cluster", "stop")
-    wait_until(lambda: not any(proc_tree.alive(one) for one in everything), 60, "the end of all processes", 0.5)
+    left = lambda: list(filter(proc_tree.alive, everything))
+    wait_until(lambda: not left(), lambda: f"the end of {left()}", step=0.1)
 
 
 GOLDEN = """

@@ -5,6 +5,7 @@ import shutil
 from contextlib import contextmanager
 
 from playwright.sync_api import Error, expect, sync_playwright
+from tests.support.waiting import patience
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 #: Nothing but what is tested: no updates, no look at the network for its own sake.
@@ -12,9 +13,14 @@ SWITCHES = (
     *("--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync"),
 )
-#: The machine may be busy with other things.
-PATIENCE_MS = 30_000
+#: What a page may take on a quiet machine.
+PATIENCE_MS = 90_000
 SIZE = {"width": 1366, "height": 768}
+
+
+def patience_ms():
+    """Return how long to wait for what a page shows: longer where others keep the machine busy."""
+    return PATIENCE_MS * patience()
 
 
 def executable():
@@ -27,7 +33,7 @@ def chromium():
     """A running browser; where there is none the error says how to get one."""
     # Chromium refuses its sandbox to root.
     switches = [*SWITCHES, *(["--no-sandbox"] if os.geteuid() == 0 else [])]
-    expect.set_options(timeout=PATIENCE_MS)
+    expect.set_options(timeout=patience_ms())
     with sync_playwright() as playwright:
         try:
             # its processes come and go as it likes: they are not the test's that looks for what it has left behind
@@ -52,7 +58,8 @@ class Visit:
         self.context = browser.new_context(
             viewport=SIZE, color_scheme=scheme, locale="en-GB", timezone_id="UTC", http_credentials=answer
         )
-        self.context.set_default_timeout(PATIENCE_MS)
+        expect.set_options(timeout=patience_ms())
+        self.context.set_default_timeout(patience_ms())
         self.page = self.context.new_page()
         self.problems, self.requests = [], []
         #: What the browser says of answers that the test wants to be refusals.

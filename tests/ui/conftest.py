@@ -1,7 +1,7 @@
 """A browser for this folder, and a cluster with a slow job for tests that only look."""
 
 import pytest
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 from tests.ui import jobs
 from tests.ui.browser import Visit, chromium
 
@@ -10,7 +10,7 @@ from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 
 @pytest.fixture(scope="package")
 def browser():
-    """Ended behind the last test of this folder: it keeps an event loop, which tests of coroutines would trip over."""
+    """Ended after the last test of this folder: it keeps an event loop, which tests of coroutines would trip over."""
     with chromium() as found:
         yield found
 
@@ -23,7 +23,7 @@ def slow_job(tmp_path_factory):
     with LocalCluster(config) as cluster:
         job = jobs.submit(cluster.rest_url, folder)
         done = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
-        wait_until(lambda: done() >= 2, 180, lambda: f"two checkpoints, not {done()}")
+        wait_until(lambda: done() >= 2, lambda: f"two checkpoints of {job.client.job(job.job_id)}", seconds=180)
         yield job
 
 

@@ -3,12 +3,9 @@
 import re
 
 from playwright.sync_api import expect
-from tests.cluster.lifecycle import LIMIT_S
 
 from penstock.api.job_file import planned
 from penstock.graph.job_graph import encode_graph
-
-LONG_MS = LIMIT_S * 1000
 
 
 def confirmed(page, action, button, **fields):
@@ -47,10 +44,10 @@ class BrowserWay:
         page.route("**/penstock/submit?*", lose, times=1)
         button = page.get_by_role("button", name="Submit", exact=True)
         button.click()
-        expect(page.get_by_role("alert")).to_contain_text("does not answer", timeout=LONG_MS)
+        expect(page.get_by_role("alert")).to_contain_text("does not answer")
         with page.expect_request("**/penstock/submit?*") as again:
             button.click()
-        expect(page.get_by_role("group", name="Actions")).to_be_visible(timeout=LONG_MS)
+        expect(page.get_by_role("group", name="Actions")).to_be_visible()
         assert sent == [again.value.url]
         self.submitted[token] = page.locator("header.job code").inner_text()
         return self.submitted[token]
@@ -69,7 +66,7 @@ class BrowserWay:
 
     def cancel(self, _job_id):
         confirmed(self.page, "Cancel", "Cancel the job")
-        expect(self.page.locator("header.job .chip")).to_have_text("canceled", timeout=LONG_MS)
+        expect(self.page.locator("header.job .chip")).to_have_text("canceled")
 
     def stop(self, _job_id, target):
         return self._located("Stop", "Stop the job", target, "Stopped with a savepoint")
@@ -83,7 +80,7 @@ class BrowserWay:
 
     def _told(self, text):
         found = self.page.locator("#toasts").get_by_text(text)
-        expect(found).to_be_visible(timeout=LONG_MS)
+        expect(found).to_be_visible()
         return found.inner_text()
 
     def _written(self, file):

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 
 from playwright.sync_api import expect
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 from tests.ui import jobs
 from tests.ui.browser import Visit, chromium
 
@@ -33,7 +33,7 @@ def take(browser, job, folder):
     shot("checkpoints", f"{at}/checkpoints", "dark")
     shot("state", f"{at}/state", "light", look_up)
     (folder / "broken").touch()
-    wait_until(lambda: job.client.exceptions(job.job_id)["root-exception"], 60, "a failure")
+    wait_until(lambda: job.client.exceptions(job.job_id)["root-exception"], "a failure")
     (folder / "broken").unlink()
     shot("exceptions", f"{at}/exceptions", "light")
 
@@ -55,7 +55,7 @@ def main():
         with LocalCluster(config) as cluster:
             job = jobs.submit(cluster.rest_url, folder, work=300)
             done = lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0)
-            wait_until(lambda: done() >= SEEN_CHECKPOINTS, 240, "checkpoints")
+            wait_until(lambda: done() >= SEEN_CHECKPOINTS, "checkpoints", seconds=240)
             take(browser, job, folder)
 
 

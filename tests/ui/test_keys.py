@@ -16,7 +16,7 @@ from penstock import rest
 from penstock.core.errors import UsageError
 from penstock.state.key_text import json_value, parse_key
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 UI = Path(rest.__file__).parent / "ui"
 HOST = "http://penstock.test"

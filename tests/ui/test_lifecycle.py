@@ -5,7 +5,7 @@ from tests.cluster import lifecycle
 from tests.ui.browser import Visit
 from tests.ui.lifecycle_way import BrowserWay
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_a_life(browser, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import expect
 from tests.ui.browser import Visit
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 CHECKS = Path(__file__).with_name("checks.js").read_text(encoding="utf-8")
 PAGES = [
     "",
@@ -15,6 +15,8 @@ PAGES = [
     "logs",
     *(f"jobs/JOB{tab}" for tab in ("", "/checkpoints", "/state", "/exceptions", "/story")),
 ]
+#: Of the gate: a page of a table, one of a form, one with tabs and a graph.
+BY_KEYBOARD = ("", "submit", "jobs/JOB")
 #: Where the focus is, as a path of the element, and whether a reader sees that.
 FOCUSED = """() => {
     const element = document.activeElement;
@@ -70,7 +72,9 @@ def test_the_checks_find_what_is_wrong(visit):
         assert text in found, text
 
 
-@pytest.mark.parametrize("where", PAGES)
+@pytest.mark.parametrize(
+    "where", [page if page in BY_KEYBOARD else pytest.param(page, marks=pytest.mark.nightly) for page in PAGES]
+)
 def test_the_keyboard_reaches_everything_in_order(visit, slow_job, where):
     page = opened(visit, where, slow_job.job_id)
     page.evaluate("document.activeElement.blur()")

@@ -7,14 +7,22 @@ import urllib.request
 import pyarrow as pa
 import pytest
 from playwright.sync_api import expect
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.core.keygroup import DEFAULT_KEY_GROUPS, key_group_of
 from penstock.kernels.hashing import hash_columns
 
+#: The text of the widest call in a flame graph that calls nothing else.
+WIDEST_LEAF = """(tree) => {
+    const path = (call) => JSON.parse(call.dataset.path);
+    const inside = (outer, inner) => inner.length > outer.length && outer.every((name, i) => name === inner[i]);
+    const calls = [...tree.children];
+    const leaves = calls.filter((call) => !calls.some((other) => inside(path(call), path(other))));
+    return leaves.sort((a, b) => b.offsetWidth - a.offsetWidth)[0].textContent;
+}"""
 #: As the job's generator has them.
 USERS = 50
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_the_slow_operator_is_named_from_the_first_page_on(visit, slow_job):
@@ -87,16 +95,11 @@ def test_the_flame_graph_names_the_slow_function(visit, slow_job):
     tree = page.get_by_role("tree")
     root = tree.get_by_role("treeitem").first
     expect(root).to_have_accessible_name(re.compile(r"root: 100 %"))
-    widest_leaf = tree.evaluate(
-        """(tree) => {
-            const path = (call) => JSON.parse(call.dataset.path);
-            const inside = (outer, inner) => inner.length > outer.length && outer.every((name, i) => name === inner[i]);
-            const calls = [...tree.children];
-            const leaves = calls.filter((call) => !calls.some((other) => inside(path(call), path(other))));
-            return leaves.sort((a, b) => b.offsetWidth - a.offsetWidth)[0].textContent;
-        }"""
-    )
-    assert re.match(r"Rate\.process.*\(rate_orders\.py:\d+\)", widest_leaf)
+    # where other processes take the processors, most of all time is spent waiting for one
+    page.get_by_role("button", name="On a processor", exact=True).click()
+    widest = lambda: tree.evaluate(WIDEST_LEAF)
+    slow = re.compile(r"Rate\.process.*\(rate_orders\.py:\d+\)")
+    wait_until(lambda: slow.match(widest()), lambda: f"{slow.pattern} as the widest leaf, not {widest()}", step=0.2)
 
     # by keys: down to the widest call, in to see it alone, out again
     root.focus()
@@ -120,7 +123,7 @@ def test_keys_are_browsed_and_those_of_one_group_looked_up(visit, slow_job):
     page = visit.go(f"jobs/{slow_job.job_id}/state")
     panel = page.get_by_role("region", name="rate / seen", exact=True)
     expect(panel.get_by_role("img", name=re.compile(r"Rows by key group: most in groups? \d+"))).to_be_visible()
-    wait_until(lambda: len(bars(panel)) == USERS, 60, lambda: f"{USERS} users, not {bars(panel)}")
+    wait_until(lambda: len(bars(panel)) == USERS, lambda: f"{USERS} users in {bars(panel)}")
 
     form = page.get_by_role("form", name="Keys of rate / seen")
     form.get_by_label("Key group").press("Enter")  # all of them
@@ -143,6 +146,7 @@ def test_keys_are_browsed_and_those_of_one_group_looked_up(visit, slow_job):
     expect(panel.get_by_role("alert")).to_contain_text("there is no key group 99999")
 
 
+@pytest.mark.nightly
 def test_keys_come_page_by_page(visit, slow_job):
     page = visit.go(f"jobs/{slow_job.job_id}/state")
     page.route(

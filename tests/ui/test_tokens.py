@@ -7,11 +7,12 @@ import urllib.request
 import pytest
 from playwright.sync_api import Error, expect
 from tests.cluster.tokens import protected_cluster
+from tests.support.waiting import wait_until
 from tests.ui import jobs
 from tests.ui.browser import Visit
-from tests.ui.lifecycle_way import LONG_MS, confirmed
+from tests.ui.lifecycle_way import confirmed
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
 CANCEL = """async (id) => {
     const answer = await fetch(`../v1/jobs/${id}?mode=cancel`, { method: "PATCH" });
     return [answer.status, (await answer.json()).errors.join()];
@@ -21,10 +22,13 @@ EVERY = ["Savepoint", "Rescale", "Upgrade", "Stop", "Drain", "Cancel"]
 
 @pytest.fixture
 def protected(tmp_path):
+    """A cluster with a job that runs; of a test alone, which ends and begins jobs on it."""
     with protected_cluster(tmp_path, slots=3) as (cluster, tokens):
         written = tmp_path / "job.penstock"
         written.write_bytes(jobs.encoded(tmp_path, rate=500, work=10))
-        job_id = tokens.client(cluster.rest_url).submit(written.read_bytes(), token="one")
+        client = tokens.client(cluster.rest_url)
+        job_id = client.submit(written.read_bytes(), token="one")
+        wait_until(lambda: client.job(job_id)["state"] == "RUNNING", lambda: f"a job that runs: {client.job(job_id)}")
         yield cluster.rest_url, tokens, job_id, written
 
 
@@ -88,17 +92,17 @@ def viewed(visit, job_id):
 
 def operated(visit, job_id, folder):
     page = visit.go(f"jobs/{job_id}")
-    expect(page.locator("header.job .chip")).to_have_text("running", timeout=LONG_MS)
+    expect(page.locator("header.job .chip")).to_have_text("running")
     buttons = page.get_by_role("group", name="Actions").get_by_role("button")
     expect(buttons).to_have_text([name for name in EVERY if name != "Upgrade"])
     confirmed(page, "Savepoint", "Take a savepoint", Folder=str(folder / "saved"))
-    expect(page.locator("#toasts")).to_contain_text("Savepoint written", timeout=LONG_MS)
+    expect(page.locator("#toasts")).to_contain_text("Savepoint written")
     # what cannot be done is told in the question, which stays to be mended
     file = folder / "file"
     file.touch()
     visit.wanted = "status of 400"
     confirmed(page, "Stop", "Stop the job", Folder=str(file))
-    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("cannot be written", timeout=LONG_MS)
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("cannot be written")
     page.keyboard.press("Escape")
     visit.go("submit")
     expect(page.get_by_text("Bringing code needs an admin's token")).to_be_visible()
@@ -108,8 +112,8 @@ def administered(visit, job_id, written):
     page = visit.go(f"jobs/{job_id}")
     expect(page.get_by_role("group", name="Actions").get_by_role("button")).to_have_text(EVERY)
     confirmed(page, "Cancel", "Cancel the job")
-    expect(page.locator("header.job .chip")).to_have_text("canceled", timeout=LONG_MS)
+    expect(page.locator("header.job .chip")).to_have_text("canceled")
     page = visit.go("submit")
     page.get_by_label("Job", exact=True).set_input_files(written)
     page.get_by_role("button", name="Submit", exact=True).click()
-    expect(page.locator("header.job .chip")).to_have_text("running", timeout=LONG_MS)
+    expect(page.locator("header.job .chip")).to_have_text("running")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.airflow.job_file import write_job
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 if importlib.util.find_spec("airflow") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -63,7 +63,7 @@ def running(cluster, client, tmp_path, name):
     with use_executor(ClusterExecutor(url=cluster.rest_url, detached=True), {}) as results:
         runpy.run_path(str(write_job(tmp_path, name)), run_name="__main__")
     job_id = results[0].job_id
-    wait_until(lambda: client.checkpoints(job_id)["counts"]["completed"], 60, "a checkpoint", step=0.1)
+    wait_until(lambda: client.checkpoints(job_id)["counts"]["completed"], "a checkpoint", step=0.1)
     return job_id
 
 

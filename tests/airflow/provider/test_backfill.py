@@ -12,7 +12,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.airflow.conftest import ROOT
 from tests.airflow.job_file import write_job
 from tests.airflow.provider.stand_in import Instance, run
-from tests.cluster.proc_tree import alive, parent, wait_until
+from tests.cluster.proc_tree import alive, parent
+from tests.support.waiting import wait_until
 
 from penstock.client.savepoints import list_savepoints
 from penstock.snapshots.opening import open_snapshot
@@ -94,14 +95,14 @@ def test_a_worker_is_killed(cluster, tmp_path, name, path, who):
     other = write_job(tmp_path, f"{name}-stops", text=pause + path.read_text())
     arguments = [name, str(other), str(target)]
     worker = subprocess.Popen([sys.executable, "-c", WORKER, *arguments], cwd=ROOT, env=os.environ)
-    command = wait_until(lambda: stops.exists() and stops.read_text(), 60, "the command", step=0.1)
+    command = wait_until(lambda: stops.exists() and stops.read_text(), "the command", step=0.1)
     task = parent(command)
     left = target / f"backfilled-{backfill(other, target).attempts(instance.context()).begin()[:12]}-1"
     left.mkdir(parents=True)
     (left / "half").touch()
     os.kill(task if who == "the task's process" else worker.pid, signal.SIGKILL)
-    wait_until(lambda: not alive(int(command)), 10, "the end of the command", step=0.1)
-    wait_until(lambda: not alive(task), 10, "the end of the task's process", step=0.1)
+    wait_until(lambda: not alive(int(command)), "the end of the command", step=0.1)
+    wait_until(lambda: not alive(task), "the end of the task's process", step=0.1)
     worker.wait(10)
     instance.ids["try_number"] = 2
     folder = backfill(other, target).execute(instance.context())["location"].rpartition("/")[2]
@@ -152,7 +153,7 @@ def test_a_user_ends_the_task(cluster, tmp_path, name):
 
     worker = threading.Thread(target=work)
     worker.start()
-    wait_until((tmp_path / "read").exists, 60, "the job file", step=0.1)
+    wait_until((tmp_path / "read").exists, "the job file", step=0.1)
     left = target / f"backfilled-{task.attempts(instance.context()).token[:12]}-1"
     left.mkdir(parents=True)
     (left / "half").touch()

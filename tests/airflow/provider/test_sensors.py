@@ -9,7 +9,7 @@ from airflow.sdk import Connection
 from airflow.sdk.exceptions import AirflowException, AirflowSensorTimeout, AirflowSkipException, TaskDeferred
 from airflow.sdk.providers_manager_runtime import ProvidersManagerTaskRuntime
 from tests.airflow.provider.stand_in import Instance, fired
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
 from penstock.core.clock import ManualClock
@@ -52,7 +52,7 @@ def test_a_checkpoint_after_the_task_began(name, client, running):
 
 
 def test_event_time(name, client, running):
-    reached = wait_until(lambda: client.summary(running)["watermark"], 30, "a watermark", step=0.1)
+    reached = wait_until(lambda: client.summary(running)["watermark"], "a watermark", step=0.1)
     wanted = datetime.fromtimestamp(reached / 1000 + 3, UTC)
     assert sensed(WatermarkSensor(job=name, watermark=wanted.isoformat(), **FAST), Instance())["watermark"] > reached
     late = WatermarkSensor(job=name, watermark="9999-01-01", task_id="sensor", poke_interval=0.1, timeout=0.5)

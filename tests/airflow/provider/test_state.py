@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.airflow.conftest import ROOT
 from tests.airflow.provider.stand_in import Instance, run
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
 from penstock.client.savepoints import list_savepoints
@@ -87,8 +87,8 @@ def scratch(client, tmp_path, name, running):
     own = f"{tmp_path}/{name}-out"
     path.write_text(path.read_text().replace(f"{own!r}", f"__import__('os').environ.get('OUTPUT', {own!r})"))
     savepoint = JobHandle(client, running, name).savepoint(str(tmp_path / "s"))
-    reached = wait_until(lambda: client.summary(running)["watermark"], 60, "event time", step=0.1)
-    wait_until(lambda: client.summary(running)["watermark"] > reached + 4_000, 60, "event time", step=0.1)
+    reached = wait_until(lambda: client.summary(running)["watermark"], "event time", step=0.1)
+    wait_until(lambda: client.summary(running)["watermark"] > reached + 4_000, "event time", step=0.1)
     newest = NewestSavepointOperator(task_id="newest", job=name, target=str(tmp_path / "s"))
     found = newest.execute(Instance("newest").context())
     assert (found["location"], found["name"]) == (f"file://{savepoint.removeprefix('file://')}", name)

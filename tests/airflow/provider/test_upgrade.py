@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from tests.airflow.provider.stand_in import Instance, deferral, finish, run
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock_airflow.operators.upgrade import CheckJobOperator, UpgradeJobOperator
 
@@ -65,7 +65,7 @@ def test_one_that_fails_is_taken_back_with_its_reason_in_one_line(client, name, 
     assert "\n" not in str(failed.value)
     assert "the old version runs again" in str(failed.value)
     assert instance.stored["penstock"]["ended"]
-    wait_until(lambda: client.job(running)["state"] == "RUNNING", 30, "the old version", step=0.1)
+    wait_until(lambda: client.job(running)["state"] == "RUNNING", "the old version", step=0.1)
     assert names(client, running) == before
 
 
@@ -85,9 +85,9 @@ def test_a_user_ends_the_task_while_it_waits(client, name, running, version, wis
 def test_a_worker_is_ended_while_it_waits_itself(client, name, running, version):
     task, instance = upgrade(name, version(), checkpoints=1000), Instance(name)
     deferral(task, instance)
-    wait_until(lambda: client.newest_upgrade(running)["phase"] == "trial", 60, "a trial", step=0.1)
+    wait_until(lambda: client.newest_upgrade(running)["phase"] == "trial", "a trial", step=0.1)
     task.on_kill()
-    wait_until(lambda: client.newest_upgrade(running)["phase"] == "rolled-back", 60, "the old version", step=0.1)
+    wait_until(lambda: client.newest_upgrade(running)["phase"] == "rolled-back", "the old version", step=0.1)
 
 
 def test_what_is_looked_at_beforehand(client, name, running, version):
