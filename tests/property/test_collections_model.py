@@ -23,6 +23,7 @@ from tests.property.process_job import (
     keys_leave_for_rocksdb,
     settings_are_remote,
 )
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 import penstock as ps
@@ -221,12 +222,15 @@ OPERATIONS = st.lists(
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.state.entry_table._FIRST_SLOTS", 2)
-    monkeypatch.setattr("penstock.state.entry_table._MEASURE_BYTES", 100)
-    monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
-    monkeypatch.setattr("penstock.state.entry_log._LARGE", 300)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+    state_sizes.given(
+        monkeypatch,
+        first_slots=2,
+        measured_bytes=100,
+        many_changes=20,
+        large_changes_bytes=300,
+        dead_keys=1,
+        segments_per_tier=3,
+    )
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from tests.property.process_job import (
     keys_leave_for_rocksdb,
     settings_are_remote,
 )
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 import penstock as ps
@@ -225,12 +226,9 @@ OPERATIONS = st.lists(
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.operators.process.FIRE_ROWS", 5)
-    monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
-    monkeypatch.setattr("penstock.state.row_columns._FIRST_BYTES", 4)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.timers._MANY", 20)
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+    state_sizes.given(
+        monkeypatch, fired_timers=5, first_rows=8, first_bytes=4, dead_keys=1, many_changes=20, segments_per_tier=3
+    )
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
@@ -67,6 +68,7 @@ def opened(tmp_path, limit):
         directory=tmp_path,
         writer="run/v/0/0",
         budget=MemoryBudget(limit),
+        limits=sizes(),
     )
     return open_keyed_state(request), request.budget
 

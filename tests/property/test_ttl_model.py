@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import REMOTE, ProcessJob, keys_are_remote, keys_leave
 from tests.property.stepping_clock import SteppingClock
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 import penstock as ps
@@ -269,14 +270,16 @@ OPERATIONS = st.lists(
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.state.row_table.COLD_SWEEP_PART", 2)
-    monkeypatch.setattr("penstock.state.entry_table.COLD_SWEEP_PART", 2)
-    monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
-    monkeypatch.setattr("penstock.state.entry_table._FIRST_SLOTS", 2)
-    monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.row_state._SWEEP", 2)
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+    state_sizes.given(
+        monkeypatch,
+        cold_sweep_part=2,
+        first_rows=8,
+        first_slots=2,
+        many_changes=20,
+        dead_keys=1,
+        sweep_keys=2,
+        segments_per_tier=3,
+    )
 
 
 @pytest.fixture

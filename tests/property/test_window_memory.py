@@ -7,6 +7,7 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 import penstock as ps
 from penstock.config.settings import JobSettings
@@ -88,6 +89,7 @@ def opened(folder, kind, limit, snapshots=(), backend="rocksdb"):
             spec=SimpleNamespace(uid="w", config=config, payload=payload, output_schema=schema_to_text(schema)),
             hash_range=ALL_HASHES,
             keyed_state=store,
+            limits=sizes(),
             restored=(),
             metrics=OperatorMetrics(),
             clock=ManualClock(),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
@@ -75,6 +76,7 @@ class Job:
                 spec=SimpleNamespace(uid="w", config=config),
                 hash_range=ALL_HASHES,
                 keyed_state=self.store,
+                limits=sizes(),
                 restored=saved[1],
                 metrics=OperatorMetrics(),
                 clock=ManualClock(),

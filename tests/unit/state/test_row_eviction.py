@@ -23,6 +23,7 @@ from penstock.state.budget import MemoryBudget
 from penstock.state.cold_records import ColdHome, ColdRecords
 from penstock.state.cold_timers import ColdTimers
 from penstock.state.key_index import KeyIndex
+from penstock.state.limits import StateLimits
 from penstock.state.packed_rows import RowPacker
 from penstock.state.row_eviction import Recency
 from penstock.state.store import KeyedStateRequest, open_keyed_state
@@ -156,8 +157,15 @@ def test_those_touched_last_stay():
     assert np.flatnonzero(recency.staying(12)).tolist() == [3, 4, 11]
     recency.moved(np.array([3, 4, 11], np.int32))
     assert np.flatnonzero(recency.staying(3)).tolist() == []
-    assert recency.full(501)
-    assert not recency.full(500)
+    assert recency.full(501, 3)
+    assert not recency.full(500, 3)
+
+
+def test_keys_may_be_too_many_whatever_they_take():
+    recency = Recency(MemoryBudget(1 << 30), "me", StateLimits(hot_keys=3, incoming_keys=2))
+    assert recency.full(0, 4)
+    assert not recency.full(0, 3)
+    assert recency.at_once(100) == 2
 
 
 class World:
@@ -302,7 +310,7 @@ def test_timers_of_keys_that_left_are_found_in_order_among_those_in_memory(tmp_p
     assert times(7) == [20_000_000, 40_000_000, 60_000_000]
     assert [times(7, most) for most in (1, 2)] == [[20_000_000], [20_000_000, 40_000_000]]
     assert times(5000) == []
-    monkeypatch.setattr("penstock.state.cold_timers._MOST_LOOKED", 3000)
+    rows.cold.limits = StateLimits(searched_timers=3000)
     assert times(9, 1) == [20_000_000]
     with pytest.raises(UsageError, match=r"do not tell all of this key.*savepoint"):
         times(9)
