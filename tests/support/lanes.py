@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -19,6 +20,8 @@ RECORDED = ROOT / ".cache" / "durations.json"
 COMMITTED = Path(__file__).with_name("durations.json")
 #: Levels whose tests share one server, browser or JVM: one process runs them all.
 TOGETHER = ("airflow", "spark", "flink_tools", "ui")
+#: Characters of a failure that are printed when it happens; the whole follows at the end.
+REPORTED = 2000
 #: Seconds of a test that was never run.
 UNKNOWN_S = 0.3
 
@@ -115,6 +118,8 @@ class LanesPlugin:
 
     def pytest_runtest_logreport(self, report):
         self.durations.seen[report.nodeid] += report.duration
+        if report.failed and not in_worker():
+            print(f"\n{report.nodeid}: {report.when} failed\n{report.longreprtext[-REPORTED:]}", file=sys.stderr)
 
     def pytest_sessionfinish(self):
         if not in_worker() and self.durations.seen:

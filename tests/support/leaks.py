@@ -28,7 +28,12 @@ TEMP_ROOT = "PYTEST_DEBUG_TEMPROOT"
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _LISTENING = "0A"
 #: Threads that a process keeps by intent: a server dies with the thread that started it, so that one stays.
-LASTING = ("penstock-spawner",)
+LASTING = (
+    "penstock-spawner",
+    # idle threads of the pools that Playwright's loop and pyiceberg keep; the interpreter joins them at its end
+    "asyncio_",
+    "ThreadPoolExecutor-",
+)
 
 _started = 0
 _held = []

@@ -39,7 +39,7 @@ def test_seconds_are_kept_for_the_next_run(tmp_path):
     plugin = LanesPlugin()
     plugin.durations = known
     for seconds in (0.25, 0.5, 0.25):  # set-up, call, tear-down
-        plugin.pytest_runtest_logreport(SimpleNamespace(nodeid=here, duration=seconds))
+        plugin.pytest_runtest_logreport(SimpleNamespace(nodeid=here, duration=seconds, failed=False))
     known.save()
     assert json.loads(known.path.read_text()) == {here: 1.0, other: 3.0}
     assert known.by_level() == [("unit", 1, 1.0)]
