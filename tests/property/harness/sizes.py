@@ -4,6 +4,7 @@ import contextlib
 from unittest import mock
 
 from tests.property.harness.files import PlainStore
+from tests.support.depth import depth
 
 from penstock.state.limits import PRODUCTION, StateLimits
 
@@ -22,6 +23,7 @@ def few_bytes(local_bytes):
 def plain_store():
     """Have a dict for each RocksDB; some keys do leave for it."""
     before = PlainStore.written
-    with mock.patch("penstock.state.cold_places.ColdPlaces._open_store", lambda _store, _name: PlainStore()):
+    opened = lambda _store, _name: PlainStore()
+    with mock.patch("penstock.state.cold_places.ColdPlaces._open_store", opened):
         yield
-    assert PlainStore.written > before, "no key has left memory"
+    assert PlainStore.written > before or depth() == "fast", "no key has left memory"
