@@ -87,17 +87,19 @@ class Seen:
 
 
 def look(*, processes):
-    """Look around; at processes only when told to."""
+    """Look around; at processes when told to, and when there are children: servers of fixtures of a wider scope."""
     sockets, descriptors = _descriptors()
     threads = frozenset(t for t in threading.enumerate() if not t.daemon and not t.name.startswith(LASTING))
     files = frozenset(entry.name for entry in os.scandir(tempfile.gettempdir()))
-    return Seen(_started, _has_children(), running() if processes else {}, sockets, descriptors, threads, files)
+    children = _has_children()
+    found = running() if processes or children else {}
+    return Seen(_started, children, found, sockets, descriptors, threads, files)
 
 
 def check(before, *, processes):
     """Fail the test that left something which was not there `before`; give it some seconds to go."""
-    now = look(processes=False)
-    processes = processes or now.started > before.started or now.children > before.children
+    processes = processes or _started > before.started or _has_children()
+    now = look(processes=processes)
     if processes or now.descriptors > before.descriptors:
         gc.collect()  # what a test left open warns now, in this test, and a warning is an error
     give_up = time.monotonic() + GRACE_S * patience()
@@ -110,7 +112,7 @@ def check(before, *, processes):
 def _left(before, now):
     ports = _listening(now.sockets - before.sockets) if now.sockets - before.sockets else ()
     return [
-        *(f"process {pid}: {what}" for pid, what in now.pids.items() if pid not in before.pids),
+        *(f"process {pid}: {what}" for pid, (what, line) in now.pids.items() if not before.pids.keys() & line),
         *(f"listening: {port}" for port in ports),
         *(f"thread {thread.name}: {_place(thread)}" for thread in now.threads - before.threads if thread.is_alive()),
         *(f"file {tempfile.gettempdir()}/{name}" for name in sorted(now.files - before.files)),
@@ -134,7 +136,10 @@ def _has_children():
 
 
 def running():
-    """Return the command lines of the processes that carry our token, without what fixtures hold, by pid."""
+    """Return the processes that carry our token, without what fixtures hold: pid -> (command line, its ancestors).
+
+    The ancestors are a set of pids, the process among them, as far as they carry our token.
+    """
     mark, own, found, parents = f"{MARK}={TOKEN}".encode(), os.getpid(), {}, {}
     for entry in os.scandir("/proc"):
         if not entry.name.isdigit() or int(entry.name) == own:
@@ -149,7 +154,8 @@ def running():
         except (FileNotFoundError, ProcessLookupError, PermissionError):
             continue
     ours = {pid for pids in _held for pid in pids()}
-    return {pid: what for pid, what in found.items() if not ours.intersection(_line(pid, parents))}
+    lines = {pid: frozenset(_line(pid, parents)) for pid in found}
+    return {pid: (what, lines[pid]) for pid, what in found.items() if not ours & lines[pid]}
 
 
 def _line(pid, parents):
