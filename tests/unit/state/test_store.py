@@ -1,6 +1,6 @@
 """The keyed state of an operator: restoring, rescaling, merging, closing."""
 
-import os
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -64,10 +64,10 @@ def test_a_merge_that_fails_leaves_no_file_open(state, monkeypatch):
         raise StorageError("the store is away")
 
     monkeypatch.setattr(merging, "merge_segments", broken)
-    opened = os.listdir("/proc/self/fd")
+    opened = list(Path("/proc/self/fd").iterdir())
     with pytest.raises(StorageError) as failure:  # which knows the frame that opened the file
         job.run(lambda file: state.files[file.path])
-    assert len(os.listdir("/proc/self/fd")) == len(opened)
+    assert len(list(Path("/proc/self/fd").iterdir())) == len(opened)
     assert failure.value.__traceback__ is not None
 
 
