@@ -262,10 +262,9 @@ class Context:
     """What the operator is opened with."""
 
     def __init__(self, spec, owned, store, restored):
-        self.spec = type("Spec", (), spec)
+        self.spec, self.input_schemas = type("Spec", (), spec), (SCHEMA,)
         self.hash_range, self.keyed_state, self.restored = owned, store, restored
-        self.limits = state_sizes.sizes()
-        self.metrics, self.clock, self.input_schemas = OperatorMetrics(), ManualClock(), (SCHEMA,)
+        self.metrics, self.clock, self.limits = OperatorMetrics(), ManualClock(), state_sizes.sizes()
 
 
 def batch_of(rows):

@@ -54,6 +54,11 @@ LEAST = {
     "from-savepoint": 5,
     "zombie-leader-refused": 25,
     "swept-file": 300,
+    "compaction": 60,
+    "keys-evicted": 900,
+    "changes-spilled": 750,
+    "remote-fetch": 320,
+    "remote-pieces-came": 300,
 }
 
 

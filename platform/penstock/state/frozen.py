@@ -224,6 +224,7 @@ class FrozenSegment:
                 writer.add(table)
             return writer.finish()
         finally:
+            writer.close()
             path.unlink(missing_ok=True)
             room.tell(0, 0, 0)
 

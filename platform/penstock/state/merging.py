@@ -56,5 +56,6 @@ class CompactionJob:
                 writer.add(table)
             self.result = writer.finish()
         finally:
+            writer.close()
             path.unlink(missing_ok=True)
         return self.result

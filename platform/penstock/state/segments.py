@@ -127,6 +127,12 @@ class SegmentWriter:
             footer_checksum=f"crc32:{self._sink.crc:08x}",
         )
 
+    def close(self) -> None:
+        """Close the file, also of a segment that was given up; idempotent."""
+        if not self._out.closed:
+            self._writer.close()
+            self._out.close()
+
     def _data(self) -> bytes:
         if isinstance(self._out, io.BytesIO):
             return self._out.getvalue()

@@ -132,7 +132,7 @@ def due(key):
 @pytest.fixture
 def small(monkeypatch):
     monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._open_store", lambda store, name: PlainStore())
-    with small_pieces():
+    with small_pieces(), sized(regions=32):
         yield
 
 

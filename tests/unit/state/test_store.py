@@ -1,12 +1,15 @@
 """The keyed state of an operator: restoring, rescaling, merging, closing."""
 
+from pathlib import Path
+
 import pyarrow as pa
 import pytest
 
-from penstock.core.errors import GraphError, StateMismatchError
+from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.keygroup import hash_range_of
 from penstock.kernels.columns import fixed_column, key_columns
 from penstock.kernels.hashing import hash_columns
+from penstock.state import merging
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.budget import MemoryBudget
 from penstock.state.limits import PRODUCTION
@@ -47,6 +50,25 @@ def test_segments_restored_stay_in_the_log(state):
     assert second.segments[1].position > first.segments[0].position
     assert [s.writer for s in second.segments] == ["run/v/0/0", "run/v/0/1"]
     assert state.rows(state.open([second]).pane_table("panes", state.spec)) == {1: (1, 1), 2: (2, 2)}
+
+
+def test_a_merge_that_fails_leaves_no_file_open(state, monkeypatch):
+    store = state.open()
+    table = store.pane_table("panes", state.spec)
+    for n in range(PRODUCTION.segments_per_tier):
+        state.update(table, [n], [0])
+        checkpoint(state, store, n + 1)
+    job = store.compaction()
+
+    def broken(*_, **__):
+        raise StorageError("the store is away")
+
+    monkeypatch.setattr(merging, "merge_segments", broken)
+    opened = list(Path("/proc/self/fd").iterdir())
+    with pytest.raises(StorageError) as failure:  # which knows the frame that opened the file
+        job.run(lambda file: state.files[file.path])
+    assert len(list(Path("/proc/self/fd").iterdir())) == len(opened)
+    assert failure.value.__traceback__ is not None
 
 
 def test_a_full_tier_is_merged(state):
