@@ -241,7 +241,7 @@ class Job:
         self.freeze()
         self.finish("done")
 
-    def compact(self, done=True):  # noqa: FBT002
+    def compact(self, done=True):
         """Merge segments; the upload may fail."""
         for store in self.stores:
             job = store.compaction()
