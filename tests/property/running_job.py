@@ -15,7 +15,8 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from tests.property.harness.clock import SteppingClock
-from tests.property.small_pieces import Fetching, part
+from tests.property.harness.files import part
+from tests.property.small_pieces import Fetching
 from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings

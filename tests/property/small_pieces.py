@@ -22,11 +22,6 @@ def small_pieces():
     )
 
 
-def part(data, file):
-    """The bytes a reference names."""
-    return data[file.offset : file.offset + file.length] if file.length else data
-
-
 class Fetching:
     """Steps of a job with `subtasks` of (operator, store): what the background fetches, in any order with the rest."""
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.process_job import keys_leave
+from tests.property.leaving_keys import keys_leave
 from tests.support.depth import examples
 from tests.support.sizes import sizes
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.process_job import keys_leave_for_rocksdb
+from tests.property.leaving_keys import keys_leave_for_rocksdb
 from tests.property.small_pieces import small_pieces
 from tests.property.two_inputs import (
     BACKENDS,

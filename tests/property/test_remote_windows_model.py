@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.property import test_sessions_model as sessions
 from tests.property import test_window_rows_model as rows
-from tests.property.process_job import REMOTE, keys_are_remote
+from tests.property.leaving_keys import REMOTE, keys_are_remote
 from tests.property.small_pieces import Fetching
 from tests.support import sizes as state_sizes
 from tests.support.depth import examples

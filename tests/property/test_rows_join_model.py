@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.property import two_inputs
-from tests.property.process_job import keys_are_remote, keys_leave
+from tests.property.leaving_keys import keys_are_remote, keys_leave
 from tests.property.two_inputs import BACKENDS, CONFIG, KEY_NAMES, KEYS, LATE_TO, LEFT, OPERATIONS, RIGHT, UID, run
 from tests.support import sizes as state_sizes
 from tests.support.depth import examples

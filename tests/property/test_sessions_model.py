@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property import process_job
-from tests.property.process_job import keys_leave, keys_leave_for_rocksdb
-from tests.property.small_pieces import part
+from tests.property import leaving_keys
+from tests.property.harness.files import part
+from tests.property.leaving_keys import keys_leave, keys_leave_for_rocksdb
 from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
@@ -178,7 +178,7 @@ class Job:
                 uid=UID,
                 snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
                 hash_range=owned,
-                settings=process_job.SETTINGS,
+                settings=leaving_keys.SETTINGS,
                 read=self.read,
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
-from tests.property.process_job import keys_leave
+from tests.property.leaving_keys import keys_leave
 from tests.property.small_pieces import small_pieces
 from tests.property.two_inputs import (
     BACKENDS,

@@ -16,7 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from tests.property.small_pieces import LOCAL_BYTES, Fetching, part, small_pieces
+from tests.property.harness.files import part
+from tests.property.small_pieces import LOCAL_BYTES, Fetching, small_pieces
 from tests.property.window_model import Model
 from tests.support.depth import examples
 from tests.support.sizes import sizes

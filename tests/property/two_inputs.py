@@ -11,8 +11,9 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
-from tests.property.process_job import PlainStore, keys_leave_for_rocksdb
-from tests.property.small_pieces import Fetching, part
+from tests.property.harness.files import PlainStore, part
+from tests.property.leaving_keys import keys_leave_for_rocksdb
+from tests.property.small_pieces import Fetching
 from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings

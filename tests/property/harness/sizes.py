@@ -19,11 +19,14 @@ def few_bytes(local_bytes):
     return mock.patch("penstock.state.cold_places.ColdPlaces._local_bytes", local_bytes)
 
 
+def _opened(_places, _name):
+    return PlainStore()
+
+
 @contextlib.contextmanager
 def plain_store():
     """Have a dict for each RocksDB; some keys do leave for it."""
     before = PlainStore.written
-    opened = lambda _store, _name: PlainStore()
-    with mock.patch("penstock.state.cold_places.ColdPlaces._open_store", opened):
+    with mock.patch("penstock.state.cold_places.ColdPlaces._open_store", _opened):
         yield
     assert PlainStore.written > before or depth() == "fast", "no key has left memory"

@@ -7,9 +7,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.property.harness.functions import function_job
 
 import penstock as ps
-from penstock.core.errors import GraphError, StateMismatchError
+from penstock.core.errors import StateMismatchError
 from penstock.core.schema import schema_from_text
 from penstock.operators.functions import UserFunctionError
 
@@ -227,46 +228,27 @@ def test_the_time_of_last_access_is_kept(world):
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.one_of(st.none(), st.integers(0, 20))), max_size=30), st.data())
-def test_any_history_gives_what_its_newest_values_become(tmp_path_factory, rows, data):
-    from tests.property.process_job import ProcessJob
-
+def test_any_history_gives_what_its_newest_values_become(rows, data):
     schema = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
     model = {f"k{n}": Plain() for n in range(6)}
-    job = ProcessJob(tmp_path_factory.mktemp("job"), First(), schema, model)
-    for number, value in rows:
-        job.push(job.subtasks[0][0], [(f"k{number}", value)])
-        job.models[f"k{number}"].value = value
-        if data.draw(st.integers(0, 3)) == 0:
-            job.checkpoint()
-    job.checkpoint()
-    second = ProcessJob(tmp_path_factory.mktemp("job"), Second(), schema, dict.fromkeys(model, Plain()))
-    second.files, second.complete = job.files, (job.complete[0], job.models)
-    for _ in range(2):  # once by the migration, once from what was saved behind it
-        second.start(data.draw(st.integers(1, 3)))
-        for subtask, (operator, _store) in enumerate(second.subtasks):
-            keys = second.keys_of(subtask)
-            if keys:
-                found = {row["k"]: row["shown"] for row in second.push(operator, [(key, -1) for key in keys]).rows}
-                for key in keys:
-                    value = second.models[key].value
+    with function_job(First(), schema, model) as job, function_job(Second(), schema, model) as second:
+        for number, value in rows:
+            job.push(0, [(f"k{number}", value)])
+            job.model[f"k{number}"].value = value
+            if data.draw(st.integers(0, 3)) == 0:
+                job.checkpoint()
+        job.checkpoint()
+        second.files, second.complete = job.files, job.complete
+        for _ in range(2):  # once by the migration, once from what was saved after it
+            second.start(data.draw(st.integers(1, 3)))
+            for subtask, mine in second.parts([(key, -1) for key in model]):
+                found = {row["k"]: row["shown"] for row in second.push(subtask, mine).rows}
+                for key, _ in mine:
+                    value = second.model[key].value
                     new = None if value is None else to_money({"cents": value, "text": str(value)})
                     assert found[key] == str(new)
-        second.checkpoint()
+            second.checkpoint()
 
 
 class Plain:
     value = None
-
-    def copy(self):
-        other = Plain()
-        other.value = self.value
-        return other
-
-
-@pytest.mark.parametrize("given_migration", [to_money, ps.migrate(7, was=Cents)])
-def test_what_is_no_migration_is_refused(world, given_migration):
-    class Bad(Second):
-        total: ps.ValueState[Money] = ps.value_state(migrate=given_migration)
-
-    with pytest.raises(GraphError, match=r"is no migration|make one: migrate=ps\.migrate"):
-        world.open(Bad())

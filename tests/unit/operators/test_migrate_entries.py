@@ -7,7 +7,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.process_job import ProcessJob, keys_leave
+from tests.property.harness.backends import MEMORY, leaving
+from tests.property.harness.functions import function_job
 from tests.support.depth import examples
 
 import penstock as ps
@@ -82,9 +83,6 @@ class Model:
     def __init__(self, paid=(), newest=()):
         self.paid, self.newest = list(paid), dict(newest)
 
-    def copy(self):
-        return Model(self.paid, self.newest)
-
     def first(self, value):
         if value < 0:
             self.paid, self.newest = [], {}
@@ -110,41 +108,43 @@ SCHEMA = pa.schema([pa.field("k", pa.string()), pa.field("v", pa.int64())])
 KEYS = [f"k{number}" for number in range(6)]
 
 
-def run(folder, rows, data):
-    job = ProcessJob(folder / "1", First(), SCHEMA, {key: Model() for key in KEYS})
-    for key, value in rows:
-        job.push(job.subtasks[0][0], [(key, value)])
-        job.models[key].first(value)
-        if data.draw(st.integers(0, 3)) == 0:
-            job.checkpoint()
-    job.checkpoint()
-    files, keyed, models = job.files, job.complete[0], {key: job.models[key].migrated() for key in KEYS}
-    for number, function in enumerate((Second, Second, Third)):  # by the migration, then what was saved behind it
-        job = ProcessJob(folder / f"{number + 2}", function(), SCHEMA, models)
-        job.files, job.complete = files, (keyed, {key: model.copy() for key, model in models.items()})
-        job.start(data.draw(st.integers(1, 3)))
-        for subtask, (operator, _store) in enumerate(job.subtasks):
-            for key in job.keys_of(subtask):
-                (row,) = job.push(operator, [(key, -1)]).rows
-                assert row["shown"] == job.models[key].shown()
-                if data.draw(st.booleans()):
-                    job.push(operator, [(key, number)])
-                    job.models[key].second(number)
+def run(backend, rows, data):
+    models = {key: Model() for key in KEYS}
+    with function_job(First(), SCHEMA, models, backend) as job:
+        for key, value in rows:
+            job.push(0, [(key, value)])
+            job.model[key].first(value)
+            if data.draw(st.integers(0, 3)) == 0:
+                job.checkpoint()
         job.checkpoint()
-        files, keyed, models = job.files, job.complete[0], job.models
+        job.amend(lambda models: models.update({key: model.migrated() for key, model in models.items()}))
+    for number, function in enumerate((Second, Second, Third)):  # by the migration, then what was saved after it
+        files, complete = job.files, job.complete
+        with function_job(function(), SCHEMA, models, backend) as job:
+            job.files, job.complete = files, complete
+            job.start(data.draw(st.integers(1, 3)))
+            for subtask, mine in job.parts([(key, -1) for key in KEYS]):
+                for key, _ in mine:
+                    (row,) = job.push(subtask, [(key, -1)]).rows
+                    assert row["shown"] == job.model[key].shown()
+                    if data.draw(st.booleans()):
+                        job.push(subtask, [(key, number)])
+                        job.model[key].second(number)
+            job.checkpoint()
 
 
 @examples(15)
 @given(rows=st.lists(st.tuples(st.sampled_from(KEYS), st.integers(-1, 60)), max_size=40), data=st.data())
-def test_any_history_gives_what_its_entries_become(tmp_path_factory, rows, data):
-    run(tmp_path_factory.mktemp("job"), rows, data)
+def test_any_history_gives_what_its_entries_become(rows, data):
+    run(MEMORY, rows, data)
 
 
 @examples(15)
 @given(rows=st.lists(st.tuples(st.sampled_from(KEYS), st.integers(0, 60)), min_size=30, max_size=40), data=st.data())
-def test_keys_that_leave_memory_while_they_are_restored_are_saved_too(tmp_path_factory, rows, data):
-    with pytest.MonkeyPatch.context() as patch, keys_leave(patch, 2):
-        run(tmp_path_factory.mktemp("job"), [*rows, *((key, 11) for key in KEYS)], data)
+def test_keys_that_leave_memory_while_they_are_restored_are_saved_too(rows, data):
+    backend = leaving(2)
+    with backend.in_force():
+        run(backend, [*rows, *((key, 11) for key in KEYS)], data)
 
 
 def shown(bench, *keys):

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import cloudpickle
 import pyarrow as pa
 import pytest
-from tests.property.process_job import PlainStore
-from tests.property.small_pieces import part, small_pieces
+from tests.property.harness.files import PlainStore, part
+from tests.property.small_pieces import small_pieces
 from tests.support.sizes import sized, sizes
 
 import penstock as ps

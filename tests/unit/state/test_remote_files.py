@@ -2,7 +2,8 @@
 
 import pyarrow as pa
 import pytest
-from tests.property.small_pieces import part, small_pieces
+from tests.property.harness.files import part
+from tests.property.small_pieces import small_pieces
 from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings

@@ -3,7 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.property.small_pieces import part
+from tests.property.harness.files import part
 from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings

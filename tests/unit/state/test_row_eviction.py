@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.process_job import PlainStore
+from tests.property.harness.files import PlainStore
 
 from penstock.config.settings import JobSettings
 from penstock.core.errors import UsageError

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
-from tests.property.process_job import KEY_GROUPS, ProcessJob
+from tests.property.harness.functions import function_job
+from tests.property.harness.job import KEY_GROUPS
 
 import penstock as ps
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
@@ -31,18 +32,14 @@ class Listed(ps.KeyedProcessFunction):
         return iter(())
 
 
-class Models(dict):
-    def copy(self):
-        return self
-
-
 @pytest.fixture
-def job(tmp_path):
-    return ProcessJob(tmp_path, Listed(), SCHEMA, {f"k{n}": Models() for n in range(50)})
+def job():
+    with function_job(Listed(), SCHEMA, dict.fromkeys(f"k{n}" for n in range(50))) as job:
+        yield job
 
 
 def ask(job, what="state", stores=None, **given):
-    values = {"uid": "fn", "state": "numbers", "key": ("k1",), "most": 100, **given}
+    values = {"uid": "op", "state": "numbers", "key": ("k1",), "most": 100, **given}
     question = AskSubtask(job_id="j", request_id="1", vertex_id="v", subtask=0, what=what, **values)
     deployment = SimpleNamespace(
         settings=SimpleNamespace(key_groups=KEY_GROUPS), parallelism=1, execution=SimpleNamespace(subtask=0)
@@ -56,7 +53,7 @@ def ask(job, what="state", stores=None, **given):
     ("given", "kind", "error"),
     [
         ({"uid": "other"}, "not-found", "operator 'other' keeps no state by key"),
-        ({"state": "number"}, "not-found", "'fn' has no state 'number'"),
+        ({"state": "number"}, "not-found", "'op' has no state 'number'"),
         ({"key": ("a", "b")}, "usage", "the key has 1 columns (k string), and 2 values are given"),
     ],
 )
@@ -67,13 +64,13 @@ def test_a_wrong_question_is_answered_with_what_is_wrong(job, given, kind, error
 
 
 def test_a_fault_while_answering_ends_no_subtask(job):
-    found = ask(job, stores=[SimpleNamespace(uid="fn", tables=None)])
+    found = ask(job, stores=[SimpleNamespace(uid="op", tables=None)])
     assert "AttributeError" in found.error
     assert found.kind == ""
 
 
 def test_no_more_rows_than_asked_for_and_that_there_are_more(job):
-    job.push(job.subtasks[0][0], [("k1", n) for n in range(10)])
+    job.push(0, [("k1", n) for n in range(10)])
     found = ask(job, most=4).answer
     assert [row["value"] for row in found["rows"]] == [0, 1, 2, 3]
     assert found["more"]
@@ -83,18 +80,17 @@ def test_no_more_rows_than_asked_for_and_that_there_are_more(job):
 
 
 def test_what_has_expired_is_not_shown(job):
-    operator, _ = job.subtasks[0]
-    job.push(operator, [("k1", 1)])
+    job.push(0, [("k1", 1)])
     job.clock.advance(600)
-    job.push(operator, [("k1", 2)])
+    job.push(0, [("k1", 2)])
     assert [row["value"] for row in ask(job, state="short").answer["rows"]] == [1, 2]
     job.clock.advance(600)
-    job.push(operator, [("k2", 3)])
+    job.push(0, [("k2", 3)])
     assert [row["value"] for row in ask(job, state="short").answer["rows"]] == [2]
 
 
 def test_the_listing_says_how_much_there_is_by_key_group(job):
-    job.push(job.subtasks[0][0], [(f"k{n % 50}", n) for n in range(200)])
+    job.push(0, [(f"k{n % 50}", n) for n in range(200)])
     states = {state["name"]: state for state in ask(job, "states").answer["states"]}
     numbers = states["numbers"]
     assert (numbers["rows"], numbers["key-groups"]) == (200, [0, KEY_GROUPS - 1])
@@ -108,7 +104,7 @@ def test_the_listing_says_how_much_there_is_by_key_group(job):
 
 @pytest.mark.parametrize("most", [1, 7, 10, 49, 50, 51])
 def test_keys_come_page_by_page_each_looked_for_once(job, monkeypatch, most):
-    job.push(job.subtasks[0][0], [(f"k{n}", n) for n in range(50)])
+    job.push(0, [(f"k{n}", n) for n in range(50)])
     looked, page = [], KeyCounts.page
     monkeypatch.setattr(KeyCounts, "page", lambda *given: looked.append(given) or page(*given))
     pages, low = [], HASH_MIN
@@ -122,5 +118,5 @@ def test_keys_come_page_by_page_each_looked_for_once(job, monkeypatch, most):
 
 
 def test_a_range_without_keys_has_none_behind_it(job):
-    job.push(job.subtasks[0][0], [("k1", 1)])
+    job.push(0, [("k1", 1)])
     assert ask(job, "keys", between=(HASH_MAX, HASH_MAX)).answer == {"keys": [], "next": None}

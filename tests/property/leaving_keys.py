@@ -1,0 +1,46 @@
+"""Keys that leave memory, for the rows of joins, sessions, windows and timers."""
+
+from contextlib import contextmanager
+
+from tests.property.harness.files import PlainStore
+from tests.property.small_pieces import small_pieces
+from tests.support.depth import depth
+from tests.support.sizes import given
+
+from penstock.config.settings import JobSettings
+
+SETTINGS = JobSettings()
+
+
+@contextmanager
+def keys_leave(monkeypatch, keys):
+    """Have no more than so many keys in memory, those of one batch aside; some do leave."""
+    before = PlainStore.written
+    monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._open_store", lambda store, name: PlainStore())
+    keys_leave_for_rocksdb(monkeypatch, keys)
+    yield
+    assert PlainStore.written > before or depth() == "fast", "no key has left memory"
+
+
+@contextmanager
+def keys_are_remote(monkeypatch, keys, local_bytes):
+    """Have no more than so many keys in memory, and fetch the others from segments of a few rows a row group."""
+    with keys_leave(monkeypatch, keys), small_pieces():
+        settings_are_remote(monkeypatch, local_bytes)
+        yield
+
+
+def settings_are_remote(monkeypatch, local_bytes):
+    """Keep so many bytes of what was fetched."""
+    monkeypatch.setattr("tests.property.leaving_keys.SETTINGS", JobSettings(state_backend="remote"))
+    monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._local_bytes", local_bytes)
+
+
+#: Keys in memory (a few, all), and fetched bytes beyond which some are dropped (at once, after some records, never).
+REMOTE = ((3, 1), (100, 1), (100, 500), (3, 1 << 50))
+
+
+def keys_leave_for_rocksdb(monkeypatch, keys):
+    """Have no more than so many keys in memory."""
+    monkeypatch.setattr("tests.property.leaving_keys.SETTINGS", JobSettings(state_backend="rocksdb"))
+    given(monkeypatch, hot_keys=keys, evicted_keys=2)
