@@ -1,4 +1,4 @@
-"""The two commands of the README, on a machine that has nothing but Python: `demo` and `test`.
+"""The commands of the README, on a machine that has nothing but Python: `demo` and `test`.
 
 Installs what is missing (virtual environments, locked packages, programs of the real servers), skips what is done, then
 becomes the command itself. Standard library only: nothing of ours is installed when it starts. Airflow has an
@@ -12,7 +12,6 @@ import fcntl
 import hashlib
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -43,14 +42,10 @@ penstock.kernels.warm.keep()
 # levels of the tests that need no server, and those that look at a web interface
 WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui"}
 WITH_BROWSER = {"ui", "airflow", "flink_tools", ""}
-# levels that compute; beside them the others, which mostly wait, run in a process of their own
-COMPUTING = {"tidy", "unit", "property", "sim", "api_typing", "releases"}
-# those that run behind these, so that both processes take about as long
-BEHIND = {"airflow", "spark"}
-# what pytest ends with when nothing was selected
-NO_TESTS = 5
+# depth of a run: the levels it runs, all when empty (tests/support/depth.py says what else it changes)
+DEPTHS = {"fast": ["tests/unit", "tests/property", "tests/sim", "tests/tidy"], "nightly": []}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] ... | test [pytest arguments] | setup | servers | airflow"
+USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] | test [fast|nightly] [ARGUMENTS] | setup | servers | airflow"
 
 
 class BootstrapError(Exception):
@@ -60,6 +55,8 @@ class BootstrapError(Exception):
 def main(arguments: list[str]) -> int:
     """Prepare, then replace this process by the command."""
     command, rest = (arguments[0], arguments[1:]) if arguments else ("", [])
+    if command == "test":
+        rest = pytest_arguments(rest)
     if command not in {"demo", "test", "setup", "servers", "airflow"}:
         print(USAGE, file=sys.stderr)
         return 2
@@ -88,11 +85,35 @@ def main(arguments: list[str]) -> int:
     )
     if command == "test":
         os.chdir(ROOT)
-        if not _levels(rest):
-            return run_lanes(line)
     sys.stdout.flush()
     os.execv(line[0], line)  # noqa: S606  the list is ours, and no shell is wanted
     return 0
+
+
+# --- tests
+
+
+def pytest_arguments(given: Sequence[str]) -> list[str]:
+    """Return pytest's arguments for `test [fast | nightly] [pytest arguments]`, and set the depth for it.
+
+    Without paths the tests of the depth run, in as many processes as the machine has cores, and one more: while some
+    tests compute, others wait for servers.
+    """
+    depth = given[0] if given and given[0] in DEPTHS else "gate"
+    rest = list(given[1:] if depth != "gate" else given)
+    os.environ["PENSTOCK_TEST_DEPTH"] = depth
+    if _levels(rest):
+        return rest
+    rest += DEPTHS.get(depth, [])
+    workers = (os.cpu_count() or 1) + (depth != "fast")
+    rest += [f"-n{workers}", f"--junitxml={ROOT / '.cache' / 'junit.xml'}"]
+    if depth == "nightly":
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+        seed = int(head.stdout[:8] or "0", 16)
+        os.environ["PENSTOCK_TEST_SEED"] = str(seed)
+        rest += [f"--hypothesis-seed={seed}"]
+        say(f"seed of this run: {seed}")
+    return rest
 
 
 # --- packages
@@ -252,26 +273,6 @@ def _apt_install(packages: Sequence[str]) -> None:
 
 
 # --- running and telling
-
-
-def run_lanes(line: Sequence[str]) -> int:
-    """Run all tests: those that compute, and beside them most of those that wait, whose output comes at the end."""
-    levels = sorted(path for path in (ROOT / "tests").iterdir() if any(path.rglob("test_*.py")))
-    first = [str(path) for part in (COMPUTING, BEHIND) for path in levels if path.name in part]
-    second = [str(path) for path in levels if path.name not in COMPUTING | BEHIND]
-    log = ROOT / ".cache" / "tests-waiting.log"
-    say(f"tests that wait run beside those that compute; they write to {log}")
-    with log.open("wb") as output:
-        beside = subprocess.Popen([*line, *second], stdout=output, stderr=subprocess.STDOUT)
-        try:
-            codes = [subprocess.run([*line, *first], check=False).returncode, beside.wait()]
-        except KeyboardInterrupt:
-            beside.send_signal(signal.SIGINT)
-            beside.wait()
-            codes = [1]
-    sys.stdout.write(log.read_text(errors="replace"))
-    sys.stdout.flush()
-    return next((code for code in codes if code not in {0, NO_TESTS}), min(codes))
 
 
 def run(title: str, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> None:

@@ -1,22 +1,23 @@
 """One run of the main job on a cluster of real processes, broken on purpose, judged from outside.
 
-`Scene` holds the topics, the feed, the cluster and the job; the tests and `tests.cluster.matrix` drive it.
+`Scene` holds the topics, the feed and the job, and the cluster unless the tests of a module share one (`shared`); the
+tests and `tests.cluster.matrix` drive it.
 """
 
+import contextlib
 import json
 import os
 import secrets
 import signal
 import threading
-import time
 from dataclasses import replace
 
 from minio.error import S3Error
 from tests.cluster import proc_tree
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, create_topics, read_windows, verdict
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import graph_of
+from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
@@ -25,18 +26,21 @@ from penstock.graph.job_graph import encode_graph
 from penstock.testing.servers import s3
 
 TERMINAL = ("FINISHED", "CANCELED", "FAILED")
-POLL_S = 0.15
-#: A JobManager that is held at a failpoint answers nobody: do not wait for it for long.
-REST_LIMIT_S = 1.0
-#: One that is asked for a savepoint tries the target first, which may take the store a while.
-TRIED_LIMIT_S = 30.0
-END_LIMIT_S = 75.0
+POLL_S = 0.1
+#: A JobManager that is held at a failpoint answers nobody: `ask` does not wait for it for long.
+QUICK_S = 1.0
+#: Anything else is answered, however busy the machine is.
+PATIENT_S = 120.0
+SHOWN_ENTRIES, SHOWN_LINES = 40, 12
 
 
 class Scene:
-    """Topics, feed, cluster and one job on it; a context manager that ends all of them."""
+    """Topics, feed, cluster and one job on it; a context manager that ends them, but not a `cluster` that is given."""
 
-    def __init__(self, stage, orders, *, rate=4_000, taskmanagers=2, failpoints=None, job=None, watch=True, hosts=()):
+    def __init__(
+        self, stage, orders, *, cluster=None, rate=4_000, taskmanagers=2, failpoints=None, job=None, watch=True,
+        hosts=(),
+    ):  # fmt: skip
         self.stage, self.orders = stage, orders
         self.name = stage.fresh("job")
         self.source, self.sink = stage.fresh("orders"), stage.fresh("totals")
@@ -47,8 +51,11 @@ class Scene:
         options = {"stops": orders.stops(self.source), **(job or {})}
         self.job = Job(self.name, stage.bootstrap, self.source, self.sink, stage.root(self.name), **options)
         self.feed = Feed(stage.bootstrap, self.source, orders, rate)
-        config = replace(self._config(taskmanagers, failpoints or {}, watch), data_hosts=hosts)
-        self.cluster = LocalCluster(config)
+        self._shared = cluster is not None
+        if cluster is None:
+            config = replace(self._config(taskmanagers, failpoints or {}, watch), data_hosts=hosts)
+            cluster = LocalCluster(config)
+        self.cluster = cluster
         self.job_id = ""
         self.workers = []
         self._clients = {}
@@ -68,7 +75,8 @@ class Scene:
 
     def __enter__(self):
         create_topics(self.stage.bootstrap, **{self.source: self.orders.partitions, self.sink: 2})
-        self.cluster.start()
+        if not self._shared:
+            self.cluster.start()
         return self
 
     def __exit__(self, kind, error, trace):
@@ -77,24 +85,28 @@ class Scene:
         for path in self.failpoints_hit():
             self.release(path)
         self.feed.end()
-        self.cluster.close()
+        if not self._shared:
+            self.cluster.close()
         for client in self._clients.values():
             client.close()
 
     # --- asking ---------------------------------------------------------------------------------------------------
 
+    def _client(self, seconds):
+        place = (self.cluster.rest_url, seconds)
+        if place not in self._clients:
+            self._clients[place] = RestClient(self.cluster.rest_url, timeout_seconds=seconds)
+        return self._clients[place]
+
     @property
     def rest(self):
-        """A client of the cluster as it is now."""
-        url = self.cluster.rest_url
-        if url not in self._clients:
-            self._clients[url] = RestClient(url, timeout_seconds=REST_LIMIT_S)
-        return self._clients[url]
+        """A client of the cluster as it is now, which waits for its answers."""
+        return self._client(PATIENT_S)
 
     def ask(self, question, default=None):
-        """The answer of `question(rest)`, or `default` while no JobManager answers."""
+        """The answer of `question(rest)`, or `default` while no JobManager answers soon."""
         try:
-            return question(self.rest)
+            return question(self._client(QUICK_S))
         except PenstockError:
             return default
 
@@ -120,14 +132,22 @@ class Scene:
 
     def diagnosis(self):
         lines = [
-            f"scene in {self.folder}, job {self.job_id}, state {self.state()!r}, restarted {self.cluster.restarts}"
+            f"scene in {self.folder}, job {self.job_id}, state {self.state()!r}, restarted {self.cluster.restarts}",
+            f"failpoints hit {self.failpoints_hit()}, sent {self.feed.sent} of {self.orders.events} orders",
         ]
         failures = self.ask(lambda rest: rest.exceptions(self.job_id), {})
         lines.append(f"failure: {failures.get('root-exception')}")
-        lines += [f"{entry['at_ms']} {entry['kind']} {entry['text']}" for entry in self.story()[-40:]]
+        story = self.story()
+        shown = [entry for entry in story if entry["kind"] != "checkpoint" or entry in story[-3:]][-SHOWN_ENTRIES:]
+        lines += [f"{entry['at_ms']} {entry['kind']} {entry['text']}" for entry in shown]
         for log in sorted(self.cluster.directory.glob("*.log")):
-            lines += [f"--- {log.name}", *log.read_text(encoding="utf-8", errors="replace").splitlines()[-12:]]
+            text = log.read_text(encoding="utf-8", errors="replace")
+            lines += [f"--- {log.name}", *text.splitlines()[-SHOWN_LINES:]]
         return "\n".join(lines)
+
+    def wait(self, condition, what, **limits):
+        """Wait for a condition of this scene; a failure says how everything stands."""
+        return wait_until(condition, lambda: f"{what}\n{self.diagnosis()}", **{"step": POLL_S, **limits})
 
     # --- acting ---------------------------------------------------------------------------------------------------
 
@@ -138,29 +158,31 @@ class Scene:
         self.feed.start()
         return self.job_id
 
-    def wait_running(self, seconds=40.0):
+    def wait_running(self):
         """Wait until all subtasks run."""
 
         def running():
             counts = self.ask(lambda rest: rest.job(self.job_id)["status-counts"], {})
             return counts.get("RUNNING") and not any(n for state, n in counts.items() if state != "RUNNING")
 
-        wait_until(running, seconds, lambda: f"a running job\n{self.diagnosis()}", POLL_S)
+        self.wait(running, "a running job")
 
-    def submit(self, *, job=None, token="", limit=60.0, **options):
+    def submit(self, *, job=None, token="", **options):
         """Submit (again, under one token, until a JobManager has taken it) and return the job id."""
         graph = encode_graph(graph_of(job or self.job, self.folder))
         token = token or secrets.token_hex(8)
-        deadline = time.monotonic() + limit
-        while True:
+
+        def taken():
             try:
-                with RestClient(self.cluster.rest_url, timeout_seconds=10) as rest:
-                    self.job_id = rest.submit(graph, token=token, **options)
-                return self.job_id
+                with RestClient(self.cluster.rest_url, timeout_seconds=PATIENT_S) as rest:
+                    return rest.submit(graph, token=token, **options)
             except PenstockError as error:
-                if "no JobManager answers" not in error.message or time.monotonic() > deadline:
+                if "no JobManager answers" not in error.message:
                     raise
-                time.sleep(0.2)
+                return ""
+
+        self.job_id = self.wait(taken, "a JobManager that takes the job")
+        return self.job_id
 
     def submit_in_background(self, **options):
         """Submit from a thread: the JobManager may be held or killed while it takes the job."""
@@ -168,16 +190,35 @@ class Scene:
         thread.start()
         return thread
 
-    def wait_checkpoints(self, count, seconds=40.0):
-        wait_until(
-            lambda: self.completed() >= count, seconds, lambda: f"{count} checkpoints\n{self.diagnosis()}", POLL_S
-        )
+    def ask_in_background(self, question):
+        """Ask from a thread: the JobManager may be held or killed before it answers.
 
-    def wait_state(self, states, seconds=END_LIMIT_S):
-        wait_until(lambda: self.state() in states, seconds, lambda: f"state {states}\n{self.diagnosis()}", POLL_S)
+        Who gives up and closes the connection may take the request back with it.
+        """
+
+        def ask():
+            client = RestClient(self.cluster.rest_url, timeout_seconds=PATIENT_S)
+            with client as rest, contextlib.suppress(PenstockError):
+                question(rest)
+
+        threading.Thread(target=ask, daemon=True).start()
+
+    def cancel(self):
+        self.rest.cancel(self.job_id)
+        self.wait_state(("CANCELED",))
+
+    def wait_checkpoints(self, count):
+        self.wait(lambda: self.completed() >= count, f"{count} checkpoints")
+
+    def wait_rows(self):
+        """Wait for output; return it."""
+        return self.wait(self.rows, "output", step=0.3)
+
+    def wait_state(self, states):
+        self.wait(lambda: self.state() in states, f"state {states}", seconds=PATIENT_S)
         return self.state()
 
-    def wait_replaced(self, gone, seconds):
+    def wait_replaced(self, gone):
         """Wait until the job runs on workers none of which is in `gone`."""
 
         def replaced():
@@ -186,31 +227,34 @@ class Scene:
             running = self.ask(lambda rest: rest.job(self.job_id)["status-counts"]["RUNNING"], 0)
             return pids and not pids & gone and running and self.state() == "RUNNING"
 
-        wait_until(replaced, seconds, lambda: f"a successor of {gone}\n{self.diagnosis()}", POLL_S)
+        self.wait(replaced, f"a successor of {gone}")
 
-    def wait_finished(self, seconds=END_LIMIT_S):
-        state = self.wait_state(TERMINAL, seconds)
+    def wait_restarted(self):
+        """Wait until a process of the cluster has been started again."""
+        self.wait(lambda: self.cluster.restarts, "a dead process")
+
+    def wait_finished(self):
+        state = self.wait_state(TERMINAL)
         assert state == "FINISHED", self.diagnosis()
 
-    def _savepoint_answer(self, ask, seconds):
-        with RestClient(self.cluster.rest_url, timeout_seconds=TRIED_LIMIT_S) as rest:
-            request = ask(rest)
+    def _savepoint_answer(self, ask):
+        request = ask(self.rest)
 
         def answer():
             found = self.ask(lambda rest: rest.savepoint_status(self.job_id, request))
             return found if found and found["status"]["id"] == "COMPLETED" else None
 
-        operation = wait_until(answer, seconds, lambda: f"savepoint\n{self.diagnosis()}", POLL_S)["operation"]
+        operation = self.wait(answer, "a savepoint")["operation"]
         assert "failure-cause" not in operation, operation
         return operation["location"]
 
-    def savepoint(self, target=None, seconds=30.0):
-        return self._savepoint_answer(lambda rest: rest.savepoint(self.job_id, target), seconds)
+    def savepoint(self, target=None):
+        return self._savepoint_answer(lambda rest: rest.savepoint(self.job_id, target))
 
-    def stop(self, *, drain=False, target=None, seconds=30.0):
+    def stop(self, *, drain=False, target=None):
         """Stop with a savepoint, wait for FINISHED, return where the savepoint lies."""
-        uri = self._savepoint_answer(lambda rest: rest.stop(self.job_id, drain=drain, target=target), seconds)
-        self.wait_finished(seconds)
+        uri = self._savepoint_answer(lambda rest: rest.stop(self.job_id, drain=drain, target=target))
+        self.wait_finished()
         return uri
 
     # --- breaking -------------------------------------------------------------------------------------------------
@@ -218,7 +262,7 @@ class Scene:
     def failpoints_hit(self):
         return sorted(path.stem for path in self.evidence.glob("*.hit"))
 
-    def wait_hit(self, point, seconds=45.0):
+    def wait_hit(self, point):
         """Wait for the evidence that a process is held at `point`; keep the list of workers fresh meanwhile."""
         path = self.evidence / f"{point}.hit"
 
@@ -229,7 +273,7 @@ class Scene:
                 self.look_at_workers()
             return False
 
-        wait_until(hit, seconds, lambda: f"failpoint {point} was not hit\n{self.diagnosis()}", POLL_S)
+        self.wait(hit, f"a process at failpoint {point}")
         return json.loads(path.read_text(encoding="utf-8").splitlines()[0])
 
     def release(self, point):

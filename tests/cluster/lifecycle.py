@@ -10,7 +10,7 @@ from functools import cache
 from typing import Protocol
 
 import polars as pl
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.snapshots.opening import open_snapshot
@@ -120,7 +120,10 @@ class Place:
 
     def wait(self, job_id, state):
         wait_until(
-            lambda: self.state(job_id) == state, LIMIT_S, lambda: f"{state}: {self.rest.story(job_id)[-9:]}", 0.1
+            lambda: self.state(job_id) == state,
+            lambda: f"{state}: {self.rest.story(job_id)[-9:]}",
+            seconds=LIMIT_S,
+            step=0.1,
         )
 
     def widths(self, job_id):
@@ -139,7 +142,10 @@ class Place:
         self.wait(job_id, "RUNNING")
         before = len(self.read()[0])
         wait_until(
-            lambda: len(self.read()[0]) > before, LIMIT_S, lambda: f"more rows: {self.rest.story(job_id)[-9:]}", 0.1
+            lambda: len(self.read()[0]) > before,
+            lambda: f"more rows: {self.rest.story(job_id)[-9:]}",
+            seconds=LIMIT_S,
+            step=0.1,
         )
         return len(self.read()[0])
 

@@ -13,9 +13,8 @@ import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.cluster.harness import END_LIMIT_S, Scene
+from tests.cluster.harness import PATIENT_S, TERMINAL, Scene
 from tests.cluster.orders import Orders
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import Stage
 
 from penstock.testing.servers import start_kafka, start_minio
@@ -107,7 +106,7 @@ def run_cell(stage, cell, **job):
         record.killed_pid, killed_at = _kill(scene, cell, evidence)
         scene.feed.go_on()
         _await_end(scene, record, killed_at)
-        scene.feed.join(30)
+        scene.feed.join()
         _judge(scene, record)
         if point.first == "stop" and record.missing:  # the stop went through: the rest of the input is the next run's
             record.resumed = True
@@ -135,9 +134,9 @@ def _provoke(scene, point, cell):
     if point.first == "restart":
         scene.kill(scene.victim_pid("worker", pick=cell.seed))
     elif point.first == "stop":
-        scene.ask(lambda rest: rest.stop(scene.job_id))  # held while it answers: then the request just times out
+        scene.ask_in_background(lambda rest: rest.stop(scene.job_id))
     elif point.first == "in place":
-        scene.ask(lambda rest: rest.rescale(scene.job_id, 1, token=secrets.token_hex(8)))
+        scene.ask_in_background(lambda rest: rest.rescale(scene.job_id, 1, token=secrets.token_hex(8)))
     elif point.first == "rescale":
         scene.stop()
         scene.submit_in_background(job=scene.with_job(parallelism=1), token=secrets.token_hex(8))
@@ -148,7 +147,7 @@ def _kill(scene, cell, evidence):
     if cell.victim == "worker" and not scene.victims(evidence):
         # the point lies before the first worker of a new run: the first one to come is taken
         scene.release(cell.point)
-        wait_until(scene.look_at_workers, 30, lambda: f"a worker\n{scene.diagnosis()}")
+        scene.wait(scene.look_at_workers, "a worker")
     pid = scene.victim_pid(cell.victim, evidence, pick=cell.seed)
     killed_at = time.time()
     scene.kill(pid)
@@ -158,17 +157,16 @@ def _kill(scene, cell, evidence):
 
 def _await_end(scene, record, killed_at):
     """Wait for the end; notes restarts, and when the first checkpoint after the kill was complete."""
-    deadline = time.monotonic() + END_LIMIT_S
-    while time.monotonic() < deadline:
+
+    def ended():
         summary = scene.summary()
         record.restarts = max(record.restarts, int(summary.get("restarts", 0)))
         if record.recovery_s is None:
             record.recovery_s = _recovered(scene, killed_at)
-        if summary.get("state") == "FINISHED":
-            return
-        assert summary.get("state") not in ("FAILED", "CANCELED"), scene.diagnosis()
-        time.sleep(0.25)
-    raise AssertionError(f"did not end within {END_LIMIT_S} s\n{scene.diagnosis()}")
+        return summary.get("state") in TERMINAL
+
+    scene.wait(ended, "the end of the job", seconds=PATIENT_S)
+    scene.wait_finished()
 
 
 def _recovered(scene, killed_at):

@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta
 import numpy as np
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, NewTopic, ResourceType
+from tests.support.waiting import DEADLINE_S, patience, wait_until
 
 from penstock.cli.oracle import compare, expected_windows
 
@@ -22,8 +23,10 @@ USERS = 25
 PARTITIONS = 4
 CHUNK = 100
 READ_LIMIT_S = 30
-#: How much slower the second half goes out until `go_on`.
+#: How much slower the second half goes out.
 TRICKLE = 8
+#: Orders that go out after `go_on` alone.
+HELD = 500
 
 
 @dataclass(frozen=True)
@@ -58,8 +61,8 @@ class Orders:
 class Feed:
     """Produces the stream with an idempotent producer in a background thread.
 
-    The first half goes out at a steady rate, the rest in a trickle until `go_on`: a job that is slow on a busy machine
-    must not find its input ended before it was broken.
+    The first half goes out at a steady rate, the rest in a trickle, and its last orders only after `go_on`: a job on a
+    busy machine never finds its input ended before it was broken.
     """
 
     def __init__(self, bootstrap, topic, orders, rate):
@@ -75,7 +78,7 @@ class Feed:
         self._thread.start()
 
     def go_on(self):
-        """Send the second half at the full rate too."""
+        """Send what is left at once."""
         self._going_on.set()
 
     def end(self):
@@ -85,11 +88,14 @@ class Feed:
             self._thread.join(READ_LIMIT_S)
             assert not self._thread.is_alive(), "the feed hangs"
 
-    def join(self, seconds):
+    def join(self, seconds=DEADLINE_S):
         """Send the rest, and wait until every order is acknowledged."""
         self.go_on()
-        self._thread.join(seconds)
-        assert not self._thread.is_alive(), f"only {self.sent} of {self.orders.events} orders sent within {seconds} s"
+        wait_until(
+            lambda: not self._thread.is_alive(),
+            lambda: f"all {self.orders.events} orders to be acknowledged, {self.sent} are sent",
+            seconds=seconds,
+        )
         if self._error is not None:
             raise self._error
         assert self.sent == self.orders.events, "the feed was ended early"
@@ -100,9 +106,17 @@ class Feed:
         except BaseException as error:
             self._error = error
 
-    def _rate_now(self):
-        trickles = self.sent > self.orders.events // 2 and not self._going_on.is_set()
-        return self.rate / TRICKLE if trickles else self.rate
+    def _pace(self, due):
+        """Wait until the next chunk is due, at once after `go_on`; return when that was."""
+        left = self.orders.events - self.sent
+        rate = self.rate / TRICKLE if self.sent > self.orders.events // 2 else self.rate
+        due = max(due, time.monotonic() - 1.0) + CHUNK / rate
+        while not self._closing.is_set() and not self._going_on.is_set():
+            pause = due - time.monotonic()
+            if pause <= 0 and left > min(HELD, self.orders.events // 4):
+                break
+            self._going_on.wait(max(0.02, min(pause, 0.1)))
+        return due
 
     def _send_all(self):
         users, amounts, times_ms = (column.tolist() for column in self.orders.columns())
@@ -119,12 +133,10 @@ class Feed:
                 )  # fmt: skip
             producer.poll(0)
             self.sent = min(low + CHUNK, self.orders.events)
-            due = max(due, time.monotonic() - 1.0) + CHUNK / self._rate_now()
-            while time.monotonic() < due and not self._closing.is_set():
-                time.sleep(min(0.02, max(0.0, due - time.monotonic())))
+            due = self._pace(due)
             if self._closing.is_set():
                 break
-        assert producer.flush(READ_LIMIT_S) == 0
+        assert producer.flush(READ_LIMIT_S * patience()) == 0
         assert not refused, refused[0]
 
 
@@ -148,7 +160,7 @@ def produce_values(bootstrap, topic, values, partition=0):
     producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
     for value in values:
         producer.produce(topic, value, partition=partition)
-    assert producer.flush(READ_LIMIT_S) == 0
+    assert producer.flush(READ_LIMIT_S * patience()) == 0
 
 
 def read_messages(bootstrap, topic, isolation="read_committed"):
@@ -165,15 +177,17 @@ def read_messages(bootstrap, topic, isolation="read_committed"):
         partitions = consumer.list_topics(topic, timeout=READ_LIMIT_S).topics[topic].partitions
         consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in partitions])
         ended, found = set(), []
-        deadline = time.monotonic() + READ_LIMIT_S
-        while len(ended) < len(partitions):
-            assert time.monotonic() < deadline, f"{topic} could not be read to its end"
+
+        def at_the_end():
             for message in consumer.consume(10_000, timeout=0.2):
                 if message.error() is None:
                     found.append(message)
                 else:
                     assert message.error().code() == KafkaError._PARTITION_EOF, message.error()
                     ended.add(message.partition())
+            return len(ended) == len(partitions)
+
+        wait_until(at_the_end, lambda: f"the end of {topic}, read are {len(found)} of {len(ended)} ends", step=0)
     finally:
         consumer.close()
     return found

@@ -1,7 +1,6 @@
 """Looks at /proc: which processes descend from which, who lives, who is stopped."""
 
 import os
-import time
 from pathlib import Path
 
 
@@ -51,15 +50,3 @@ def signal_all(pids, number):
             os.kill(pid, number)
         except ProcessLookupError:
             continue
-
-
-def wait_until(condition, seconds, what, step=0.02):
-    """Poll `condition` until it returns something true; returns that."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {seconds} s: {what() if callable(what) else what}")
-        time.sleep(step)

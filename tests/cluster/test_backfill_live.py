@@ -7,14 +7,16 @@ from tests.spark.golden import TWO, Golden
 
 from penstock.backfill.engine import LocalEngine
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize(
     ("kind", "seed"),
     [
         ("windows", 1), ("stages", 2), ("sessions", 3), ("join", 4), ("process", 5), ("dedup", 6), ("connect", 10),
-        ("connect", 11), ("window-join", 12), ("window-join", 13), ("temporal", 14), ("temporal", 15),
+        pytest.param("connect", 11, marks=pytest.mark.nightly), ("window-join", 12),
+        pytest.param("window-join", 13, marks=pytest.mark.nightly), ("temporal", 14),
+        pytest.param("temporal", 15, marks=pytest.mark.nightly),
     ],
 )  # fmt: skip
 def test_final_output_and_state(kind, seed, tmp_path, monkeypatch):
@@ -33,7 +35,9 @@ def test_final_output_and_state(kind, seed, tmp_path, monkeypatch):
         assert {row[0]: row[-1] for row in golden.state("by-second", "seen")} == seen
 
 
-@pytest.mark.parametrize(("kind", "seed"), [("windows", 7), ("process", 8), ("join", 9)])
+@pytest.mark.parametrize(
+    ("kind", "seed"), [pytest.param("windows", 7, marks=pytest.mark.nightly), ("process", 8), ("join", 9)]
+)
 def test_from_tables_and_the_rest_of_the_source(kind, seed, tmp_path, monkeypatch):
     rand = random.Random(seed)
     golden = Golden(kind, tmp_path, seed=seed)

@@ -1,9 +1,8 @@
 """A topic whose beginning lies in Parquet files or an Iceberg table, on S3 alone: stitched, the live job ends exact."""
 
 import random
-import time
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from io import BytesIO
 
 import pyarrow as pa
@@ -15,10 +14,13 @@ from pyiceberg.catalog.sql import SqlCatalog
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verdict
 from tests.cluster.stage import cli
+from tests.support.waiting import wait_until
 
 from penstock.checkpoint.stores import open_store
 
 pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+
+TASKMANAGERS = 2
 
 
 def parts_of(orders, ends):
@@ -58,28 +60,18 @@ def forget(stage, topic, befores):
 
 
 @pytest.fixture
-def run(stage):
-    def call(*arguments, code=0):
-        said = cli(*arguments, cwd=stage.folder, environment=stage.environment, limit=200)
-        assert said.code == code, said
-        return said
-
-    return call
-
-
-@pytest.fixture
 def job(stage):
     orders = Orders(5, 6_000)
     source, sink, name = stage.fresh("orders"), stage.fresh("totals"), stage.fresh("job")
     create_topics(stage.bootstrap, **{source: orders.partitions, sink: 2})
     feed = Feed(stage.bootstrap, source, orders, 100_000)
     feed.start()
-    feed.join(60)
+    feed.join()
     made = Job(name, stage.bootstrap, source, sink, stage.root(name), stops=orders.stops(source))
     return orders, made, made.write(stage.folder)
 
 
-def test_a_topic_that_has_forgotten_its_beginning(stage, run, job, monkeypatch):
+def test_a_topic_that_has_forgotten_its_beginning(stage, shared, here, job, monkeypatch):
     orders, made, path = job
     rand = random.Random(11)
     ends = [rand.randrange(400, 900) for _ in range(orders.partitions)]
@@ -89,27 +81,27 @@ def test_a_topic_that_has_forgotten_its_beginning(stage, run, job, monkeypatch):
     forget(stage, made.source, [end - 50 for end in ends])
     told = ["--history", f"orders={archived}", "--offsets", "orders=kafka_partition,kafka_offset"]
     until = ["--until", ",".join(f"{split}={cut}" for split, cut in cuts.items())]
-    looked = run("check", path, "--backfill", *told, *until, "--json").value
+    looked = here("check", path, "--backfill", *told, *until, "--json").value
     wanted = {f"{made.source}-{p}": {"from": 0, "to": end} for p, end in enumerate(ends)}
     assert (looked["ok"], looked["tables"]["orders"]) == (True, wanted)
     uri = f"{made.root}-savepoint"
-    given = run("backfill", path, "--to", uri, *until, "--parts", 3, *told, "--json").value
+    given = here("backfill", path, "--to", uri, *until, "--parts", 3, *told, "--json").value
     assert given["rows"] == sum(cuts.values()), "fifty rows of each partition are in both, and count once"
     assert {split: state["offset"] for split, state in given["positions"]["orders"].items()} == cuts
-    assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
+    assert here("run", path, "--from", uri, "--cluster", shared.rest_url, "--json").value["state"] == "FINISHED"
     found = verdict(orders, read_windows(stage.bootstrap, made.sink))
     assert found.exact, found
     early = ",".join(f"{split}={end - 51 if split[-1] == '2' else end}" for split, end in zip(cuts, ends, strict=True))
-    refused = run("check", path, "--backfill", *told, "--until", early, code=2)
+    refused = here("check", path, "--backfill", *told, "--until", early, code=2)
     lies = f"the cut lies before all that '{made.source}-2' still has: offsets below {ends[2] - 50} are deleted"
     assert lies in " ".join(str(refused).replace("\\n", " ").split())
     forget(stage, made.source, [ends[0] + 3, ends[1], ends[2], ends[3]])
-    refused = run("check", path, "--backfill", *told, *until, code=2)
+    refused = here("check", path, "--backfill", *told, *until, code=2)
     gap = f"offsets {ends[0]} to {ends[0] + 2} of '{made.source}-0' are neither in the table nor in the topic"
     assert gap in " ".join(str(refused).replace("\\n", " ").split())
 
 
-def test_a_topic_whose_beginning_is_an_iceberg_table(stage, run, job, monkeypatch):
+def test_a_topic_whose_beginning_is_an_iceberg_table(stage, shared, here, job, monkeypatch):
     orders, made, path = job
     ends = [500, 600, 700, 800]
     reached = {
@@ -134,34 +126,35 @@ def test_a_topic_whose_beginning_is_an_iceberg_table(stage, run, job, monkeypatc
     until = ["--until", ",".join(f"{made.source}-{p}=1200" for p in range(orders.partitions))]
     uri = f"{made.root}-savepoint"
     named = ["--history", "orders=iceberg://lake/shop.orders"]
-    looked = run("check", path, "--backfill", *named, *offsets, *until, "--json").value
+    check = ("check", path, "--backfill", *named, *offsets, *until, "--json")  # a catalog is read once in a process
+    looked = cli(*check, cwd=stage.folder, environment=stage.environment).value
     wanted = {f"{made.source}-{p}": {"from": 0, "to": end} for p, end in enumerate(ends)}
     assert (looked["ok"], looked["tables"]["orders"]) == (True, wanted)
     known = f"orders={table.metadata_location}"
-    given = run("backfill", path, "--to", uri, *until, "--parts", 3, "--history", known, *offsets, "--json").value
+    given = here("backfill", path, "--to", uri, *until, "--parts", 3, "--history", known, *offsets, "--json").value
     assert given["rows"] == orders.partitions * 1_200
     assert given["tables"]["orders"] == {f"{made.source}-{p}": [0, end] for p, end in enumerate(ends)}
-    assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
+    assert here("run", path, "--from", uri, "--cluster", shared.rest_url, "--json").value["state"] == "FINISHED"
     found = verdict(orders, read_windows(stage.bootstrap, made.sink))
     assert found.exact, found
 
 
-def test_a_table_without_offsets_up_to_where_it_is_told(stage, run, job, monkeypatch):
+def test_a_table_without_offsets_up_to_where_it_is_told(stage, shared, here, job, monkeypatch):
     orders, made, path = job
     archived, ends = f"{made.root}-archive", [700] * orders.partitions
     archive(stage, orders, archived, ends, monkeypatch, offsets=False)
     forget(stage, made.source, ends)
     over = ["--cut-over", ",".join(f"{made.source}-{p}=700" for p in range(orders.partitions)), "--until", "cut-over"]
     uri = f"{made.root}-savepoint"
-    run("backfill", path, "--to", uri, "--history", f"orders={archived}", code=2)
-    given = run("backfill", path, "--to", uri, "--history", f"orders={archived}", *over, "--json").value
+    here("backfill", path, "--to", uri, "--history", f"orders={archived}", code=2)
+    given = here("backfill", path, "--to", uri, "--history", f"orders={archived}", *over, "--json").value
     assert (given["rows"], given["watermark"], given["staged_rows"]) == (4 * 700, None, 0)
-    assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
+    assert here("run", path, "--from", uri, "--cluster", shared.rest_url, "--json").value["state"] == "FINISHED"
     found = verdict(orders, read_windows(stage.bootstrap, made.sink))
     assert found.exact, found
 
 
-def test_a_time_of_writing_up_to_which_a_table_was_kept(stage, run, monkeypatch):
+def test_a_time_of_writing_up_to_which_a_table_was_kept(stage, shared, here, monkeypatch):
     orders, half = Orders(9, 4_000), 2_000
     source, sink, name = stage.fresh("orders"), stage.fresh("totals"), stage.fresh("job")
     stamped = NewTopic(source, orders.partitions, 1, config={"message.timestamp.type": "LogAppendTime"})
@@ -171,17 +164,19 @@ def test_a_time_of_writing_up_to_which_a_table_was_kept(stage, run, monkeypatch)
     moment = None
     for low in (0, half):
         produce(stage, source, orders, low, low + half)
-        moment = moment or datetime.now(UTC)
-        time.sleep(0.2)
+        if moment is None:  # the broker stamps in milliseconds: the first one that it has not begun yet
+            moment = datetime.now(UTC) + timedelta(milliseconds=1)
+            moment = moment.replace(microsecond=moment.microsecond // 1000 * 1000)
+            wait_until(lambda after=moment: datetime.now(UTC) > after, "the next millisecond", step=0)
     made = Job(name, stage.bootstrap, source, sink, stage.root(name), stops=orders.stops(source))
     path, archived, uri = made.write(stage.folder), f"{made.root}-archive", f"{made.root}-savepoint"
     archive(stage, orders, archived, [half // orders.partitions] * orders.partitions, monkeypatch, offsets=False)
     told = ["--history", f"orders={archived}", "--cut-over", moment.isoformat()]
     until = ",".join(f"{source}-{p}=800" for p in range(orders.partitions))
-    given = run("backfill", path, "--to", uri, *told, "--until", until, "--json").value
+    given = here("backfill", path, "--to", uri, *told, "--until", until, "--json").value
     assert given["rows"] == 4 * 800
     assert given["staged_rows"] > 0, "each partition has rows behind the cut-over"
-    assert run("run", path, "--from", uri, "--json").value["state"] == "FINISHED"
+    assert here("run", path, "--from", uri, "--cluster", shared.rest_url, "--json").value["state"] == "FINISHED"
     found = verdict(orders, read_windows(stage.bootstrap, made.sink))
     assert found.exact, found
 

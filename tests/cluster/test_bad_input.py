@@ -8,9 +8,9 @@ from tests.cluster.job_file import Job
 from tests.cluster.orders import Orders, create_topics, limit_messages, produce_values, read_messages
 from tests.cluster.stage import cli
 
-pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(150)]
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
-RUN_LIMIT_S = 120
+TASKMANAGERS = 2
 ONE_WINDOW = [b'{"user_id":%d,"amount":%d,"ts":%d}' % (1, n, 1_700_000_000_000 + n) for n in range(1, 11)]
 
 
@@ -27,13 +27,10 @@ def job_of(stage, values=(), **changes):
     return Job(**options)
 
 
-def refused(stage, job_or_text, *words, code=None):
-    """Run it; it must end with one line on stderr that holds `words`."""
-    path = stage.folder / "job.py"
-    path.write_text(job_or_text if isinstance(job_or_text, str) else job_or_text.text(), encoding="utf-8")
-    said = cli("run", path, "--json", cwd=stage.folder, environment=stage.environment, limit=RUN_LIMIT_S)
+def shown(said, words, codes):
+    """It must have ended with one line on stderr that holds `words`; return the line."""
     lines = said.err.strip().splitlines()
-    assert said.code in ((1, 2) if code is None else (code,)), said
+    assert said.code in codes, said
     assert len(lines) == 1, said.err
     assert lines[0].startswith("penstock: ")
     for word in words:
@@ -42,94 +39,111 @@ def refused(stage, job_or_text, *words, code=None):
     return lines[0]
 
 
-def test_an_unreachable_broker(stage, unused_port):
-    refused(stage, job_of(stage, bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}")
+@pytest.fixture
+def refused(stage, shared, here):
+    """Run a job or a text; it must end with one line on stderr that holds `words`."""
+
+    def run(job_or_text, *words, code=None):
+        path = stage.folder / "job.py"
+        path.write_text(job_or_text if isinstance(job_or_text, str) else job_or_text.text(), encoding="utf-8")
+        said = here("run", path, "--cluster", shared.rest_url, "--json", code=None)
+        return shown(said, words, (1, 2) if code is None else (code,))
+
+    return run
 
 
-def test_an_unreachable_broker_of_the_sink(stage, unused_port):
-    refused(stage, job_of(stage, ONE_WINDOW, sink_bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}")
+def test_an_unreachable_broker(stage, refused, unused_port):
+    refused(job_of(stage, bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}")
 
 
-def test_a_missing_topic(stage):
+def test_an_unreachable_broker_of_the_sink(stage, refused, unused_port):
+    refused(job_of(stage, ONE_WINDOW, sink_bootstrap=f"127.0.0.1:{unused_port}"), f"127.0.0.1:{unused_port}")
+
+
+def test_a_missing_topic(stage, refused):
     missing = stage.fresh("missing")
-    refused(stage, job_of(stage, source=missing, stops=None), missing)
-    refused(stage, job_of(stage, ONE_WINDOW, sink=missing), missing)
+    refused(job_of(stage, source=missing, stops=None), missing)
+    refused(job_of(stage, ONE_WINDOW, sink=missing), missing)
 
 
-def test_an_unwritable_checkpoint_store(stage):
-    refused(stage, job_of(stage, ONE_WINDOW, root="s3://no-such-bucket-at-all/x"), "no-such-bucket-at-all")
+def test_an_unwritable_checkpoint_store(stage, refused):
+    refused(job_of(stage, ONE_WINDOW, root="s3://no-such-bucket-at-all/x"), "no-such-bucket-at-all")
     file = stage.folder / "a-file"
     file.write_text("")
-    refused(stage, job_of(stage, ONE_WINDOW, root=f"{file}/checkpoints"), "a-file")
+    refused(job_of(stage, ONE_WINDOW, root=f"{file}/checkpoints"), "a-file")
 
 
-def test_a_malformed_record_fails_the_job_with_its_place(stage):
+def test_a_malformed_record_fails_the_job_with_its_place(stage, refused):
     job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW])
-    line = refused(stage, job, job.source, "10", code=1)
+    line = refused(job, job.source, "10", code=1)
     assert "partition" in line.lower()
     assert read_messages(stage.bootstrap, job.sink) == []
 
 
-def test_a_record_of_another_schema_fails_the_job_with_its_place(stage):
+def test_a_record_of_another_schema_fails_the_job_with_its_place(stage, refused):
     job = job_of(stage, [*ONE_WINDOW, b'{"user_id":1,"amount":"many","ts":1700000000000}'])
-    refused(stage, job, job.source, "10", "amount", code=1)
+    refused(job, job.source, "10", "amount", code=1)
 
 
-def test_a_result_larger_than_its_topic_takes_ends_the_job_and_comes_once_it_is_taken(stage):
+def test_a_result_larger_than_its_topic_takes_ends_the_job_and_comes_once_it_is_taken(stage, refused, shared, here):
     job = job_of(stage, ONE_WINDOW, environment="")  # the default restarts the job after a failure, but not after this
     limit_messages(stage.bootstrap, job.sink, 40)
-    refused(stage, job, job.sink, "too large", r"raise the topic's max\.message\.bytes", code=1)
+    refused(job, job.sink, "too large", r"raise the topic's max\.message\.bytes", code=1)
     assert read_messages(stage.bootstrap, job.sink) == []
     limit_messages(stage.bootstrap, job.sink, 4_000)
-    said = cli("run", job.write(stage.folder), "--json", cwd=stage.folder, environment=stage.environment)
-    assert said.code == 0, said.err
+    here("run", job.write(stage.folder), "--cluster", shared.rest_url, "--json")
     (row,) = read_messages(stage.bootstrap, job.sink)
     assert b'"n":10' in row.value().replace(b" ", b"")
 
 
-def test_malformed_records_can_be_skipped(stage):
+def test_malformed_records_can_be_skipped(stage, shared, here):
     job = job_of(stage, [*ONE_WINDOW, b"{broken", b"null", *ONE_WINDOW], source_options="on_bad_record='skip'")
     path = job.write(stage.folder)
-    said = cli("run", path, "--json", cwd=stage.folder, environment=stage.environment, limit=RUN_LIMIT_S)
-    assert said.code == 0, said.err
+    said = here("run", path, "--cluster", shared.rest_url, "--json")
     assert said.value["state"] == "FINISHED"
     (row,) = read_messages(stage.bootstrap, job.sink)
     assert b'"n":20' in row.value().replace(b" ", b"")
 
 
-def test_malformed_records_can_be_put_aside(stage):
+def test_malformed_records_can_be_put_aside(stage, shared, here):
     aside = stage.fresh("aside")
     create_topics(stage.bootstrap, **{aside: 1})
     options = f"on_bad_record='dead-letter', dead_letter_topic={aside!r}"
     job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW], source_options=options)
     path = job.write(stage.folder)
-    said = cli("run", path, "--json", cwd=stage.folder, environment=stage.environment, limit=RUN_LIMIT_S)
-    assert said.code == 0, said.err
+    here("run", path, "--cluster", shared.rest_url, "--json")
     (row,) = read_messages(stage.bootstrap, job.sink)
     assert b'"n":20' in row.value().replace(b" ", b"")
     assert {message.value() for message in read_messages(stage.bootstrap, aside)} == {b"{broken"}
 
 
-def test_an_error_in_the_job_file(stage):
-    line = refused(stage, "import penstock as ps\n\nx = 1 / 0\n", "ZeroDivisionError", code=2)
+def test_an_error_in_the_job_file(stage, refused):
+    line = refused("import penstock as ps\n\nx = 1 / 0\n", "ZeroDivisionError", code=2)
     assert "job.py:3" in line
-    refused(stage, "def broken(:\n", r"job\.py:1", code=2)
-    refused(stage, "import penstock as ps\n", "env.execute", code=2)
-    refused(stage, "import no_such_module_at_all\n", "no_such_module_at_all", code=2)
+    refused("def broken(:\n", r"job\.py:1", code=2)
+    refused("import penstock as ps\n", "env.execute", code=2)
+    refused("import no_such_module_at_all\n", "no_such_module_at_all", code=2)
     unknown = job_of(stage, ONE_WINDOW).text().replace('ps.sum("amount")', 'ps.sum("amont")')
-    line = refused(stage, unknown, "amont", code=2)
+    line = refused(unknown, "amont", code=2)
     assert re.search(r"job\.py:\d+", line)
 
 
-def test_a_start_beside_a_running_job_of_that_name_is_told_who_holds_it(stage):
-    with Scene(stage, Orders(21, 20_000), rate=2_000) as scene:
+def test_a_command_of_its_own_with_an_embedded_cluster_says_it_too(stage):
+    """Nothing hangs, and the command ends with its cluster."""
+    job = job_of(stage, [*ONE_WINDOW, b"{broken", *ONE_WINDOW])
+    said = cli("run", job.write(stage.folder), "--json", cwd=stage.folder, environment=stage.environment)
+    shown(said, [job.source, "10"], [1])
+
+
+def test_a_start_beside_a_running_job_of_that_name_is_told_who_holds_it(stage, shared):
+    """By a cluster that is another one."""
+    with Scene(stage, Orders(21, 20_000), cluster=shared, rate=2_000) as scene:
         scene.begin()
         scene.wait_checkpoints(1)
         path = scene.job.write(stage.folder)
-        said = cli("run", path, cwd=stage.folder, environment=stage.environment, limit=RUN_LIMIT_S)
+        said = cli("run", path, cwd=stage.folder, environment=stage.environment)
         assert said.code != 0
         assert "process" in said.err
         assert str(scene.cluster.jobmanager.pid) in said.err
         assert scene.state() == "RUNNING"
-        scene.rest.cancel(scene.job_id)
-        scene.wait_state(("CANCELED",))
+        scene.cancel()

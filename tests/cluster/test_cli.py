@@ -7,10 +7,16 @@ import pytest
 from tests.cluster import proc_tree
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verdict
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import cli, start_cli
+from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180)]
+from penstock.client.rest_client import RestClient
+
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+#: Of a process that hangs.
+LIMIT_S = 300
 
 
 class Console:
@@ -39,7 +45,7 @@ def console(stage):
 @pytest.fixture
 def work(stage):
     """A bounded job and the feed of its topic."""
-    orders = Orders(31, 40_000)
+    orders = Orders(31, 12_000)
     source, sink, name = stage.fresh("orders"), stage.fresh("totals"), stage.fresh("job")
     create_topics(stage.bootstrap, **{source: orders.partitions, sink: 2})
     job = Job(name, stage.bootstrap, source, sink, stage.root(name), stops=orders.stops(source))
@@ -54,9 +60,10 @@ def check(stage, job, feed):
     assert found.exact, found
 
 
-def completed(console, job_id):
-    shown = console("show", job_id, "--json").value
-    return shown["checkpoints"]["counts"]["completed"]
+def wait_completed(url, job_id, count):
+    with RestClient(url) as rest:
+        done = lambda: rest.checkpoints(job_id)["counts"]["completed"]
+        wait_until(lambda: done() >= count, lambda: f"{count} checkpoints: {rest.story(job_id)[-9:]}", step=0.1)
 
 
 def test_every_command_once(stage, console, work):
@@ -74,24 +81,26 @@ def test_every_command_once(stage, console, work):
     (listed,) = console("list", "--json").value
     assert (listed["jid"], listed["name"]) == (job_id, job.name)
     assert job.name in console("list").out
-    wait_until(lambda: completed(console, job_id) >= 2, 30, "two checkpoints")
-    assert console("show", job.name, "--json").value["job"]["state"] == "RUNNING"
+    wait_completed(started["rest"], job_id, 2)
+    shown = console("show", job.name, "--json").value
+    assert shown["job"]["state"] == "RUNNING"
+    assert shown["checkpoints"]["counts"]["completed"] >= 2
     assert job.name in console("show", job_id[:12]).out
     assert console("story", job_id, "--json").value
-    wait_until(lambda: console("explain", job_id, "--json").value["cpu-ms"] > 0, 20, "a time budget")
+    wait_until(lambda: console("explain", job_id, "--json").value["cpu-ms"] > 0, "a time budget")
     assert "(output)" in console("explain", job.name).out
     assert console("savepoint", job_id, "--json").value["savepoint"]
     console("show", "no-such-job", code=2)
 
     console("cancel", job_id)
-    wait_until(lambda: console("show", job_id, "--json").value["job"]["state"] == "CANCELED", 20, "the end")
+    wait_until(lambda: console("show", job_id, "--json").value["job"]["state"] == "CANCELED", "the end")
     again = console(*run, "--detached").value["jobid"]
-    wait_until(lambda: completed(console, again) >= 1, 30, "a checkpoint of the resumed job")
+    wait_completed(started["rest"], again, 1)
     assert console("stop", again, "--json").value["savepoint"]
     feed.go_on()
     last = console(*run)
     assert last.value["state"] == "FINISHED"
-    feed.join(30)
+    feed.join()
     check(stage, job, feed)
     console("cluster", "stop")
     console("cluster", "stop", code=2)
@@ -104,17 +113,17 @@ def test_run_goes_on_after_kill_9_of_everything(stage, console, work):
     feed.start()
     process = start_cli("run", path, cwd=stage.folder, environment=console.environment)
     try:
-        wait_until(lambda: read_windows(stage.bootstrap, job.sink), 40, "output of the first run", step=0.5)
+        wait_until(lambda: read_windows(stage.bootstrap, job.sink), "output of the first run", step=0.5)
         tree = [process.pid, *proc_tree.descendants(process.pid)]
         assert len(tree) >= 6, "a JobManager, two TaskManagers, their workers"
     finally:
         proc_tree.signal_all([process.pid, *proc_tree.descendants(process.pid)], signal.SIGKILL)
-        process.communicate(timeout=10)
-    wait_until(lambda: not any(proc_tree.alive(pid) for pid in tree), 10, "the killed processes to go")
+        process.communicate(timeout=LIMIT_S)
+    wait_until(lambda: not any(proc_tree.alive(pid) for pid in tree), "the killed processes to go")
     feed.go_on()
     said = console("run", path, "--json")
     assert said.value["state"] == "FINISHED"
-    feed.join(30)
+    feed.join()
     check(stage, job, feed)
 
 
@@ -124,10 +133,10 @@ def test_run_ended_by_ctrl_c_can_be_resumed(stage, console, work):
     feed.start()
     process = start_cli("run", path, cwd=stage.folder, environment=console.environment)
     try:
-        wait_until(lambda: read_windows(stage.bootstrap, job.sink), 40, "output of the first run", step=0.5)
+        wait_until(lambda: read_windows(stage.bootstrap, job.sink), "output of the first run", step=0.5)
         tree = proc_tree.descendants(process.pid)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=LIMIT_S)
         assert process.returncode == 130
         assert not [pid for pid in tree if proc_tree.alive(pid)]
     finally:
@@ -136,5 +145,5 @@ def test_run_ended_by_ctrl_c_can_be_resumed(stage, console, work):
     feed.go_on()
     said = console("run", path, "--json", "--parallelism", 1)
     assert said.value["state"] == "FINISHED"
-    feed.join(30)
+    feed.join()
     check(stage, job, feed)

@@ -6,16 +6,17 @@ import urllib.request
 import pytest
 from tests.cluster import lifecycle
 from tests.cluster.lifecycle import ACTIONS, WAYS, Place, live
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import cli
+from tests.support.waiting import wait_until
 from tests.ui.lifecycle_way import BrowserWay
 
 from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.handle import JobHandle
+from penstock.client.rest_client import RestClient
 from penstock.graph.job_graph import encode_graph
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class CliWay:
@@ -62,7 +63,7 @@ class RestWay:
     def _ask(self, method, path, body=None):
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"}, method=method)
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=lifecycle.LIMIT_S) as answer:
             return json.load(answer)
 
     def _done(self, path, request):
@@ -72,7 +73,7 @@ class RestWay:
             found.update(self._ask("GET", f"{path}/{request}"))
             return found["status"]["id"] == "COMPLETED"
 
-        wait_until(ended, lifecycle.LIMIT_S, lambda: str(found), 0.1)
+        wait_until(ended, lambda: str(found), seconds=lifecycle.LIMIT_S, step=0.1)
         operation = found["operation"] or {}
         assert "failure-cause" not in operation, operation
         return operation.get("location", "")
@@ -111,35 +112,53 @@ class PythonWay:
     """Executors and handles, as job files and programs use them."""
 
     def __init__(self, url, _folder):
-        self.url = url
-        self.handle: JobHandle
+        self.url, self.rest = url, RestClient(url)
+
+    def _job(self, job_id):
+        return JobHandle(self.rest, job_id, "")
 
     def submit(self, file, token, from_uri=""):
         options = SubmitOptions(token=token, from_uri=from_uri or None)
-        self.handle = ClusterExecutor(url=self.url, options=options).submit(planned(file, {}, ""))
-        return self.handle.job_id
+        return ClusterExecutor(url=self.url, options=options).submit(planned(file, {}, "")).job_id
 
-    def savepoint(self, _job_id, target):
-        return self.handle.savepoint(target)
+    def savepoint(self, job_id, target):
+        return self._job(job_id).savepoint(target)
 
-    def rescale(self, _job_id, parallelism):
-        self.handle.rescale(parallelism)
+    def rescale(self, job_id, parallelism):
+        self._job(job_id).rescale(parallelism)
 
-    def upgrade(self, _job_id, file):
-        self.handle.upgrade(file, checkpoints=2)
+    def upgrade(self, job_id, file):
+        self._job(job_id).upgrade(file, checkpoints=2)
 
-    def cancel(self, _job_id):
-        self.handle.cancel()
-        assert self.handle.wait(timeout_ms=60_000) == "CANCELED"
+    def cancel(self, job_id):
+        self._job(job_id).cancel()
+        assert self._job(job_id).wait(timeout_ms=60_000) == "CANCELED"
 
-    def stop(self, _job_id, target):
-        return self.handle.stop(target=target)
+    def stop(self, job_id, target):
+        return self._job(job_id).stop(target=target)
 
-    def drain(self, _job_id, target):
-        return self.handle.stop(drain=True, target=target)
+    def drain(self, job_id, target):
+        return self._job(job_id).stop(drain=True, target=target)
 
 
 BY = {"cli": CliWay, "rest": RestWay, "python": PythonWay}
+#: The way of each action in a life of all ways; that of a submit goes around.
+TURNS = {"savepoint": "rest", "rescale": "cli", "upgrade": "python", "cancel": "rest", "stop": "cli", "drain": "python"}
+
+
+class EachWay:
+    """Every action once, and every way more than once."""
+
+    def __init__(self, url, folder):
+        self.by = {name: way(url, folder) for name, way in BY.items()}
+        self.tokens = []
+        for action, name in TURNS.items():
+            setattr(self, action, getattr(self.by[name], action))
+
+    def submit(self, file, token, from_uri=""):
+        if token not in self.tokens:
+            self.tokens.append(token)
+        return self.by[tuple(BY)[len(self.tokens) % len(BY)]].submit(file, token, from_uri)
 
 
 @pytest.fixture
@@ -154,8 +173,13 @@ def test_no_cell_of_the_table_is_missing():
         (way.__name__, action) for way in (*BY.values(), BrowserWay) for action in ACTIONS if not hasattr(way, action)
     ]
     assert missing == []
+    assert {"submit", *TURNS} == set(ACTIONS)
+    assert set(TURNS.values()) == set(BY)
 
 
-@pytest.mark.parametrize("way", BY)
+LIVES = {"each": EachWay, **BY}
+
+
+@pytest.mark.parametrize("way", ["each", *(pytest.param(way, marks=pytest.mark.nightly) for way in BY)])
 def test_a_life(running, tmp_path, way):
-    live(Place(running, tmp_path, f"life-by-{way}"), BY[way](running.rest_url, tmp_path))
+    live(Place(running, tmp_path, f"life-by-{way}"), LIVES[way](running.rest_url, tmp_path))

@@ -7,8 +7,8 @@ import urllib.parse
 import urllib.request
 
 import pytest
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import _Capture
+from tests.support.waiting import wait_until
 from typer.testing import CliRunner
 
 from penstock.api.environment import use_executor
@@ -18,7 +18,7 @@ from penstock.client.executors import ClusterExecutor, SubmitOptions
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 USERS, RATE = 20, 4_000
 JOB = """
@@ -96,8 +96,8 @@ def command(cluster, *arguments):
 
 def test_live_state_over_a_kill(cluster, tmp_path):
     job = submitted(cluster, tmp_path)
-    wait_until(lambda: orders_of(job, 3) is not None, 60, "the first answer")
-    wait_until(lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0) >= 1, 60, "a checkpoint")
+    wait_until(lambda: orders_of(job, 3) is not None, "the first answer")
+    wait_until(lambda: job.client.summary(job.job_id).get("checkpoints-completed", 0) >= 1, "a checkpoint")
 
     before = [orders_of(job, user) for user in range(USERS)]
     assert all(before), "keys of both subtasks"
@@ -109,8 +109,8 @@ def test_live_state_over_a_kill(cluster, tmp_path):
 
     pid = job.client.workers(job.job_id)[0]["pid"]
     os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: (orders_of(job, 3) or 0) > before[3], 60, "rows after the restart")
-    wait_until(lambda: windows(cluster, job), 30, "a window by two columns")
+    wait_until(lambda: (orders_of(job, 3) or 0) > before[3], "rows after the restart")
+    wait_until(lambda: windows(cluster, job), "a window by two columns")
     for key, error, text in [(10**6, NotFoundError, "holds nothing for the key"), ("x", UsageError, "is int64, which")]:
         with pytest.raises(error, match=text):
             job.query_state("people", "pair", key)

@@ -9,15 +9,15 @@ import sys
 import urllib.request
 
 import pytest
-from tests.cluster.proc_tree import wait_until
-from tests.unit.jobmanager.collector import Collector
+from tests.processes.jobmanager.collector import Collector
+from tests.support.waiting import wait_until
 
 from penstock.client.handle import JobHandle
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 LIMIT_S = 120.0
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -92,7 +92,7 @@ def rescale(handle, parallelism):
             return False
         return True
 
-    wait_until(done, LIMIT_S, lambda: f"a rescale: {problem}", step=1)
+    wait_until(done, lambda: f"a rescale: {problem}", seconds=LIMIT_S, step=1)
 
 
 def rescaled(collector):
@@ -120,14 +120,14 @@ def test_a_job_is_told_by_spans_logs_and_its_story_over_two_leaders(tmp_path, co
     with LocalCluster(config) as cluster, RestClient(cluster.rest_url) as rest:
         job = submit(cluster.rest_url, (tmp_path / "job.penstock").read_bytes())
         cuts = lambda: rest.checkpoints(job)["counts"]["completed"]
-        wait_until(lambda: cuts() >= 2, LIMIT_S, lambda: rest.story(job))
+        wait_until(lambda: cuts() >= 2, lambda: rest.story(job), seconds=LIMIT_S)
         first_worker = rest.workers(job)[0]
         os.kill(int(first_worker["pid"]), signal.SIGKILL)
-        wait_until(lambda: rest.summary(job)["restarts"] >= 1 and cuts() >= 4, LIMIT_S, lambda: rest.story(job))
+        wait_until(lambda: rest.summary(job)["restarts"] >= 1 and cuts() >= 4, lambda: rest.story(job), seconds=LIMIT_S)
         rescale(JobHandle(rest, job, "prices"), 2)
-        wait_until(lambda: rescaled(collector), LIMIT_S, lambda: collector.spans[-5:])
+        wait_until(lambda: rescaled(collector), lambda: collector.spans[-5:], seconds=LIMIT_S)
         shown = rest.log(rest.workers(job)[0]["id"])
-        wait_until(lambda: "shop [map(price) (" in rest.log(rest.workers(job)[0]["id"]), LIMIT_S, lambda: shown)
+        wait_until(lambda: "shop [map(price) (" in rest.log(rest.workers(job)[0]["id"]), lambda: shown, seconds=LIMIT_S)
         # its worst death: nothing can be said any more
         cluster.jobmanager.process.kill()
         before = len(collector.named("JobInitialization"))
@@ -138,10 +138,10 @@ def test_a_job_is_told_by_spans_logs_and_its_story_over_two_leaders(tmp_path, co
             except Exception:
                 return False
 
-        wait_until(led_again, LIMIT_S, "the next JobManager")
+        wait_until(led_again, "the next JobManager", seconds=LIMIT_S)
         told = penstock(tmp_path, environment, "story", job, "--cluster", cluster.rest_url)
         rest.cancel(job)
-        wait_until(lambda: rest.job(job)["state"] == "CANCELED", LIMIT_S, lambda: rest.story(job))
+        wait_until(lambda: rest.job(job)["state"] == "CANCELED", lambda: rest.story(job), seconds=LIMIT_S)
 
     check_spans(collector)
     check_story(told)

@@ -5,8 +5,8 @@ Every order of a generator is added to a value and to running aggregates by user
 
 import polars as pl
 import pytest
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import _Capture
+from tests.support.waiting import wait_until
 
 import penstock as ps
 from penstock.api.environment import use_executor
@@ -21,7 +21,7 @@ from penstock.snapshots.repartition import repartition
 from penstock.snapshots.verify import verify
 from penstock_connectors.datagen.orders import OrderPattern, orders
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 USERS, ROWS = 200, 40_000
 JOB = """
@@ -129,7 +129,7 @@ def test_from_a_table_to_a_savepoint_to_another_number_of_key_groups(jobs, tmp_p
     assert verify(bootstrap).damaged == []
 
     first = jobs.submit(graph, bootstrap)
-    wait_until(lambda: jobs.completed(first) >= 1, 60, "a checkpoint")
+    wait_until(lambda: jobs.completed(first) >= 1, "a checkpoint")
     savepoint = first.stop(target=str(tmp_path / "sp"))
     part = held(savepoint, "people", ["orders", "amount"])
     assert min(count for count, _ in part.values()) >= 1000, "begun with the table"

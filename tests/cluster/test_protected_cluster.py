@@ -9,6 +9,7 @@ import ssl
 import stat
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -16,18 +17,22 @@ import polars as pl
 import pytest
 from tests.cluster import proc_tree
 from tests.cluster.ports import listening, own_addresses, reaches, unix_folders
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+from penstock_connectors.datagen.orders import OrderPattern, orders
 
-ROWS = 6000
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+
+USERS = 100
+#: Of a command that hangs.
+LIMIT_S = 300
 JOB = f"""
 import penstock as ps
 from penstock_connectors.datagen import DatagenSource
 from penstock_connectors.files import FileSink
 
 env = ps.Environment(parallelism=2, checkpoint_interval="300ms", checkpoint_root="checkpoints")
-source = DatagenSource(splits=2, rows={ROWS}, rows_per_second=500, event_rate=100)
+source = DatagenSource(splits=1, users={USERS}, rows_per_second=500, event_rate=100)
 orders = env.from_source(source, watermarks=ps.WatermarkStrategy.monotonic(timestamp="ts"), uid="orders")
 counted = orders.key_by("user_id").window(ps.Tumbling("5s")).aggregate(n=ps.count()).uid("counts")
 counted.sink_to(FileSink("out"), uid="out")
@@ -43,7 +48,7 @@ class Console:
     def __call__(self, *arguments, code=0, **environment):
         done = subprocess.run(
             [sys.executable, "-m", "penstock.cli.main", *map(str, arguments)],
-            cwd=self.folder, env={**self.environment, **environment}, capture_output=True, text=True, timeout=200,
+            cwd=self.folder, env={**self.environment, **environment}, capture_output=True, text=True, timeout=LIMIT_S,
         )  # fmt: skip
         assert done.returncode == code, done.stdout + done.stderr
         return done.stdout + done.stderr
@@ -65,7 +70,7 @@ def ask(url, folder, *, certificate=True, ca="ca.pem", token="admin.token"):
     if certificate:
         context.load_cert_chain(folder / "client.pem", folder / "client.key")
     place = urlsplit(url)
-    connection = http.client.HTTPSConnection(place.hostname, place.port, timeout=20, context=context)
+    connection = http.client.HTTPSConnection(place.hostname, place.port, timeout=60, context=context)
     headers = {"Authorization": f"Bearer {(folder / token).read_text().strip()}"} if token else {}
     try:
         connection.request("GET", "/v1/overview", headers=headers)
@@ -99,22 +104,26 @@ def test_mutual_tls_in_two_commands(console, tmp_path):
         [sys.executable, "-m", "penstock.cli.main", "run", "job.py", "--cluster", url],
         cwd=tmp_path, env={**console.environment, "PENSTOCK_SECURITY": str(folder)},
     ) as run:  # fmt: skip
-        wait_until(lambda: "RUNNING" in console("list"), 60, "a running job", 0.2)
+        wait_until(lambda: "RUNNING" in console("list"), "a running job", step=0.2)
         ports = scan(record["pid"])
         assert urlsplit(url).port in ports
         assert sorted(bare(port) for port in ports) == ["401", "401", "nothing", "nothing"], (
             "metrics ask; TLS has no answer"
         )
         show_no_secret(record["pid"], folder)
-        assert run.wait(120) == 0
+        console("stop", "protected", "--drain")
+        assert run.wait(LIMIT_S) == 0
     parts = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and not path.name.startswith(".")]
-    assert pl.concat([pl.read_parquet(path) for path in parts])["n"].sum() == ROWS
+    counted = pl.concat([pl.read_parquet(path) for path in parts]).group_by("user_id").agg(pl.col("n").sum())
+    read = orders(OrderPattern(splits=1, users=USERS), 0, 0, counted["n"].sum())["user_id"].to_pylist()
+    assert dict(counted.rows()) == Counter(read)
+    assert read
     console("cluster", "stop")
 
 
 def bare(port):
     """What a request without certificate and token gets."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     try:
         connection.request("GET", "/metrics")
         return str(connection.getresponse().status)
@@ -159,9 +168,10 @@ def test_by_default_nothing_listens_but_on_loopback(console, tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     command = [sys.executable, "-m", "penstock.cli.main", "run", "job.py", "--cluster", url]
     with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
-        wait_until(lambda: "RUNNING" in console("list"), 60, "a running job", 0.2)
+        wait_until(lambda: "RUNNING" in console("list"), "a running job", step=0.2)
         scan(record["pid"])
-        assert run.wait(120) == 0
+        console("stop", "protected")
+        assert run.wait(LIMIT_S) == 0
     console("cluster", "stop")
 
 

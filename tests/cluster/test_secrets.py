@@ -10,8 +10,8 @@ import pytest
 from tests.cluster import proc_tree
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verdict
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import cli, graph_of
+from tests.support.waiting import wait_until
 
 from penstock.cli.certs import certs
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
@@ -23,7 +23,7 @@ from penstock.testing.servers.kafka_local import LocalKafka
 from penstock.testing.servers.minio_local import LocalMinio
 from penstock.testing.servers.process import free_port
 
-pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BUCKET = "secrets"
 FAILING = """
@@ -150,7 +150,7 @@ def outputs(tmp_path, minio, cluster, jobs, environment):
 
 
 def test_no_secret_is_in_any_output(tmp_path, folder, planted, kafka, minio):
-    orders = Orders(7, 20_000)
+    orders = Orders(7, 8_000)
     create_topics(kafka.bootstrap, orders=orders.partitions, totals=2)
     environment = {
         "PENSTOCK_SECURITY": str(folder),
@@ -170,7 +170,7 @@ def test_no_secret_is_in_any_output(tmp_path, folder, planted, kafka, minio):
         stack.callback(feed.end)
         assert cluster.rest_url.startswith("https://")
         shop = rest.submit(encode_graph(graph_of(job, tmp_path)), token="1")
-        wait_until(lambda: rest.job(shop)["state"] == "RUNNING", 60, lambda: rest.exceptions(shop))
+        wait_until(lambda: rest.job(shop)["state"] == "RUNNING", lambda: rest.exceptions(shop))
         feed.start()
         while_running = list(answers(rest, shop, but=("/wait",)))
         assert any("/state/totals/panes/keys" in asked for asked, _ in while_running)
@@ -183,10 +183,11 @@ def test_no_secret_is_in_any_output(tmp_path, folder, planted, kafka, minio):
 
         (tmp_path / "failing.py").write_text(FAILING)
         failing = cli("run", "failing.py", "--cluster", cluster.rest_url, "--set", "restart.kind=none", "--json",
-                      cwd=tmp_path, environment=environment, limit=120)  # fmt: skip
+                      cwd=tmp_path, environment=environment)  # fmt: skip
         assert failing.code == 1
         assert "nobody is ******" in failing.err
-        wait_until(lambda: rest.job(shop)["state"] == "FINISHED", 120, lambda: rest.exceptions(shop))
+        feed.join()
+        wait_until(lambda: rest.job(shop)["state"] == "FINISHED", lambda: rest.exceptions(shop), seconds=120)
         found = verdict(orders, read_windows(kafka.bootstrap, "totals"))
         assert found.exact, found
 

@@ -3,13 +3,13 @@
 import pytest
 from tests.cluster import lifecycle
 from tests.cluster.lifecycle import USERS, Place, saved
-from tests.cluster.proc_tree import wait_until
+from tests.support.waiting import wait_until
 
 from penstock.api.job_file import planned
 from penstock.client.executors import ClusterExecutor
 from penstock.core.errors import UsageError
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 #: Where it dies.
 KILLS = {
@@ -19,7 +19,15 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize(("when", "action"), [*((when, "stop") for when in KILLS), ("in the log", "drain")])
+@pytest.mark.parametrize(
+    ("when", "action"),
+    [
+        ("not in the log", "stop"),
+        pytest.param("in the log", "stop", marks=pytest.mark.nightly),
+        ("in the log", "drain"),
+        ("its end in the log, and not recorded", "stop"),
+    ],
+)
 def test_a_jobmanager_that_dies_in_the_middle(tmp_path, when, action):
     failpoints = {"PENSTOCK_FAILPOINTS": f"{KILLS[when]}=kill", "PENSTOCK_FAILPOINT_DIR": str(tmp_path / "hits")}
     with lifecycle.cluster(tmp_path, environment=failpoints, restart_dead=True) as running:
@@ -28,7 +36,7 @@ def test_a_jobmanager_that_dies_in_the_middle(tmp_path, when, action):
         place.goes_on(job.job_id)
         stop = lambda token: job.stop(drain=action == "drain", target=str(target / "stopped"), token=token)
         uri = saved(place, stop("mine"), action)
-        wait_until(lambda: running.restarts == ["jobmanager"], 10, lambda: f"a dead JobManager: {running.restarts}")
+        wait_until(lambda: running.restarts == ["jobmanager"], lambda: f"a dead JobManager: {running.restarts}")
         _, closed = place.ended(job.job_id)
         assert len(closed) == (USERS if action == "drain" else 0)
         assert stop("mine") == uri, "asked again"

@@ -5,19 +5,19 @@ import threading
 from dataclasses import replace
 
 import pytest
-from tests.cluster.harness import Scene
+from tests.cluster.harness import PATIENT_S, Scene
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Orders
-from tests.cluster.proc_tree import wait_until
 from tests.cluster.stage import graph_of
 
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError, UsageError
 
-pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
-EVENTS, RATE = 24_000, 3_000
+TASKMANAGERS = 3
+EVENTS, RATE = 12_000, 3_000
 WRONG = 'with_columns(total=pl.col("total") + 1_000_000)'
 #: Another graph with the same rows: the sink's input passes one more operator.
 SAME = 'with_columns(total=pl.col("total") + 0)'
@@ -41,24 +41,23 @@ def version(scene, *, wrong=False):
 class Upgrade:
     """One upgrade, asked for from a thread: the JobManager may be killed while it goes on."""
 
-    def __init__(self, scene, *, wrong=False, token="mine", **options):
+    def __init__(self, scene, *, wrong=False, **options):
         self.scene, self.error, self.uri, self.views = scene, None, None, []
         self.graph = graph_of(version(scene, wrong=wrong), scene.folder)
-        self.options = {"checkpoints": 3, "deadline": "40s", "token": token, **options}
+        self.options = {"checkpoints": 3, "deadline": "300s", "token": scene.name, **options}
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 
     def _run(self):
-        with RestClient(self.scene.cluster.rest_url, timeout_seconds=10) as rest:
+        with RestClient(self.scene.cluster.rest_url, timeout_seconds=PATIENT_S) as rest:
             handle = JobHandle(rest, self.scene.job_id, self.scene.name)
             try:
                 self.uri = handle.upgrade(self.graph, on_poll=self.views.append, **self.options)
             except PenstockError as error:
                 self.error = error
 
-    def join(self, seconds=120):
-        self.thread.join(seconds)
-        assert not self.thread.is_alive(), self.scene.diagnosis()
+    def join(self):
+        self.scene.wait(lambda: not self.thread.is_alive(), "the end of the upgrade", seconds=PATIENT_S)
         return self
 
     def phase(self):
@@ -69,8 +68,9 @@ class Upgrade:
         view = self.scene.ask(lambda rest: rest.newest_upgrade(self.scene.job_id)) or {}
         return view.get("checkpoints", {}).get("completed", 0)
 
-    def wait_phase(self, *phases, seconds=60):
-        wait_until(lambda: self.phase() in phases, seconds, lambda: f"{phases}\n{self.scene.diagnosis()}", 0.1)
+    def wait_phase(self, *phases):
+        self.scene.wait(lambda: self.phase() in phases or self.error, f"phase {phases}")
+        assert self.phase() in phases, self.error
 
     def judge(self, *, healthy):
         """Say it until that is answered, or known to be done by a JobManager that has died before its answer.
@@ -88,27 +88,26 @@ class Upgrade:
                 return False
             return True
 
-        wait_until(said, 30, self.scene.diagnosis, 0.1)
+        self.scene.wait(said, "a verdict that is taken")
 
 
 @contextlib.contextmanager
 def begun(stage, seed, **options):
-    with Scene(stage, Orders(seed, EVENTS), rate=RATE, taskmanagers=3, **options) as scene:
+    with Scene(stage, Orders(seed, EVENTS), rate=RATE, taskmanagers=TASKMANAGERS, **options) as scene:
         scene.begin()
         scene.wait_checkpoints(2)
         yield scene
 
 
 def finish_exactly(scene):
-    scene.feed.go_on()
-    scene.feed.join(40)
+    scene.feed.join()
     scene.wait_finished()
     return scene.check_exact()
 
 
 @pytest.mark.parametrize("from_checkpoint", [False, True])
-def test_a_healthy_version_takes_over(stage, from_checkpoint):
-    with begun(stage, 41) as scene:
+def test_a_healthy_version_takes_over(stage, shared, from_checkpoint):
+    with begun(stage, 41, cluster=shared) as scene:
         upgrade = Upgrade(scene, from_checkpoint=from_checkpoint).join()
         assert upgrade.error is None, scene.diagnosis()
         assert bool(upgrade.uri) is not from_checkpoint
@@ -121,12 +120,17 @@ def test_a_healthy_version_takes_over(stage, from_checkpoint):
         finish_exactly(scene)
 
 
-def test_wrong_rows_for_five_checkpoints_and_a_killed_worker_are_taken_back_by_itself(stage):
+def test_wrong_rows_for_five_checkpoints_and_killed_workers_are_taken_back_by_itself(stage, shared):
     """Nobody outside sees a row of it, and the old version leaves none out."""
-    with begun(stage, 42) as scene:
-        upgrade = Upgrade(scene, wrong=True, checkpoints=1000, max_restarts=1, deadline="25s")
+    with begun(stage, 42, cluster=shared) as scene:
+        upgrade = Upgrade(scene, wrong=True, checkpoints=1000, max_restarts=1)
         upgrade.wait_phase("trial")
-        wait_until(lambda: upgrade.tried() >= 3, 40, scene.diagnosis, 0.1)
+        scene.wait(lambda: upgrade.tried() >= 3, "three checkpoints of the new version")
+        gone = {int(worker["pid"]) for worker in scene.look_at_workers()}
+        scene.kill(min(gone))
+        scene.wait_replaced(gone)
+        scene.wait(lambda: upgrade.tried() >= 5, "five checkpoints of the new version")
+        assert upgrade.phase() == "trial", "one restart is allowed"
         scene.look_at_workers()
         scene.kill(scene.victim_pid("worker"))
         upgrade.join()
@@ -153,12 +157,15 @@ KILLS = {
 }
 
 
+#: Kills after which a verdict can still be given; the gate has each kill with one verdict.
 UNHEALTHY = ("trial", "verdict not recorded", "verdict recorded")
-
-
-@pytest.mark.parametrize(
-    ("when", "verdict"), [*((when, "healthy") for when in KILLS), *((when, "unhealthy") for when in UNHEALTHY)]
+CASES = (
+    *(pytest.param(when, "healthy", marks=pytest.mark.nightly if when in UNHEALTHY[1:] else ()) for when in KILLS),
+    *(pytest.param(when, "unhealthy", marks=pytest.mark.nightly if when == "trial" else ()) for when in UNHEALTHY),
 )
+
+
+@pytest.mark.parametrize(("when", "verdict"), CASES)
 def test_a_jobmanager_that_dies_in_the_middle(stage, when, verdict):
     """Its successor goes on from what is recorded; the same request, asked again, is the same upgrade."""
     point, _, action = KILLS[when].partition("=")
@@ -167,14 +174,14 @@ def test_a_jobmanager_that_dies_in_the_middle(stage, when, verdict):
         upgrade = Upgrade(scene, wrong=not healthy, checkpoints=3 if healthy else 1000)
         if when == "trial" or not healthy:
             upgrade.wait_phase("trial")
-            wait_until(upgrade.tried, 40, scene.diagnosis, 0.1)
+            scene.wait(upgrade.tried, "a checkpoint of the new version")
         if when == "trial":
             scene.kill(scene.cluster.jobmanager.pid)
-            wait_until(lambda: scene.cluster.restarts, 30, "a dead JobManager", step=0.1)
+            scene.wait_restarted()
             upgrade.wait_phase("trial", "completed")
         if not healthy:
             upgrade.judge(healthy=False)
-        wait_until(lambda: scene.cluster.restarts, 60, lambda: f"a dead JobManager\n{scene.diagnosis()}", 0.1)
+        scene.wait_restarted()
         upgrade.join()
         assert (upgrade.error is None) == healthy, f"{upgrade.error}\n{scene.diagnosis()}"
         upgrade.wait_phase("completed" if healthy else "rolled-back")

@@ -11,7 +11,7 @@ from tests.cluster.orders import Orders, read_messages
 from penstock_connectors.nexmark import NexmarkSource
 from penstock_connectors.nexmark.events import EventMaker
 
-pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
 EVENTS, RATE, PRICE = 60_000, 5_000, 1_000
 COLUMNS = ("auction", "price", "channel", "url", "dateTime")
@@ -72,7 +72,7 @@ def test_a_job_on_views_is_exact_through_a_kill_and_goes_on_with_copies(stage):
         scene.wait_checkpoints(2)
         gone = {int(worker["pid"]) for worker in scene.look_at_workers()}
         scene.kill(min(gone))
-        scene.wait_replaced(gone, 60)
+        scene.wait_replaced(gone)
         done = scene.completed()
         scene.wait_checkpoints(done + 2)
         uri = scene.stop()

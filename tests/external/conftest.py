@@ -3,19 +3,17 @@
 import contextlib
 import datetime as dt
 import threading
-import time
 import uuid
 
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from tests.support.waiting import wait_until
 
 from penstock.connector.source import SourceContext
 from penstock.core.clock import SystemClock
 from penstock.core.schema import Schema
 from penstock_connectors.kafka.source import KafkaSource, KafkaSourceFactory
-
-DEADLINE_S = 30
 
 
 class Order(Schema):
@@ -76,15 +74,20 @@ class KafkaStage:
         )
         partitions = len(self.admin.list_topics(topic, timeout=10).topics[topic].partitions)
         consumer.assign([TopicPartition(topic, p, OFFSET_BEGINNING) for p in range(partitions)])
-        out, ended, deadline = [], set(), time.monotonic() + DEADLINE_S
-        while len(ended) < partitions and time.monotonic() < deadline:
+        out, ended = [], set()
+
+        def at_the_end():
             for message in consumer.consume(1000, 0.2):
                 if message.error():
                     ended.add(message.partition())
                 else:
                     out.append((message.partition(), message.offset(), message.key(), message.value()))
-        consumer.close()
-        assert len(ended) == partitions, "the topic could not be read to its end"
+            return len(ended) == partitions
+
+        try:
+            wait_until(at_the_end, lambda: f"the end of {topic}: {len(out)} messages, ends of {ended}", step=0)
+        finally:
+            consumer.close()
         return sorted(out, key=lambda m: m[:2])
 
     def values(self, topic, *, committed=True):
@@ -119,11 +122,14 @@ class ReaderStage:
         return result
 
     def until(self, done, max_rows=10_000):
-        deadline = time.monotonic() + DEADLINE_S
-        while not done(self):
-            assert time.monotonic() < deadline, f"not done; rows {len(self.rows())}, finished {self.finished}"
+        def polled():
+            if done(self):
+                return True
             if not self.poll(max_rows).batches and not done(self):
                 self.woken.wait(0.2)
+            return done(self)
+
+        wait_until(polled, lambda: f"rows, {len(self.rows())} came; finished {self.finished} of {self.splits}", step=0)
         return self
 
     def to_end(self, max_rows=10_000):

@@ -106,7 +106,7 @@ class SinkStage:
         """
         env = {**os.environ, "PENSTOCK_FAILPOINTS": failpoints, "PENSTOCK_FAILPOINT_DIR": str(tmp_path)}
         argv = [sys.executable, "-c", textwrap.dedent(code), str(tmp_path / "work.json"), str(checkpoint)]
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == -9, done.stdout + done.stderr
         name = failpoints.partition("=")[0]
         return [json.loads(line) for line in (tmp_path / f"{name}.hit").read_text().splitlines()]

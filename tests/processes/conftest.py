@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.support.waiting import patience, wait_until
 
 from penstock.config.settings import JobSettings
 from penstock.connector.source import SourceSpec
@@ -39,6 +40,8 @@ from penstock.taskmanager.supervisor import Supervisor, SupervisorConfig
 PROBE = Path(__file__).parent / "probe"
 LEASE_MS = 1500
 WAIT_SECONDS = 60
+#: More heartbeats than a lease takes: they are sent every tenth of a second at most.
+BEATS = 20
 
 
 class JobManager:
@@ -62,7 +65,7 @@ class JobManager:
 
     async def until(self, find, seconds=WAIT_SECONDS):
         """Return the first true `find(report)`."""
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds * patience()
         while True:
             for report in list(self.reports):
                 found = find(report)
@@ -70,6 +73,11 @@ class JobManager:
                     return found
             self._news.clear()
             await asyncio.wait_for(self._news.wait(), max(0.001, deadline - time.monotonic()))
+
+    async def lease_over(self):
+        """Return when a lease that began before has run out, counted in heartbeats."""
+        seen = max((report.sequence for report in self.reports if isinstance(report, Heartbeat)), default=0)
+        await self.until(lambda report: isinstance(report, Heartbeat) and report.sequence >= seen + BEATS)
 
     async def ready(self, worker_id):
         def find(report):
@@ -178,17 +186,13 @@ def alive(pid: int) -> bool:
 
 @pytest.fixture
 def gone():
-    """Return how many seconds it took until none of the processes lives; fails after `limit`."""
+    """Wait until none of the processes lives; they are killed where that fails."""
 
-    def wait(pids, limit):
-        begun = time.monotonic()
-        while any(alive(pid) for pid in pids):
-            if time.monotonic() - begun > limit:
-                for pid in pids:
-                    if alive(pid):
-                        os.kill(pid, signal.SIGKILL)
-                raise AssertionError(f"still alive after {limit} s: {pids}")
-            time.sleep(0.01)
-        return time.monotonic() - begun
+    def wait(pids):
+        try:
+            wait_until(lambda: not any(map(alive, pids)), lambda: f"the end of {[pid for pid in pids if alive(pid)]}")
+        finally:
+            for pid in filter(alive, pids):
+                os.kill(pid, signal.SIGKILL)
 
     return wait

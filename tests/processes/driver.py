@@ -6,6 +6,8 @@ import json
 import sys
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the conftest imports the tests' support
+
 
 async def main(folder: Path, work_dir: Path) -> None:
     spec = importlib.util.spec_from_file_location("stage", folder / "conftest.py")
@@ -20,7 +22,7 @@ async def main(folder: Path, work_dir: Path) -> None:
             stage.probe(f"w{number}", run)
     pids = {"workers": list(stage.supervisor.worker_pids.values()), "templates": stage.supervisor.template_pids}
     print(json.dumps(pids), flush=True)
-    await asyncio.sleep(120)
+    await asyncio.sleep(3600)
 
 
 asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))

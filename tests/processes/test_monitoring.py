@@ -8,8 +8,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.cluster.proc_tree import wait_until
 from tests.flink_tools.cluster import Place
+from tests.support.waiting import wait_until
 
 INFRA = Path(__file__).parents[2] / "infra"
 ALERTS = INFRA / "prometheus" / "alerts.yml"
@@ -44,7 +44,7 @@ def test_every_metric_that_is_asked_for_is_there(tmp_path):
         place.submit("watched")
         targets = json.loads(get(f"{place.cluster.rest_url}/v1/penstock/prometheus-targets"))
         assert [target["labels"]["component"] for target in targets] == ["jobmanager", "taskmanager"]
-        wait_until(lambda: "task_operator_" in get(f"{place.cluster.rest_url}/metrics"), 60, lambda: "metrics of tasks")
+        wait_until(lambda: "task_operator_" in get(f"{place.cluster.rest_url}/metrics"), "metrics of tasks")
         texts = [get(f"http://{target['targets'][0]}/metrics") for target in targets]
     lines = [line for text in texts for line in text.splitlines() if not line.startswith("#")]
     assert [line for line in lines if not LINE.match(line)] == []

@@ -1,9 +1,7 @@
 """Workers as real processes: forks, leases, logs, memory, requirements."""
 
-import asyncio
 import os
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -100,7 +98,7 @@ async def test_a_jobmanager_that_takes_over_gets_the_slots_of_the_workers_it_has
 async def test_a_worker_of_which_the_coordinator_hears_nothing_dies_by_its_lease(stage, gone):
     stage.start("w")
     ready = await stage.jobmanager.ready("w")
-    await asyncio.sleep(2.0)
+    await stage.jobmanager.lease_over()
     assert exists(ready.pid), "the lease is renewed while heartbeats are acknowledged"
     stage.jobmanager.acknowledge = False
     exited = await stage.jobmanager.exited("w")
@@ -112,7 +110,7 @@ async def test_a_worker_that_was_stopped_dies_when_it_is_resumed(stage, gone):
     ready = await stage.jobmanager.ready("w")
     os.kill(ready.pid, signal.SIGSTOP)
     stage.jobmanager.acknowledge = False
-    await asyncio.sleep(2.0)
+    await stage.jobmanager.lease_over()
     assert exists(ready.pid)
     stage.jobmanager.acknowledge = True
     os.kill(ready.pid, signal.SIGCONT)
@@ -220,8 +218,6 @@ async def test_closing_leaves_nothing_behind(stage_with, tmp_path, gone):
     ready = await stage.jobmanager.ready("w")
     pids = [ready.pid, *stage.supervisor.template_pids]
     folder = Path(ready.endpoint.removeprefix("unix:")).parent
-    begun = time.monotonic()
     await stage.close()
-    gone(pids, 2.0)
-    assert time.monotonic() - begun < 5
+    gone(pids)
     assert not folder.exists()

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.property.harness.clock import SteppingClock
 from tests.property.small_pieces import Fetching, part
-from tests.property.stepping_clock import SteppingClock
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Barrier, Batch
@@ -154,6 +155,7 @@ class Job(Fetching):
                 writer=f"run/v/{subtask}/{self.attempt}",
                 # with a cold side less than one page: every batch evicts
                 budget=MemoryBudget(64 << 20 if self.backend == "hashmap" else 50_000),
+                limits=sizes(),
             )
         )
         operator = create_operator(self.model.kind)
@@ -164,6 +166,7 @@ class Job(Fetching):
                 metrics=OperatorMetrics(),
                 input_schemas=(SCHEMA,),
                 keyed_state=store,
+                limits=sizes(),
                 restored=(),
                 clock=self.clock,
             )

@@ -1,35 +1,25 @@
 """Segments of a few rows a row group, all read by ranges: remote state in small."""
 
-import contextlib
-from unittest import mock
-
-from penstock.state import remote, remote_keys, remote_runs, remote_timers, segment_file, segments
+from tests.support.sizes import sized
 
 #: Fetched state beyond which it is dropped: at once, after some regions, never.
 LOCAL_BYTES = (1, 1 << 31, 1 << 50)
 
 
-@contextlib.contextmanager
 def small_pieces():
-    with (
-        mock.patch.object(segments, "ROW_GROUP", 3),
-        mock.patch.object(remote, "ROW_GROUP", 3),
-        mock.patch.object(remote, "_TOGETHER", 2),
-        mock.patch.object(remote_keys, "ROW_GROUP", 3),
-        mock.patch.object(remote_keys, "_ROWS", 6),
-        mock.patch.object(remote_keys, "_ROWS_BEHIND", 3),
-        mock.patch.object(remote_runs, "ROW_GROUP", 3),
-        mock.patch.object(remote_runs, "REGIONS", 4),
-        mock.patch.object(remote_runs, "_ROWS", 6),
-        mock.patch.object(remote_runs, "_ROWS_BEHIND", 3),
-        mock.patch.object(remote_runs, "_FILE", 1 << 13),
-        mock.patch.object(remote_timers, "_ROWS", 6),
-        mock.patch.object(remote, "_FEW_ROWS", 2),
-        mock.patch.object(remote, "_MANY_PIECES", 1),
-        mock.patch.object(segment_file, "WHOLE_BYTES", 0),
-        mock.patch.object(segment_file, "RUN_BYTES", 600),
-    ):
-        yield
+    """Use such sizes within a block."""
+    return sized(
+        group_rows=3,
+        whole_file_bytes=0,
+        run_bytes=600,
+        regions=4,
+        fetched_pieces=2,
+        fetched_rows=6,
+        prefetched_rows=3,
+        few_rows=2,
+        many_pieces=1,
+        region_file_bytes=1 << 13,
+    )
 
 
 def part(data, file):

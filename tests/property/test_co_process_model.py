@@ -12,6 +12,7 @@ from typing import NamedTuple
 import pytest
 from hypothesis import given
 from tests.property.two_inputs import KEY_NAMES, KEYS, LEFT, OPERATIONS, RIGHT, UID, Job, run
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 import penstock as ps
@@ -107,10 +108,7 @@ def spec():
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.operators.process.FIRE_ROWS", 5)
-    monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+    state_sizes.given(monkeypatch, fired_timers=5, first_rows=8, dead_keys=1, segments_per_tier=3)
 
 
 @examples(40)

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.process_job import keys_leave
 from tests.support.depth import examples
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
@@ -56,6 +57,7 @@ class Timers:
                 directory=self.folder / str(self.opened),
                 writer=f"w{self.opened}",
                 budget=MemoryBudget(1 << 30),
+                limits=sizes(),
             )
         )
         self.rows = self.store.row_state(KEYS, leaves=True)

@@ -5,25 +5,18 @@ plain dict have, and folding states what they make of all that was added.
 """
 
 import datetime as dt
-import tempfile
 from collections.abc import Iterator
 from decimal import Decimal
+from random import Random
 from typing import Annotated, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.process_job import (
-    REMOTE,
-    ProcessJob,
-    keys_are_remote,
-    keys_leave,
-    keys_leave_for_rocksdb,
-    settings_are_remote,
-)
-from tests.support.depth import examples
+from tests.property.harness.backends import MEMORY, REMOTE, Backend, leaving, leaving_for_rocksdb, on
+from tests.property.harness.functions import function_job
+from tests.property.harness.histories import SEEDS, operations, play, step
 
 import penstock as ps
 from penstock.state.entry_order import last_entries
@@ -116,13 +109,6 @@ class Model:
         self.numbers, self.notes, self.counts, self.places = PlainList(), PlainList(), {}, {}
         self.mean, self.most = PlainMean(), PlainMost()
 
-    def copy(self):
-        other = Model()
-        other.numbers, other.notes = PlainList(self.numbers), PlainList(self.notes)
-        other.counts, other.places = dict(self.counts), dict(self.places)
-        other.mean, other.most = PlainMean(self.mean), PlainMost(self.most)
-        return other
-
 
 def act(state, what, n):
     """Change lists and maps, plain or kept."""
@@ -165,35 +151,29 @@ def seen(state):
 WHAT = ["append", "append", "extend", "set", "clear", "count", "count", "place", "place", "remove", "all", "add", "add"]
 
 
-class Job(ProcessJob):
-    def __init__(self, folder):
-        super().__init__(folder, Collections(), SCHEMA, {key: Model() for key in KEYS})
+class Steps:
+    """Rows that are drawn, and a look at all keys."""
+
+    def __init__(self, job):
+        self.job = job
 
     def batch(self, seed, count):
-        random = np.random.default_rng(seed)
-        rows = [
-            (KEYS[random.integers(len(KEYS))], WHAT[random.integers(len(WHAT))], int(random.integers(200)))
-            for _ in range(count)
-        ]
-        for subtask, (operator, _) in enumerate(self.subtasks):
-            keys = self.keys_of(subtask)
-            mine = [row for row in rows if row[0] in keys]
+        random = Random(seed)
+        rows = [(random.choice(KEYS), random.choice(WHAT), random.randrange(200)) for _ in range(count)]
+        for subtask, mine in self.job.parts(rows):
             expected = []
             for key, what, n in mine:
-                act(self.models[key], what, n)
+                act(self.job.model[key], what, n)
                 if n % 3 == 0:
-                    expected.append({"k": key, "seen": normal(seen(self.models[key]))})
-            if mine:
-                got = [row | {"seen": normal(row["seen"])} for row in self.push(operator, mine).rows]
-                assert got == expected
+                    expected.append({"k": key, "seen": normal(seen(self.job.model[key]))})
+            got = [row | {"seen": normal(row["seen"])} for row in self.job.push(subtask, mine).rows]
+            assert got == expected
 
     def look(self):
         """Every key has what its model has."""
-        for subtask, (operator, _) in enumerate(self.subtasks):
-            keys = self.keys_of(subtask)
-            rows = self.push(operator, [(key, "extend", 0) for key in keys]).rows if keys else []
-            got = {row["k"]: normal(row["seen"]) for row in rows}
-            assert got == {key: normal(seen(self.models[key])) for key in keys}
+        for subtask, mine in self.job.parts([(key, "extend", 0) for key in KEYS]):
+            got = {row["k"]: normal(row["seen"]) for row in self.job.push(subtask, mine).rows}
+            assert got == {key: normal(seen(self.job.model[key])) for key, *_ in mine}
 
 
 def normal(text):
@@ -201,95 +181,42 @@ def normal(text):
     return text.replace(".50'", ".5'").replace(".00'", "'").replace(".0'", "'")
 
 
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 60)),
-        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 60)),
-        st.tuples(st.just("checkpoint")),
-        st.tuples(st.just("freeze")),
-        st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
-        st.tuples(st.just("compact"), st.booleans()),
-        st.tuples(st.just("begin_fetch")),
-        st.tuples(st.just("end_fetch")),
-        st.tuples(st.just("start"), st.integers(1, 4)),
-    ),
-    min_size=8,
-    max_size=50,
-)
-
-
-@pytest.fixture(autouse=True)
-def tight(monkeypatch):
-    """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.state.entry_table._FIRST_SLOTS", 2)
-    monkeypatch.setattr("penstock.state.entry_table._MEASURE_BYTES", 100)
-    monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
-    monkeypatch.setattr("penstock.state.entry_log._LARGE", 300)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
-
-
-@pytest.fixture
-def leaving(monkeypatch):
-    """Hardly any key stays in memory."""
-    with keys_leave(monkeypatch, 2):
-        yield
-
-
-def run(operations):
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder)
-        for name, *arguments in operations:
-            getattr(job, name)(*arguments)
-        job.look()
-        job.checkpoint()
-        job.start(3)
-        job.look()
-
-
-@examples(40)
-@given(operations=OPERATIONS)
-def test_any_history_gives_pythons_lists_and_dicts(operations):
-    run(operations)
-
-
-@examples(10)
-@given(operations=OPERATIONS)
-def test_any_history_gives_pythons_lists_and_dicts_where_keys_leave_memory(leaving, operations):
-    run(operations)
-
-
-@pytest.fixture(params=REMOTE)
-def remote(request, monkeypatch):
-    """Keys are fetched when they are touched."""
-    with keys_are_remote(monkeypatch, *request.param):
-        yield
-
-
+OPERATIONS = operations(step("batch", SEEDS, st.integers(1, 60), times=3), step("checkpoint"), least=8, most=50)
 #: Some state is restored before anything else.
 RESTORED = [("batch", 1, 60), ("checkpoint",), ("batch", 2, 60), ("checkpoint",), ("start", 2)]
 
 
-@examples(10)
-@given(operations=OPERATIONS)
-def test_any_history_gives_pythons_lists_and_dicts_where_state_is_remote(remote, operations):
-    run([*RESTORED, *operations])
+def run(backend, history):
+    with job_on(backend) as job:
+        steps = Steps(job)
+        play([*(RESTORED if backend.state == "remote" else []), *history], steps, job)
+        steps.look()
+        job.checkpoint()
+        job.start(3)
+        steps.look()
 
 
-@pytest.mark.parametrize("local_bytes", [None, 1, 500])
-def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path, local_bytes):
-    keys_leave_for_rocksdb(monkeypatch, 3)
-    if local_bytes is not None:
-        settings_are_remote(monkeypatch, local_bytes)
-    job = Job(tmp_path)
-    for seed in range(12):
-        job.batch(seed, 60)
-        if seed % 4 == 3:
-            job.freeze()
-            job.finish("done" if seed % 8 == 3 else "failed")
-            job.start(1 + seed % 3)
-    job.batch(99, 60)
-    assert list(tmp_path.rglob("cold-rows"))
+def job_on(backend):
+    return function_job(Collections(), SCHEMA, {key: Model() for key in KEYS}, backend)
+
+
+@on((MEMORY, 40), (leaving(2), 10), (REMOTE, 10))
+def test_any_history_gives_pythons_lists_and_dicts(backend):
+    backend.check(run, history=OPERATIONS)
+
+
+@on(leaving_for_rocksdb(3), *(Backend(f"remote-{size}", "remote", 3, size) for size in (1, 500)))
+def test_rocksdb_keeps_them_as_well(backend):
+    with job_on(backend) as job:
+        steps = Steps(job)
+        for seed in range(12):
+            steps.batch(seed, 60)
+            if seed % 4 == 3:
+                job.freeze()
+                job.finish("done" if seed % 8 == 3 else "half")
+                job.start(1 + seed % 3)
+        steps.batch(99, 60)
+        assert list(job.folder.rglob("cold-rows"))
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.none() | st.integers(0, 3), st.sampled_from("xy")), max_size=60))

@@ -3,15 +3,16 @@
 Values, lists, maps and timers against a plain model, asked between any rows, freezes, crashes and rescales.
 """
 
-import tempfile
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import NamedTuple
 
 import pyarrow as pa
-from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.process_job import KEY_GROUPS, ProcessJob
+from tests.property.harness.backends import MEMORY, on
+from tests.property.harness.functions import function_job
+from tests.property.harness.histories import operations, play, step
+from tests.property.harness.job import KEY_GROUPS
 
 import penstock as ps
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
@@ -64,12 +65,6 @@ class Model:
     def __init__(self):
         self.pair, self.numbers, self.counts, self.timers = None, [], {}, set()
 
-    def copy(self):
-        other = Model()
-        other.pair, other.numbers = self.pair, list(self.numbers)
-        other.counts, other.timers = dict(self.counts), set(self.timers)
-        return other
-
     def act(self, what, n):
         time = 1_000_000 * (n % 7) + 5
         if what == "set":
@@ -98,7 +93,7 @@ def keys_with_rows(job, state):
         while low is not None:
             page = asked(job, subtask, {"what": "keys", "state": state, "between": (low, HASH_MAX), "most": 3})
             assert 0 < len(page["keys"]) <= 3 or not page["next"]
-            assert {key["key"]["k"] for key in page["keys"]} <= set(job.keys_of(subtask))
+            assert {key["key"]["k"] for key in page["keys"]} <= set(job.owned(subtask))
             found += [(key["key"]["k"], key["rows"]) for key in page["keys"]]
             groups += [key["key-group"] for key in page["keys"]]
             low = None if page["next"] is None else page["next"] + 1
@@ -108,7 +103,7 @@ def keys_with_rows(job, state):
 
 
 def asked(job, subtask, given):
-    question = AskSubtask(job_id="j", request_id="7", vertex_id="v", subtask=subtask, uid="fn", **given)
+    question = AskSubtask(job_id="j", request_id="7", vertex_id="v", subtask=subtask, uid="op", **given)
     deployment = SimpleNamespace(
         settings=SimpleNamespace(key_groups=KEY_GROUPS),
         parallelism=len(job.subtasks),
@@ -126,13 +121,13 @@ def rows_of(job, key, state):
     """Ask the first subtask, and the one that it names."""
     found = ask(job, key, state, subtask=0)
     owner = found["subtask"]
-    assert key in job.keys_of(owner)
+    assert key in job.owned(owner)
     assert ("rows" in found) == (owner == 0)
     return ask(job, key, state, subtask=owner)["rows"]
 
 
 def check(job, key):
-    model = job.models[key]
+    model = job.model[key]
     pair = rows_of(job, key, "pair")
     assert [(row["n"], row["text"]) for row in pair] == ([] if model.pair is None else [model.pair])
     assert [row["value"] for row in rows_of(job, key, "numbers")] == model.numbers
@@ -142,42 +137,36 @@ def check(job, key):
     assert [row["__namespace"] for row in rows_of(job, key, "__timers_event")] == sorted(model.timers)
 
 
-STEPS = st.one_of(
-    st.tuples(
-        st.just("rows"),
-        st.lists(
-            st.tuples(st.sampled_from(KEYS), st.sampled_from(["set", "set", "drop", "clear"]), st.integers(0, 40)),
-            min_size=1,
-            max_size=12,
-        ),
-    ),
-    st.tuples(st.just("ask"), st.sampled_from(KEYS)),
-    st.tuples(st.just("freeze"), st.none()),
-    st.tuples(st.just("finish"), st.sampled_from(["done", "failed", "aborted"])),
-    st.tuples(st.just("start"), st.integers(1, 3)),
+class Steps:
+    """Rows, and questions between them."""
+
+    def __init__(self, job):
+        self.job = job
+
+    def rows(self, rows):
+        for subtask, mine in self.job.parts(rows):
+            self.job.push(subtask, mine)
+        for key, act, n in rows:
+            self.job.model[key].act(act, n)
+
+    def ask(self, key):
+        check(self.job, key)
+
+
+ROW = st.tuples(st.sampled_from(KEYS), st.sampled_from(["set", "set", "drop", "clear"]), st.integers(0, 40))
+OPERATIONS = operations(
+    step("rows", st.lists(ROW, min_size=1, max_size=12), times=3), step("ask", st.sampled_from(KEYS), times=2), most=25
 )
 
 
-@given(st.lists(STEPS, max_size=25))
-def test_a_key_is_shown_as_its_function_would_see_it(steps):
-    with tempfile.TemporaryDirectory() as folder:
-        job = ProcessJob(folder, Keeps(), SCHEMA, {key: Model() for key in KEYS})
-        for what, given_value in steps:
-            if what == "rows":
-                for subtask, (operator, _) in enumerate(job.subtasks):
-                    mine = [row for row in given_value if row[0] in job.keys_of(subtask)]
-                    if mine:
-                        job.push(operator, mine)
-                for key, act, n in given_value:
-                    job.models[key].act(act, n)
-            elif what == "ask":
-                check(job, given_value)
-            elif what == "freeze":
-                job.freeze()
-            elif what == "finish":
-                job.finish(given_value)
-            else:
-                job.start(given_value)
+@on((MEMORY, 100))
+def test_a_key_is_shown_as_its_function_would_see_it(backend):
+    backend.check(run, history=OPERATIONS)
+
+
+def run(backend, history):
+    with function_job(Keeps(), SCHEMA, {key: Model() for key in KEYS}, backend) as job:
+        play(history, Steps(job), job)
         for key in KEYS:
             check(job, key)
         rows_by_state = {
@@ -187,5 +176,5 @@ def test_a_key_is_shown_as_its_function_would_see_it(steps):
             "__timers_event": lambda model: len(model.timers),
         }
         for state, rows in rows_by_state.items():
-            expected = {key: int(rows(model)) for key, model in job.models.items() if rows(model)}
+            expected = {key: int(rows(model)) for key, model in job.model.items() if rows(model)}
             assert keys_with_rows(job, state) == expected, state

@@ -4,28 +4,20 @@ Any order of rows, watermarks, ticks of the clock, freezes, failed uploads, comp
 model's rows: per key in the same order, timers each once and in order of time.
 """
 
-import tempfile
 from collections.abc import Iterator
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.process_job import (
-    REMOTE,
-    ProcessJob,
-    Sink,
-    keys_are_remote,
-    keys_leave,
-    keys_leave_for_rocksdb,
-    settings_are_remote,
-)
-from tests.support.depth import examples
+from tests.property.harness.backends import MEMORY, REMOTE, Backend, leaving, leaving_for_rocksdb, on
+from tests.property.harness.functions import function_job
+from tests.property.harness.histories import SEEDS, operations, play, step
 
 import penstock as ps
-from penstock.core.elements import TS_COLUMN, Watermark
+from penstock.core.elements import TS_COLUMN
 from penstock.kernels.rows import number_slots, number_slots_plain
 
 KEYS = [None, "", *[f"key-{i}" * (i % 4 + 1) for i in range(14)]]
@@ -109,12 +101,6 @@ class Model:
         self.n = self.both = None
         self.event, self.processing = set(), set()
 
-    def copy(self):
-        other = Model()
-        other.n, other.both = self.n, self.both
-        other.event, other.processing = set(self.event), set(self.processing)
-        return other
-
     def value(self):
         return self.n, None if self.both is None else "{}/{}".format(*self.both)
 
@@ -151,206 +137,161 @@ class Model:
         return fired
 
 
-class Job(ProcessJob):
-    def __init__(self, folder):
-        super().__init__(folder, Programmed(), SCHEMA, {key: Model() for key in KEYS})
+class Steps:
+    """Rows that are drawn, watermarks and ticks of the clock."""
 
-    def compare(self, sink, keys, expected):
+    def __init__(self, job):
+        self.job = job
+
+    def compare(self, out, keys, expected):
         got = {key: [] for key in keys}
-        for row in sink.rows:
-            got[row.pop("k")].append((row["what"], row["time"], row["n"], row["text"]))
+        for row in out.rows:
+            got[row["k"]].append((row["what"], row["time"], row["n"], row["text"]))
         assert got == expected
 
     def batch(self, seed, count, around):
-        random = np.random.default_rng(seed)
-        rows = []
-        for _ in range(count):
-            key, what = KEYS[random.integers(len(KEYS))], WORDS[random.integers(len(WORDS))]
-            rows.append((key, what, int(max(0, around + random.integers(-20, 20))), int(random.integers(1000))))
-        self.rows(rows)
+        random = Random(seed)
+        self.rows(
+            [
+                (random.choice(KEYS), random.choice(WORDS), max(0, around + random.randrange(-20, 20)), time)
+                for time in [random.randrange(1000) for _ in range(count)]
+            ]
+        )
 
     def rows(self, rows):
-        for subtask, (operator, _) in enumerate(self.subtasks):
-            keys = self.keys_of(subtask)
-            mine = [row for row in rows if row[0] in keys]
-            expected = {key: [] for key in keys}
+        for subtask, mine in self.job.parts(rows):
+            expected = {key: [] for key in self.job.owned(subtask)}
             for key, what, n, time in mine:
-                expected[key] += self.models[key].row(what, n, time)
-            if mine:
-                self.compare(self.push(operator, mine), keys, expected)
+                expected[key] += self.job.model[key].row(what, n, time)
+            self.compare(self.job.push(subtask, mine), expected, expected)
+
+    def fired(self, subtask, domain, until):
+        return {key: self.job.model[key].fire(domain, until) for key in self.job.owned(subtask)}
 
     def watermark(self, subtask, unit):
-        subtask %= len(self.subtasks)
+        subtask %= len(self.job.subtasks)
         time = unit * UNIT
-        keys, sink = self.keys_of(subtask), Sink()
-        expected = {key: [] for key in keys}
-        if time > self.marks[subtask]:
-            self.marks[subtask] = time
-            expected = {key: self.models[key].fire("event", time) for key in keys}
-        self.subtasks[subtask][0].process_watermark(Watermark(time), sink)
-        self.compare(sink, keys, expected)
+        expected = {key: [] for key in self.job.owned(subtask)}
+        if time > self.job.marks[subtask]:
+            expected = self.fired(subtask, "event", time)
+        self.compare(self.job.watermark(subtask, time), expected, expected)
 
     def tick(self, units):
-        self.clock.advance(units * UNIT / 1000)
-        now = self.clock.now_ms() * 1000
-        for subtask, (operator, _) in enumerate(self.subtasks):
-            keys, sink = self.keys_of(subtask), Sink()
-            pending = [time for key in keys for time in self.models[key].processing]
+        self.job.clock.advance(units * UNIT / 1000)
+        now = self.job.clock.now_ms() * 1000
+        for subtask, operator in enumerate(self.job.operators):
+            pending = [time for key in self.job.owned(subtask) for time in self.job.model[key].processing]
             due = operator.next_timer_ms
             assert (due is None or due <= now // 1000) or all(time > now for time in pending)
-            operator.process_time(self.clock.now_ms(), sink)
-            self.compare(sink, keys, {key: self.models[key].fire("processing", now) for key in keys})
+            expected = self.fired(subtask, "processing", now)
+            self.compare(self.job.time(subtask), expected, expected)
 
 
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 60), st.integers(0, 150)),
-        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 60), st.integers(0, 150)),
-        st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 200)),
-        st.tuples(st.just("tick"), st.integers(0, 20)),
-        st.tuples(st.just("checkpoint")),
-        st.tuples(st.just("checkpoint")),
-        st.tuples(st.just("freeze")),
-        st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
-        st.tuples(st.just("compact"), st.booleans()),
-        st.tuples(st.just("begin_fetch")),
-        st.tuples(st.just("end_fetch")),
-        st.tuples(st.just("restart"), st.integers(1, 4)),
-    ),
-    min_size=10,
-    max_size=60,
+OPERATIONS = operations(
+    step("batch", SEEDS, st.integers(1, 60), st.integers(0, 150), times=3),
+    step("watermark", st.integers(0, 3), st.integers(0, 200)),
+    step("tick", st.integers(0, 20)),
+    step("checkpoint", times=2),
+    least=10,
 )
+#: Some state is restored before anything else.
+RESTORED = [("batch", 1, 60, 80), ("checkpoint",), ("batch", 2, 60, 40), ("checkpoint",), ("start", 2)]
 
 
-@pytest.fixture(autouse=True)
-def tight(monkeypatch):
-    """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.operators.process.FIRE_ROWS", 5)
-    monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
-    monkeypatch.setattr("penstock.state.row_columns._FIRST_BYTES", 4)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.timers._MANY", 20)
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+def job_on(backend):
+    return function_job(Programmed(), SCHEMA, {key: Model() for key in KEYS}, backend)
 
 
-@pytest.fixture
-def leaving(monkeypatch):
-    """Hardly any key stays in memory."""
-    with keys_leave(monkeypatch, 2):
-        yield
-
-
-@pytest.fixture(params=REMOTE)
-def remote(request, monkeypatch):
-    """Keys are fetched when they are touched, timers when they are near."""
-    with keys_are_remote(monkeypatch, *request.param):
-        yield
-
-
-def run(operations):
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder)
-        for name, *arguments in operations:
-            getattr(job, "start" if name == "restart" else name)(*arguments)
+def run(backend, history):
+    with job_on(backend) as job:
+        steps = Steps(job)
+        play([*(RESTORED if backend.state == "remote" else []), *history], steps, job)
         job.checkpoint()
         job.start(3)
         for subtask in range(3):
-            job.watermark(subtask, 1000)
+            steps.watermark(subtask, 1000)
 
 
-@examples(40)
-@given(operations=OPERATIONS)
-def test_any_history_gives_the_models_rows(operations):
-    run(operations)
+@on((MEMORY, 40), (leaving(2), 12), (REMOTE, 12))
+def test_any_history_gives_the_models_rows(backend):
+    backend.check(run, history=OPERATIONS)
 
 
-@examples(12)
-@given(operations=OPERATIONS)
-def test_any_history_gives_the_models_rows_where_keys_leave_memory(leaving, operations):
-    run(operations)
-
-
-#: Some state is restored before anything else.
-RESTORED = [("batch", 1, 60, 80), ("checkpoint",), ("batch", 2, 60, 40), ("checkpoint",), ("restart", 2)]
-
-
-@examples(12)
-@given(operations=OPERATIONS)
-def test_any_history_gives_the_models_rows_where_state_is_remote(remote, operations):
-    run([*RESTORED, *operations])
-
-
-def test_what_was_changed_before_it_was_fetched_is_changed(remote, tmp_path):
+@on(*REMOTE)
+def test_what_was_changed_before_it_was_fetched_is_changed(backend):
     """Timers and values of keys that come, go, and are fetched again, with segments that wait for their upload."""
-    job = Job(tmp_path)
-    job.rows([(key, "event", 10 * n, 0) for n, key in enumerate(KEYS, 2)])
-    job.rows([(key, "add", n, 0) for n, key in enumerate(KEYS)])
-    job.checkpoint()
-    job.start(2)
-    job.rows([(key, "forget", 10 * n, 0) for n, key in enumerate(KEYS, 2) if n % 3 == 0])
-    job.rows([(key, "clear", n, 0) for n, key in enumerate(KEYS) if n % 4 == 0])
-    for subtask in range(2):
-        job.watermark(subtask, 35)
-    job.freeze()
-    job.rows([(key, "forget", 10 * n, 0) for n, key in enumerate(KEYS, 2) if n % 3 == 1])
-    job.rows([(key, "event", 10 * n, 0) for n, key in enumerate(KEYS, 2) if n % 6 == 0])
-    for key in [*KEYS, *reversed(KEYS)]:
-        job.rows([(key, "add", 4, 0)])
-    job.finish("failed")
-    for time in (70, 71, 120, 1000):
+    with job_on(backend) as job:
+        steps = Steps(job)
+        steps.rows([(key, "event", 10 * n, 0) for n, key in enumerate(KEYS, 2)])
+        steps.rows([(key, "add", n, 0) for n, key in enumerate(KEYS)])
+        job.checkpoint()
+        job.start(2)
+        steps.rows([(key, "forget", 10 * n, 0) for n, key in enumerate(KEYS, 2) if n % 3 == 0])
+        steps.rows([(key, "clear", n, 0) for n, key in enumerate(KEYS) if n % 4 == 0])
         for subtask in range(2):
-            job.watermark(subtask, time)
-    job.checkpoint()
-    job.start(3)
-    for subtask in range(3):
-        job.watermark(subtask, 2000)
+            steps.watermark(subtask, 35)
+        job.freeze()
+        steps.rows([(key, "forget", 10 * n, 0) for n, key in enumerate(KEYS, 2) if n % 3 == 1])
+        steps.rows([(key, "event", 10 * n, 0) for n, key in enumerate(KEYS, 2) if n % 6 == 0])
+        for key in [*KEYS, *reversed(KEYS)]:
+            steps.rows([(key, "add", 4, 0)])
+        job.finish("failed")
+        for time in (70, 71, 120, 1000):
+            for subtask in range(2):
+                steps.watermark(subtask, time)
+        job.checkpoint()
+        job.start(3)
+        for subtask in range(3):
+            steps.watermark(subtask, 2000)
 
 
-def test_what_a_key_had_does_not_come_back_when_its_piece_is_fetched_again(remote, tmp_path):
+@on(*REMOTE)
+def test_what_a_key_had_does_not_come_back_when_its_piece_is_fetched_again(backend):
     """Keys are cleared one by one by their timers, while pieces beside them are dropped and fetched."""
-    job = Job(tmp_path)
-    job.rows([(key, "add", 4 + n, 0) for n, key in enumerate(KEYS)])
-    job.rows([(key, "event", 11 * (n + 1), 0) for n, key in enumerate(KEYS)])
-    job.checkpoint()
-    job.start(1)
-    for n in range(len(KEYS)):
-        job.watermark(0, 11 * (n + 1))
-    job.checkpoint()
-    for key in KEYS:
-        job.rows([(key, "add", 4, 0)])
+    with job_on(backend) as job:
+        steps = Steps(job)
+        steps.rows([(key, "add", 4 + n, 0) for n, key in enumerate(KEYS)])
+        steps.rows([(key, "event", 11 * (n + 1), 0) for n, key in enumerate(KEYS)])
+        job.checkpoint()
+        job.start(1)
+        for n in range(len(KEYS)):
+            steps.watermark(0, 11 * (n + 1))
+        job.checkpoint()
+        for key in KEYS:
+            steps.rows([(key, "add", 4, 0)])
 
 
-def test_a_timer_that_has_fired_does_not_come_from_the_log(remote, tmp_path):
-    job = Job(tmp_path)
-    job.rows([(key, "event", 50 + n, 0) for n, key in enumerate(KEYS)])
-    job.checkpoint()
-    job.start(1)
-    job.watermark(0, 1)
-    job.rows([(KEYS[2], "event", 10, 0)])
-    job.watermark(0, 20)
-    job.rows([(KEYS[3], "event", 8, 0)])
-    for key in KEYS[4:]:
-        job.rows([(key, "add", 4, 0)])
-    for time in (25, 53, 60, 200):
-        job.watermark(0, time)
+@on(*REMOTE)
+def test_a_timer_that_has_fired_does_not_come_from_the_log(backend):
+    with job_on(backend) as job:
+        steps = Steps(job)
+        steps.rows([(key, "event", 50 + n, 0) for n, key in enumerate(KEYS)])
+        job.checkpoint()
+        job.start(1)
+        steps.watermark(0, 1)
+        steps.rows([(KEYS[2], "event", 10, 0)])
+        steps.watermark(0, 20)
+        steps.rows([(KEYS[3], "event", 8, 0)])
+        for key in KEYS[4:]:
+            steps.rows([(key, "add", 4, 0)])
+        for time in (25, 53, 60, 200):
+            steps.watermark(0, time)
 
 
-@pytest.mark.parametrize("local_bytes", [None, 1, 500])
-def test_rocksdb_keeps_them_as_well(monkeypatch, tmp_path, local_bytes):
-    keys_leave_for_rocksdb(monkeypatch, 3)
-    if local_bytes is not None:
-        settings_are_remote(monkeypatch, local_bytes)
-    job = Job(tmp_path)
-    for seed in range(12):
-        job.batch(seed, 60, 12 * seed)
-        job.watermark(seed, 11 * seed)
-        job.tick(9)
-        if seed % 4 == 3:
-            job.freeze()
-            job.finish("done" if seed % 8 == 3 else "failed")
-            job.start(1 + seed % 3)
-    job.batch(99, 60, 60)
-    assert list(tmp_path.rglob("cold-rows"))
+@on(leaving_for_rocksdb(3), *(Backend(f"remote-{size}", "remote", 3, size) for size in (1, 500)))
+def test_rocksdb_keeps_them_as_well(backend):
+    with job_on(backend) as job:
+        steps = Steps(job)
+        for seed in range(12):
+            steps.batch(seed, 60, 12 * seed)
+            steps.watermark(seed, 11 * seed)
+            steps.tick(9)
+            if seed % 4 == 3:
+                job.freeze()
+                job.finish("done" if seed % 8 == 3 else "half")
+                job.start(1 + seed % 3)
+        steps.batch(99, 60, 60)
+        assert list(job.folder.rglob("cold-rows"))
 
 
 @given(st.lists(st.integers(0, 50), min_size=1, max_size=200))

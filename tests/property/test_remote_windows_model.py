@@ -13,6 +13,7 @@ from tests.property import test_sessions_model as sessions
 from tests.property import test_window_rows_model as rows
 from tests.property.process_job import REMOTE, keys_are_remote
 from tests.property.small_pieces import Fetching
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 from penstock.core.elements import Barrier
@@ -50,12 +51,7 @@ class Rows(rows.Job, Fetching):
 @pytest.fixture(params=REMOTE)
 def remote(request, monkeypatch):
     """Keys are fetched when they are touched or due; no more than two come in together."""
-    monkeypatch.setattr("penstock.state.row_eviction.Recency.at_once", lambda _, most: min(most, 2))
-    monkeypatch.setattr("penstock.state.session_cold._PIECE", 2)
-    monkeypatch.setattr("penstock.state.pane_table._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.session_table.SessionTable._hot_bytes", lambda table: table._hot.index.count)
-    monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
+    state_sizes.given(monkeypatch, incoming_keys=2, evicted_sessions=2, dead_keys=1, many_changes=20)
     with keys_are_remote(monkeypatch, *request.param):
         yield
 

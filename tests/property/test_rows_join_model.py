@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.property import two_inputs
 from tests.property.process_job import keys_are_remote, keys_leave
 from tests.property.two_inputs import BACKENDS, CONFIG, KEY_NAMES, KEYS, LATE_TO, LEFT, OPERATIONS, RIGHT, UID, run
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Watermark
@@ -137,10 +138,7 @@ def spec(window, how, **more):
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 5)
-    monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 5)
-    monkeypatch.setattr("penstock.operators.window_rows_join._CHUNK", 3)
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+    state_sizes.given(monkeypatch, output_rows=5, window_pairs=3, segments_per_tier=3)
 
 
 @pytest.mark.parametrize(("gap", "how"), [(25, "inner"), (8, "full"), (60, "left"), (15, "right")])
@@ -153,7 +151,7 @@ def test_sessions_of_both_sides_are_the_models(gap, how, operations, backend):
 @pytest.fixture(params=["rocksdb", "remote"])
 def leaving(request, monkeypatch):
     """No more than two keys come in together, and hardly any stays behind a batch."""
-    monkeypatch.setattr("penstock.state.row_eviction.Recency.at_once", lambda _, most: min(most, 2))
+    state_sizes.given(monkeypatch, incoming_keys=2)
     leave = keys_leave(monkeypatch, 1) if request.param == "rocksdb" else keys_are_remote(monkeypatch, 1, 1)
     with leave:
         yield request.param

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.property.running_job import KEYS, OPERATIONS, Job
 from tests.property.running_models import VALUES, Kept, Running
 from tests.property.small_pieces import LOCAL_BYTES, small_pieces
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 from penstock.core.elements import TS_COLUMN
@@ -149,7 +150,7 @@ def test_a_restart_leaves_out_what_has_expired(kind):
 
 
 def test_merging_takes_what_has_expired_out_of_the_object_store(monkeypatch):
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+    state_sizes.given(monkeypatch, segments_per_tier=3)
     with job_of("last, for a time", "one", "remote", 1 << 50) as job:
         for key in range(3):
             job.give(rows(key))

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.property import process_job
 from tests.property.process_job import keys_leave, keys_leave_for_rocksdb
 from tests.property.small_pieces import part
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
@@ -182,6 +183,7 @@ class Job:
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
                 budget=MemoryBudget(64 << 20),
+                limits=state_sizes.sizes(),
             )
         )
         operator = SessionAggregateOperator()
@@ -192,6 +194,7 @@ class Job:
                 metrics=OperatorMetrics(),
                 input_schemas=(SCHEMA,),
                 keyed_state=store,
+                limits=state_sizes.sizes(),
                 restored=tuple(restored),
             )
         )
@@ -347,10 +350,7 @@ def run(job, operations):
 @pytest.fixture
 def in_pieces(monkeypatch):
     """No more than two keys come back together, and hardly any stays behind a batch."""
-    monkeypatch.setattr("penstock.state.row_eviction.Recency.at_once", lambda _, most: min(most, 2))
-    monkeypatch.setattr("penstock.state.session_cold._PIECE", 2)
-    monkeypatch.setattr("penstock.state.pane_table._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.session_table.SessionTable._hot_bytes", lambda table: table._hot.index.count)
+    state_sizes.given(monkeypatch, incoming_keys=2, evicted_sessions=2, dead_keys=1)
 
 
 @pytest.fixture

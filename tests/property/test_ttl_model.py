@@ -4,22 +4,19 @@ Any order of rows, steps of the clock, freezes, failed uploads, compactions, cra
 has: nothing that has expired, everything that has not.
 """
 
-import tempfile
+import pickle
 from collections.abc import Iterator
+from random import Random
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
-import pytest
-from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.process_job import REMOTE, ProcessJob, keys_are_remote, keys_leave
-from tests.property.stepping_clock import SteppingClock
-from tests.support.depth import examples
+from tests.property.harness.backends import MEMORY, REMOTE, leaving, on
+from tests.property.harness.clock import SteppingClock
+from tests.property.harness.functions import function_job
+from tests.property.harness.histories import SEEDS, operations, play, step
 
 import penstock as ps
-from penstock.kernels.columns import key_columns
-from penstock.kernels.hashing import hash_columns
 
 KEYS = [None, "", "key", "another key"]
 SCHEMA = pa.schema(
@@ -168,72 +165,64 @@ class Model:
     def states(self):
         return {name: state for name, state in vars(self).items() if isinstance(state, Aging)}
 
-    def copy(self):
-        other = Model()
-        other.now = self.now
-        for name, state in self.states().items():
-            getattr(other, name).held = dict(state.held)
-            if isinstance(state, PlainList):
-                getattr(other, name).next = state.next
-        return other
-
     def at(self, now):
         self.now = now
         for state in self.states().values():
             state.prune()
 
 
-class Job(ProcessJob):
-    def __init__(self, folder):
-        self.latest = 0
-        super().__init__(folder, Living(), SCHEMA, {key: Model() for key in KEYS}, SteppingClock())
+class Steps:
+    """Rows that are drawn, steps of the clock, and what is asked from outside."""
+
+    def __init__(self, job):
+        self.job = job
+        #: The latest time at which any subtask has worked, and what each of them takes for the time.
+        self.latest, self.held = 0, []
+        self.go_on()
 
     def start(self, parallelism):
-        super().start(parallelism)
-        # time goes on from what was restored, and from the clock
-        self.held = [operator._ttl_clock.now // 1000 for operator, _ in self.subtasks]
-        assert all(self.clock.now <= held <= max(self.latest, self.clock.now) for held in self.held)
+        self.job.start(parallelism)
+        self.go_on()
 
-    def step(self, ms):
-        self.clock.now += ms
+    def go_on(self):
+        """Time goes on from what was restored, and from the clock."""
+        now = self.job.clock.now
+        self.held = [operator._ttl_clock.now // 1000 for operator in self.job.operators]
+        assert all(now <= held <= max(self.latest, now) for held in self.held)
+
+    def tick(self, ms):
+        self.job.clock.now += ms
 
     def batch(self, seed, count):
-        random = np.random.default_rng(seed)
-        rows = [
-            (KEYS[random.integers(len(KEYS))], WHAT[random.integers(len(WHAT))], int(random.integers(100)))
-            for _ in range(count)
-        ]
-        self.give(rows)
+        random = Random(seed)
+        self.give([(random.choice(KEYS), random.choice(WHAT), random.randrange(100)) for _ in range(count)])
 
     def give(self, rows):
-        for subtask, (operator, _) in enumerate(self.subtasks):
-            keys = self.keys_of(subtask)
-            mine = [row for row in rows if row[0] in keys]
-            if not mine:
-                continue
-            now = self.held[subtask] = max(self.held[subtask], self.clock.now)
+        for subtask, mine in self.job.parts(rows):
+            now = self.held[subtask] = max(self.held[subtask], self.job.clock.now)
             self.latest = max(self.latest, now)
-            for key in keys:
-                self.models[key].at(now)
-            expected = [{"k": key, "seen": repr(act(self.models[key], what, n))} for key, what, n in mine]
-            assert self.push(operator, mine).rows == expected
+            for key in self.job.owned(subtask):
+                self.job.model[key].at(now)
+            expected = [{"k": key, "seen": repr(act(self.job.model[key], what, n))} for key, what, n in mine]
+            assert self.job.push(subtask, mine).rows == expected
 
     def freeze(self):
-        for subtask in range(len(self.subtasks)):
-            self.held[subtask] = max(self.held[subtask], self.clock.now)
-        super().freeze()
+        self.held = [max(held, self.job.clock.now) for held in self.held]
+        self.job.freeze()
+
+    def checkpoint(self):
+        self.held = [max(held, self.job.clock.now) for held in self.held]
+        self.job.checkpoint()
 
     def question(self):
         """What is asked from outside is what has not expired, and nothing comes to memory for it."""
-        for subtask, (_, store) in enumerate(self.subtasks):
+        for subtask, store in enumerate(self.job.stores):
             known = store._rows.index.count
-            for key in self.keys_of(subtask):
-                model = self.models[key].copy()
+            for key in self.job.owned(subtask):
+                model = pickle.loads(pickle.dumps(self.job.model[key]))
                 model.at(self.held[subtask])
-                batch = pa.record_batch({"k": pa.array([key], pa.string())})
-                asked = key_columns(batch, ("k",)), hash_columns(batch, ("k",))
                 for name, state in model.states().items():
-                    found = store.tables[name].look_up(*asked, 100).to_pylist()
+                    found = self.job.look(subtask, name, key)
                     if isinstance(state, PlainMap):
                         expected = {entry: value for entry, (value, _) in state.held.items()}
                         assert {row["__entry"]: row["value"] for row in found} == expected
@@ -245,115 +234,74 @@ class Job(ProcessJob):
         self.give([(key, what, n) for key in KEYS for what in ("value", "items", "all") for n in (0, 1)])
 
 
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40)),
-        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40)),
-        st.tuples(st.just("step"), st.integers(-8_000, 9_000)),
-        st.tuples(st.just("step"), st.integers(0, 6_000)),
-        st.tuples(st.just("look")),
-        st.tuples(st.just("question")),
-        st.tuples(st.just("checkpoint")),
-        st.tuples(st.just("freeze")),
-        st.tuples(st.just("finish"), st.sampled_from(["done", "done", "done", "failed", "aborted"])),
-        st.tuples(st.just("compact"), st.booleans()),
-        st.tuples(st.just("begin_fetch")),
-        st.tuples(st.just("end_fetch")),
-        st.tuples(st.just("start"), st.integers(1, 4)),
-    ),
-    min_size=20,
-    max_size=60,
+OPERATIONS = operations(
+    step("batch", SEEDS, st.integers(1, 40), times=3),
+    step("tick", st.integers(-8_000, 9_000)),
+    step("tick", st.integers(0, 6_000)),
+    step("look"),
+    step("question"),
+    step("checkpoint"),
+    least=20,
 )
+#: Some state is restored before anything else.
+RESTORED = [("batch", 1, 40), ("tick", 3000), ("batch", 2, 40), ("checkpoint",), ("start", 2)]
 
 
-@pytest.fixture(autouse=True)
-def tight(monkeypatch):
-    """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.state.row_table.COLD_SWEEP_PART", 2)
-    monkeypatch.setattr("penstock.state.entry_table.COLD_SWEEP_PART", 2)
-    monkeypatch.setattr("penstock.state.row_table._FIRST_ROWS", 8)
-    monkeypatch.setattr("penstock.state.entry_table._FIRST_SLOTS", 2)
-    monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.row_state._SWEEP", 2)
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+def job_on(backend):
+    return function_job(Living(), SCHEMA, {key: Model() for key in KEYS}, backend, clock=SteppingClock())
 
 
-@pytest.fixture
-def leaving(monkeypatch):
-    """Hardly any key stays in memory."""
-    with keys_leave(monkeypatch, 1):
-        yield
+def run(backend, history):
+    with job_on(backend) as job:
+        steps = Steps(job)
+        play([*(RESTORED if backend.state == "remote" else []), *history], steps, job)
+        steps.question()
+        steps.look()
+        steps.checkpoint()
+        steps.start(3)
+        steps.look()
+        steps.tick(1_000_000)
+        steps.look()
+        assert all(not model.items_1.held and not model.counts_0.held for model in job.model.values())
 
 
-def run(operations):
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder)
-        for name, *arguments in operations:
-            getattr(job, name)(*arguments)
-        job.question()
-        job.look()
-        job.checkpoint()
-        job.start(3)
-        job.look()
-        job.step(1_000_000)
-        job.look()
-        assert all(not model.items_1.held and not model.counts_0.held for model in job.models.values())
+@on((MEMORY, 20), (leaving(1), 10), (REMOTE, 6))
+def test_any_history_gives_what_has_not_expired(backend):
+    backend.check(run, history=OPERATIONS)
 
 
-@examples(20)
-@given(operations=OPERATIONS)
-def test_any_history_gives_what_has_not_expired(operations):
-    run(operations)
+@on(leaving(1))
+def test_a_list_that_expired_outside_memory_begins_anew(backend):
+    with job_on(backend) as job:
+        steps = Steps(job)
+        steps.give([("key", "append", 2), ("key", "append", 2)])
+        steps.give([("another key", "append", 2)])
+        steps.checkpoint()
+        steps.tick(2 * TTL_MS)
+        for _ in range(4):  # each looks through a part of what left memory
+            steps.give([("", "value", 0)])
+            steps.give([("another key", "value", 0)])
+        steps.give([("key", "append", 2)])
+        steps.tick(TTL_MS // 2)
+        steps.question()
+        steps.checkpoint()
+        steps.start(1)
+        steps.look()
+        steps.tick(TTL_MS // 2)
+        steps.look()
 
 
-@examples(10)
-@given(operations=OPERATIONS)
-def test_any_history_gives_what_has_not_expired_where_keys_leave_memory(leaving, operations):
-    run(operations)
-
-
-@pytest.fixture(params=REMOTE)
-def remote(request, monkeypatch):
-    """Keys are fetched when they are touched."""
-    with keys_are_remote(monkeypatch, *request.param):
-        yield
-
-
-@examples(6)
-@given(operations=OPERATIONS)
-def test_any_history_gives_what_has_not_expired_where_state_is_remote(remote, operations):
-    run([("batch", 1, 40), ("step", 3000), ("batch", 2, 40), ("checkpoint",), ("start", 2), *operations])
-
-
-def test_a_list_that_expired_outside_memory_begins_anew(leaving, tmp_path):
-    job = Job(tmp_path)
-    job.give([("key", "append", 2), ("key", "append", 2)])
-    job.give([("another key", "append", 2)])
-    job.checkpoint()
-    job.step(2 * TTL_MS)
-    for _ in range(4):  # each looks through a part of what left memory
-        job.give([("", "value", 0)])
-        job.give([("another key", "value", 0)])
-    job.give([("key", "append", 2)])
-    job.step(TTL_MS // 2)
-    job.question()
-    job.checkpoint()
-    job.start(1)
-    job.look()
-    job.step(TTL_MS // 2)
-    job.look()
-
-
-def test_a_list_whose_key_was_forgotten_is_counted_from_its_own_beginning_after_a_restart(tmp_path):
-    job = Job(tmp_path)
-    job.give([("key", "append", 3)])
-    job.checkpoint()
-    job.give([("key", "clear", 3)])
-    job.checkpoint()
-    job.give([("", "value", 0)])
-    job.give([("key", "append", 1)])
-    for _ in range(2):  # reading saves elements anew, under the indices they have
-        job.checkpoint()
-        job.start(1)
-        job.look()
+@on(MEMORY)
+def test_a_list_whose_key_was_forgotten_is_counted_from_its_own_beginning_after_a_restart(backend):
+    with job_on(backend) as job:
+        steps = Steps(job)
+        steps.give([("key", "append", 3)])
+        steps.checkpoint()
+        steps.give([("key", "clear", 3)])
+        steps.checkpoint()
+        steps.give([("", "value", 0)])
+        steps.give([("key", "append", 1)])
+        for _ in range(2):  # reading saves elements anew, under the indices they have
+            steps.checkpoint()
+            steps.start(1)
+            steps.look()

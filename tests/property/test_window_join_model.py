@@ -28,6 +28,7 @@ from tests.property.two_inputs import (
     rows_are_remote,
     run,
 )
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
@@ -100,17 +101,18 @@ def spec(window, how):
 @pytest.fixture(autouse=True)
 def tight(monkeypatch):
     """Everything that happens at large sizes happens here too."""
-    monkeypatch.setattr("penstock.state.row_state._SPILL_PART", 0)
-    monkeypatch.setattr("penstock.state.timed_files.LEAST_SPILLED", 0)
-    monkeypatch.setattr("penstock.state.timed_files._CUTS", 3)
-    monkeypatch.setattr("penstock.state.timed_files._FAN", 2)
-    monkeypatch.setattr("penstock.state.timed_added._ADDED_FILE", 500)
-    monkeypatch.setattr("penstock.state.timed_run.CHUNK", 7)
-    monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 5)
-    monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 5)
-    monkeypatch.setattr("penstock.operators.window_join.CHUNK", 3)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
+    state_sizes.given(
+        monkeypatch,
+        spill_part=0,
+        spilled_bytes=0,
+        cuts=3,
+        fan=2,
+        added_file_bytes=500,
+        join_pairs=3,
+        output_rows=5,
+        dead_keys=1,
+        segments_per_tier=3,
+    )
 
 
 @pytest.fixture

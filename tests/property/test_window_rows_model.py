@@ -16,6 +16,7 @@ from tests.property import process_job
 from tests.property.process_job import keys_leave, keys_leave_for_rocksdb
 from tests.property.small_pieces import part
 from tests.property.window_rows_model import MINUTE, Model
+from tests.support import sizes as state_sizes
 from tests.support.depth import examples
 
 import penstock as ps
@@ -186,6 +187,7 @@ class Job:
             directory=self.folder / f"{self.attempt}-{subtask}",
             writer=f"run/v/{subtask}/{self.attempt}",
             budget=MemoryBudget(64 << 20),
+            limits=state_sizes.sizes(),
         )
         store = open_keyed_state(request)
         operator = create_operator("window_rows")
@@ -262,6 +264,7 @@ class Context:
     def __init__(self, spec, owned, store, restored):
         self.spec = type("Spec", (), spec)
         self.hash_range, self.keyed_state, self.restored = owned, store, restored
+        self.limits = state_sizes.sizes()
         self.metrics, self.clock, self.input_schemas = OperatorMetrics(), ManualClock(), (SCHEMA,)
 
 
@@ -291,9 +294,7 @@ RULES = st.sampled_from(
 @pytest.fixture
 def in_pieces(monkeypatch):
     """No more than two keys come in together, and hardly any stays behind a batch."""
-    monkeypatch.setattr("penstock.state.row_eviction.Recency.at_once", lambda _, most: min(most, 2))
-    monkeypatch.setattr("penstock.state.entry_log._MANY", 20)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
+    state_sizes.given(monkeypatch, incoming_keys=2, many_changes=20, dead_keys=1)
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from tests.property.small_pieces import LOCAL_BYTES, Fetching, part, small_pieces
 from tests.property.window_model import Model
 from tests.support.depth import examples
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
@@ -168,6 +169,7 @@ class Job(Fetching):
                 metrics=OperatorMetrics(),
                 input_schemas=(SCHEMA,),
                 keyed_state=store,
+                limits=sizes(),
                 restored=tuple(restored),
             )
         )

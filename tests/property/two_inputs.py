@@ -13,6 +13,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 from tests.property.process_job import PlainStore, keys_leave_for_rocksdb
 from tests.property.small_pieces import Fetching, part
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
@@ -22,10 +23,8 @@ from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import FileRef
 from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.hashing import hash_columns
-from penstock.operators import output_pieces
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
-from penstock.state import timed_run
 from penstock.state.budget import MemoryBudget
 from penstock.state.segments import read_state
 from penstock.state.store import KeyedStateRequest, open_keyed_state
@@ -95,7 +94,7 @@ def go_on(operator, out):
         assert not operator.available
         before = len(out.rows)
         operator.go_on(out)
-        assert len(out.rows) - before < 2 * output_pieces.PIECE_ROWS + timed_run.CHUNK
+        assert len(out.rows) - before < 2 * sizes().output_rows + sizes().join_pairs
 
 
 class Job(Fetching):
@@ -139,6 +138,7 @@ class Job(Fetching):
                 directory=self.folder / f"{self.attempt}-{subtask}",
                 writer=f"run/v/{subtask}/{self.attempt}",
                 budget=MemoryBudget(64 << 20),
+                limits=sizes(),
             )
         )
         operator = create_operator(self.spec.kind)
@@ -153,6 +153,7 @@ class Job(Fetching):
                 metrics=self.metrics[subtask],
                 input_schemas=self.schemas,
                 keyed_state=store,
+                limits=sizes(),
                 restored=tuple(restored),
             )
         )

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from tests.support.sizes import given
 
 from penstock.state.remote_keys import RemoteKeys
 from penstock.state.remote_timers import RemoteTimers
@@ -18,7 +19,7 @@ if ROOT not in sys.path:
 def counted(monkeypatch):
     """How many pieces, and how often timers, were fetched when they were asked for; keys leave memory now and then."""
     monkeypatch.setattr(RemoteKeys, "next_fetch", lambda self: None)
-    monkeypatch.setattr("penstock.state.row_eviction.Recency.full", lambda recency, held: held > 1 << 14)
+    given(monkeypatch, hot_keys=2)
     counts = Counter()
     ensure, bring_next = RemoteKeys.ensure, RemoteTimers.bring_next
 

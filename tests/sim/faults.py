@@ -63,6 +63,10 @@ SEEN = (
     "zombie-leader-refused",
     "swept-file",
     "compaction",
+    "keys-evicted",
+    "changes-spilled",
+    "remote-fetch",
+    "remote-pieces-came",
 )
 
 

@@ -27,6 +27,7 @@ from penstock.jobmanager import job_master, recover
 from penstock.jobmanager.checkpointing import Checkpointing
 from penstock.jobmanager.commands import DeleteEntries
 from penstock.jobmanager.log_entries import checkpoint_entry
+from penstock.kernels import pages
 from penstock.network.credit import GateCredit
 from penstock.network.input_gate import InputGate
 from penstock.network.subpartition import Subpartition
@@ -34,6 +35,7 @@ from penstock.operators.pending import PendingOutput
 from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.sink import SinkOperator
 from penstock.operators.source import SourceOperator
+from penstock.state.limits import StateLimits
 from penstock.state.pane_table import PaneTable
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.task import restore
@@ -261,6 +263,17 @@ def _floor_of_the_others(patch: Patch) -> None:
     patch.setattr(SourceOperator, "snapshot", silent)
 
 
+def _change_of_a_leaving_key_lost(patch: Patch) -> None:
+    """A key that leaves memory takes its changes to the local disk, and no segment gets them."""
+    evict = PaneTable._evict
+
+    def forgetful(self: PaneTable) -> None:
+        self._hot.memory._meta[:, pages.DIRTY] = 0
+        evict(self)
+
+    patch.setattr(PaneTable, "_evict", forgetful)
+
+
 _STAGES = [Phase(1, "cancel"), Phase(2, "cancel"), Phase(1, "cancel"), Phase(1, "finish")]
 _LONG = {"input_ms": 3000.0, "size_ms": 400, "slide_ms": 400, "inline_bytes": 0, "phases": [Phase(2, "finish")]}
 _HASTY = {"checkpoint_interval_ms": 40, "checkpoint_timeout_ms": 60}
@@ -338,5 +351,13 @@ MUTANTS = (
         {**_LONG, "phases": [Phase(3, "finish")]},
         {"checkpoint_interval_ms": 40},
         seeds=60,
+    ),
+    Mutant(
+        "changes of a key that leaves memory lost",
+        _change_of_a_leaving_key_lost,
+        {},
+        _CRASHES,
+        {**_SLOW, "limits": StateLimits.tiny(hot_keys=1)},
+        {"state_backend": "rocksdb"},
     ),
 )

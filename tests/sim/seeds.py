@@ -17,8 +17,9 @@ KNOWN = Path(__file__).with_name("seeds.txt")
 
 def world_of(seed: int) -> World:
     """The world of a seed, not run yet."""
-    chance = random.Random(f"plan {seed}")
-    return World(seed, Plan.drawn(chance), Swarm.drawn(random.Random(f"faults {seed}")))
+    plan = Plan.drawn(random.Random(f"plan {seed}"))
+    plan.draw_state(random.Random(f"state {seed}"))
+    return World(seed, plan, Swarm.drawn(random.Random(f"faults {seed}")))
 
 
 def run_seed(seed: int) -> Result:

@@ -11,6 +11,7 @@ from tests.sim.faults import Swarm
 from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
+from tests.support.sizes import given, sizes
 
 import penstock as ps
 from penstock.eventtime.windows import sliding_windows
@@ -84,16 +85,13 @@ class TemporalPlan(Plan):
 @pytest.fixture(autouse=True)
 def few_rows_at_a_time(monkeypatch):
     """What comes out at once comes in many pieces, with faults and barriers waiting between them."""
-    monkeypatch.setattr("penstock.operators.output_pieces.PIECE_ROWS", 3)
-    monkeypatch.setattr("penstock.operators.join_side.PIECE_ROWS", 2)
-    monkeypatch.setattr("penstock.state.timed_run.CHUNK", 2)
-    monkeypatch.setattr("penstock.operators.interval_join.CHUNK", 2)
+    given(monkeypatch, output_rows=2, join_pairs=2)
 
 
 def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm, backend: str = "hashmap"):
     plan = kind.drawn(random.Random(f"plan {seed}"))
     plan.settings["state_backend"] = backend
-    plan.phases, plan.input_ms, plan.inline_bytes = phases, 1500.0, 0
+    plan.phases, plan.input_ms, plan.inline_bytes, plan.limits = phases, 1500.0, 0, sizes()
     plan.settings["checkpoint_tolerated_failures"] = 100
     return World(seed, plan, swarm).execute()
 
@@ -127,7 +125,7 @@ def test_a_side_that_is_lost_on_restore_is_caught(kind, monkeypatch):
 def fetched(monkeypatch):
     """How many pieces were fetched when rows of them were asked for; keys leave memory now and then."""
     monkeypatch.setattr(RemoteRuns, "next_fetch", lambda self: None)
-    monkeypatch.setattr("penstock.state.row_eviction.Recency.full", lambda recency, held: held > 1 << 14)
+    given(monkeypatch, hot_keys=2)
     pieces, bring = [], RemoteRuns._bring
 
     def counted(self, missing):

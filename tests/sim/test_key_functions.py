@@ -13,6 +13,7 @@ import pytest
 from tests.sim.faults import Swarm
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
+from tests.support.sizes import sizes
 
 import penstock as ps
 
@@ -81,6 +82,7 @@ class ProcessPlan(Plan):
 
 def run(kind: type[Plan], seed: int, phases: list[Phase], swarm: Swarm):
     plan = kind.drawn(random.Random(f"plan {seed}"))
+    plan.limits = sizes()
     plan.phases, plan.input_ms, plan.inline_bytes = phases, 1500.0, 0
     plan.settings["checkpoint_tolerated_failures"] = 100
     return World(seed, plan, swarm).execute()

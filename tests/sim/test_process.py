@@ -12,6 +12,7 @@ from tests.sim.faults import Swarm
 from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
+from tests.support.sizes import sizes
 
 import penstock as ps
 from penstock.state.entry_table import EntryTable
@@ -138,6 +139,7 @@ class ProcessPlan(Plan):
 
 def run(seed: int, phases: list[Phase], swarm: Swarm, function=ByHand, backend="hashmap"):
     plan = ProcessPlan.drawn(random.Random(f"plan {seed}"))
+    plan.limits = sizes()
     plan.function = function
     plan.phases, plan.input_ms, plan.inline_bytes, plan.slide_ms = phases, 1500.0, 0, plan.size_ms
     plan.settings |= {"checkpoint_tolerated_failures": 100, "state_backend": backend}

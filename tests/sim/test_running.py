@@ -10,6 +10,7 @@ import pytest
 from tests.sim.faults import Swarm
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
+from tests.support.sizes import given, sizes
 
 import penstock as ps
 from penstock.state.remote import RemoteRows
@@ -69,6 +70,7 @@ class BriefPlan(RunningPlan):
 
 def drawn(seed: int, phases: list[Phase], made: type[RunningPlan] = RunningPlan) -> RunningPlan:
     plan = made.drawn(random.Random(f"plan {seed}"))
+    plan.limits = sizes()
     plan.phases, plan.input_ms, plan.inline_bytes = phases, 1500.0, 0
     plan.settings["checkpoint_tolerated_failures"] = 100
     return plan
@@ -95,7 +97,7 @@ def test_a_rescale_takes_the_state_along():
 def moved(monkeypatch):
     """How many pieces were fetched when they were asked for, and regions dropped; keys leave memory now and then."""
     monkeypatch.setattr(RemoteRows, "next_fetch", lambda self: None)
-    monkeypatch.setattr("penstock.state.eviction.Bounds.full", lambda bounds, hot, cold, rows: hot.index.count > 8)
+    given(monkeypatch, hot_keys=8)
     counts = Counter()
     fetch = RemoteRows.fetch
 

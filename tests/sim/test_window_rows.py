@@ -11,6 +11,7 @@ from tests.sim.faults import Swarm
 from tests.sim.scheduler import SimulationError
 from tests.sim.workload import Phase, Plan
 from tests.sim.world import World
+from tests.support.sizes import sizes
 
 import penstock as ps
 from penstock.state.entry_table import EntryTable
@@ -48,6 +49,7 @@ class RowsPlan(Plan):
 
 def run(seed: int, phases: list[Phase], swarm: Swarm, backend: str = "hashmap"):
     plan = RowsPlan.drawn(random.Random(f"plan {seed}"))
+    plan.limits = sizes()
     plan.phases, plan.input_ms, plan.inline_bytes, plan.by_function = phases, 1500.0, 0, seed % 2 == 1
     plan.settings |= {"checkpoint_tolerated_failures": 100, "state_backend": backend}
     return World(seed, plan, swarm).execute()

@@ -7,10 +7,8 @@ session ends is lost.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.network.memory import MemoryNetwork
@@ -25,8 +23,6 @@ if TYPE_CHECKING:
 
     from penstock.graph.deployment import TaskDeployment
     from penstock.task.subtask import Subtask
-
-_STATE = Path(tempfile.gettempdir()) / "penstock-sim"
 
 
 class Lane:
@@ -136,7 +132,9 @@ class Worker:
             report=self._report,
             background=Background(self, "background"),
             blocking=Background(self, "blocking"),
-            state_dir=_STATE,
+            managed_memory_bytes=world.plan.managed_memory_bytes,
+            state_dir=world.folder / self.worker_id,
+            limits=world.plan.limits,
         )
         self.runtime = TaskRuntime(environment, self)
         self._report(msg.WorkerReady(worker_id=worker_id, endpoint=self.network.endpoint, pid=1))

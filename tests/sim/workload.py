@@ -16,6 +16,7 @@ from penstock.config.settings import RestartStrategy
 from penstock.connector.sink import SinkSpec
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import JobGraph
+from penstock.state.limits import PRODUCTION, StateLimits
 
 JOB = "sim"
 INPUT, OUTPUT = "orders", "totals"
@@ -51,6 +52,9 @@ class Plan:
     #: State parts below this travel in the ack.
     inline_bytes: int = 0
     sweep_grace_ms: int = 100
+    #: Sizes of state, and a worker's memory for it.
+    limits: StateLimits = PRODUCTION
+    managed_memory_bytes: int = 256 << 20
 
     @classmethod
     def drawn(cls, chance: random.Random) -> Plan:
@@ -79,6 +83,25 @@ class Plan:
             inline_bytes=chance.choice([0, 0, 1500, 32 << 10]),
             sweep_grace_ms=chance.choice([0, 100, 1000]),
         )
+
+    def draw_state(self, chance: random.Random) -> None:
+        """Draw where state lies, its sizes, and how much of it has room in memory and on the local disk."""
+        backend = chance.choice(["hashmap", "rocksdb", "remote"])
+        self.settings["state_backend"] = backend
+        if chance.random() < 0.3:
+            return
+        self.limits = StateLimits.tiny(
+            hot_keys=chance.choice([0, 1, 4, 16]),
+            incoming_keys=chance.choice([1, 2, 16]),
+            group_rows=chance.choice([1, 3, 16]),
+            segments_per_tier=chance.choice([2, 3, 8]),
+            regions=chance.choice([1, 4, 32]),
+            fetched_pieces=chance.choice([1, 2, 32]),
+            whole_file_bytes=chance.choice([0, 0, 1 << 20]),
+        )
+        if backend != "hashmap":
+            self.managed_memory_bytes = chance.choice([1 << 10, 1 << 20, 256 << 20])
+            self.settings["remote_local_bytes"] = chance.choice([1, 1 << 30, 8 << 30])
 
     def graph(self, phase: Phase, root: str) -> JobGraph:
         """The job as it is submitted in a phase."""

@@ -17,6 +17,7 @@ from tests.sim.faults import Swarm
 from tests.sim.fibers import Fiber
 from tests.sim.kafka_log import SimKafka
 from tests.sim.leader import Leader
+from tests.sim.local_state import local_state
 from tests.sim.nemesis import Nemesis
 from tests.sim.runs import Result, Run
 from tests.sim.scheduler import Scheduler
@@ -76,7 +77,7 @@ class World:
             SimulationError: an invariant broke, the run did not end, or the output is wrong.
         """
         self.swarm.tell = self.scheduler.note
-        with self._installed():
+        with self._installed(), local_state(self.swarm) as self.folder:
             self.kafka.create_topic(INPUT, len(self.plan.rows))
             self.kafka.create_topic(OUTPUT, 2)
             for partition, rows in enumerate(self.plan.rows):

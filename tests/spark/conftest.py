@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.support import leaks
 
 
 @pytest.fixture(scope="package")
@@ -31,5 +32,6 @@ def spark(tmp_path_factory):
     with contextlib.chdir(folder):  # the JVM leaves a folder of artifacts where it is started
         session = builder.getOrCreate()
     session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+    with leaks.held(lambda: [session.sparkContext._gateway.proc.pid]):
+        yield session
+        session.stop()

@@ -56,7 +56,9 @@ class OnExecutors:
         }
         lines = [f"{name} {value}\n" for name, value in {**SETTINGS, **own}.items()]
         (folder / "conf" / "spark-defaults.conf").write_text("".join(lines))
-        given = {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1"}
+        # a killed task leaves its temporary folder: it lies in this test's
+        temporary = str(folder / "local")
+        given = {"SPARK_CONF_DIR": str(folder / "conf"), "SPARK_LOCAL_IP": "127.0.0.1", "TMPDIR": temporary}
         self._said = (folder / "stderr").open("w")
         self.process = subprocess.Popen(
             [sys.executable, *map(str, words)], env={**os.environ, **given, **environment}, cwd=folder,

@@ -16,7 +16,6 @@ import pyarrow as pa
 from penstock.operators.join_schema import is_outer, join_schema, parse_interval, parse_sides, validate_join
 from penstock.operators.join_side import Arrived, JoinOperator, JoinOutput, JoinState, below
 from penstock.operators.output_pieces import OutputPieces
-from penstock.state.timed_run import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,9 +37,10 @@ class IntervalJoinOperator(JoinOperator):
         self._state = JoinState(context, sides, self._interval.shown, self._interval.alone)
         self._state.check_all_declared()
         self._keys = list(sides.left), list(sides.right)
-        self._output = JoinOutput(join_schema(config, left, right), sides, left)
+        self._output = JoinOutput(join_schema(config, left, right), sides, left, context.limits.output_rows)
+        self._most_pairs = context.limits.join_pairs
         self._types = self._state.types
-        self._pieces = OutputPieces()
+        self._pieces = OutputPieces(context.limits.output_rows)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Yield what the rows meet of the other side, and keep them."""
@@ -56,7 +56,7 @@ class IntervalJoinOperator(JoinOperator):
         keys, own = arrived.columns(self._keys[side]), arrived.columns(self._state.names[side])
         lows, highs = arrived.times + lower, arrived.times + upper
         for run, places, slots in self._state.tables[1 - side].asked(arrived.slots, lows, highs):
-            for some, found in run.pairs(slots, lows[places], highs[places]):
+            for some, found in run.pairs(slots, lows[places], highs[places], self._most_pairs):
                 asking = places[some]
                 rows, met = pa.array(asking), pa.array(found)
                 mine = [column.take(rows) for column in own]
@@ -94,8 +94,8 @@ class IntervalJoinOperator(JoinOperator):
         for other, asking, slots in self._state.tables[1 - side].asked(run.slots, lows, highs):
             alone[asking] &= other.ranges(slots, lows[asking], highs[asking])[1] == 0
         places = np.flatnonzero(alone).astype(np.int32)
-        for first in range(0, len(places), CHUNK):
-            piece = places[first : first + CHUNK]
+        for first in range(0, len(places), self._most_pairs):
+            piece = places[first : first + self._most_pairs]
             chosen, slots = pa.array(piece), run.slots[piece]
             mine, none = [c.take(chosen) for c in run.values], [pa.nulls(len(piece), t) for t in self._types[1 - side]]
             left, right = (none, mine) if side else (mine, none)

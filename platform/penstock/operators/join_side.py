@@ -21,8 +21,9 @@ from penstock.kernels.windows import TIME_LIMIT
 from penstock.operators.join_schema import SIDES, JoinSides, key_schema_of, value_fields
 from penstock.operators.late import LateRows
 from penstock.operators.operator import Operator, OperatorSnapshot
-from penstock.operators.output_pieces import PIECE_ROWS, PutsOutPieces
+from penstock.operators.output_pieces import PutsOutPieces
 from penstock.operators.range_watermarks import RangeWatermarks
+from penstock.state.limits import PRODUCTION
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -156,8 +157,11 @@ class JoinState:
 class JoinOutput:
     """Puts result rows together into batches of a good size."""
 
-    def __init__(self, schema: pa.Schema, sides: JoinSides, left: pa.Schema) -> None:
-        """`schema`: the result's, with `__ts`; `left`: that of the left side."""
+    def __init__(
+        self, schema: pa.Schema, sides: JoinSides, left: pa.Schema, most_rows: int = PRODUCTION.output_rows
+    ) -> None:
+        """`schema`: the result's, with `__ts`; `left`: that of the left side; `most_rows` of a batch, about."""
+        self._most_rows = most_rows
         self._schema = schema
         self._left = [name for name in left.names if name != TS_COLUMN]
         self._key = sides.left
@@ -175,7 +179,7 @@ class JoinOutput:
         arrays = [by_name[name] if name in by_name else next(values) for name in self._left]
         self._waiting.append(pa.RecordBatch.from_arrays([*arrays, *right, pa.array(times)], schema=self._schema))
         self._rows += len(times)
-        if self._rows >= PIECE_ROWS:
+        if self._rows >= self._most_rows:
             yield from self.flush()
 
     def flush(self) -> Iterator[Batch]:

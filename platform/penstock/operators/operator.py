@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.elements import Barrier, Batch, Watermark, WatermarkStatus
+from penstock.state.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -82,6 +83,8 @@ class OperatorContext:
     restored_checkpoint: int | None = None
     #: Sinks: output of this subtask and run that an earlier attempt was not allowed to publish.
     held: tuple[Committable, ...] = ()
+    #: Sizes of state and of what is emitted at a time.
+    limits: StateLimits = PRODUCTION
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from penstock.core.elements import Batch, Watermark, WatermarkStatus
+from penstock.state.limits import PRODUCTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.operators.operator import Collector
-
-#: Rows of a good batch; about so many come out at a time.
-PIECE_ROWS = 65_536
 
 Piece: TypeAlias = Batch | Watermark | WatermarkStatus
 
@@ -27,8 +25,9 @@ Piece: TypeAlias = Batch | Watermark | WatermarkStatus
 class OutputPieces:
     """Generators of output, one after the other."""
 
-    def __init__(self) -> None:
-        """Nothing is to be put out."""
+    def __init__(self, most_rows: int = PRODUCTION.output_rows) -> None:
+        """Nothing is to be put out; about `most_rows` come out at a time."""
+        self._most_rows = most_rows
         self._work: deque[Iterator[Piece]] = deque()
 
     @property
@@ -43,9 +42,9 @@ class OutputPieces:
             self.go_on(out)
 
     def go_on(self, out: Collector) -> bool:
-        """Put out the next `PIECE_ROWS` rows, and what follows before the next row; return whether there was any."""
+        """Put out the next rows, and what follows before the row after them; return whether there was any."""
         rows, some = 0, False
-        while self._work and rows < PIECE_ROWS:
+        while self._work and rows < self._most_rows:
             piece = next(self._work[0], None)
             if piece is None:
                 self._work.popleft()

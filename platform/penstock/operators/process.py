@@ -56,10 +56,6 @@ if TYPE_CHECKING:
     from penstock.state.row_state import RowState
     from penstock.state.timers import TimerTable
 
-#: Timers that fire as one batch.
-FIRE_ROWS = 16_384
-#: At the end of input timers may register timers, but not without end.
-_MOST_AT_END = 10_000
 _WATERMARK = "watermark"
 #: What `on_timer` is of a function that has none.
 _NO_TIMERS = tuple(
@@ -93,6 +89,7 @@ class KeyedProcessOperator(Operator):
         """Load the function, declare (and so restore) its states and timers."""
         spec = context.spec
         self._where = f"process {spec.uid!r}"
+        self._limits = context.limits
         self._function = None
         if context.keyed_state is None:
             raise GraphError(f"{self._where} needs keyed state", hint="key the stream before .process(...)")
@@ -219,7 +216,7 @@ class KeyedProcessOperator(Operator):
         context = self._context
         fired, known = 0, table.size
         context.time_domain = "event" if table is self._event_table else "processing"
-        while due := table.take_due(until, FIRE_ROWS):
+        while due := table.take_due(until, self._limits.fired_timers):
             slots, times = due
             with collector_paused():
                 local, distinct = self._state.distinct(slots)
@@ -227,7 +224,7 @@ class KeyedProcessOperator(Operator):
                 self._run_timers(queue, times.tolist(), local.tolist())
                 self._end(distinct, out)
             fired += len(times)
-            if until == MAX_TIMESTAMP and fired > _MOST_AT_END + 1000 * known:
+            if until == MAX_TIMESTAMP and fired > self._limits.timers_at_end + 1000 * known:
                 msg = f"{self._where}: on_timer goes on registering timers at the end of input"
                 raise PenstockError(msg, hint="do not register another one when ctx.at_end is true")
         context.time_domain = None

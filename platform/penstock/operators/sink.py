@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 
 #: Upper bound of one staged chunk, which is published in one transaction.
 CHUNK_BYTES = 64 << 20
-#: Rows kept in memory until they are written with a checkpoint, well below what a worker is killed for.
-HELD_BYTES = 1 << 30
 
 
 class SinkOverflowError(PenstockError):
@@ -136,8 +134,8 @@ class SinkOperator(Operator):
     @property
     def available(self) -> bool:
         """Whether rows may be fed; False once the pending output has reached its limit. Barriers always pass."""
-        settings = self._context.settings
-        if settings.checkpoint_interval_ms and self._pending.held_bytes + self._buffer.size_bytes >= HELD_BYTES:
+        settings, held = self._context.settings, self._pending.held_bytes + self._buffer.size_bytes
+        if settings.checkpoint_interval_ms and held >= self._context.limits.held_output_bytes:
             return False
         return (
             self._pending.size_bytes + self._buffer.size_bytes < settings.sink_pending_max_bytes

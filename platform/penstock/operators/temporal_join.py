@@ -17,7 +17,7 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.operators.join_schema import parse_sides, temporal_join_schema, validate_temporal_join, value_fields
 from penstock.operators.join_side import JoinOperator, JoinOutput, JoinState
 from penstock.operators.output_pieces import OutputPieces
-from penstock.state.timed_run import CHUNK, Run
+from penstock.state.timed_run import Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -51,8 +51,10 @@ class TemporalJoinOperator(JoinOperator):
             for slots in rows.every_key():
                 self._await_again(slots)
             rows.keeps_all = False
-        self._output = JoinOutput(temporal_join_schema(config, left, right), sides, left)
-        self._pieces = OutputPieces()
+        schema = temporal_join_schema(config, left, right)
+        self._output = JoinOutput(schema, sides, left, context.limits.output_rows)
+        self._most_rows = context.limits.join_pairs
+        self._pieces = OutputPieces(context.limits.output_rows)
 
     def _take(self, batch: Batch, side: int, out: Collector) -> Iterator[Batch]:
         """Keep the rows; versions that the watermark has passed already take their place at once."""
@@ -123,8 +125,8 @@ class TemporalJoinOperator(JoinOperator):
             kept_column if versions is None else pa.concat_arrays([versions.values[i], kept_column])
             for i, kept_column in enumerate(current[1:])
         ]
-        for first in range(0, len(wanted), CHUNK):
-            yield from self._add(rows, wanted[first : first + CHUNK], (place, sources))
+        for first in range(0, len(wanted), self._most_rows):
+            yield from self._add(rows, wanted[first : first + self._most_rows], (place, sources))
         yield from self._output.flush()
 
     def _newest(self, rows: Run, versions: Run) -> I64:

@@ -17,7 +17,6 @@ from penstock.operators.join_schema import is_outer, parse_join_window, parse_si
 from penstock.operators.join_side import JoinOperator, JoinOutput, JoinState
 from penstock.operators.output_pieces import OutputPieces
 from penstock.operators.window_due import due_windows
-from penstock.state.timed_run import CHUNK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +39,9 @@ class WindowJoinOperator(JoinOperator):
         self._state = JoinState(context, sides, self._window.shown)
         self._state.check_all_declared()
         self._schema = window_join_schema(config, left, right)
-        self._output = JoinOutput(self._schema, sides, left)
-        self._pieces = OutputPieces()
+        self._output = JoinOutput(self._schema, sides, left, context.limits.output_rows)
+        self._most_pairs = context.limits.join_pairs
+        self._pieces = OutputPieces(context.limits.output_rows)
         #: Where the panes begin that rows in memory are in.
         self._panes: set[int] = set()
         for table in self._state.tables:
@@ -109,13 +109,13 @@ class WindowJoinOperator(JoinOperator):
         met = tuple(np.zeros(0 if run is None else len(run.slots), np.bool_) for run in (left, right))
         if left is not None and right is not None:
             lows, highs = np.full(len(left.slots), start), np.full(len(left.slots), end - 1)
-            for asking, found in right.pairs(left.slots, lows, highs):
+            for asking, found in right.pairs(left.slots, lows, highs, self._most_pairs):
                 met[0][asking], met[1][found] = True, True
                 columns = self._taken(left, asking), self._taken(right, found)
                 yield from self._add(left.slots[asking], columns, window)
         for side, run in enumerate((left, right)):
             if run is not None and is_outer(self._window.how, side):
-                for alone in _pieces(np.flatnonzero(~met[side]).astype(np.int32)):
+                for alone in _pieces(np.flatnonzero(~met[side]).astype(np.int32), self._most_pairs):
                     mine, none = self._taken(run, alone), [pa.nulls(len(alone), t) for t in self._state.types[1 - side]]
                     yield from self._add(run.slots[alone], (none, mine) if side else (mine, none), window)
 
@@ -143,6 +143,6 @@ class WindowJoinOperator(JoinOperator):
         yield from self._output.add((self._state.rows.keys(slots), left, [*right, *ends]), times)
 
 
-def _pieces(rows: I32) -> Iterator[I32]:
-    for first in range(0, len(rows), CHUNK):
-        yield rows[first : first + CHUNK]
+def _pieces(rows: I32, most: int) -> Iterator[I32]:
+    for first in range(0, len(rows), most):
+        yield rows[first : first + most]

@@ -53,8 +53,6 @@ if TYPE_CHECKING:
     from penstock.state.keyed import KeyedStateStore
     from penstock.state.timers import TimerTable
 
-#: Timers that fire as one batch.
-_FIRE_ROWS = 16_384
 _WATERMARK, _CLOCK = "watermark", "clock"
 
 
@@ -199,7 +197,7 @@ class WindowRowsOperator(Operator):
     def _fire(self, until: int, out: Collector, *, processing: bool) -> None:
         table = self._buffer.processing_timers if processing else self._buffer.event_timers
         queue = self._engine.context.processings if processing else self._engine.context.events
-        while due := table.take_due(until, self._buffer.state.most_keys(_FIRE_ROWS)):
+        while due := table.take_due(until, self._buffer.state.most_keys(self._context.limits.fired_timers)):
             slots, times = due
             with collector_paused():
                 local, distinct = self._buffer.state.distinct(slots)

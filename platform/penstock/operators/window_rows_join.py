@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from penstock.operators.window_buffer import BufferedWindow, KeyWindows
     from penstock.operators.window_outputs import WindowOutput
 
-#: Pairs that are put together at a time.
-_CHUNK = 16_384
-
 
 class BothSides:
     """Rows of either side as rows of one schema: the key, the side, the left side's columns, the right side's."""
@@ -100,8 +97,9 @@ class BothSides:
 class JoinedWindows:
     """The pairs of windows that are over, made piece by piece."""
 
-    def __init__(self, both: BothSides, output: JoinOutput, bounds: pa.DataType, how: str) -> None:
-        """`bounds` is the type of the columns of a window's start and end."""
+    def __init__(self, both: BothSides, output: JoinOutput, bounds: pa.DataType, how: str, most_pairs: int) -> None:
+        """`bounds`: the type of the columns of a window's start and end; `most_pairs` are made at a time."""
+        self._most_pairs = most_pairs
         self._both = both
         self._output = output
         self._bounds = bounds
@@ -141,12 +139,12 @@ class JoinedWindows:
             mine = side[first : first + len(elements)]
             left, right = np.flatnonzero(mine == 0) + first, np.flatnonzero(mine == 1) + first
             first += len(elements)
-            for chosen in _met(left, right):
+            for chosen in _met(left, right, self._most_pairs):
                 yield from self._add(keys, place, window, columns, chosen)
             for alone, other, outer in ((left, right, 0), (right, left, 1)):
                 if len(other) == 0 and is_outer(self._how, outer):
-                    for low in range(0, len(alone), _CHUNK):
-                        part = alone[low : low + _CHUNK]
+                    for low in range(0, len(alone), self._most_pairs):
+                        part = alone[low : low + self._most_pairs]
                         yield from self._add(keys, place, window, columns, (None, part) if outer else (part, None))
         yield from self._output.flush()
 
@@ -177,7 +175,7 @@ class WindowRowsJoinOperator(PutsOutPieces, WindowRowsOperator):
 
     def open(self, context: OperatorContext) -> None:
         """Declare (and so restore) the rows, windows and timers."""
-        self._pieces = OutputPieces()
+        self._pieces = OutputPieces(context.limits.output_rows)
         super().open(context)
 
     def _parts(self, context: OperatorContext) -> WindowParts:
@@ -187,9 +185,10 @@ class WindowRowsJoinOperator(PutsOutPieces, WindowRowsOperator):
         sides = parse_sides(config)
         self._both = BothSides(sides, (left, right), timed=not processing)
         schema = window_join_schema(config, left, right)
-        output = JoinOutput(schema, sides, left)
+        output = JoinOutput(schema, sides, left, context.limits.output_rows)
         how = require_kind(config["how"], "join")
-        self._joined = JoinedWindows(self._both, output, schema.field("window_start").type, how)
+        bounds, most = schema.field("window_start").type, context.limits.window_pairs
+        self._joined = JoinedWindows(self._both, output, bounds, how, most)
         trigger = ProcessingTimeTrigger() if processing else EventTimeTrigger()
         return WindowParts(trigger, None, None, None, self._both.key, self._both.rows)
 
@@ -255,13 +254,13 @@ class _Behind:
         """Nothing: the operator puts it out."""
 
 
-def _met(left: I64, right: I64) -> Iterator[tuple[I64, I64]]:
-    """Yield every pair of the two, some at a time."""
+def _met(left: I64, right: I64, most: int) -> Iterator[tuple[I64, I64]]:
+    """Yield every pair of the two, at most so many at a time."""
     if not len(left) or not len(right):
         return
-    for low in range(0, len(right), _CHUNK):
-        others = right[low : low + _CHUNK]
-        step = max(1, _CHUNK // len(others))
+    for low in range(0, len(right), most):
+        others = right[low : low + most]
+        step = max(1, most // len(others))
         for first in range(0, len(left), step):
             own = left[first : first + step]
             yield np.repeat(own, len(others)), np.tile(others, len(own))

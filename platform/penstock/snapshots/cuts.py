@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from penstock.core.keygroup import HashRange
+from penstock.state.limits import PRODUCTION
 from penstock.state.segment_file import groups_of
-from penstock.state.segments import ROW_GROUP
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
@@ -96,7 +96,7 @@ def measured_loads(held: Sequence[KeyedStateSnapshot], read: Callable[[FileRef],
     found: list[tuple[int, int, int]] = []
     for state in held:
         for segment in state.segments:
-            groups = groups_of(segment, read) if segment.rows > ROW_GROUP else []
+            groups = groups_of(segment, read) if segment.rows > PRODUCTION.group_rows else []
             whole = (segment.hash_min, segment.hash_max, segment.file.length)
             found += _clipped(segment, [(g.low, g.high, g.length) for g in groups] or [whole])
     return Loads.of(found)

@@ -69,7 +69,7 @@ class Changes:
         if rows is None:
             return None
         log.append(position)
-        return self._waits(position, FrozenPanes(self._spec, rows, pinned))
+        return self._waits(position, FrozenPanes(self._spec, rows, pinned, self._source.limits.encoded_rows))
 
     def freeze_evicted(self) -> None:
         """Close the place of the changed rows that left memory: it becomes a segment, older than what is in memory."""
@@ -108,7 +108,8 @@ class Changes:
         self._evicted = None
 
     def _waits(self, position: int, content: FrozenContent) -> FrozenSegment:
-        segment = FrozenSegment(self._spec, position, content, self._encode_room(), wide=not self._source.remote)
+        room, limits = self._encode_room(), self._source.limits
+        segment = FrozenSegment(self._spec, position, content, room, wide=not self._source.remote, limits=limits)
         self._waiting.append(segment)
         return segment
 

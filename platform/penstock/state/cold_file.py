@@ -21,6 +21,7 @@ from penstock.core.errors import StorageError
 from penstock.kernels import cold as kernels
 from penstock.kernels.columns import FixedColumn
 from penstock.kernels.order import hash_order
+from penstock.state.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -37,9 +38,6 @@ _FIRST_RECORDS = 8192
 #: Full to this part at most, then it is made twice as large.
 _LOAD = 0.65
 _PIECE = 16_384
-#: Bytes of the file per record written, above which each record is written in its place.
-_SPARSE = 4 << 10
-_STRETCH = 1 << 20
 _AHEAD = 2 << 20
 #: Of the memory a store may map, a stretch takes this part at most.
 _STRETCH_PART = 2
@@ -119,14 +117,14 @@ class _File:
             self._require(done)
         kernels.cold_get(self.table, self.range, heads, order[done:], target)
 
-    def put(self, heads: I64, order: I64, cells: I64, stretch_bytes: int) -> int:
+    def put(self, heads: I64, order: I64, cells: I64, stretch_bytes: int, sparse_bytes: int) -> int:
         """Write cells; returns how many were, fewer than asked if the end of the file was reached.
 
         Where they are many they are written a stretch of the file at a time: reading and writing that costs less than
-        doing so record by record.
+        doing so record by record: not more than `sparse_bytes` of the file for each.
         """
         done = 0
-        for end, many in self._runs(heads[order, kernels.HASH], stretch_bytes):
+        for end, many in self._runs(heads[order, kernels.HASH], stretch_bytes, sparse_bytes):
             some, state = order[done:end], np.zeros(3, np.int64)
             if many:
                 self._put_stretches((heads, some), cells, stretch_bytes, state)
@@ -141,14 +139,14 @@ class _File:
                 break
         return done
 
-    def _runs(self, hashes: I64, stretch_bytes: int) -> list[tuple[int, bool]]:
+    def _runs(self, hashes: I64, stretch_bytes: int, sparse_bytes: int) -> list[tuple[int, bool]]:
         """Return where runs of sorted hashes end, and whether the stretches of each have many of them."""
         low, factor = self.range
         homes = (hashes.view(np.uint64) - np.int64(low).view(np.uint64)).astype(np.float64) * factor
         size = self.table.shape[1] * 8
         stretches = (homes * size).astype(np.int64) // stretch_bytes
         firsts = np.flatnonzero(np.diff(stretches, prepend=-1))
-        many = np.diff(firsts, append=len(hashes)) * _SPARSE >= min(stretch_bytes, self.size)
+        many = np.diff(firsts, append=len(hashes)) * sparse_bytes >= min(stretch_bytes, self.size)
         last = np.flatnonzero(np.append(many[1:] != many[:-1], True))
         ends = np.append(firsts[1:], len(hashes))
         return [(int(ends[i]), bool(many[i])) for i in last]
@@ -192,8 +190,16 @@ class FileRows:
 
     in_file = True
 
-    def __init__(self, spec: PaneTableSpec, owned: HashRange, folder: Path, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        spec: PaneTableSpec,
+        owned: HashRange,
+        folder: Path,
+        memory_bytes: int,
+        limits: StateLimits = PRODUCTION,
+    ) -> None:
         """Start empty; at most about `memory_bytes` of the file are mapped between two calls."""
+        self._limits = limits
         self._spec, self._owned, self._folder = spec, owned, folder
         self._key_words = kernels.KEYS + len(spec.key_schema)
         self._memory_bytes = memory_bytes
@@ -224,7 +230,7 @@ class FileRows:
 
     def for_changes(self) -> FileRows:
         """Return an empty file for the changed rows that leave memory before the next barrier."""
-        return FileRows(self._spec, self._owned, self._folder, self._memory_bytes)
+        return FileRows(self._spec, self._owned, self._folder, self._memory_bytes, self._limits)
 
     def fetch(
         self,
@@ -248,12 +254,12 @@ class FileRows:
         heads = self._heads(keys, rows.slots)
         order = hash_order(heads[:, kernels.HASH])
         file = self._with_room(len(order))
-        stretch = min(_STRETCH, max(_AROUND, self._memory_bytes // _STRETCH_PART))
-        done = file.put(heads, order, rows.cells, stretch)
+        stretch = min(self._limits.stretch_bytes, max(_AROUND, self._memory_bytes // _STRETCH_PART))
+        done = file.put(heads, order, rows.cells, stretch, self._limits.sparse_bytes)
         while done < len(order):
             file = self._file = file.larger(self._key_words, int(file.capacity * _LOAD) + 1)
             order = order[done:]
-            done = file.put(heads, order, rows.cells, stretch)
+            done = file.put(heads, order, rows.cells, stretch, self._limits.sparse_bytes)
         self._used(len(order))
 
     def forget(self, keys: KeyView, slots: I32, panes: I64) -> None:  # noqa: ARG002 - there is one pane

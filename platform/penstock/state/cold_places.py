@@ -58,7 +58,8 @@ class ColdPlaces:
             rows = self._remote_rows(source, spec)
             self.remote.append(rows)
         elif _fits_file(spec):
-            rows = FileRows(spec, self._request.hash_range, self._request.directory, self._share)
+            request = self._request
+            rows = FileRows(spec, request.hash_range, request.directory, self._share, request.limits)
             rows.expect(source.log.rows)
         else:
             rows = StoreRows(spec, self._open_store(source.state))
@@ -79,7 +80,7 @@ class ColdPlaces:
         from penstock.state import rocksdb
 
         rocksdb.require()
-        home = ColdHome(lambda: self._open_store(name), self._request.directory)
+        home = ColdHome(lambda: self._open_store(name), self._request.directory, self._request.limits)
         self._opened.append(home)
         if backend == "remote":
             home.remote = RemoteKeys(home, self._request.hash_range, self._reader, self._local_bytes)
@@ -91,10 +92,11 @@ class ColdPlaces:
         request = self._request
         if request.settings.state_backend == "hashmap":
             return None
-        area = SpillArea(request.directory)
+        area = SpillArea(request.directory, limits=request.limits)
         self._opened.append(area)
         if request.settings.state_backend == "remote":
-            area.remote = RemoteRuns(request.directory, request.hash_range, self._reader, self._local_bytes)
+            folder, limits = request.directory, request.limits
+            area.remote = RemoteRuns(folder, request.hash_range, self._reader, self._local_bytes, limits)
             self._opened.append(area.remote)
             self.remote.append(area.remote)
         return area
@@ -121,9 +123,12 @@ class ColdPlaces:
         source.remote = True
         segments = RemoteSegments(source, spec, self._reader)
         if _fits_file(spec):
-            local: FileRegions | StoreRegions = FileRegions(spec, request.hash_range, request.directory, self._share)
+            local: FileRegions | StoreRegions = FileRegions(
+                spec, request.hash_range, request.directory, self._share, request.limits
+            )
         else:
-            local = StoreRegions(request.hash_range, StoreRows(spec, self._open_store(source.state)))
+            rows = StoreRows(spec, self._open_store(source.state))
+            local = StoreRegions(request.hash_range, rows, request.limits.regions)
         return RemoteRows(spec, segments, local, self._local_bytes)
 
     def _open_store(self, name: str) -> ColdStore:

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.core.keygroup import HASH_MAX
 from penstock.state.cold_keys import bound, encode_keys, hashes_of
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.packed_rows import RowPacker
 
 if TYPE_CHECKING:
@@ -30,22 +31,20 @@ if TYPE_CHECKING:
     from penstock.state.key_index import KeyView
     from penstock.state.remote_keys import LocalBytes, RemoteKeys
 
-#: Keys that leave memory at a time: as bytes they take several times what they take in a table.
-_PIECE = 16_384
 
-
-def pieces(slots: I32) -> Iterator[I32]:
-    """Yield slots that leave memory, so many at a time that what is made of them stays small."""
-    for first in range(0, len(slots), _PIECE):
-        yield slots[first : first + _PIECE]
+def pieces(slots: I32, most: int) -> Iterator[I32]:
+    """Yield slots that leave memory, at most so many at a time: as bytes they take several times as much."""
+    for first in range(0, len(slots), most):
+        yield slots[first : first + most]
 
 
 class ColdHome:
     """The cold store of one operator's row state, opened when something leaves memory for the first time."""
 
-    def __init__(self, open_store: Callable[[], ColdStore], directory: Path) -> None:
+    def __init__(self, open_store: Callable[[], ColdStore], directory: Path, limits: StateLimits = PRODUCTION) -> None:
         """Nothing is opened yet; `directory` is for changes that leave memory before the next barrier."""
         self._open = open_store
+        self.limits = limits
         self._directory = directory
         self._store: ColdStore | None = None
         self._states = 0

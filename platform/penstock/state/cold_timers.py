@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from penstock.state.key_index import KeyView
 
 _PREFIX = 8
-#: Timers that a question looks through, and so many at a time.
-_MOST_LOOKED, _LOOKED_PIECE = 131_072, 4096
+#: Timers that a question looks at between two checks of how many it has seen.
+_LOOKED_PIECE = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class ColdTimers:
             looked += len(names)
             if len(times) >= most:
                 break
-            if looked >= _MOST_LOOKED:
+            if looked >= self._home.limits.searched_timers:
                 msg = f"the first {looked:,} timers of keys that left memory do not tell all of this key"
                 raise UsageError(msg, hint="take a savepoint and read its state (ps.snapshots.read)")
         return times[:most]

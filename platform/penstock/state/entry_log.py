@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from penstock.state.segment_log import SegmentLog
 
 _SLOT = "__slot"
-#: Changes are reduced to what still counts when they have grown by this many rows or bytes.
-_MANY, _LARGE = 262_144, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +63,9 @@ class EntryLog:
         self._schema = pa.schema([(_SLOT, pa.int32()), *fields, (DELETED, pa.bool_())])
         self._parts: list[pa.RecordBatch] = []
         self._rows = 0
-        self._reduce_rows, self._reduce_bytes = _MANY, _LARGE
+        #: Changes are reduced to what still counts when they have grown by this many rows or bytes.
+        self._many, self._large = saved.limits.many_changes, saved.limits.large_changes_bytes
+        self._reduce_rows, self._reduce_bytes = self._many, self._large
         #: Bytes of the changes.
         self.nbytes = 0
 
@@ -119,13 +119,13 @@ class EntryLog:
         if not self._saved.entries:
             changes = changes.filter(pc.invert(changes.column(DELETED)))
         self._keep([changes] if changes.num_rows else [])
-        self._reduce_rows, self._reduce_bytes = 2 * self._rows + _MANY, 2 * self.nbytes + _LARGE
+        self._reduce_rows, self._reduce_bytes = 2 * self._rows + self._many, 2 * self.nbytes + self._large
 
     def _keep(self, parts: list[pa.RecordBatch]) -> None:
         self._parts = parts
         self._rows, self.nbytes = sum(part.num_rows for part in parts), sum(part.nbytes for part in parts)
         if not parts:
-            self._reduce_rows, self._reduce_bytes = _MANY, _LARGE
+            self._reduce_rows, self._reduce_bytes = self._many, self._large
 
 
 def reduced(parts: Sequence[pa.RecordBatch], entries: int) -> pa.RecordBatch:

@@ -23,7 +23,6 @@ from penstock.state.entry_stamps import EntryStamps
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.look_up import alive_entries, entry_rows
-from penstock.state.row_table import COLD_SWEEP_PART, SWEEP_AT_FREEZE
 from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
@@ -38,13 +37,10 @@ if TYPE_CHECKING:
     from penstock.state.row_state import RowState
     from penstock.state.ttl import Ttl
 
-_FIRST_SLOTS = 1024
 #: An empty list or dict with the room it takes when the first few elements come.
 _CONTAINER_BYTES = 200
 #: A place in a list; a place in a dict with the free room beside it.
 _LIST_PLACE, _DICT_PLACE = 10, 80
-#: Strings are measured again when they may have doubled since, and grown by this.
-_MEASURE_BYTES = 16 << 20
 #: Of the slots that are looked through for expired values, one in so many is for lists or maps.
 _SWEEP_PART = 8
 
@@ -77,12 +73,15 @@ class EntryTable:
         self._cold = None if state.cold is None else ColdEntries(state.cold, spec, codec, lists=lists)
         #: Until all is restored, a list is a dict by index.
         self._loading = True
-        self._held: list[Any] = [None] * _FIRST_SLOTS
-        self._lengths: I32 = np.zeros(_FIRST_SLOTS, np.int32)
+        self._limits = source.limits
+        first = self._limits.first_slots
+        self._held: list[Any] = [None] * first
+        self._lengths: I32 = np.zeros(first, np.int32)
         #: Of a list: the index behind its last element; it starts again only when nothing of it is left anywhere.
-        self._ends: I64 = np.zeros(_FIRST_SLOTS if lists else 0, np.int64)
+        self._ends: I64 = np.zeros(first if lists else 0, np.int64)
         self._containers = self._entries = self._text = 0
-        self._measure_at = _MEASURE_BYTES
+        #: Strings are measured again when they may have doubled since, and grown by some.
+        self._measure_at = self._limits.measured_bytes
         self._waiting = WaitingSegments(source)
         if self._cold is not None:
             state.follow(source, spec, self._waiting, self._cold.records)
@@ -191,7 +190,7 @@ class EntryTable:
         self._swept = min(first + max(1, limit // _SWEEP_PART), count)
         self.remove_expired((np.flatnonzero(self._lengths[first : self._swept]) + first).astype(np.int32))
         if self._cold is not None:
-            self._cold.sweep(1 + limit // COLD_SWEEP_PART, self.stamps.ttl.deadline)
+            self._cold.sweep(1 + limit // self._limits.cold_sweep_part, self.stamps.ttl.deadline)
 
     def set_ends(self, slots: I32, ends: I64) -> None:
         """The next elements of these lists have these indices."""
@@ -201,7 +200,7 @@ class EntryTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the table as it is, with a part of what has expired cleaned up."""
-        self.sweep(SWEEP_AT_FREEZE)
+        self.sweep(self._limits.freeze_sweep_keys)
         self._freeze_changes(None)
         return self._waiting.frozen()
 
@@ -320,7 +319,7 @@ class EntryTable:
         if self._cold is None:
             return
         self._fit_slots()
-        for piece in pieces(slots[self._lengths[slots] > 0]):
+        for piece in pieces(slots[self._lengths[slots] > 0], self._limits.evicted_keys):
             lengths = self._lengths[piece]
             firsts = self._ends[piece] - lengths if self.lists else lengths
             held = [self._held[slot] for slot in piece.tolist()]
@@ -359,7 +358,7 @@ class EntryTable:
         self._fit_slots()
         old = np.flatnonzero(numbers >= 0)
         new = numbers[old]
-        size = max(_FIRST_SLOTS, 2 * len(old))
+        size = max(self._limits.first_slots, 2 * len(old))
         held: list[Any] = [None] * size
         for source, target in zip(old.tolist(), new.tolist(), strict=True):
             held[target] = self._held[source]
@@ -384,7 +383,7 @@ class EntryTable:
     def _measure(self) -> None:
         """Count strings that were replaced since no longer."""
         self._text = sum(self._codec.measured(container) for container in self._held if container)
-        self._measure_at = 2 * self._text + _MEASURE_BYTES
+        self._measure_at = 2 * self._text + self._limits.measured_bytes
 
 
 def _moved(array: np.ndarray, old: np.ndarray, new: np.ndarray, size: int) -> np.ndarray:

@@ -15,6 +15,7 @@ import numpy as np
 
 from penstock.kernels.order import hash_order
 from penstock.state.hot import HotPanes
+from penstock.state.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from penstock.kernels.compile import I32
@@ -26,10 +27,8 @@ if TYPE_CHECKING:
 _HOT = (1, 3)
 #: Of a piece, so many rows are encoded at a time: as columns they take several times what they take as cells.
 _ENCODED_PART = 2
-#: One key in so many stays: the more leave together, the less of the file is read and written for each.
-_KEPT = 4
-#: A piece has a row for so many bytes of managed memory, but not fewer rows than the second number.
-_BYTES_PER_ROW, _FEWEST = 1024, 1024
+#: A piece has a row for so many bytes of managed memory.
+_BYTES_PER_ROW = 1024
 #: Bytes that evicting takes for each key that leaves: its slot, its hash, its place in order and a copy.
 _LEAVING_BYTES = 32
 
@@ -40,16 +39,17 @@ class Bounds:
 
     budget: MemoryBudget
     holder: str
+    limits: StateLimits = PRODUCTION
 
     @property
     def piece(self) -> int:
         """Most rows to be taken in or evicted at a time."""
-        return max(_FEWEST, self.budget.limit_bytes // _BYTES_PER_ROW)
+        return max(self.limits.piece_rows, self.budget.limit_bytes // _BYTES_PER_ROW)
 
     @property
     def encoded(self) -> int:
         """Most rows to be encoded at a time."""
-        return self.piece // _ENCODED_PART
+        return max(1, self.piece // _ENCODED_PART)
 
     @property
     def hot_bytes(self) -> int:
@@ -59,6 +59,8 @@ class Bounds:
     def full(self, hot: HotPanes, cold: ColdPanes, rows: int) -> bool:
         """Whether keys have to leave before so many rows are taken in, all of which may be new keys."""
         count = hot.index.count
+        if count > self.limits.hot_keys:
+            return True
         return count >= self.piece and hot.bytes_with(count + rows) + cold.memory_bytes > self.hot_bytes
 
     def evict(self, hot: HotPanes, cold: ColdPanes, changes: FileRows) -> HotPanes:
@@ -66,7 +68,8 @@ class Bounds:
 
         Nothing may be frozen and uncopied. Returns the table of those that stay.
         """
-        keep, keys = cold.recent(hot.index.count, _KEPT), hot.index.view()
+        # the more leave together, the less of the file is read and written for each
+        keep, keys = cold.recent(hot.index.count, self.limits.kept_rows_part), hot.index.view()
         kept, leaving = (np.flatnonzero(chosen).astype(np.int32) for chosen in (keep, ~keep))
         words = hot.spec.width + len(keys.columns) + 4
         beside = HotPanes(hot.spec, small=True).bytes_with(len(kept)) + self.piece * words * 8 * 2

@@ -16,10 +16,11 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
 from penstock.kernels.order import hash_order
 from penstock.state.hash_ranges import inside
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.pane_rows import rows_to_table, rows_to_tables
 from penstock.state.panes import Rows
 from penstock.state.segment_file import SegmentFile
-from penstock.state.segments import WIDE_ROW_GROUP, SegmentWriter, mapped
+from penstock.state.segments import SegmentWriter, mapped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
     from penstock.state.ttl import Ttl
 
 
-#: Rows of a piece where there is memory for all: its columns stay in the cache, and the next piece takes their place.
-_PIECE_ROWS = WIDE_ROW_GROUP
 #: Slot, hash, place in order and a copy of it while a frozen row waits to be encoded.
 _ORDER_BYTES = 4 + 3 * 8
 #: A value of a piece: as a cell, as a word, as a column, and in the encoder.
@@ -104,6 +103,8 @@ class FrozenPanes:
     rows: FrozenRows
     #: Memory that values of any length lie in: nothing but kept.
     pinned: tuple[I64, ...] = ()
+    #: Rows of a piece where there is memory for all: its columns stay in the cache, and the next takes their place.
+    piece_rows: int = PRODUCTION.encoded_rows
 
     @property
     def memory_bytes(self) -> int:
@@ -116,10 +117,10 @@ class FrozenPanes:
         return sum(len(part.slots) for part in self.rows.copied)
 
     def whole(self) -> Iterator[pa.Table]:
-        """Yield the cells as columns of a segment, in pieces of `_PIECE_ROWS`."""
+        """Yield the cells as columns of a segment, in pieces of `piece_rows`."""
         self._check_copied()
         merged = _merged(self.rows.copied, self.spec.width)
-        return rows_to_tables(self.spec, self.rows.keys, merged, _PIECE_ROWS)
+        return rows_to_tables(self.spec, self.rows.keys, merged, self.piece_rows)
 
     def tables(self, rows: int) -> Iterator[pa.Table]:
         """Yield the cells as columns of a segment, a part of the hashes at a time."""
@@ -158,10 +159,12 @@ class FrozenSegment:
         room: EncodeRoom | None = None,
         *,
         wide: bool = True,
+        limits: StateLimits = PRODUCTION,
     ) -> None:
         """Hold `rows`; with `room` they are encoded in bounded memory, not `wide` in small row groups."""
         self.position = position
         self._wide = wide
+        self._limits = limits
         self._room = room
         self._spec = spec
         self._rows: FrozenContent | None = rows
@@ -209,12 +212,12 @@ class FrozenSegment:
     def _encoded(self, rows: FrozenContent) -> EncodedSegment:
         room, schema = self._room, self._spec.segment_schema
         if room is None or not isinstance(rows, InPieces):
-            writer = SegmentWriter(schema, self.position, wide=self._wide)
+            writer = SegmentWriter(schema, self.position, wide=self._wide, limits=self._limits)
             for table in rows.whole():
                 writer.add(table)
             return writer.finish()
         path = room.directory / f"{room.name}-{self.position}.encoding"
-        writer = SegmentWriter(schema, self.position, path=path, wide=self._wide)
+        writer = SegmentWriter(schema, self.position, path=path, wide=self._wide, limits=self._limits)
         try:
             for table in rows.tables(room.rows):
                 room.tell(rows.ordered_rows, table.num_rows, len(schema))
@@ -236,7 +239,7 @@ class FrozenSegment:
         rows, spilled, about = self._rows, self._spilled, self._about
         if spilled is not None and about is not None:
             if self._opened is None:
-                self._opened = _opened(about, mapped(spilled))
+                self._opened = _opened(about, mapped(spilled), self._limits)
             for wanted in ranges:
                 yield from self._opened.tables(wanted)
         elif isinstance(rows, InPieces):
@@ -254,8 +257,8 @@ class FrozenSegment:
         return segment_of(about, file, writer)
 
 
-def _opened(about: EncodedSegment, data: bytes) -> SegmentFile:
-    return SegmentFile(segment_of(about, FileRef(inline=b"", length=len(data)), ""), lambda _: data)
+def _opened(about: EncodedSegment, data: bytes, limits: StateLimits) -> SegmentFile:
+    return SegmentFile(segment_of(about, FileRef(inline=b"", length=len(data)), ""), lambda _: data, limits)
 
 
 def _chosen_of(parts: list[Rows], chosen: NDArray[np.bool_], width: int) -> Rows:
@@ -378,3 +381,8 @@ class FrozenSource:
     def hash_range(self) -> HashRange:
         """The subtask's range."""
         return self.log.hash_range
+
+    @property
+    def limits(self) -> StateLimits:
+        """The store's sizes."""
+        return self.log.limits

@@ -24,6 +24,7 @@ class CompactionJob:
         """Remember the tombstones as of now: later ones hide rows of the merged segment by their position."""
         self.state = source.state
         self._folder = folder
+        self._limits = source.limits
         self._inputs = inputs
         self._tier = tier
         self._schema = source.spec.segment_schema
@@ -39,10 +40,10 @@ class CompactionJob:
 
     def run(self, read: Callable[[FileRef], bytes]) -> EncodedSegment:
         """Read, merge, encode, a range of hashes at a time; the result stands at the position of the newest input."""
-        files = [SegmentFile(segment, read) for segment in self._inputs]
+        files = [SegmentFile(segment, read, self._limits) for segment in self._inputs]
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"{self.state}-{self._inputs[-1].position}.merging"
-        writer = SegmentWriter(self._schema, self._inputs[-1].position, self._tier, path=path)
+        writer = SegmentWriter(self._schema, self._inputs[-1].position, self._tier, path=path, limits=self._limits)
         try:
             for table in merge_segments(
                 files,

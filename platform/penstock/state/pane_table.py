@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
 _MANY = 1 << 31
-#: Fewer dead keys than this are never worth a rebuild.
-_DEAD_KEYS = 65_536
 
 
 class PaneTable:
@@ -54,18 +52,20 @@ class PaneTable:
         # with the field ids of the snapshot it is restored from
         self.spec = source.spec if isinstance(source.spec, PaneTableSpec) else spec
         self._home = home
+        self._limits = source.limits
         in_file = home.cold is not None and home.cold.in_file
         self._hot = HotPanes(self.spec, small=in_file)
         source.memory = self._hot.memory
         self._cold = None if home.cold is None else ColdPanes(home.cold)
         #: Where the table stays within them whatever comes: its cold rows have a file.
-        self._bounds = Bounds(home.budget, self._holder) if in_file else None
-        encoding = Bounds(home.budget, self._holder) if in_file or self.spec.value_words else None
+        bounds = Bounds(home.budget, self._holder, self._limits)
+        self._bounds = bounds if in_file else None
+        encoding = bounds if in_file or self.spec.value_words else None
         self._changes = Changes(source, self.spec, home.directory, encoding)
         self._remote = home.cold if isinstance(home.cold, RemoteRows) else None
         if self._remote is not None:
             self._remote.follow(self._changes)
-        self._check_dead_at = _DEAD_KEYS
+        self._check_dead_at = self._limits.dead_keys
 
     @property
     def heap(self) -> ValueHeap:
@@ -294,6 +294,8 @@ class PaneTable:
 
     def _too_many(self, hot_bytes: int) -> bool:
         """Whether so many bytes of keys and cells are too many; values need as much again while they are moved."""
+        if self._hot.index.count > self._limits.hot_keys:
+            return True
         budget = self._home.budget
         return (
             past_part(budget, self._holder, hot_bytes) if self.spec.value_words else budget.should_shrink(self._holder)
@@ -314,9 +316,9 @@ class PaneTable:
         living = int(alive.sum())
         if 2 * living <= count:
             self._rebuild(alive)
-            self._check_dead_at = 2 * living + _DEAD_KEYS
+            self._check_dead_at = 2 * living + self._limits.dead_keys
         else:
-            self._check_dead_at = count + max(_DEAD_KEYS, count // 2)
+            self._check_dead_at = count + max(self._limits.dead_keys, count // 2)
 
     def _rebuild(self, keep: np.ndarray) -> None:
         """Keep these slots alone; what is frozen was copied and has its own view of the old keys."""

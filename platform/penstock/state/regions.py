@@ -12,6 +12,7 @@ import numpy as np
 
 from penstock.state.cold_file import FileRows
 from penstock.state.hash_ranges import even_parts
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.panes import Rows
 
 if TYPE_CHECKING:
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from penstock.state.key_index import KeyView
     from penstock.state.values import ValueHeap
 
-REGIONS = 32
 #: What a row takes in a store besides its cell, about: its key and what the store needs.
 _ROW_BYTES = 48
 #: Of a region's file no less than this is mapped between two calls.
@@ -73,12 +73,19 @@ class FileRegions:
 
     in_file = True
 
-    def __init__(self, spec: PaneTableSpec, owned: HashRange, folder: Path, memory_bytes: int) -> None:
+    def __init__(
+        self,
+        spec: PaneTableSpec,
+        owned: HashRange,
+        folder: Path,
+        memory_bytes: int,
+        limits: StateLimits = PRODUCTION,
+    ) -> None:
         """Start empty; at most about `memory_bytes` of the files are mapped between two calls."""
-        self.ranges = even_parts(owned, REGIONS)
-        share = max(_MAPPED_BYTES, memory_bytes // REGIONS)
-        self._files = [FileRows(spec, part, folder, share) for part in self.ranges]
-        self._changes = FileRows(spec, owned, folder, memory_bytes)
+        self.ranges = even_parts(owned, limits.regions)
+        share = max(_MAPPED_BYTES, memory_bytes // limits.regions)
+        self._files = [FileRows(spec, part, folder, share, limits) for part in self.ranges]
+        self._changes = FileRows(spec, owned, folder, memory_bytes, limits)
         self._lows = np.array([part.low for part in self.ranges], np.int64)
 
     def disk_bytes(self, region: int) -> int:
@@ -149,9 +156,9 @@ class StoreRegions:
 
     in_file = False
 
-    def __init__(self, owned: HashRange, rows: StoreRows) -> None:
-        """Start empty."""
-        self.ranges = even_parts(owned, REGIONS)
+    def __init__(self, owned: HashRange, rows: StoreRows, regions: int) -> None:
+        """Start empty, with so many regions."""
+        self.ranges = even_parts(owned, regions)
         self._rows = rows
         self._lows = np.array([part.low for part in self.ranges], np.int64)
         self._bytes = np.zeros(len(self.ranges), np.int64)

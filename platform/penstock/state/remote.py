@@ -15,7 +15,6 @@ import numpy as np
 
 from penstock.state.panes import Rows
 from penstock.state.pieces import Fetched, Pieces, has_room
-from penstock.state.segments import ROW_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,12 +31,8 @@ if TYPE_CHECKING:
     from penstock.state.remote_segments import RemoteSegments
     from penstock.state.values import ValueHeap
 
-#: Pieces fetched at a time.
-_TOGETHER = 32
-#: Rows taken in at a time while every row may need a piece of its own, and when none does.
-_FEW_ROWS, _MANY_ROWS = 32, 1 << 20
-#: Pieces a call may fetch before the next takes fewer rows.
-_MANY_PIECES = 16
+#: Rows taken in at a time when none needs a fetch.
+_MANY_ROWS = 1 << 20
 
 
 class RemoteRows:
@@ -51,11 +46,12 @@ class RemoteRows:
         self._segments = segments
         self._local = local
         self._limit = limit_bytes
+        self._limits = segments.limits
         restored = segments.rows > 0
         local.expect(segments.rows)
         self.pieces = Pieces(local.ranges, segments.cuts(), here=not restored)
         self._panes = ({0} if spec.single_pane else segments.panes()) if restored else set()
-        self._rows = _FEW_ROWS if restored else _MANY_ROWS
+        self._rows = self._limits.few_rows if restored else _MANY_ROWS
         #: Whether many pieces were fetched since `next_rows` was asked.
         self._busy = restored
         self.fetched_pieces = 0
@@ -88,7 +84,8 @@ class RemoteRows:
 
     def next_rows(self) -> int:
         """Return how many rows to take in next: few while almost each has to be fetched."""
-        self._rows = max(_FEW_ROWS, self._rows // 4) if self._busy else min(_MANY_ROWS, self._rows * 2)
+        few = self._limits.few_rows
+        self._rows = max(few, self._rows // 4) if self._busy else min(_MANY_ROWS, self._rows * 2)
         self._busy = False
         return self._rows
 
@@ -113,7 +110,7 @@ class RemoteRows:
         if len(rows) == 0:
             return
         before = self.fetched_pieces
-        for part in self.pieces.parts(keys.hashes[asked[0][rows]], _TOGETHER):
+        for part in self.pieces.parts(keys.hashes[asked[0][rows]], self._limits.fetched_pieces):
             slots, panes, cell = asked[0][rows[part]], asked[1][rows[part]], target[1][rows[part]]
             hashes = keys.hashes[slots]
             self.pieces.touch(hashes)
@@ -123,7 +120,7 @@ class RemoteRows:
                 missing = self.pieces.missing(self.pieces.of(hashes))
             self._bring(missing)
             self._local.fetch(keys, (slots, panes), (target[0], cell), heap)
-        self._busy = self._busy or self.fetched_pieces - before > _MANY_PIECES
+        self._busy = self._busy or self.fetched_pieces - before > self._limits.many_pieces
 
     def put(self, keys: KeyView, rows: Rows) -> None:
         """Write rows; where the piece is not here they are left out: their changes are known without them."""
@@ -161,7 +158,7 @@ class RemoteRows:
         """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
         if not has_room(self.disk_bytes, self._limit):
             return None
-        pieces = self.pieces.unasked(_TOGETHER)
+        pieces = self.pieces.unasked(self._limits.fetched_pieces)
         if len(pieces) == 0:
             return None
         return Fetched(pieces, self.pieces.cut, self._segments.base(self.pieces.ranges(pieces)), self.install)
@@ -175,8 +172,9 @@ class RemoteRows:
     # --- pieces -----------------------------------------------------------------------------------------------------
 
     def _bring(self, pieces: I64) -> None:
-        for first in range(0, len(pieces), _TOGETHER):
-            some = pieces[first : first + _TOGETHER]
+        step = self._limits.fetched_pieces
+        for first in range(0, len(pieces), step):
+            some = pieces[first : first + step]
             self._install(self._segments.within(self.pieces.ranges(some), self._changes), some)
 
     def _install(self, merged: HotPanes, pieces: I64) -> None:
@@ -195,5 +193,5 @@ class RemoteRows:
         for region in list(self.pieces.to_drop(sizes, self._limit)):
             rows = max((self._local.rows_of(pane) for pane in self._panes), default=0) // len(self._local.ranges)
             self._local.drop(region)
-            self.pieces.drop(region, rows // ROW_GROUP)  # so that each is about a row group
+            self.pieces.drop(region, rows // self._limits.group_rows)  # so that each is about a row group
             self.dropped_regions += 1

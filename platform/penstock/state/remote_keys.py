@@ -17,10 +17,8 @@ import pyarrow as pa
 from penstock.core.keygroup import HashRange
 from penstock.state.hash_ranges import even_parts
 from penstock.state.pieces import Fetched, Pieces, has_room
-from penstock.state.regions import REGIONS
 from penstock.state.remote_log import most_rows, pieces_of, together
 from penstock.state.remote_records import RecordForm, RemoteRecords, in_memory
-from penstock.state.segments import ROW_GROUP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,8 +32,6 @@ if TYPE_CHECKING:
     from penstock.state.row_spec import RowSpec
     from penstock.state.waiting import WaitingSegments
 
-#: Rows of one state fetched at a time, about; in the background fewer, as the subtask stands still while they go in.
-_ROWS, _ROWS_BEHIND = 32 * ROW_GROUP, 4 * ROW_GROUP
 #: What a record takes on the local disk besides its bytes, about.
 _RECORD_BYTES = 48
 
@@ -43,9 +39,9 @@ _RECORD_BYTES = 48
 class LocalBytes:
     """What the records of all states take on the local disk, about, region by region of the hashes."""
 
-    def __init__(self, owned: HashRange) -> None:
-        """Nothing is here."""
-        self.regions = even_parts(owned, REGIONS)
+    def __init__(self, owned: HashRange, regions: int) -> None:
+        """Nothing is here; the hashes have so many regions."""
+        self.regions = even_parts(owned, regions)
         self._lows = np.array([part.low for part in self.regions], np.int64)
         self.sizes = np.zeros(len(self.regions), np.int64)
 
@@ -73,7 +69,8 @@ class RemoteKeys:
         self.home = home
         self.reader = reader
         self.limit = limit_bytes
-        self._local = home.local = LocalBytes(owned)
+        self._limits = home.limits
+        self._local = home.local = LocalBytes(owned, home.limits.regions)
         self._states: list[RemoteRecords] = []
         self._cut = None
         #: Whether nothing that is here may be dropped for the moment.
@@ -117,7 +114,7 @@ class RemoteKeys:
 
     def parts(self, hashes: I64) -> list[I64]:
         """Return the places of hashes, cut up by what is to be asked for at a time; see `Pieces.parts`."""
-        return self.pieces.parts(hashes, together(self.pieces, self._logs, _ROWS))
+        return self.pieces.parts(hashes, together(self.pieces, self._logs, self._limits.fetched_rows))
 
     def ensure(self, hashes: I64, index: KeyIndex, known: int) -> None:
         """Have the pieces here that these hashes lie in; the first `known` slots of the index are in memory.
@@ -132,7 +129,7 @@ class RemoteKeys:
         if len(missing):
             self._make_space()
             missing = pieces.missing(pieces.of(hashes))
-        step = together(pieces, self._logs, _ROWS)
+        step = together(pieces, self._logs, self._limits.fetched_rows)
         for first in range(0, len(missing), step):
             some = missing[first : first + step]
             ranges = pieces.ranges(some)
@@ -146,13 +143,13 @@ class RemoteKeys:
         """Yield the keys of all states and their hashes, some at a time; a key with many rows comes as often."""
         owned = HashRange(self._local.regions[0].low, self._local.regions[-1].high)
         for state in self._states:
-            yield from state.keys(even_parts(owned, 1 + state.log.rows // _ROWS))
+            yield from state.keys(even_parts(owned, 1 + state.log.rows // self._limits.fetched_rows))
 
     def next_fetch(self) -> Fetched[list[PackedRows | None]] | None:
         """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
         if not self._states or not has_room(int(self._local.sizes.sum()), self.limit):
             return None
-        some = self.pieces.unasked(together(self.pieces, self._logs, _ROWS_BEHIND))
+        some = self.pieces.unasked(together(self.pieces, self._logs, self._limits.prefetched_rows))
         if len(some) == 0:
             return None
         ranges = self.pieces.ranges(some)
@@ -191,5 +188,5 @@ class RemoteKeys:
             for state in self._states:
                 state.records.drop_range(self._local.regions[region])
             self._local.sizes[region] = 0
-            self.pieces.drop(region, most // len(self._local.regions) // ROW_GROUP)
+            self.pieces.drop(region, most // len(self._local.regions) // self._limits.group_rows)
             self.dropped_regions += 1

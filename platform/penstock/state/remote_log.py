@@ -19,7 +19,7 @@ from penstock.state.accumulators import KEY_HASH, LAST_ACCESS
 from penstock.state.hash_ranges import inside
 from penstock.state.pieces import Pieces
 from penstock.state.segment_file import RowGroup, SegmentFile, runs_of
-from penstock.state.segments import ROW_GROUP, clip_of, read_visible, without_hidden
+from penstock.state.segments import clip_of, read_visible, without_hidden
 
 if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
@@ -49,7 +49,8 @@ def pieces_of(regions: Sequence[HashRange], logs: Sequence[RemoteLog]) -> Pieces
 
 def together(pieces: Pieces, logs: Sequence[RemoteLog], rows: int) -> int:
     """Return how many pieces to fetch at a time, so that about so many rows of a state come."""
-    return max(1, rows * pieces.count // max(most_rows(logs), ROW_GROUP))
+    least = max((log.limits.group_rows for log in logs), default=1)
+    return max(1, rows * pieces.count // max(most_rows(logs), least))
 
 
 def most_rows(logs: Sequence[RemoteLog]) -> int:
@@ -63,6 +64,7 @@ class RemoteLog:
     def __init__(self, source: FrozenSource, reader: Reader) -> None:
         """Open nothing."""
         self._source = source
+        self.limits = source.limits
         self._reader = reader
         self._files: dict[tuple[str, int, int], SegmentFile] = {}
 
@@ -81,7 +83,9 @@ class RemoteLog:
         segments = [entry.segment for entry in self._source.log.entries if entry.segment is not None]
         keys = [_key(segment) for segment in segments]
         missing = [i for i, key in enumerate(keys) if key not in self._files]
-        opened = self._reader.gather([partial(SegmentFile, segments[i], self._reader.read) for i in missing])
+        opened = self._reader.gather(
+            [partial(SegmentFile, segments[i], self._reader.read, self.limits) for i in missing]
+        )
         new = {keys[i]: file for i, file in zip(missing, opened, strict=True)}
         self._files = {key: new.get(key) or self._files[key] for key in keys}
         return [self._files[key] for key in keys]
@@ -130,7 +134,7 @@ class RemoteLog:
         tombstones = self._source.log.tombstones
         for number, (file, groups) in enumerate(zip(files, chosen, strict=True)):
             clips = _clips(file, ranges)
-            for run in runs_of(groups):
+            for run in runs_of(groups, self.limits.run_bytes):
                 work.append(partial(_decoded, file, run, clips, tombstones))
                 owner.append(number)
         tables: list[list[pa.Table]] = [[] for _ in files]

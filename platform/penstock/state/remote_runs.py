@@ -22,10 +22,9 @@ from penstock.state import timed_files
 from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.hash_ranges import even_parts
 from penstock.state.key_index import KeyIndex
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.pieces import Fetched, Pieces, has_room
-from penstock.state.regions import REGIONS
 from penstock.state.remote_log import RemoteLog, most_rows, pieces_of, together
-from penstock.state.segments import ROW_GROUP
 from penstock.state.spilled_rows import SpillArea
 from penstock.state.timed_run import Run
 
@@ -38,10 +37,8 @@ if TYPE_CHECKING:
     from penstock.state.segment_file import SegmentFile
     from penstock.state.timed_rows import TimedRows
 
-#: Rows of a side fetched at a time, about; in the background fewer, as the subtask stands still while they go in.
-_ROWS, _ROWS_BEHIND = 32 * ROW_GROUP, 4 * ROW_GROUP
-#: The first file of a region; a later one takes one part in so many of what was written before.
-_FILE, _LARGER = 4 << 20, 2
+#: A file of a region takes one part in so many of what was written before.
+_LARGER = 2
 #: What a row that is not here is taken for, where memory for it is planned.
 _ROW_BYTES = 128
 
@@ -123,9 +120,12 @@ class RemoteSide:
 class RemoteRuns:
     """Both sides' rows that are the log's: which pieces of the hashes are here."""
 
-    def __init__(self, folder: Path, owned: HashRange, reader: Reader, limit_bytes: int) -> None:
+    def __init__(
+        self, folder: Path, owned: HashRange, reader: Reader, limit_bytes: int, limits: StateLimits = PRODUCTION
+    ) -> None:
         """No side is known yet; about `limit_bytes` may be taken on the local disk."""
-        self.regions = even_parts(owned, REGIONS)
+        self._limits = limits
+        self.regions = even_parts(owned, limits.regions)
         self._folder = folder
         self.areas = [self._area() for _ in self.regions]
         self._reader = reader
@@ -177,7 +177,8 @@ class RemoteRuns:
             unseen = asked[~self._seen[asked]]
             if len(unseen) == 0:
                 return
-            self._bring(unseen[: together(self.pieces, self._logs, min(_ROWS, self._limit // _ROW_BYTES))])
+            rows = min(self._limits.fetched_rows, self._limit // _ROW_BYTES)
+            self._bring(unseen[: together(self.pieces, self._logs, rows)])
             self._make_space()  # pieces have other numbers now
 
     def _asked(self, low: int, high: int, part: HashRange) -> I64:
@@ -206,7 +207,7 @@ class RemoteRuns:
         """Return the next pieces to be fetched before anybody asks; None: all have been, or there is no space."""
         if not self._sides or not has_room(int(self._sizes().sum()), self._limit):
             return None
-        some = self.pieces.unasked(together(self.pieces, self._logs, _ROWS_BEHIND))
+        some = self.pieces.unasked(together(self.pieces, self._logs, self._limits.prefetched_rows))
         if len(some) == 0:
             return None
         ranges = self.pieces.ranges(some)
@@ -245,10 +246,10 @@ class RemoteRuns:
     # --- pieces -----------------------------------------------------------------------------------------------------
 
     def _area(self) -> SpillArea:
-        return SpillArea(self._folder, _FILE, _LARGER)
+        return SpillArea(self._folder, self._limits.region_file_bytes, _LARGER, limits=self._limits)
 
     def _bring(self, missing: I64) -> None:
-        step = together(self.pieces, self._logs, _ROWS)
+        step = together(self.pieces, self._logs, self._limits.fetched_rows)
         for first in range(0, len(missing), step):
             some = missing[first : first + step]
             ranges = self.pieces.ranges(some)
@@ -281,7 +282,7 @@ class RemoteRuns:
         self.areas[region] = self._area()
         before = self.pieces.within(self.regions[region])
         unseen = self.pieces.ranges(before[~self._seen[before]])
-        self.pieces.drop(region, most // len(self.regions) // ROW_GROUP)
+        self.pieces.drop(region, most // len(self.regions) // self._limits.group_rows)
         seen = np.ones(len(self.pieces.within(self.regions[region])), np.bool_)
         for part in unseen:
             seen[self.pieces.within(part) - before[0]] = False

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from penstock.state.accumulators import PaneTableSpec
     from penstock.state.changes import Changes
     from penstock.state.frozen import FrozenSource
+    from penstock.state.limits import StateLimits
     from penstock.state.remote_log import Reader
     from penstock.state.segment_file import SegmentFile
     from penstock.state.ttl import Ttl
@@ -44,6 +45,11 @@ class RemoteSegments:
     def rows(self) -> int:
         """Rows of all durable segments, of which some may hide others."""
         return self._log.rows
+
+    @property
+    def limits(self) -> StateLimits:
+        """The store's sizes."""
+        return self._source.limits
 
     @property
     def ttl(self) -> Ttl | None:

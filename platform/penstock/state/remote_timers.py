@@ -22,7 +22,7 @@ from penstock.kernels.columns import key_columns
 from penstock.state.accumulators import KEY_HASH, NAMESPACE
 from penstock.state.key_index import KeyIndex
 from penstock.state.remote_log import RemoteLog
-from penstock.state.segments import ROW_GROUP, newest_rows
+from penstock.state.segments import newest_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
     from penstock.state.row_spec import RowSpec
     from penstock.state.segment_file import RowGroup, SegmentFile
     from penstock.state.waiting import WaitingSegments
-
-#: Timers brought here at a time, about.
-_ROWS = 32 * ROW_GROUP
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +150,7 @@ class RemoteTimers:
         spans, begin = self._spans(), self.least
         if begin is None:
             return
-        until = next_span([span for _, span in spans], begin, _ROWS)
+        until = next_span([span for _, span in spans], begin, self._source.limits.fetched_rows)
         chosen = [where for where, span in spans if span.low <= until]
         index, slots, times = self._merged(chosen, begin, until)
         self._cold.put(index.view(), slots, times)

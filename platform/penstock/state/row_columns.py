@@ -17,11 +17,10 @@ import pyarrow.types as pt
 from penstock.kernels import index as kernels
 from penstock.kernels.columns import BytesColumn, bytes_to_arrow, fixed_column, fixed_to_arrow, float_column, key_column
 from penstock.kernels.key_types import is_fixed
+from penstock.state.limits import PRODUCTION
 
 if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64, U8
-
-_FIRST_BYTES = 1 << 16
 
 
 class FixedValues:
@@ -84,10 +83,11 @@ class FixedValues:
 class BytesValues:
     """Values of any length."""
 
-    def __init__(self, data_type: pa.DataType, capacity: int) -> None:
-        """Room for `capacity` rows."""
+    def __init__(self, data_type: pa.DataType, capacity: int, first_bytes: int) -> None:
+        """Room for `capacity` rows, and at first for so many bytes of them."""
         self._type = data_type
-        self._data: U8 = np.empty(_FIRST_BYTES, np.uint8)
+        self._first_bytes = first_bytes
+        self._data: U8 = np.empty(first_bytes, np.uint8)
         self._starts: I64 = np.zeros(capacity + 1, np.int64)
         self._valid: U8 = np.empty(capacity, np.uint8)
 
@@ -121,9 +121,9 @@ class BytesValues:
 
     def moved(self, rows: I32, capacity: int) -> BytesValues:
         """Return a column of these rows, in this order, with room for `capacity`."""
-        new = BytesValues(self._type, capacity)
+        new = BytesValues(self._type, capacity, self._first_bytes)
         data, offsets = self._gathered(rows)
-        new._data = np.empty(max(_FIRST_BYTES, 2 * len(data)), np.uint8)
+        new._data = np.empty(max(self._first_bytes, 2 * len(data)), np.uint8)
         new._data[: len(data)] = data
         new._starts[: len(offsets)] = offsets
         new._valid[: len(rows)] = self._valid[rows]
@@ -143,9 +143,9 @@ class BytesValues:
 ValueColumn: TypeAlias = FixedValues | BytesValues
 
 
-def column_of(data_type: pa.DataType, capacity: int) -> ValueColumn:
-    """Return an empty column."""
-    return FixedValues(data_type, capacity) if is_fixed(data_type) else BytesValues(data_type, capacity)
+def column_of(data_type: pa.DataType, capacity: int, first_bytes: int = PRODUCTION.first_bytes) -> ValueColumn:
+    """Return an empty column with room for `capacity` rows, and at first for so many bytes where it has any length."""
+    return FixedValues(data_type, capacity) if is_fixed(data_type) else BytesValues(data_type, capacity, first_bytes)
 
 
 def python_values(array: pa.Array) -> list[Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.touches import Touches
 
 if TYPE_CHECKING:
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from penstock.state.budget import MemoryBudget
 
 _HOT = 2
-#: One key in so many stays: those that were touched last.
-_KEPT = 2
 #: Keys that come in together may take one part in so many of an even share.
 _INCOMING = 8
 
@@ -37,6 +36,7 @@ class Recency:
 
     budget: MemoryBudget
     holder: str
+    limits: StateLimits = PRODUCTION
     _touches: Touches = field(default_factory=Touches)
     #: Bytes of a key that left, on average; 0: none has left yet.
     _key_bytes: int = 0
@@ -50,13 +50,13 @@ class Recency:
         """These were touched now; there are `count` slots."""
         self._touches.touch(slots, count)
 
-    def full(self, hot_bytes: int) -> bool:
-        """Whether so many bytes are too many."""
-        return past_part(self.budget, self.holder, hot_bytes)
+    def full(self, hot_bytes: int, keys: int) -> bool:
+        """Whether so many bytes, or so many keys, are too many."""
+        return keys > self.limits.hot_keys or past_part(self.budget, self.holder, hot_bytes)
 
     def staying(self, count: int) -> np.ndarray:
-        """Return of each of `count` slots whether it stays: at most one in two, those touched last."""
-        return self._touches.latest(count, _KEPT)
+        """Return of each of `count` slots whether it stays: a part of them, those touched last."""
+        return self._touches.latest(count, self.limits.kept_keys_part)
 
     def left(self, keys: int, freed_bytes: int) -> None:
         """So many keys have left memory."""
@@ -66,6 +66,7 @@ class Recency:
 
     def at_once(self, most: int) -> int:
         """Return how many keys, from 1 to `most`, may come in before it is asked again which are to leave."""
+        most = min(most, self.limits.incoming_keys)
         if not self._key_bytes:
             return most
         room = self.budget.share_of(self.holder) // _INCOMING

@@ -19,7 +19,6 @@ import pyarrow as pa
 from penstock.core.errors import PenstockError
 from penstock.kernels.columns import key_column
 from penstock.kernels.rows import number_slots
-from penstock.state import timed_files
 from penstock.state.entry_table import EntryTable
 from penstock.state.hash_ranges import even_parts
 from penstock.state.key_index import KeyIndex
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
-    from penstock.state.budget import MemoryBudget
     from penstock.state.cold_records import ColdHome, ColdRecords
     from penstock.state.entry_codec import EntryCodec
     from penstock.state.frozen import FrozenSource, StateSpec
@@ -48,17 +46,11 @@ if TYPE_CHECKING:
     from penstock.state.ttl import Ttl
     from penstock.state.waiting import WaitingSegments
 
-#: Fewer keys than this are never looked through for dead ones.
-_DEAD_KEYS = 65_536
 _CHUNK = 65_536
-#: When this part of the memory is in use, rows go to files: the rest is for the next batch and for writing them.
-_SPILL_PART = 0.6
-#: They do not where they are less than one part in so many of that.
+#: Rows of joins do not go to files where they are less than one part in so many of that.
 _LEAST_PART = 8
 #: Rows that come out of files together, and such as become one file of several, are about one part in so many of it.
 _TOGETHER = 16
-#: Slots that are looked through for expired state behind every batch.
-_SWEEP = 1024
 
 #: Enters a table into the store under a name, and restores it.
 Declare: TypeAlias = Callable[[str, "StateSpec", Callable[["FrozenSource"], Any]], Any]
@@ -70,24 +62,24 @@ class RowState:
     def __init__(
         self,
         key_schema: pa.Schema,
-        holder: str,
-        budget: MemoryBudget,
+        recency: Recency,
         declare: Declare,
         *,
         cold: ColdHome | None = None,
         area: SpillArea | None = None,
     ) -> None:
-        """No state is declared yet; `holder` names it to the budget.
+        """No state is declared yet; `recency` knows the budget, its name there and the sizes.
 
         Without `cold` all keys stay in memory, without `area` all rows of joins; where `cold` has
         something remote keys are fetched from the object store, and where `area` has, rows of joins.
         """
         self.cold = cold
         self.remote = None if cold is None else cold.remote
-        self._recency = Recency(budget, holder)
+        self._recency = recency
+        self._limits = recency.limits
         self.index = KeyIndex(key_schema)
-        self._holder = holder
-        self._budget = budget
+        self._holder = recency.holder
+        self._budget = recency.budget
         self._declare = declare
         self._area = area
         self.far_rows = None if area is None else area.remote
@@ -99,7 +91,7 @@ class RowState:
         self._timed: list[TimedRows] = []
         self._expiring: list[RowTable | EntryTable] = []
         self._numbers: I32 = np.zeros(0, np.int32)
-        self._check_dead_at = _DEAD_KEYS
+        self._check_dead_at = self._limits.dead_keys
 
     # --- what there is ----------------------------------------------------------------------------------------------
 
@@ -283,7 +275,7 @@ class RowState:
             PenstockError: the state does not fit the managed memory.
         """
         for table in self._expiring:
-            table.sweep(_SWEEP)
+            table.sweep(self._limits.sweep_keys)
         if self.index.count >= self._check_dead_at:
             self._drop_dead_keys()
         self._make_room()
@@ -307,13 +299,13 @@ class RowState:
 
     def _make_room(self) -> None:
         """Let keys leave until what is left may stay, say what that is, and let rows of joins go to files."""
-        if self.cold is not None and not self.keeps_all and self._recency.full(self.key_bytes):
+        if self.cold is not None and not self.keeps_all and self._recency.full(self.key_bytes, self.index.count):
             for rows in self._timed:
                 rows.spill()
             for table in self._cold_tables:
                 table.save_changes(self.cold)
             held, keys = self.key_bytes, -1
-            while self.index.count not in (0, keys) and self._recency.full(held):
+            while self.index.count not in (0, keys) and self._recency.full(held, self.index.count):
                 before, keys = held, self.index.count
                 self._evict()
                 held = self.key_bytes
@@ -324,12 +316,12 @@ class RowState:
 
     def _spill(self) -> None:
         """Let rows of joins go to local files before they are more than there is room for."""
-        full = _SPILL_PART * self._budget.share_of(self._holder)
+        full = self._limits.spill_part * self._budget.share_of(self._holder)
         rows = sum(table.hot_bytes for table in self._timed)
         # keys alone may fill memory: then rows wait until they are enough for files of some size
         if (self.hot_bytes > full and rows >= full / _LEAST_PART) or self._budget.exceeded:
             for table in self._timed:
-                table.spill(timed_files.LEAST_SPILLED)
+                table.spill(self._limits.spilled_bytes)
             self._budget.report(self._holder, self.hot_bytes)
         for table in self._timed:
             table.merge_some(self._together)
@@ -339,7 +331,7 @@ class RowState:
 
     @property
     def _together(self) -> int:
-        return max(timed_files.LEAST_SPILLED, self._budget.share_of(self._holder) // _TOGETHER, 1)
+        return max(self._limits.spilled_bytes, self._budget.share_of(self._holder) // _TOGETHER, 1)
 
     def parts(self, low: int, high: int) -> list[HashRange]:
         """Return ranges of hashes of which the rows of joins between two times (inclusive) come into memory together.
@@ -369,10 +361,10 @@ class RowState:
             table.mark_used(used)
         living = int(used.sum())
         if 2 * living > count:
-            self._check_dead_at = count + max(_DEAD_KEYS, count // 2)
+            self._check_dead_at = count + max(self._limits.dead_keys, count // 2)
             return
         self._keep(np.flatnonzero(used).astype(np.int32))
-        self._check_dead_at = 2 * living + _DEAD_KEYS
+        self._check_dead_at = 2 * living + self._limits.dead_keys
 
     def _keep(self, kept: I32) -> None:
         """Number these keys anew, in the same order; of all others no table has anything in memory."""

@@ -34,12 +34,6 @@ if TYPE_CHECKING:
     from penstock.state.row_state import RowState
     from penstock.state.ttl import Ttl
 
-_FIRST_ROWS = 4096
-#: Slots that are looked through for expired state at every freeze.
-SWEEP_AT_FREEZE = 262_144
-#: Of the slots that are looked through, in the cold store one for so many.
-COLD_SWEEP_PART = 16
-
 
 @dataclass(frozen=True, slots=True)
 class FrozenLog:
@@ -117,15 +111,17 @@ class RowTable:
         source.ttl = ttl
         self._state = state
         source.memory = self
-        self._capacity = _FIRST_ROWS
-        self._slots: I32 = np.empty(_FIRST_ROWS, np.int32)
-        self._deleted = np.empty(_FIRST_ROWS, np.bool_)
-        self._clean = np.empty(_FIRST_ROWS, np.bool_)
-        self._columns: tuple[ValueColumn, ...] = tuple(column_of(f.type, _FIRST_ROWS) for f in spec.stored)
+        self._limits = source.limits
+        rows, first_bytes = self._limits.first_rows, self._limits.first_bytes
+        self._capacity = rows
+        self._slots: I32 = np.empty(rows, np.int32)
+        self._deleted = np.empty(rows, np.bool_)
+        self._clean = np.empty(rows, np.bool_)
+        self._columns: tuple[ValueColumn, ...] = tuple(column_of(f.type, rows, first_bytes) for f in spec.stored)
         self._end = 0
         #: Rows from here on are in no segment yet.
         self._dirty_from = 0
-        self._where: I32 = np.full(_FIRST_ROWS, -1, np.int32)
+        self._where: I32 = np.full(rows, -1, np.int32)
         self._waiting = WaitingSegments(source)
         self._swept = 0
         if self._cold is not None:
@@ -207,7 +203,7 @@ class RowTable:
         slots = np.arange(first, self._swept, dtype=np.int32)
         self.clear(slots[self.expired(self._where[slots])])
         if self._cold is not None:
-            self._cold.sweep(1 + limit // COLD_SWEEP_PART, self.ttl.deadline)
+            self._cold.sweep(1 + limit // self._limits.cold_sweep_part, self.ttl.deadline)
 
     def loaded(self) -> None:
         """All is restored: what has expired meanwhile goes."""
@@ -217,7 +213,7 @@ class RowTable:
 
     def freeze(self) -> FrozenTable:
         """Freeze the table as it is, with a part of what has expired cleaned up."""
-        self.sweep(SWEEP_AT_FREEZE)
+        self.sweep(self._limits.freeze_sweep_keys)
         self._freeze_dirty(None)
         return self._waiting.frozen()
 
@@ -302,7 +298,7 @@ class RowTable:
         if self._cold is None:
             return
         self._fit_slots()
-        for piece in pieces(slots[self._where[slots] >= 0]):
+        for piece in pieces(slots[self._where[slots] >= 0], self._limits.evicted_keys):
             self._cold.put(keys, piece, np.ones(len(piece), np.int64), self.arrays(self._where[piece]))
             self._where[piece] = -1
 
@@ -323,12 +319,12 @@ class RowTable:
     def renumber(self, numbers: I32) -> None:
         """The keys were numbered anew: slot s is now `numbers[s]`, those not in use are negative."""
         kept = self._kept_rows()
-        where = np.full(max(_FIRST_ROWS, 2 * int((numbers >= 0).sum())), -1, np.int32)
+        where = np.full(max(self._limits.first_rows, 2 * int((numbers >= 0).sum())), -1, np.int32)
         old = np.flatnonzero(self._where >= 0)
         places = np.empty(self._end, np.int32)
         places[kept] = np.arange(len(kept), dtype=np.int32)
         where[numbers[old]] = places[self._where[old]]
-        self._keep(kept, max(_FIRST_ROWS, 2 * len(kept)))
+        self._keep(kept, max(self._limits.first_rows, 2 * len(kept)))
         self._slots[: self._end] = numbers[self._slots[: self._end]]
         self._where = where
 
@@ -356,7 +352,7 @@ class RowTable:
         places[kept] = np.arange(len(kept), dtype=np.int32)
         live = np.flatnonzero(self._where >= 0)
         self._where[live] = places[self._where[live]]
-        self._keep(kept, max(2 * (len(kept) + room), _FIRST_ROWS))
+        self._keep(kept, max(2 * (len(kept) + room), self._limits.first_rows))
 
     def _kept_rows(self) -> I32:
         """Return the newest row of each slot, and deletions that are in no segment yet, in order."""

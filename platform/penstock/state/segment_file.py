@@ -22,6 +22,7 @@ from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.range_file import RangeFile
 from penstock.core.snapshot import FileRef
 from penstock.state.accumulators import KEY_HASH, NAMESPACE
+from penstock.state.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,10 +33,6 @@ if TYPE_CHECKING:
 GROUPS = b"penstock.row_groups"
 #: Name in the file's metadata of the namespaces of its rows, `[...]`, if they are few.
 NAMESPACES = b"penstock.namespaces"
-#: A smaller file is read at once.
-WHOLE_BYTES = 1 << 20
-#: Neighbouring row groups are read together up to this size.
-RUN_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +51,18 @@ class RowGroup:
 class SegmentFile:
     """One segment, opened."""
 
-    def __init__(self, segment: Segment, read: Callable[[FileRef], bytes]) -> None:
+    def __init__(self, segment: Segment, read: Callable[[FileRef], bytes], limits: StateLimits = PRODUCTION) -> None:
         """Read the footer, or a small file at once; `read` returns (a part of) a file, and checks a checksum it has.
 
         Raises:
             SnapshotDamagedError: the file is missing or damaged.
         """
         self.segment = segment
+        self.limits = limits
         self._read = read
         self._data: bytes | None = None
         file = segment.file
-        if file.inline is not None or file.length < WHOLE_BYTES or not segment.footer_length:
+        if file.inline is not None or file.length < limits.whole_file_bytes or not segment.footer_length:
             self._data = read(file)
             self._metadata = pq.read_metadata(_whole(self._data))
         else:
@@ -101,7 +99,7 @@ class SegmentFile:
         Raises:
             SnapshotDamagedError: the file is missing or damaged.
         """
-        for run in runs_of(self.within(wanted)):
+        for run in runs_of(self.within(wanted), self.limits.run_bytes):
             data = self.fetch(run)
             for table in self.decode(run, data):
                 part = rows_within(table, wanted)
@@ -187,12 +185,12 @@ def rows_within(table: pa.Table, wanted: HashRange) -> pa.Table:
     return table.slice(first, max(0, stop - first))
 
 
-def runs_of(groups: Sequence[RowGroup]) -> Iterator[list[RowGroup]]:
-    """Cut row groups into runs of neighbours that are worth one read."""
+def runs_of(groups: Sequence[RowGroup], most_bytes: int) -> Iterator[list[RowGroup]]:
+    """Cut row groups into runs of neighbours that are worth one read, of at most so many bytes."""
     run: list[RowGroup] = []
     size = 0
     for group in groups:
-        if run and (group.number != run[-1].number + 1 or size + group.length > RUN_BYTES):
+        if run and (group.number != run[-1].number + 1 or size + group.length > most_bytes):
             yield run
             run, size = [], 0
         run.append(group)

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from penstock.core.keygroup import HashRange
 from penstock.core.snapshot import Segment, Tombstone
+from penstock.state.limits import PRODUCTION, StateLimits
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-SEGMENTS_PER_TIER = 8
 TIERS = 4
 
 
@@ -61,6 +61,7 @@ class SegmentLog:
     hash_range: HashRange
     entries: list[Entry] = field(default_factory=list)
     tombstones: tuple[Tombstone, ...] = ()
+    limits: StateLimits = PRODUCTION
     _last: int = 0
     #: Positions up to here are named by a complete checkpoint (or were restored from one).
     _committed: int = 0
@@ -125,7 +126,7 @@ class SegmentLog:
         ready = [e.segment for e in self.entries if e.segment is not None and e.position <= self._committed]
         for tier in range(TIERS):
             places = [i for i, s in enumerate(ready) if min(s.tier, TIERS - 1) == tier]
-            if len(places) >= SEGMENTS_PER_TIER:
+            if len(places) >= self.limits.segments_per_tier:
                 stop = places[-1] + 1
                 while stop < len(ready) and ready[stop].position == ready[stop - 1].position:
                     stop += (

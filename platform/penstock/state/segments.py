@@ -27,6 +27,7 @@ from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS,
 from penstock.state.entry_order import last_entries
 from penstock.state.key_index import KeyIndex
 from penstock.state.keyed import EncodedSegment
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.segment_file import GROUPS, NAMESPACES, SegmentFile
 
 if TYPE_CHECKING:
@@ -37,15 +38,8 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
     from penstock.kernels.compile import I64
 
-#: A row group is what is read at a time; a wide one, of rows that are mostly read all together, costs less to write.
-ROW_GROUP = 8192
-WIDE_ROW_GROUP = 65_536
 #: A smaller file is read back instead of mapped.
 _MAPPED_BYTES = 128 << 10
-#: Rows merged at a time; more segments than memory holds are merged hash range by hash range.
-_MERGE_ROWS = 250_000
-#: No more bytes of different hashes are merged at a time: a column of strings must not have 2 GiB.
-_MERGE_BYTES = 1 << 30
 #: A file names the namespaces of its rows if they are no more than these.
 _NAMED = 1024
 #: Hash, namespace, deleted, seq: a state without any others has timers.
@@ -57,10 +51,17 @@ class SegmentWriter:
     """Writes one segment; rows must come in the order of their hash."""
 
     def __init__(
-        self, schema: pa.Schema, position: int, tier: int = 0, *, path: Path | None = None, wide: bool = False
+        self,
+        schema: pa.Schema,
+        position: int,
+        tier: int = 0,
+        *,
+        path: Path | None = None,
+        wide: bool = False,
+        limits: StateLimits = PRODUCTION,
     ) -> None:
         """Start a file of `schema` (see `PaneTableSpec.segment_schema`), in memory or under `path`."""
-        self._group_rows = WIDE_ROW_GROUP if wide else ROW_GROUP
+        self._group_rows = limits.wide_group_rows if wide else limits.group_rows
         self._schema = schema
         self._position = position
         self._tier = tier
@@ -271,21 +272,22 @@ def merge_segments(
 ) -> Iterator[pa.Table]:
     """Yield the newest visible row of every (key, namespace), sorted by hash, in pieces of bounded size.
 
-    Of the files, what is read is what a piece needs. With a time-to-live, what was last accessed at `expired` or before
-    is deleted.
+    Of the files, whose sizes hold, what is read is what a piece needs. With a time-to-live, what was last accessed at
+    `expired` or before is deleted.
     """
     ordered = sorted(files, key=lambda file: file.segment.position)
     span = _span([file.segment for file in ordered], within)
     if span is None:
         return
+    limits = ordered[0].limits
     total = sum(file.segment.rows for file in ordered)
-    parts = max(1, -(-total // _MERGE_ROWS))
+    parts = max(1, -(-total // limits.merged_rows))
     step = (span.high - span.low + 1) // parts + 1
     low = span.low
     while low <= span.high:
         piece = HashRange(low, min(low + step - 1, span.high))
         tables = [table for file in ordered for table in read_visible(file, tombstones, piece)]
-        for part in _cut(tables):
+        for part in _cut(tables, limits.merged_bytes):
             every = pa.concat_tables([conform(table, schema) for table in part])
             merged = newest_rows(
                 every if expired is None else _expired(every, expired), schema, keep_deleted=keep_deleted
@@ -302,12 +304,12 @@ def _span(segments: Sequence[Segment], within: HashRange) -> HashRange | None:
     return HashRange(low, high).intersect(within) if low <= high else None
 
 
-def _cut(tables: list[pa.Table]) -> Iterator[list[pa.Table]]:
+def _cut(tables: list[pa.Table], most_bytes: int) -> Iterator[list[pa.Table]]:
     """Yield the rows hash range by hash range, so few that they can be merged; those of one hash stay together.
 
     Each of the tables is sorted by hash.
     """
-    if sum(table.nbytes for table in tables) > _MERGE_BYTES:
+    if sum(table.nbytes for table in tables) > most_bytes:
         columns = [table.column(KEY_HASH).to_numpy() for table in tables]
         hashes = np.sort(np.concatenate(columns))
         middle = int(hashes[len(hashes) // 2])
@@ -315,8 +317,9 @@ def _cut(tables: list[pa.Table]) -> Iterator[list[pa.Table]]:
             middle = int(hashes[np.searchsorted(hashes, middle, side="right")])
         if middle > hashes[0]:
             stops = [int(np.searchsorted(column, middle)) for column in columns]
-            yield from _cut([t.slice(0, stop) for t, stop in zip(tables, stops, strict=True) if stop])
-            yield from _cut([t.slice(stop) for t, stop in zip(tables, stops, strict=True) if stop < t.num_rows])
+            yield from _cut([t.slice(0, stop) for t, stop in zip(tables, stops, strict=True) if stop], most_bytes)
+            above = [t.slice(stop) for t, stop in zip(tables, stops, strict=True) if stop < t.num_rows]
+            yield from _cut(above, most_bytes)
             return
     if tables:
         yield tables
@@ -354,7 +357,10 @@ def newest_rows(table: pa.Table, schema: pa.Schema, *, keep_deleted: bool) -> pa
 
 
 def read_state(
-    snapshot: KeyedStateSnapshot, read: Callable[[FileRef], bytes], within: HashRange | None = None
+    snapshot: KeyedStateSnapshot,
+    read: Callable[[FileRef], bytes],
+    within: HashRange | None = None,
+    limits: StateLimits = PRODUCTION,
 ) -> Iterator[pa.Table]:
     """Yield the rows a snapshot of one state means, sorted by hash.
 
@@ -367,5 +373,5 @@ def read_state(
     asked = own if within is None else own.intersect(within)
     if asked is None:
         return
-    files = [SegmentFile(s, read) for s in snapshot.segments if clip_of(s, asked) is not None]
+    files = [SegmentFile(s, read, limits) for s in snapshot.segments if clip_of(s, asked) is not None]
     yield from merge_segments(files, snapshot.tombstones, schema, within=asked, keep_deleted=False)

@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from penstock.state.cold_timers import DueTimers
     from penstock.state.key_index import KeyView
 
-#: Keys that leave memory at a time: as bytes they take several times what they take in a table.
-_PIECE = 4096
 #: Columns of a record before those of a cell: when its key is due, what had been closed when it left, its pane.
 _HEAD = 3
 
@@ -86,6 +84,8 @@ class ColdSessions:
         kinds = [spec.value_words.get(word, pa.int64()) for word in range(spec.width)]
         self.records = ColdRecords(home, [pa.int64()] * _HEAD + kinds)
         self._due = due or ColdTimers(home)
+        #: Keys that leave memory at a time: as bytes they take several times what they take in a table.
+        self._piece = home.limits.evicted_sessions
 
     def put(self, keys: KeyView, rows: Rows, due: I64, closed_to: int) -> None:
         """Take in the cells of keys that have none here, each with when it is due."""
@@ -93,9 +93,9 @@ class ColdSessions:
         slots = rows.slots[order]
         firsts = np.flatnonzero(np.append(True, slots[1:] != slots[:-1])) if len(slots) else np.empty(0, np.int64)
         edges = np.append(firsts, len(slots))
-        for piece in range(0, len(firsts), _PIECE):
-            heads = firsts[piece : piece + _PIECE]
-            stop = edges[min(piece + _PIECE, len(firsts))]
+        for piece in range(0, len(firsts), self._piece):
+            heads = firsts[piece : piece + self._piece]
+            stop = edges[min(piece + self._piece, len(firsts))]
             at = order[heads[0] : stop]
             counts = np.diff(np.append(heads, stop))
             least = np.minimum.reduceat(due[at], heads - heads[0])

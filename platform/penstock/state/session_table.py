@@ -78,7 +78,7 @@ class SessionTable(PaneTable):
             form = RecordForm(self.spec.key_schema, self._leaves.columns, self._leaves.records)
             self._log = RemoteRecords(source, self._fetches.reader, self._changes.frozen_within, form)
             self._fetches.enter(self._log)
-        self._recency = Recency(home.budget, self._holder)
+        self._recency = Recency(home.budget, self._holder, source.limits)
         #: What came back with the keys of the last call of `_upsert`.
         self._returned: Returned | None = None
 
@@ -201,7 +201,9 @@ class SessionTable(PaneTable):
     @property
     def most_rows(self) -> int:
         """Most rows to be given to the table at a time."""
-        return super().most_rows if self._leaves is None else Bounds(self._home.budget, self._holder).piece
+        return (
+            super().most_rows if self._leaves is None else Bounds(self._home.budget, self._holder, self._limits).piece
+        )
 
     def bring_due(self, closed_to: int) -> tuple[I32, I64] | None:
         """Make room, then bring back keys that are due before all that `closed_to` closes has been done; None: none is.
@@ -305,7 +307,7 @@ class SessionTable(PaneTable):
         self._report()
 
     def _too_many(self, hot_bytes: int) -> bool:
-        return self._recency.full(hot_bytes)
+        return self._recency.full(hot_bytes, self._hot.index.count)
 
     def _let_go(self, cold: ColdSessions) -> None:
         """Move the keys that were not touched for longest to the cold store; changes are saved first."""

@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.errors import StorageError
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.run_keys import RunKeys
 
 if TYPE_CHECKING:
@@ -92,7 +93,9 @@ class _File:
 class SpillArea:
     """A folder of the subtask's own."""
 
-    def __init__(self, folder: Path, least: int = _FILE, larger: int = _LARGER) -> None:
+    def __init__(
+        self, folder: Path, least: int = _FILE, larger: int = _LARGER, *, limits: StateLimits = PRODUCTION
+    ) -> None:
         """`folder` is made when the first rows come.
 
         A file takes at least `least` bytes, and one part in `larger` of what was written before.
@@ -100,6 +103,7 @@ class SpillArea:
         self._folder, self._least, self._larger = folder, least, larger
         self._file: _File | None = None
         self._written = 0
+        self.limits = limits
         #: What fetches rows of joins from the object store; None: all are here or in memory.
         self.remote: RemoteRuns | None = None
 

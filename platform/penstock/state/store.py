@@ -15,9 +15,11 @@ from penstock.state.cold_places import ColdPlaces
 from penstock.state.entry_table import EntryTable
 from penstock.state.fitting import fitted, migration_of
 from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.merging import CompactionJob
 from penstock.state.pane_table import PaneTable, PaneTableSpec
 from penstock.state.remote_log import Gather, one_by_one
+from penstock.state.row_eviction import Recency
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
 from penstock.state.row_table import RowTable
@@ -71,6 +73,8 @@ class KeyedStateRequest:
     budget: MemoryBudget
     #: Does several reads at a time.
     gather: Gather = one_by_one
+    #: Sizes of tables, logs and files.
+    limits: StateLimits = PRODUCTION
 
 
 class StateTable(Protocol):
@@ -161,8 +165,8 @@ class KeyedState:
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
         cold = self._cold.home(place) if leaves else None
-        holder = f"{request.writer}/{request.uid}"
-        self._rows = RowState(key_schema, holder, request.budget, self._declare, cold=cold, area=self._cold.area())
+        recency = Recency(request.budget, f"{request.writer}/{request.uid}", request.limits)
+        self._rows = RowState(key_schema, recency, self._declare, cold=cold, area=self._cold.area())
         return self._rows
 
     @property
@@ -262,9 +266,9 @@ class KeyedState:
         migration = migration_of(mine, spec)
         for snapshot in mine if migration is None else ():
             spec = fitted(snapshot, spec)
-        saved = SegmentLog(request.hash_range)
+        saved = SegmentLog(request.hash_range, limits=request.limits)
         saved.restore([g for s in mine for g in s.segments], [t for s in mine for t in s.tombstones])
-        log = saved if migration is None else SegmentLog(request.hash_range)
+        log = saved if migration is None else SegmentLog(request.hash_range, limits=request.limits)
         table = make(FrozenSource(request.uid, name, spec, log, request.writer))
         self._tables[name] = table
         if migration is not None and table.source.remote:
@@ -292,7 +296,7 @@ class KeyedState:
         for segment in segments:
             if clip_of(segment, self._request.hash_range) is None:
                 continue
-            file = SegmentFile(segment, self._request.read)
+            file = SegmentFile(segment, self._request.read, self._request.limits)
             for rows in read_visible(file, tombstones, self._request.hash_range):
                 if migration is not None and isinstance(table, RowTable):
                     table.load_anew(migration.rows(rows, schema))

@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from penstock.state.run_keys import Keys
     from penstock.state.spilled_rows import SpillArea, SpilledRows
 
-#: Rows waiting for a checkpoint become files of about this size.
-_ADDED_FILE = 8 << 20
-
 
 @dataclass(frozen=True)
 class TimedSpec:
@@ -113,7 +110,7 @@ class FrozenTimedRows:
 
 def in_files(pieces: list[Added], keys: Keys, area: SpillArea, least: int) -> Iterator[Added]:
     """Yield the same rows in files, but for such as are less than `least` bytes together."""
-    for group in _in_a_row(pieces):
+    for group in _in_a_row(pieces, area.limits.added_file_bytes):
         if group[0].spilled is not None or sum(piece.size for piece in group) < least:
             yield from group
             continue
@@ -125,13 +122,13 @@ def in_files(pieces: list[Added], keys: Keys, area: SpillArea, least: int) -> It
         yield Added(file.numbers, file.times, file.values, group[0].first, max(piece.last for piece in group), file)
 
 
-def _in_a_row(pieces: list[Added]) -> Iterator[list[Added]]:
-    """Yield pieces whose numbers follow one another, about as many as one file takes; such as have one are alone."""
+def _in_a_row(pieces: list[Added], file_bytes: int) -> Iterator[list[Added]]:
+    """Yield pieces whose numbers follow one another, about as many as a file takes; such as have one are alone."""
     group: list[Added] = []
     size = 0
     for piece in pieces:
         follows = group and group[-1].first + len(group[-1].slots) == piece.first and group[-1].spilled is None
-        if group and (not follows or piece.spilled is not None or size >= _ADDED_FILE):
+        if group and (not follows or piece.spilled is not None or size >= file_bytes):
             yield group
             group, size = [], 0
         group.append(piece)

@@ -22,20 +22,14 @@ if TYPE_CHECKING:
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
+    from penstock.state.limits import StateLimits
     from penstock.state.run_keys import Keys
     from penstock.state.spilled_rows import SpillArea
-
-#: A run that becomes files becomes at most so many, by time, of at least so many bytes each.
-_CUTS, LEAST_SPILLED = 8, 256 << 10
-#: So many groups become one.
-_FAN = 4
-#: Two fetched runs of more bytes than this together stay two: a merge takes several times as much memory.
-_MOST_HALVED = 32 << 20
 
 
 def in_files(run: Run, keys: Keys, area: SpillArea, cleaned: int, group: int) -> Iterator[Run]:
     """Yield the rows of a run in memory, but for those that were cleaned, in files of one group."""
-    for low, high in spans(run.low, run.high, max(1, min(_CUTS, run.size // max(1, LEAST_SPILLED)))):
+    for low, high in spans(run.low, run.high, _files_of(run.size, area.limits)):
         inside = (run.times >= max(low, cleaned + 1)) & (run.times <= high)
         if inside.any():
             yield written(run.chosen(inside), keys, area, group)
@@ -63,10 +57,10 @@ def slots_of(keys: RunKeys, numbers: I32, upsert: Callable[[KeyColumns, I64], I3
     return found
 
 
-def to_merge(runs: list[Run]) -> list[Run]:
+def to_merge(runs: list[Run], fan: int) -> list[Run]:
     """Return the runs of groups that are to be one: neighbours, none of them much larger than the newer ones together.
 
-    Nothing when there are not enough.
+    Nothing when there are fewer than `fan`.
     """
     groups: list[list[Run]] = []
     for run in runs:
@@ -77,12 +71,12 @@ def to_merge(runs: list[Run]) -> list[Run]:
         else:
             groups.append([run])
     sizes = [sum(run.length for run in group) for group in groups]
-    for last in range(len(groups), _FAN - 1, -1):
+    for last in range(len(groups), fan - 1, -1):
         first, together = last - 1, sizes[last - 1]
         while first > 0 and sizes[first - 1] <= 2 * together:
             first -= 1
             together += sizes[first]
-        if last - first >= _FAN:
+        if last - first >= fan:
             return [run for group in groups[first:last] for run in group]
     return []
 
@@ -116,17 +110,22 @@ def merged(
 
 def halved(runs: list[Run], area: SpillArea, cleaned: int) -> list[Run]:
     """Return runs in files with the newest ones merged until each is larger than twice the next, or large."""
-    runs = list(runs)
-    while len(runs) > 1 and runs[-2].length <= min(2 * runs[-1].length, _MOST_HALVED - runs[-1].length):
+    runs, most = list(runs), area.limits.halved_bytes  # a merge takes several times as much memory
+    while len(runs) > 1 and runs[-2].length <= min(2 * runs[-1].length, most - runs[-1].length):
         last = [runs.pop(), runs.pop()]
         runs += [run for run in merged(last[::-1], area, lambda: cleaned, 1, 0) if run is not None]
     return runs
 
 
-def parts_of_time(runs: list[Run], piece: int) -> int:
+def parts_of_time(runs: list[Run], piece: int, limits: StateLimits) -> int:
     """Return into how many files of about `piece` bytes runs are to be merged: enough that some go early."""
     size = sum(run.length for run in runs)
-    return max(1, size // piece, min(_CUTS, size // max(1, LEAST_SPILLED)))
+    return max(size // piece, _files_of(size, limits))
+
+
+def _files_of(size: int, limits: StateLimits) -> int:
+    """Return into how many files, by time, so many bytes go: none is small, and they are few."""
+    return max(1, min(limits.cuts, size // max(1, limits.spilled_bytes)))
 
 
 def joined(parts: list[tuple[I32, I64, list[pa.Array]]]) -> Run:

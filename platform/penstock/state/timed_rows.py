@@ -313,11 +313,11 @@ class TimedRows:
         """Go on with making fewer files, by one of about `piece` bytes, if there are too many."""
         area = self._area
         if area is not None and self._merging is None and self._unmerged:
-            inputs = timed_files.to_merge(self._runs)
+            inputs = timed_files.to_merge(self._runs, area.limits.fan)
             self._unmerged = bool(inputs)
             if inputs:
                 self._groups += 1
-                files = timed_files.parts_of_time(inputs, piece)
+                files = timed_files.parts_of_time(inputs, piece, area.limits)
                 made = timed_files.merged(inputs, area, lambda: self._cleaned, files, self._groups)
                 self._merging = _Merging(inputs, made, [])
         if self._merging is not None and not self._merging.go_on():

@@ -14,15 +14,13 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.kernels.joins import find_ranges, write_pairs
+from penstock.state.limits import PRODUCTION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from penstock.kernels.compile import I32, I64
     from penstock.state.spilled_rows import SpilledRows
-
-#: Pairs that are made at a time.
-CHUNK = 65_536
 
 
 @dataclass(slots=True)
@@ -99,12 +97,12 @@ class Run:
         find_ranges((self.slots, self.times), slots, (lows, highs), ranges)
         return ranges
 
-    def pairs(self, slots: I32, lows: I64, highs: I64) -> Iterator[tuple[I32, I32]]:
-        """Yield (asking row, place in this run) of all rows of an asking slot in its span (inclusive), in pieces."""
+    def pairs(self, slots: I32, lows: I64, highs: I64, most: int = PRODUCTION.join_pairs) -> Iterator[tuple[I32, I32]]:
+        """Yield (asking row, place in this run) of all rows of an asking slot in its span, `most` at a time."""
         ranges = self.ranges(slots, lows, highs)
         total, state = int(ranges[1].sum()), np.zeros(2, np.int64)
         while total > 0:
-            room = min(total, CHUNK)
+            room = min(total, most)
             asking, found = np.empty(room, np.int32), np.empty(room, np.int32)
             total -= int(write_pairs(ranges, state, (asking, found)))
             yield asking, found

@@ -38,8 +38,6 @@ _BUCKET_BITS = 20
 #: A timer in a bucket is one word: offset in the bucket | slot | deleted.
 _SLOT_BITS = 31
 _SLOT_MASK = (1 << _SLOT_BITS) - 1
-#: Changes since the last freeze are reduced to what still counts when they have grown by this many.
-_MANY = 262_144
 
 
 @dataclass(slots=True)
@@ -92,7 +90,7 @@ class TimerTable:
         self._buckets: dict[int, _Bucket] = {}
         self._changes: list[Changes] = []
         self._changed = 0
-        self._reduce_at = _MANY
+        self._reduce_at = source.limits.many_changes
         #: Of the changes, so many stood before the last firing, which reached that time.
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
         self._waiting = WaitingSegments(source)
@@ -243,7 +241,7 @@ class TimerTable:
                 self.spec, self._state.index.view(), tuple(self._changes), self._fired_rows, self._fired
             )
             self._waiting.add(rows, home)
-        self._changes, self._changed, self._reduce_at = [], 0, _MANY
+        self._changes, self._changed, self._reduce_at = [], 0, self.source.limits.many_changes
         self._fired_rows, self._fired = 0, MIN_TIMESTAMP
 
     def copy_frozen(self, limit: int, up_to: int) -> bool:
@@ -355,7 +353,7 @@ class TimerTable:
         kept = reduced(self._changes, before, self._fired)
         # What is left of the changes before the last firing lies above it, so it may count as made since.
         self._changes, self._changed, self._fired_rows = [kept], len(kept.slots), 0
-        self._reduce_at = 2 * self._changed + _MANY
+        self._reduce_at = 2 * self._changed + self.source.limits.many_changes
 
 
 def _cut(words: I64, room: int, *, alone: bool) -> int:

@@ -34,7 +34,8 @@ class WaitingSegments:
         log = self._source.log
         position = log.next_position()
         log.append(position)
-        segment = FrozenSegment(self._source.spec, position, rows, wide=not self._source.remote)
+        source = self._source
+        segment = FrozenSegment(source.spec, position, rows, wide=not source.remote, limits=source.limits)
         if home is not None:
             home.spill(self._source.state, segment)
         self._segments.append(segment)

@@ -15,6 +15,7 @@ from penstock.checkpoint.stores import open_store
 from penstock.core.clock import Clock
 from penstock.operators.registry import create_operator
 from penstock.rpc.messages import WorkerMessage
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.remote_log import Gather, one_by_one
 
 if TYPE_CHECKING:
@@ -55,6 +56,8 @@ class TaskEnvironment:
     create_operator: Callable[[str], Operator] = create_operator
     #: Reads of remote state, several at a time.
     gather: Gather = one_by_one
+    #: Sizes of state and uploads of all subtasks.
+    limits: StateLimits = PRODUCTION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

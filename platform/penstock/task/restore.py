@@ -136,6 +136,7 @@ def _state_request(
         writer=f"{deployment.run_id}/{execution.vertex_id}/{execution.subtask}/{execution.attempt}",
         budget=services.budget,
         gather=environment.gather,
+        limits=environment.limits,
     )
 
 
@@ -169,4 +170,5 @@ def _context(
         report_published=services.report_published,
         read_file=services.read_file,
         restored_checkpoint=deployment.restored_checkpoint,
+        limits=environment.limits,
     )

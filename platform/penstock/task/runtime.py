@@ -205,7 +205,14 @@ class TaskRuntime:
         if key not in self._uploaders:
             store = self._environment.open_store(folder)
             prefix = f"{deployment.run_id}/{self._environment.worker_id}"
-            uploader = Uploader(store, prefix, self._environment.background, lambda: next(self._object_numbers))
+            environment = self._environment
+            uploader = Uploader(
+                store,
+                prefix,
+                environment.background,
+                lambda: next(self._object_numbers),
+                environment.limits.queued_bytes,
+            )
             self._uploaders = {key: (uploader, lambda ref: read_file(store, ref))}
         uploader, read = self._uploaders[key]
         share = self._environment.managed_memory_bytes // max(1, sharers)

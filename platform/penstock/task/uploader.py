@@ -17,6 +17,7 @@ from penstock.checkpoint.stores import checksum_of
 from penstock.core import failpoints
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import FileRef
+from penstock.state.limits import PRODUCTION
 from penstock.task.environment import Background
 
 #: Parts below these sizes travel in the ack. Staged output is named again by every manifest until it is published.
@@ -26,8 +27,6 @@ INLINE_STAGED_BYTES = 8 << 10
 PACK_BYTES = 64 << 20
 #: Objects written at the same time.
 PARALLEL_PACKS = 2
-#: Waiting bytes beyond which a request is refused; the checkpoint is then declined and the state stays where it is.
-QUEUE_BYTES = 1 << 30
 _READ_BACK_BYTES = 8 << 20
 
 #: References in the order of the parts, or the error.
@@ -58,8 +57,19 @@ class _Request:
 class Uploader:
     """Packs and writes; names are `data/<prefix>-<n>.pack` and `pending/<prefix>-<n>.pack`, `n` from `next_number`."""
 
-    def __init__(self, store: ObjectStore, prefix: str, background: Background, next_number: Callable[[], int]) -> None:
-        """`prefix` is `<run>/<worker>`; numbers must never repeat under one prefix."""
+    def __init__(
+        self,
+        store: ObjectStore,
+        prefix: str,
+        background: Background,
+        next_number: Callable[[], int],
+        queue_bytes: int = PRODUCTION.queued_bytes,
+    ) -> None:
+        """`prefix` is `<run>/<worker>`; numbers must never repeat under one prefix.
+
+        A request is refused while more than `queue_bytes` wait: the checkpoint is declined, the state stays.
+        """
+        self._queue_bytes = queue_bytes
         self._store = store
         self._prefix = prefix
         self._background = background
@@ -78,7 +88,7 @@ class Uploader:
             done(tuple(_inline(part) for part in parts), None)
             return
         with self._lock:
-            refused = bool(self._queue) and self._queued_bytes + size > QUEUE_BYTES
+            refused = bool(self._queue) and self._queued_bytes + size > self._queue_bytes
             if not refused:
                 self._queue.append(_Request(parts, done, size))
                 self._queued_bytes += size

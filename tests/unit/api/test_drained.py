@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 import penstock as ps
 from penstock.config.settings import JobSettings
@@ -119,6 +120,7 @@ class Run:
             directory=folder,
             writer="w",
             budget=MemoryBudget(64 << 20),
+            limits=sizes(),
         )
         self.store, self.out, self.metrics = open_keyed_state(request), Recorder(), OperatorMetrics()
         self.operator = create_operator(self.spec.kind)
@@ -129,6 +131,7 @@ class Run:
                 metrics=self.metrics,
                 input_schemas=self.schemas,
                 keyed_state=self.store,
+                limits=sizes(),
                 restored=tuple(before.saved) if before else (),
                 clock=ManualClock(),
                 subtask=0,

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 import penstock as ps
 from penstock.config.settings import JobSettings
@@ -70,6 +71,7 @@ def start(env, tmp_path):
             directory=tmp_path,
             writer="w",
             budget=MemoryBudget(1 << 30),
+            limits=sizes(),
         )
         operator, clock, out = create_operator(spec.kind), ManualClock(), Recorder()
         operator.open(
@@ -79,6 +81,7 @@ def start(env, tmp_path):
                 metrics=OperatorMetrics(),
                 input_schemas=(schema,),
                 keyed_state=open_keyed_state(request),
+                limits=sizes(),
                 restored=(),
                 clock=clock,
                 subtask=0,

@@ -3,6 +3,7 @@
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.utils.concurrent import ExecutorFactory
 
 from penstock.backfill.table_plan import WHOLE, open_table
 
@@ -15,6 +16,8 @@ def lake(tmp_path):
     catalog.create_namespace("shop")
     yield catalog
     catalog.close()
+    ExecutorFactory.get_or_create().shutdown()  # one for the whole process, with threads that last
+    ExecutorFactory._instance = None
 
 
 @pytest.fixture

@@ -1,9 +1,5 @@
 """Snapshots of Iceberg tables in the place of a history's first part, written by pyiceberg."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 
 import pyarrow as pa
@@ -21,7 +17,7 @@ from penstock.backfill.run import Backfill, BackfillOptions
 from penstock.backfill.table_plan import Offsets, open_table
 from penstock.connector.staging import decode_chunk
 from penstock.core.clock import SystemClock
-from penstock.core.errors import ConnectorError, UsageError
+from penstock.core.errors import UsageError
 from penstock.core.rand import SystemRand
 from penstock.core.schema import schema_to_text
 from penstock.snapshots.opening import open_snapshot
@@ -117,43 +113,6 @@ def test_rows_older_than_a_column_come_out_with_nulls(lake, tmp_path):
     told = newer["amount"].to_pylist()
     assert Counter(notes["all"]) == Counter([None] * 30 + told)
     assert Counter(notes["firsts"]) == Counter({None, *told})
-
-
-def backfill(golden, history, environment):
-    words = golden.command(CUTS, "--history", history, "--offsets", "orders=partition,offset")
-    return subprocess.run(
-        [sys.executable, *words],
-        env={**os.environ, **golden.environment, **environment}, cwd=golden.folder, capture_output=True, text=True,
-        timeout=200,
-    )  # fmt: skip
-
-
-def test_a_catalog_of_pyiceberg_s_configuration_is_asked_for_the_table(lake, tmp_path):
-    golden = Golden("windows", tmp_path, rows=300)
-    made = archived(lake, golden, (40, 40, 40))
-    done = backfill(
-        golden, "orders=iceberg://lake/shop.orders", {"PYICEBERG_CATALOG__LAKE__URI": lake.properties["uri"]}
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    snapshot = made.current_snapshot().snapshot_id
-    assert told["histories"]["orders"] == [f"iceberg://lake/shop.orders?snapshot={snapshot}"]
-    assert told["tables"]["orders"] == {f"orders-{split}": [0, 40] for split in range(3)}
-    assert golden.staged(told["savepoint"]) == golden.expected(CUTS, golden.watermark(CUTS))
-
-
-def test_a_table_that_its_catalog_has_not_is_one_error(lake, tmp_path):
-    (tmp_path / ".pyiceberg.yaml").write_text(f"catalog:\n  lake:\n    uri: {lake.properties['uri']}\n")
-    home = {"PYICEBERG_HOME": str(tmp_path)}
-    done = backfill(Golden("windows", tmp_path, rows=300), "orders=iceberg://lake/shop.order", home)
-    assert done.returncode == 2, done.stderr
-    said = " ".join(done.stderr.split())
-    assert "Iceberg catalog 'lake' has no table 'shop.order'" in said
-    assert "Traceback" not in said
-    with pytest.raises(ConnectorError, match="Iceberg catalog 'nowhere' cannot be read: "):
-        rows("iceberg://nowhere/shop.rows")
-    with pytest.raises(UsageError, match="iceberg://lake/rows names no table"):
-        rows("iceberg://lake/rows")
 
 
 def test_the_folder_s_hint_tells_which_metadata_is_current(table, tmp_path):

@@ -13,7 +13,7 @@ from penstock.backfill.engine import LocalEngine
 from penstock.backfill.histories import Cut, TableHistory, histories
 from penstock.backfill.run import Backfill, BackfillOptions
 from penstock.backfill.table_plan import Offsets, open_table, require_next
-from penstock.core.clock import SystemClock
+from penstock.core.clock import ManualClock, SystemClock
 from penstock.core.errors import ConnectorError, UsageError
 from penstock.core.rand import SystemRand
 from penstock.operators.columns import ColumnError
@@ -350,7 +350,8 @@ def counted(strategy, end=600):
 
 
 @pytest.mark.parametrize("ends", [(120, 0), (300, 300)])
-def test_where_watermarks_go_through_all_of_a_split_table_and_source_are_one_piece(tmp_path, ends):
+def test_where_watermarks_go_through_all_of_a_split_table_and_source_are_one_piece(tmp_path, ends, monkeypatch):
+    monkeypatch.setattr("penstock.backfill.task.SystemClock", ManualClock)  # who waits for rows waits no real time
     marked = pl.when(pl.col("amount") > 90).then(pl.col("ts"))
     strategy = ps.WatermarkStrategy.punctuated(timestamp="ts", watermark=marked)
     pattern = OrderPattern(splits=2, users=5, event_rate=200, disorder_ms=300)

@@ -1,18 +1,14 @@
 """The harness: its list, what it refuses, the gate before any figure, and the right answers themselves."""
 
 import json
-import os
-import signal
 import sys
 
 import msgspec
 import pytest
 
-from penstock.bench import measure, reference
 from penstock.bench.measure import require_right
 from penstock.bench.options import BenchOptions
 from penstock.bench.registry import WORKLOADS, workload
-from penstock.bench.tree_meter import TreeMeter
 from penstock.cli import main
 from penstock.core.errors import PenstockError, UsageError
 
@@ -98,31 +94,6 @@ def test_an_option_that_is_left_out_is_the_workloads_own():
         BenchOptions(parallelism=5000).check()
 
 
-def by_hand(count, size, slide):
-    """w1 row by row."""
-    cells = {}
-    for key, amount, time in zip(*(column.tolist() for column in reference.events(0, count)), strict=True):
-        last = time // slide * slide
-        for start in range(last - size + slide, last + 1, slide):
-            n, total = cells.get((key, start + size), (0, 0))
-            cells[key, start + size] = n + 1, total + amount
-    cut = reference.last_sure_window(count, slide)
-    result = [0, 0, 0, 0]
-    for (key, end), (n, total) in cells.items():
-        if end <= cut:
-            check = ((key * 31 + (end - reference.T0_MS) // slide * 17 + n) * (total + 7)) % 1_000_000_007
-            result = [a + b for a, b in zip(result, (1, n, total, check), strict=True)]
-    return ":".join(map(str, result))
-
-
-@pytest.mark.parametrize(("size", "slide"), [(100, 100), (300, 100)])
-def test_the_reference_is_what_counting_row_by_row_gives(size, slide, monkeypatch):
-    monkeypatch.setattr(reference, "_CHUNK", 7001)
-    count = 560_000
-    assert reference.last_sure_window(count, slide) > reference.T0_MS
-    assert reference.windows(count, size, slide) == by_hand(count, size, slide)
-
-
 @pytest.mark.parametrize(
     ("asked", "interval"),
     [(msgspec.UNSET, 5000), (1000, 1000), (None, None)],
@@ -130,22 +101,3 @@ def test_the_reference_is_what_counting_row_by_row_gives(size, slide, monkeypatc
 )
 def test_a_workloads_own_interval_gives_way_to_the_one_asked_for(asked, interval):
     assert BenchOptions(checkpoint_interval_ms=asked).with_interval(5000).interval_ms == interval
-
-
-def test_an_interrupted_bench_leaves_no_process_behind(tmp_path, monkeypatch):
-    (tmp_path / "sleeps.py").write_text(
-        "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(measure, "_CHILD", "sleeps")
-    monkeypatch.setattr(measure, "become_reaper", lambda: None)
-    meters = []
-    monkeypatch.setattr(measure, "TreeMeter", lambda pid: meters.append(pid) or TreeMeter(pid))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' shell has made of it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            measure.run_child("of:nothing", BenchOptions(), tmp_path)
-    finally:
-        signal.signal(signal.SIGINT, before)
-    with pytest.raises(ProcessLookupError):
-        os.kill(meters[0], 0)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-
 import msgspec
 import pytest
 
 from penstock.checkpoint import job_lease, job_records
-from penstock.checkpoint.job_lease import JobLease, LeaseHolder, LeaseRecord, this_process
+from penstock.checkpoint.job_lease import JobLease, LeaseHolder, LeaseRecord
 from penstock.checkpoint.job_records import JobRecord, LeaderRecord
 from penstock.core.errors import JobIdentityError, LeadershipLostError, StorageError
 from penstock.core.rand import SeededRand
@@ -62,16 +58,6 @@ def test_a_deleted_lease_file_does_not_bring_old_generations_back(lease_of, stor
 
     ManifestLog(store, 41, clock, SeededRand(1)).seal(manifest_of("seal"))
     assert lease_of("one").acquire("j").generation == 42
-
-
-def test_a_dead_process_of_this_machine_holds_nothing(store, clock):
-    dead = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, check=True)
-    machine = this_process("x").machine
-    JobLease(store, holder("one", pid=int(dead.stdout), machine=machine), clock).acquire("j")
-    taken = JobLease(store, holder("two", pid=os.getpid(), machine=machine), clock)
-    assert taken.acquire("j").generation == 2
-    with pytest.raises(JobIdentityError):
-        JobLease(store, holder("three", pid=1, machine=machine), clock).acquire("j")
 
 
 def test_a_renewal_whose_answer_was_lost_is_no_loss(memory, clock):

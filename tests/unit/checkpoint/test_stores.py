@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from penstock.checkpoint.local_store import LocalStore
-from penstock.checkpoint.s3_store import S3Store
 from penstock.checkpoint.stores import checksum_of, join_uri, open_job_store, open_store, read_file, same_place
 from penstock.core.errors import SnapshotDamagedError, StorageError, UsageError
 from penstock.core.snapshot import FileRef
@@ -143,33 +142,3 @@ def test_reading_parts_of_files_verified(store, tmp_path):
     ):
         with pytest.raises(SnapshotDamagedError, match=what):
             read_file(store, damaged)
-
-
-def test_an_unreachable_s3_is_one_clear_error_with_the_way_out(monkeypatch):
-    monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setattr("penstock.checkpoint.s3_store._RETRIES", 0)
-    with pytest.raises(StorageError, match=r"s3://bucket/x at http://127\.0\.0\.1:1.*PENSTOCK_S3_ENDPOINT"):
-        S3Store("s3://bucket").read("x")
-
-
-@pytest.mark.servers
-def test_the_same_on_a_real_minio(minio_server, bucket, monkeypatch):
-    monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", minio_server.url)
-    monkeypatch.setenv("PENSTOCK_S3_ACCESS_KEY", minio_server.access_key)
-    monkeypatch.setenv("PENSTOCK_S3_SECRET_KEY", minio_server.secret_key)
-    store = S3Store(f"s3://{bucket}/some/prefix")
-    for check in (
-        test_whole_objects_and_parts,
-        test_listing_is_sorted_and_by_prefix,
-        test_put_if_absent_has_one_winner,
-        test_compare_and_set_loses_no_update,
-    ):
-        check(store)
-    with pytest.raises(FileNotFoundError):
-        store.read("nothing/here")
-    assert not store.put_if_match("nothing/here", b"x", "etag")
-    with pytest.raises(StorageError, match="create the bucket first"):
-        S3Store("s3://no-such-bucket-here").put_if_absent("x", b"")
-    monkeypatch.setenv("PENSTOCK_S3_SECRET_KEY", "wrong-secret")
-    with pytest.raises(StorageError, match="PENSTOCK_S3_SECRET_KEY"):
-        store.list("")

@@ -1,7 +1,5 @@
 """The entry point: bad usage, errors of a user and interruptions become one line and an exit code."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -39,26 +37,3 @@ def test_ctrl_c_says_so_and_ends_with_130(monkeypatch, capsys):
     monkeypatch.setattr("penstock.cli.jobs.connect", interrupted)
     assert run("list", monkeypatch=monkeypatch) == 130
     assert capsys.readouterr().err.count("penstock: interrupted") == 1
-
-
-@pytest.mark.parametrize("modules", ["penstock.cli.processes, penstock.taskmanager.main", "penstock.rest.server"])
-def test_control_processes_load_nothing_of_the_data_path(modules):
-    script = f"import penstock.cli.main, {modules}, sys; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
-    loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert not loaded & {"pyarrow", "polars", "numba", "numpy", "confluent_kafka", "httpx"}
-
-
-@pytest.mark.parametrize(("module", "code"), [("penstock.cli.main", 2), ("penstock.cli.serve", 1)])
-def test_a_starter_that_stands_behind_another_process_is_told(tmp_path, module, code):
-    wrapper = tmp_path / "python"
-    wrapper.write_text(f'#!/bin/sh\n{sys.executable} "$@"\nexit $?\n')
-    wrapper.chmod(0o755)
-    environment = {**os.environ, "PENSTOCK_DIE_WITH_PARENT": str(os.getpid())}
-    done = subprocess.run(
-        [str(wrapper), "-m", module, "jobmanager", "--host", "nowhere"], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == code
-    assert done.stderr.startswith("penstock: ")
-    assert "has to `exec` it" in done.stderr
-    assert done.stderr.count("\n") == 1

@@ -10,7 +10,7 @@ from penstock.cli.cluster import start
 from penstock.cli.run import run
 from penstock.cli.spark import spark_options, taskmanager_bounds
 from penstock.client.sizing import Bounds
-from penstock.client.spark_taskmanagers import _host_towards, _number_of, order_for
+from penstock.client.spark_taskmanagers import _number_of, order_for
 from penstock.core.errors import UsageError
 
 FILES = ("ca.pem", "cluster.pem", "cluster.key")
@@ -118,7 +118,3 @@ def test_the_number_in_an_id():
     (taskmanager,) = (a for a in order_for("h:1", 1, "", "", insecure=False)._arguments(17, "h", Path()) if "-17-" in a)
     assert _number_of(taskmanager) == 17
     assert [_number_of(other) for other in ("tm-1", "spark-x-1", "spark", "")] == [-1] * 4
-
-
-def test_a_machine_is_reached_where_it_goes_out_to_the_jobmanager():
-    assert _host_towards("127.0.0.1:6123") == "127.0.0.1"

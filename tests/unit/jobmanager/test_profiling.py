@@ -47,7 +47,8 @@ class Cluster:
     async def look(self, of=None, summary=SUMMARY):
         detail = JobDetail(summary=summary, vertices=(), edges=(), settings=JobSettings(), timestamps={})
         found = self.profiler.look(detail, of or vertex())
-        await asyncio.sleep(0.1 if self.silent else 0.01)
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            await asyncio.wait(others)
         return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from types import SimpleNamespace
 
@@ -11,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.config.settings import JobSettings
-from penstock.core.clock import ManualClock, SystemClock
+from penstock.core.clock import ManualClock
 from penstock.core.elements import Batch, EndOfInput
 from penstock.core.schema import schema_to_text
 from penstock.graph.deployment import (
@@ -24,8 +23,6 @@ from penstock.graph.deployment import (
     TaskDeployment,
 )
 from penstock.graph.job_graph import Forward
-from penstock.network.connection import WorkerNetwork
-from penstock.network.greeting import Trust
 from penstock.network.memory import MemoryNetwork, MemoryTransport
 from penstock.network.partitioner import SplitKernels
 
@@ -168,27 +165,3 @@ def net():
         keys_of=keys_of,
         ended=ended,
     )
-
-
-@pytest.fixture(params=["unix", "tcp"])
-def listen(request, tmp_path):
-    return f"unix:{tmp_path}" if request.param == "unix" else "tcp:127.0.0.1:0"
-
-
-@pytest.fixture
-def planes(listen):
-    with contextlib.ExitStack() as stack:
-        found = {}
-        for worker in "ab":
-            lost = []
-            plane = WorkerNetwork(
-                worker,
-                listen,
-                SystemClock(),
-                on_connection_lost=lambda p, r, lost=lost: lost.append((p, r)),
-                trust=Trust(KEY),
-            )
-            plane.lost = lost
-            stack.callback(plane.close)
-            found[worker] = plane
-        yield found

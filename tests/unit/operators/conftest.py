@@ -9,6 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 from penstock.api.data_stream import Flow
 from penstock.api.keyed_stream import KeyedStream
@@ -92,6 +93,7 @@ class Bench:
             "run_async": lambda work, done: self.jobs.append((work, done)),
             "report_published": self.reported.append,
             "read_file": lambda file: self.files[file.path],
+            "limits": sizes(),
         }
         return OperatorContext(**(values | changes))
 
@@ -130,6 +132,7 @@ class ProcessBench:
                     directory=world.folder / str(len(world.stores)),
                     writer=f"run/v/0/{len(world.stores)}",
                     budget=MemoryBudget(options.get("memory", 1 << 30)),
+                    limits=sizes(),
                 )
             )
         )

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 import penstock as ps
 from penstock.api.connected_streams import _BROADCAST, compile_two_input
@@ -71,6 +72,7 @@ def opened(bench, tmp_path):
             directory=tmp_path,
             writer="run/v/0/1",
             budget=MemoryBudget(1 << 30),
+            limits=sizes(),
         )
     )
     spec = SimpleNamespace(

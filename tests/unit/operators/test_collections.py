@@ -13,6 +13,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.sizes import given
 
 import penstock as ps
 from penstock.core.errors import PenstockError, StateMismatchError, UsageError
@@ -254,7 +255,7 @@ class Filling(ps.KeyedProcessFunction):
 
 
 def test_state_that_outgrows_the_managed_memory_fails_and_says_so(world, monkeypatch):
-    monkeypatch.setattr("penstock.state.entry_table._MEASURE_BYTES", 10_000)
+    given(monkeypatch, measured_bytes=10_000)
     op = world.open(Filling(), memory=1_500_000)
     for turn in range(200):
         op.rows(*((0, 100 * turn + n, 1) for n in range(100)))

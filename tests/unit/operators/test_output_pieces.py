@@ -1,10 +1,8 @@
 """Output in pieces: in order, so many rows at a time, and nothing begun before its turn."""
 
 import pyarrow as pa
-import pytest
 
 from penstock.core.elements import Batch, Watermark, WatermarkStatus
-from penstock.operators import output_pieces
 from penstock.operators.output_pieces import OutputPieces
 
 
@@ -23,13 +21,8 @@ def rows(count):
     return Batch(pa.record_batch({"x": pa.array([0] * count)}))
 
 
-@pytest.fixture(autouse=True)
-def ten(monkeypatch):
-    monkeypatch.setattr(output_pieces, "PIECE_ROWS", 10)
-
-
 def test_so_many_rows_come_at_a_time_and_what_follows_them_after_the_last():
-    pieces, out = OutputPieces(), Out()
+    pieces, out = OutputPieces(10), Out()
     pieces.begin(iter([rows(4), rows(5), rows(6), rows(3), Watermark(7), rows(2), WatermarkStatus(idle=True)]), out)
     assert out == [4, 5, 6]
     assert pieces.held
@@ -40,7 +33,7 @@ def test_so_many_rows_come_at_a_time_and_what_follows_them_after_the_last():
 
 
 def test_work_begins_when_the_work_before_it_is_done():
-    pieces, out, begun = OutputPieces(), Out(), []
+    pieces, out, begun = OutputPieces(10), Out(), []
 
     def second():
         begun.append(True)
@@ -56,7 +49,7 @@ def test_work_begins_when_the_work_before_it_is_done():
 
 
 def test_work_that_gives_nothing_is_done_at_once():
-    pieces, out = OutputPieces(), Out()
+    pieces, out = OutputPieces(10), Out()
     pieces.begin(iter(()), out)
     assert not pieces.held
     assert out == []

@@ -8,6 +8,7 @@ from typing import Annotated, NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.sizes import given
 
 import penstock as ps
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
@@ -204,7 +205,7 @@ def test_a_change_of_parallelism_hands_keys_over(world):
 
 
 def test_dead_keys_are_dropped_and_living_ones_keep_what_they_have(world, monkeypatch):
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 100)
+    given(monkeypatch, dead_keys=100)
     op = world.open(Counting())
     for first in range(0, 5000, 50):
         op.rows(*((k, 0, k // 10) for k in range(first, first + 50)), (-7, 0, 10_000))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import pytest
+from tests.support.sizes import given
 
 import penstock as ps
 from penstock.core.elements import MAX_TIMESTAMP, BarrierKind
@@ -93,7 +94,7 @@ class Endless(ps.KeyedProcessFunction):
 
 
 def test_timers_without_end_are_an_error_at_the_end_of_input(world, monkeypatch):
-    monkeypatch.setattr("penstock.operators.process._MOST_AT_END", -900)
+    given(monkeypatch, timers_at_end=-900)
     op = world.open(Endless())
     op.rows((1, 0, 1))
     op.watermark(10)

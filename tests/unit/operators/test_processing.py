@@ -5,6 +5,7 @@ import datetime as dt
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
@@ -48,6 +49,7 @@ def make(bench, tmp_path):
             directory=tmp_path / str(len(stores)),
             writer=f"run/v/{len(stores)}/0",
             budget=MemoryBudget(1 << 30),
+            limits=sizes(),
         )
         stores.append(open_keyed_state(request))
         operator = create_operator("processing_window")

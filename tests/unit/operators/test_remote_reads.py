@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from tests.property.process_job import PlainStore
 from tests.property.small_pieces import part, small_pieces
+from tests.support.sizes import sized, sizes
 
 import penstock as ps
 from penstock.config.settings import JobSettings
@@ -72,6 +73,7 @@ class Job:
                 directory=self.folder / str(self.attempt),
                 writer=f"run/v/0/{self.attempt}",
                 budget=MemoryBudget(1 << 30),
+                limits=sizes(),
             )
         )
         functions = (ps.trigger.event_time(), None, count, None)
@@ -85,6 +87,7 @@ class Job:
                 metrics=OperatorMetrics(),
                 input_schemas=(ROWS,),
                 keyed_state=store,
+                limits=sizes(),
                 restored=self.saved[1],
                 clock=ManualClock(),
             )
@@ -200,7 +203,6 @@ def test_of_a_batch_of_all_keys_of_a_table_a_region_is_on_the_local_disk_at_a_ti
     job.open("remote")
     job.rows(keys, due)
     job.save()
-    monkeypatch.setattr(remote, "_FEW_ROWS", KEYS)  # of all of them at once
     installed, most = remote.RemoteRows._install, {}
     for local_bytes in (1 << 50, 1):
         sizes = []
@@ -210,7 +212,8 @@ def test_of_a_batch_of_all_keys_of_a_table_a_region_is_on_the_local_disk_at_a_ti
             sizes.append(rows.disk_bytes)
 
         monkeypatch.setattr(remote.RemoteRows, "_install", measured)
-        job.open("remote", local_bytes)
+        with sized(few_rows=KEYS):  # of all of them at once
+            job.open("remote", local_bytes)
         out = job.rows(keys, due)
         most[local_bytes] = max(sizes)
         out += job.watermark(10 * KEYS)  # a window fetches what it fires

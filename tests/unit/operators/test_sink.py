@@ -8,6 +8,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from tests.property.pools import pooled
+from tests.support.sizes import given
 
 from penstock.config.settings import JobSettings
 from penstock.connector.sink import CommitOutcome, SinkSpec
@@ -18,7 +19,6 @@ from penstock.core.permits import CommitPermit
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators import sink as sink_module
 from penstock.operators.columns import ColumnError, with_ts
 from penstock.operators.sink import SinkOperator, SinkOverflowError
 
@@ -253,7 +253,7 @@ def test_bytes_of_the_running_epoch_count_too(bench, outside):
 
 def test_rows_in_memory_are_bounded_below_what_a_worker_is_killed_for(bench, outside, monkeypatch):
     """Until they are written with a checkpoint they are nowhere else; written ones count as pending only."""
-    monkeypatch.setattr(sink_module, "HELD_BYTES", 20)
+    given(monkeypatch, held_output_bytes=20)
     operator = opened(bench)
     feed(operator, 1, 2, 3)
     assert not operator.available

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import pyarrow.parquet as pq
 import pytest
+from tests.support.sizes import given
 
 import penstock as ps
 from penstock.core.errors import StateMismatchError
@@ -160,8 +161,7 @@ def live_rows(op, checkpoint):
 
 
 def test_rows_of_other_keys_clean_up_behind_them(world, monkeypatch):
-    monkeypatch.setattr("penstock.state.row_state._SWEEP", 200)
-    monkeypatch.setattr("penstock.state.row_state._DEAD_KEYS", 1)
+    given(monkeypatch, sweep_keys=200, dead_keys=1)
     op = world.open(Plain())
     for first in range(0, 100, 50):
         Plain.steps = [put]
@@ -197,8 +197,7 @@ def test_a_restore_leaves_out_what_has_expired_for_good(world):
 
 
 def test_merging_leaves_out_what_has_expired(world, monkeypatch):
-    monkeypatch.setattr("penstock.state.segment_log.SEGMENTS_PER_TIER", 3)
-    monkeypatch.setattr("penstock.state.row_table.SWEEP_AT_FREEZE", 0)
+    given(monkeypatch, segments_per_tier=3, freeze_sweep_keys=0)
     op = world.open(Plain())
     for key in range(3):
         run(op, lambda s: s.value.update(1), key=key)

@@ -1,11 +1,11 @@
 """Running aggregates, windows and sessions over texts of more than managed memory: right, counted, within it."""
 
-import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
@@ -76,6 +76,7 @@ class Job:
                 spec=SimpleNamespace(uid="w", config=config),
                 hash_range=ALL_HASHES,
                 keyed_state=self.store,
+                limits=sizes(),
                 restored=saved[1],
                 metrics=OperatorMetrics(),
                 clock=ManualClock(),
@@ -207,17 +208,3 @@ def let_no_key_leave(monkeypatch):
 
 def refuse(*_):
     raise AssertionError("a key left memory")
-
-
-def test_little_memory_is_taken_that_is_not_counted(tmp_path, kind):
-    """What is moved, written and encoded comes on top: some megabytes, here."""
-    for name, keys in (("before", KEYS), ("then", 4 * KEYS)):  # the first time code is loaded
-        job = Job(tmp_path / name, kind)
-        tracemalloc.start()
-        for first in range(0, keys, SIZE):
-            job.give(np.arange(first, first + SIZE), 0, SimpleNamespace(batch=lambda _: None))
-        _, most = tracemalloc.get_traced_memory()
-        tracemalloc.stop()
-        job.store.close()
-    assert job.budget.peak_bytes > LIMIT // 2, "it was not full"
-    assert most < 4 * LIMIT < 4 * KEYS * len(AGGREGATES) * len(text(0, 0))

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
@@ -58,6 +59,7 @@ def make(tmp_path):
                 directory=tmp_path / str(len(stores)),
                 writer="run/v/0/0",
                 budget=MemoryBudget(1 << 30),
+                limits=sizes(),
             )
         )
         stores.append(store)
@@ -68,6 +70,7 @@ def make(tmp_path):
             metrics=OperatorMetrics(),
             input_schemas=(schema,),
             keyed_state=store,
+            limits=sizes(),
             restored=restored,
         )
         operator.open(context)

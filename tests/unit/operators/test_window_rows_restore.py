@@ -6,6 +6,7 @@ import cloudpickle
 import msgspec
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 from tests.unit.graph.test_state_check import job, snapshot
 
 import penstock as ps
@@ -83,6 +84,7 @@ class Attempt:
                 directory=folder,
                 writer="w",
                 budget=MemoryBudget(1 << 30),
+                limits=sizes(),
             )
         )
         self.operator, self.clock = create_operator("window_rows"), clock
@@ -93,6 +95,7 @@ class Attempt:
                 metrics=OperatorMetrics(),
                 input_schemas=(self.schema,),
                 keyed_state=self.store,
+                limits=sizes(),
                 restored=saved[1],
                 clock=clock,
             )

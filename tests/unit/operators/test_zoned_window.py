@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.depth import examples
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Batch, Watermark
@@ -127,6 +128,7 @@ def started(tmp_path, bench, out):
             directory=tmp_path,
             writer="w",
             budget=MemoryBudget(1 << 30),
+            limits=sizes(),
         )
         operator = create_operator("zoned_window")
         operator.open(bench.context(spec, SCHEMA, keyed_state=open_keyed_state(request)))

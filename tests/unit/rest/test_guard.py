@@ -27,13 +27,22 @@ class Application:
         await send({"type": "http.response.body", "body": b"done"})
 
 
+async def pause(seconds):
+    """Let the time of the event loop go on by so much; what is due then happens at once."""
+    loop = asyncio.get_running_loop()
+    later = loop.time() + seconds
+    loop.time = lambda: later
+    for _ in range(3):
+        await asyncio.sleep(0)
+
+
 async def ask(parts, *, token="t" * 32, method="POST", path="/v1/penstock/submit", headers=(), times=TIMES):
     """Send pieces (a number: wait so long); return status, answer, what the application saw, the log."""
     parts, sent, log, application = list(parts), [], [], Application()
 
     async def receive():
         if parts and isinstance(parts[0], float):
-            await asyncio.sleep(parts.pop(0))
+            await pause(parts.pop(0))
         if not parts:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": parts.pop(0), "more_body": bool(parts)}

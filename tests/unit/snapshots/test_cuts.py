@@ -14,7 +14,8 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
 from penstock.graph.restore_plan import clip_keyed
 from penstock.snapshots.cuts import Loads, loads_of, measured_loads, ranges_by_size, shared_ranges
 from penstock.state.accumulators import KEY_HASH, NAMESPACE
-from penstock.state.segments import ROW_GROUP, SegmentWriter
+from penstock.state.limits import PRODUCTION
+from penstock.state.segments import SegmentWriter
 
 HASHES = st.integers(HASH_MIN, HASH_MAX)
 
@@ -105,10 +106,10 @@ def test_of_a_file_that_two_have_each_has_a_part():
 
 def test_files_of_several_row_groups_say_where_their_bytes_are():
     """Most of the bytes of this file are of few keys."""
-    rows = 3 * ROW_GROUP
+    rows = 3 * PRODUCTION.group_rows
     hashes = np.sort(np.random.default_rng(1).integers(HASH_MIN, HASH_MAX, rows))
     schema = pa.schema([(KEY_HASH, pa.int64()), (NAMESPACE, pa.int64()), ("text", pa.string()), ("__seq", pa.int64())])
-    texts = [random_text(i) if i < ROW_GROUP else "x" for i in range(rows)]
+    texts = [random_text(i) if i < PRODUCTION.group_rows else "x" for i in range(rows)]
     columns = [pa.array(hashes), pa.array(np.zeros(rows, np.int64)), pa.array(texts), pa.array(range(rows))]
     writer = SegmentWriter(schema, 1)
     writer.add(pa.table(columns, schema=schema))
@@ -126,7 +127,7 @@ def test_files_of_several_row_groups_say_where_their_bytes_are():
 
     loads = measured_loads([held], read)
     assert asked == [made.footer_length], "nothing but the footer is read"
-    first = HashRange(HASH_MIN, int(hashes[ROW_GROUP - 1]))
+    first = HashRange(HASH_MIN, int(hashes[PRODUCTION.group_rows - 1]))
     assert loads.within(first) > 0.5 * loads.within(ALL_HASHES) > loads_of([held]).within(first)
 
 

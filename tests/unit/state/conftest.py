@@ -3,6 +3,7 @@
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
@@ -37,6 +38,7 @@ class Harness:
                 directory=self.directory / str(len(self.stores)),
                 writer=f"run/v/0/{len(self.stores)}",
                 budget=MemoryBudget(memory),
+                limits=sizes(),
             )
         )
         self.stores.append(store)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.sizes import given, sizes
 
 from penstock.core.errors import StorageError
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
@@ -29,7 +30,7 @@ class Table:
 
     def __init__(self, folder, owned=ALL_HASHES):
         self.index = KeyIndex(KEYS)
-        self.rows = FileRows(SPEC, owned, folder, self.memory)
+        self.rows = FileRows(SPEC, owned, folder, self.memory, sizes())
 
     def slots(self, keys, hashes=None):
         batch = pa.RecordBatch.from_arrays(
@@ -75,10 +76,10 @@ def table(tmp_path):
 
 
 @pytest.mark.parametrize("sparse", [1, 160, 1 << 40])
-def test_rows_come_back_and_newer_ones_replace_older(table, monkeypatch, sparse):
+def test_rows_come_back_and_newer_ones_replace_older(tmp_path, monkeypatch, sparse):
     """`sparse` 1: one by one in their places; large: stretch by stretch; else both, as it comes."""
-    monkeypatch.setattr(module, "_SPARSE", sparse)
-    monkeypatch.setattr(module, "_STRETCH", 4096)
+    given(monkeypatch, sparse_bytes=sparse, stretch_bytes=4096)
+    table = Table(tmp_path)
     keys = [(a if a % 7 else None, b if b % 3 else None) for a in range(150) for b in range(150)]
     slots = np.unique(table.slots(keys))
     expected = {}
@@ -93,11 +94,11 @@ def test_rows_come_back_and_newer_ones_replace_older(table, monkeypatch, sparse)
     low, high = HashRange(HASH_MIN, -5), HashRange(-4, HASH_MAX)
     assert table.scan(low) | table.scan(high) == expected
     assert table.index.count == slots.max() + 1
+    table.rows.close()
 
 
 def test_patches_that_lie_far_apart_are_written_stretch_by_stretch(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_STRETCH", 4096)
-    monkeypatch.setattr(module, "_SPARSE", 400)
+    given(monkeypatch, sparse_bytes=400, stretch_bytes=4096)
     monkeypatch.setattr(Table, "memory", 0)
     table = Table(tmp_path)
     table.rows.expect(200_000)
@@ -128,7 +129,7 @@ def test_keys_of_one_hash_are_told_apart(table):
 
 @pytest.mark.parametrize("sparse", [1, 1 << 40])
 def test_many_keys_at_the_end_of_the_range_make_the_file_grow(tmp_path, monkeypatch, sparse):
-    monkeypatch.setattr(module, "_SPARSE", sparse)
+    given(monkeypatch, sparse_bytes=sparse)
     owned = HashRange(0, 1_000_000)
     table = Table(tmp_path, owned)
     slots = table.slots([(n, 0) for n in range(3000)], [1_000_000 - n // 100 for n in range(3000)])
@@ -140,7 +141,7 @@ def test_many_keys_at_the_end_of_the_range_make_the_file_grow(tmp_path, monkeypa
 
 @pytest.mark.parametrize("sparse", [1, 1 << 40])
 def test_keys_that_stand_far_behind_their_home_are_found(tmp_path, monkeypatch, sparse):
-    monkeypatch.setattr(module, "_SPARSE", sparse)
+    given(monkeypatch, sparse_bytes=sparse)
     table = Table(tmp_path, HashRange(0, 1_000_000))
     slots = table.slots([(n, 0) for n in range(2600)], [500_000] * 2500 + [500_000 + 100 * n for n in range(100)])
     table.put(slots[::2], slots[::2])
@@ -152,7 +153,7 @@ def test_keys_that_stand_far_behind_their_home_are_found(tmp_path, monkeypatch, 
 
 def test_a_disk_that_refuses_is_an_error_that_names_the_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(Table, "memory", 0)
-    monkeypatch.setattr(module, "_SPARSE", 1)
+    given(monkeypatch, sparse_bytes=1)
     table = Table(tmp_path)
     slots = table.slots([(n, 0) for n in range(10)])
     table.put(slots, slots)

@@ -7,6 +7,7 @@ import pytest
 from penstock.core.keygroup import ALL_HASHES
 from penstock.state.accumulators import DELETED
 from penstock.state.entry_log import EntryLog
+from penstock.state.limits import StateLimits
 from penstock.state.row_spec import ENTRY, RowSpec
 from penstock.state.segment_log import SegmentLog
 
@@ -53,7 +54,7 @@ def test_one_entry_that_grows_does_not_fill_the_log(log):
 
 
 def test_a_large_log_is_not_reduced_with_every_batch(saved, monkeypatch):
-    monkeypatch.setattr("penstock.state.entry_log._LARGE", 1000)
+    saved.limits = StateLimits(large_changes_bytes=1000)
     log = EntryLog(SPEC, saved)
     reductions, reduce = [], log._reduce
     monkeypatch.setattr(log, "_reduce", lambda: (reductions.append(1), reduce()))
@@ -63,8 +64,8 @@ def test_a_large_log_is_not_reduced_with_every_batch(saved, monkeypatch):
     assert [entry for entry, _ in held(log)] == list(range(4096))
 
 
-def test_entries_that_come_and_go_leave_nothing_where_nothing_is_saved(saved, monkeypatch):
-    monkeypatch.setattr("penstock.state.entry_log._MANY", 100)
+def test_entries_that_come_and_go_leave_nothing_where_nothing_is_saved(saved):
+    saved.limits = StateLimits(many_changes=100)
     log = EntryLog(SPEC, saved)
     put(log, [-1], b"stays")
     for first in range(0, 5000, 50):

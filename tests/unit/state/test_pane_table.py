@@ -4,11 +4,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.sizes import given
 
 from penstock.core.errors import PenstockError
 from penstock.kernels.columns import FixedColumn
 from penstock.kernels.pages import PAGE_ROWS
-from penstock.state import frozen as frozen_module
 from penstock.state import pane_table as module
 
 
@@ -86,7 +86,7 @@ def test_the_file_is_the_same_in_however_many_pieces_it_is_made(state, monkeypat
     """Rows of several copies, which are put in order together."""
     encoded = []
     for rows in (100, 1 << 20):
-        monkeypatch.setattr(frozen_module, "_PIECE_ROWS", rows)
+        given(monkeypatch, encoded_rows=rows)
         store = state.open()
         table = store.pane_table("panes", state.spec)
         keys = list(range(3 * PAGE_ROWS))
@@ -146,10 +146,9 @@ def test_rows_of_an_aborted_checkpoint_whose_pages_were_never_asked_for(state):
 
 
 def test_dead_keys_are_forgotten_and_frozen_ones_are_not(state, monkeypatch):
-    monkeypatch.setattr(module, "_DEAD_KEYS", 100)
+    given(monkeypatch, dead_keys=100)
     store = state.open()
     table = store.pane_table("panes", state.spec)
-    table._check_dead_at = 100
     state.update(table, range(500), [0] * 500)
     (frozen,) = store.freeze()
     state.update(table, [7, 1000], [10, 10], [3, 4])

@@ -3,13 +3,14 @@
 import pyarrow as pa
 import pytest
 from tests.property.small_pieces import part, small_pieces
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.budget import MemoryBudget
-from penstock.state.segment_log import SEGMENTS_PER_TIER
+from penstock.state.limits import PRODUCTION
 from penstock.state.store import KeyedStateRequest, open_keyed_state
 
 SPEC = PaneTableSpec(
@@ -40,6 +41,7 @@ class Job:
                 directory=self.state.directory / backend,
                 writer=f"run/v/0/{backend}",
                 budget=MemoryBudget(64 << 20 if backend == "hashmap" else 50_000),
+                limits=sizes(),
             )
         )
         self.state.stores.append(self.store)
@@ -90,9 +92,9 @@ def test_a_reader_of_an_older_checkpoint_finds_all_it_names_while_newer_ones_com
         job.open("remote")
         expected = dict.fromkeys(KEYS, 1)
         merged = 0
-        for number in range(3 * SEGMENTS_PER_TIER):
+        for number in range(3 * PRODUCTION.segments_per_tier):
             late = job.store.prefetch()  # begun before files are merged and deleted
-            keys = KEYS[number :: 3 * SEGMENTS_PER_TIER]
+            keys = KEYS[number :: 3 * PRODUCTION.segments_per_tier]
             job.add(keys)
             expected |= {key: expected[key] + 1 for key in keys}
             merged += job.merge()

@@ -4,6 +4,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from tests.property.small_pieces import part
+from tests.support.sizes import sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
@@ -39,6 +40,7 @@ class Side:
                 directory=self.folder / str(self.attempt),
                 writer=f"run/v/0/{self.attempt}",
                 budget=MemoryBudget(4 << 20),
+                limits=sizes(),
             )
         )
         self.rows = self.store.row_state(KEY, leaves=True)

@@ -14,7 +14,7 @@ from tests.property.process_job import PlainStore
 
 from penstock.config.settings import JobSettings
 from penstock.core.errors import UsageError
-from penstock.core.keygroup import ALL_HASHES, hash_range_of
+from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.columns import key_columns
@@ -23,6 +23,7 @@ from penstock.state.budget import MemoryBudget
 from penstock.state.cold_records import ColdHome, ColdRecords
 from penstock.state.cold_timers import ColdTimers
 from penstock.state.key_index import KeyIndex
+from penstock.state.limits import StateLimits
 from penstock.state.packed_rows import RowPacker
 from penstock.state.row_eviction import Recency
 from penstock.state.store import KeyedStateRequest, open_keyed_state
@@ -156,8 +157,15 @@ def test_those_touched_last_stay():
     assert np.flatnonzero(recency.staying(12)).tolist() == [3, 4, 11]
     recency.moved(np.array([3, 4, 11], np.int32))
     assert np.flatnonzero(recency.staying(3)).tolist() == []
-    assert recency.full(501)
-    assert not recency.full(500)
+    assert recency.full(501, 3)
+    assert not recency.full(500, 3)
+
+
+def test_keys_may_be_too_many_whatever_they_take():
+    recency = Recency(MemoryBudget(1 << 30), "me", StateLimits(hot_keys=3, incoming_keys=2))
+    assert recency.full(0, 4)
+    assert not recency.full(0, 3)
+    assert recency.at_once(100) == 2
 
 
 class World:
@@ -211,37 +219,6 @@ def values(table, slots):
     found = table.rows_of(slots)
     given = table.values(np.maximum(found, 0))[0] if (found >= 0).any() else [None] * len(found)
     return [n if row >= 0 else None for n, row in zip(given, found.tolist(), strict=True)]
-
-
-def test_state_of_twenty_times_its_memory_stays_within_it(tmp_path):
-    """Every key is written twice, half of them cleared; all is restored in two parts, each too large as well."""
-    world, keys, size = World(tmp_path, 1 << 20), 200_000, 4000
-    store, rows, table = world.open()
-    order = np.random.default_rng(1).permutation(keys)
-    for turn in (1, 2):
-        for first in range(0, keys, size):
-            add(rows, table, pa.array(order[first : first + size]), turn)
-            assert world.budget.used_bytes <= world.limit
-    for first in range(0, keys // 2, size):
-        batch = pa.record_batch({"k": pa.array(np.arange(first, first + size))})
-        table.clear(rows.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy())
-        rows.settle()
-    snapshots = world.save(store)
-    held = sum(len(data) for data in world.files.values())
-    store.close()
-    assert held > 4 * world.limit  # packed and compressed; in memory a key takes more than 100 bytes
-    for part in range(2):
-        store, rows, table = world.open(snapshots, owned := hash_range_of(part, 2, 64))
-        assert world.budget.peak_bytes <= world.limit
-        for first in range(0, keys, size):
-            batch = pa.record_batch({"k": pa.array(np.arange(first, first + size))})
-            hashes = hash_columns(batch, ("k",))
-            slots = rows.upsert(key_columns(batch, ("k",)), hashes).copy()
-            mine = (hashes >= owned.low) & (hashes <= owned.high)
-            expected = [3 if here and first >= keys // 2 else None for here in mine.tolist()]
-            assert values(table, slots) == expected
-            rows.settle()
-        store.close()
 
 
 def test_what_comes_back_is_not_saved_again(tmp_path):
@@ -333,7 +310,7 @@ def test_timers_of_keys_that_left_are_found_in_order_among_those_in_memory(tmp_p
     assert times(7) == [20_000_000, 40_000_000, 60_000_000]
     assert [times(7, most) for most in (1, 2)] == [[20_000_000], [20_000_000, 40_000_000]]
     assert times(5000) == []
-    monkeypatch.setattr("penstock.state.cold_timers._MOST_LOOKED", 3000)
+    rows.cold.limits = StateLimits(searched_timers=3000)
     assert times(9, 1) == [20_000_000]
     with pytest.raises(UsageError, match=r"do not tell all of this key.*savepoint"):
         times(9)

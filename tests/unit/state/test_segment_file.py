@@ -5,13 +5,13 @@ import io
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.sizes import given, sizes
 
 from penstock.checkpoint.memory_store import MemoryStore
 from penstock.checkpoint.stores import checksum_of, read_file
 from penstock.core.errors import SnapshotDamagedError
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.snapshot import FileRef
-from penstock.state import segment_file, segments
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.frozen import segment_of
 from penstock.state.segment_file import SegmentFile
@@ -25,15 +25,14 @@ ROWS = 100
 
 @pytest.fixture
 def small(monkeypatch):
-    monkeypatch.setattr(segments, "ROW_GROUP", 10)
-    monkeypatch.setattr(segment_file, "WHOLE_BYTES", 0)
+    given(monkeypatch, group_rows=10, whole_file_bytes=0)
 
 
 class Stored:
     """A segment behind other bytes of an object, and what is read of it."""
 
     def __init__(self, path=None):
-        writer = SegmentWriter(SCHEMA, 1, path=path)
+        writer = SegmentWriter(SCHEMA, 1, path=path, limits=sizes())
         for first in (0, 40):
             rows = range(first, first + 40 if first == 0 else ROWS)
             columns = {"__key_hash": rows, "k": rows, "__namespace": [7] * len(rows), "__rows": rows, "total": rows}
@@ -52,7 +51,7 @@ class Stored:
         return read_file(self.store, file)
 
     def rows(self, within):
-        tables = SegmentFile(self.segment, self.read).tables(within)
+        tables = SegmentFile(self.segment, self.read, sizes()).tables(within)
         return [h for table in tables for h in table.column("total").to_pylist()]
 
 
@@ -71,7 +70,7 @@ def test_a_range_reads_the_footer_and_its_row_groups(small, tmp_path, mapped):
 
 def test_what_is_far_apart_is_not_read_in_one(small, monkeypatch):
     stored = Stored()
-    monkeypatch.setattr(segment_file, "RUN_BYTES", 1)
+    given(monkeypatch, run_bytes=1)
     assert stored.rows(HashRange(35, 52)) == list(range(35, 53))
     assert len(stored.asked) == 1 + 3
 

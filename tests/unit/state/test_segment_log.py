@@ -7,7 +7,8 @@ import pytest
 
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.snapshot import FileRef, Segment
-from penstock.state.segment_log import SEGMENTS_PER_TIER, TIERS, SegmentLog
+from penstock.state.limits import PRODUCTION
+from penstock.state.segment_log import TIERS, SegmentLog
 
 CHECKPOINTS = 3
 CONCURRENT = 2
@@ -214,19 +215,19 @@ def test_a_tombstone_hides_its_writers_range_alone():
 
 
 def test_only_committed_segments_are_compacted():
-    log = filled(SEGMENTS_PER_TIER)
+    log = filled(PRODUCTION.segments_per_tier)
     assert log.compaction() is None
     view = log.view()
     add(log)
     log.completed(view)
     inputs, tier = log.compaction()
-    assert [s.position for s in inputs] == list(range(1, SEGMENTS_PER_TIER + 1))
+    assert [s.position for s in inputs] == list(range(1, PRODUCTION.segments_per_tier + 1))
     assert tier == 1
     assert log.compaction() is None, "one at a time"
 
 
 def test_a_merged_segment_replaces_its_inputs_in_later_views_only():
-    log = filled(SEGMENTS_PER_TIER)
+    log = filled(PRODUCTION.segments_per_tier)
     view = log.view()
     log.completed(view)
     add(log)
@@ -234,11 +235,11 @@ def test_a_merged_segment_replaces_its_inputs_in_later_views_only():
     assert log.is_oldest(inputs)
     log.compacted(inputs, segment(inputs[-1].position, tier=tier))
     assert [(s.position, s.tier) for s in log.view().named()[0]] == [(8, 1), (9, 0)]
-    assert len(view.named()[0]) == SEGMENTS_PER_TIER
+    assert len(view.named()[0]) == PRODUCTION.segments_per_tier
 
 
 def test_a_compaction_that_was_given_up_is_offered_again():
-    log = filled(SEGMENTS_PER_TIER)
+    log = filled(PRODUCTION.segments_per_tier)
     log.completed(log.view())
     inputs, _ = log.compaction()
     log.compacted(inputs, None)
@@ -246,7 +247,7 @@ def test_a_compaction_that_was_given_up_is_offered_again():
 
 
 def test_a_tombstone_lives_on_while_a_compaction_may_bring_its_rows_back():
-    log = filled(SEGMENTS_PER_TIER, low=1, high=1)
+    log = filled(PRODUCTION.segments_per_tier, low=1, high=1)
     log.completed(log.view())
     inputs, _ = log.compaction()
     log.add_tombstone(ALL_HASHES, 0, 5)
@@ -270,10 +271,10 @@ def test_merging_takes_all_segments_of_one_position():
 
 def test_a_log_stays_short():
     log, most = SegmentLog(ALL_HASHES), 0
-    for _ in range(SEGMENTS_PER_TIER**TIERS // 4):
+    for _ in range(PRODUCTION.segments_per_tier**TIERS // 4):
         add(log)
         log.completed(log.view())
         while (work := log.compaction()) is not None:
             log.compacted(work[0], segment(work[0][-1].position, tier=work[1]))
         most = max(most, len(log.entries))
-    assert most <= SEGMENTS_PER_TIER * TIERS
+    assert most <= PRODUCTION.segments_per_tier * TIERS

@@ -8,6 +8,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.support.sizes import given, sizes
 
 from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_to_text
@@ -15,6 +16,7 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Tombstone
 from penstock.state import segments as module
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.frozen import segment_of
+from penstock.state.limits import StateLimits
 from penstock.state.segment_file import SegmentFile
 from penstock.state.segments import SegmentWriter, key_names, read_state
 
@@ -64,7 +66,7 @@ class Files:
         names = ["__key_hash", "user", "__namespace", "total"]
         return [
             tuple(row[n] for n in names)
-            for t in read_state(snapshot, self.read, within)
+            for t in read_state(snapshot, self.read, within, sizes())
             for row in t.select(names).to_pylist()
         ]
 
@@ -119,8 +121,7 @@ def test_clipped_segments_show_their_part():
 
 
 def test_row_groups_outside_the_range_are_not_read(monkeypatch):
-    monkeypatch.setattr(module, "ROW_GROUP", 10)
-    writer = SegmentWriter(SCHEMA, 1)
+    writer = SegmentWriter(SCHEMA, 1, limits=StateLimits(group_rows=10))
     writer.add(table([(h, "a", 0, h, False) for h in range(100)]))
     encoded = writer.finish()
     assert pq.ParquetFile(io.BytesIO(encoded.data)).num_row_groups == 10
@@ -134,7 +135,7 @@ def test_row_groups_outside_the_range_are_not_read(monkeypatch):
 
 
 def test_large_merges_go_hash_range_by_hash_range(monkeypatch):
-    monkeypatch.setattr(module, "_MERGE_ROWS", 30)
+    given(monkeypatch, merged_rows=30)
     files = Files()
     random = np.random.default_rng(1)
     hashes = sorted(random.integers(HASH_MIN, HASH_MAX, 100).tolist())
@@ -147,7 +148,7 @@ def test_large_merges_go_hash_range_by_hash_range(monkeypatch):
 
 @pytest.mark.parametrize("limit", [1, 1500, 6000])
 def test_wide_rows_are_merged_few_at_a_time(monkeypatch, limit):
-    monkeypatch.setattr(module, "_MERGE_BYTES", limit)
+    given(monkeypatch, merged_bytes=limit)
     merged, newest = [], module.newest_rows
     monkeypatch.setattr(module, "newest_rows", lambda t, *a, **k: merged.append(t) or newest(t, *a, **k))
     files = Files()

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.sizes import given, sizes
 
 from penstock.config.settings import JobSettings
 from penstock.core.errors import PenstockError, StorageError
@@ -39,6 +40,7 @@ def opened(folder, backend="rocksdb", snapshots=(), files=None):
             directory=folder,
             writer="w",
             budget=budget,
+            limits=sizes(),
         )
     )
     rows = store.row_state(KEY, leaves=True)
@@ -209,7 +211,7 @@ def test_files_become_fewer_without_what_was_cleaned_and_with_few_descriptors(tm
 
 
 def test_of_rows_of_one_key_and_time_the_last_stays_the_last_when_files_become_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.state.timed_files.LEAST_SPILLED", 0)
+    given(monkeypatch, spilled_bytes=0)
     store, rows, table, _ = opened(tmp_path)
     for number in range(12):
         added(rows, table, np.array([1, 2, 3]), np.array([7, number % 3, 9]), str(number))
@@ -236,8 +238,8 @@ def test_when_the_operator_is_closed_its_files_are_gone_whoever_knows_the_table(
 
 
 def test_fetched_files_that_are_large_together_stay_apart(tmp_path, monkeypatch):
-    monkeypatch.setattr("penstock.state.timed_files._MOST_HALVED", 64 << 10)
-    area, runs = SpillArea(tmp_path), []
+    given(monkeypatch, halved_bytes=64 << 10)
+    area, runs = SpillArea(tmp_path, limits=sizes()), []
     for number in range(100):
         run = Run.of(np.zeros(100, np.int32), np.arange(100) + number * 100, [pa.array(["x" * 50] * 100)])
         runs = timed_files.halved([*runs, timed_files.written(run, ONE, area, 0)], area, -1)

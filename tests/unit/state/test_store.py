@@ -9,7 +9,7 @@ from penstock.kernels.columns import fixed_column, key_columns
 from penstock.kernels.hashing import hash_columns
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.budget import MemoryBudget
-from penstock.state.segment_log import SEGMENTS_PER_TIER
+from penstock.state.limits import PRODUCTION
 
 
 def checkpoint(state, store, checkpoint_id):
@@ -52,15 +52,15 @@ def test_segments_restored_stay_in_the_log(state):
 def test_a_full_tier_is_merged(state):
     store = state.open()
     table = store.pane_table("panes", state.spec)
-    for n in range(1, SEGMENTS_PER_TIER + 1):
+    for n in range(1, PRODUCTION.segments_per_tier + 1):
         state.update(table, [0, n], [0, 0])
         assert store.compaction() is None
         last = checkpoint(state, store, n)
     job = store.compaction()
-    assert len(job.inputs) == SEGMENTS_PER_TIER
+    assert len(job.inputs) == PRODUCTION.segments_per_tier
     assert store.compaction() is None, "one at a time"
     encoded = job.run(lambda file: state.files[file.path])
-    assert (encoded.rows, encoded.tier) == (SEGMENTS_PER_TIER + 1, 1)
+    assert (encoded.rows, encoded.tier) == (PRODUCTION.segments_per_tier + 1, 1)
     store.compacted(job, state.write(encoded))
     merged = checkpoint(state, store, 99)
     assert [s.tier for s in merged.segments] == [1]
@@ -71,7 +71,7 @@ def test_a_full_tier_is_merged(state):
 def test_a_compaction_given_up_changes_nothing(state):
     store = state.open()
     table = store.pane_table("panes", state.spec)
-    for n in range(SEGMENTS_PER_TIER):
+    for n in range(PRODUCTION.segments_per_tier):
         state.update(table, [n], [0])
         checkpoint(state, store, n)
     job = store.compaction()

@@ -138,9 +138,9 @@ def test_an_error_is_told_to_everyone_of_the_group_and_the_next_group_goes_on(up
     assert [text for _, text in got] == ["no space", "no space", "None"]
 
 
-def test_a_queue_that_is_too_long_refuses(uploads, monkeypatch):
-    _, background, uploader = uploads
-    monkeypatch.setattr("penstock.task.uploader.QUEUE_BYTES", 3 * INLINE_STATE_BYTES)
+def test_a_queue_that_is_too_long_refuses(uploads):
+    store, background, _ = uploads
+    uploader = Uploader(store, "run/w", background, itertools.count(1).__next__, 3 * INLINE_STATE_BYTES)
     got = []
     for number in range(PARALLEL_PACKS + 4):
         uploader.write((large(number),), lambda refs, error: got.append(error))

@@ -1,0 +1,190 @@
+"""`StateLimits`: the tuning sizes of keyed state in one value, which stores, tables, logs and files share.
+
+The defaults are the sizes of production. Tests and the simulator inject others, so that a few rows fill a row group,
+leave memory or start a compaction. No size changes a result. Given by `KeyedStateRequest`, `OperatorContext` and
+`TaskEnvironment`; offline tools write with the defaults.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+_UNLIMITED: Final = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateLimits:
+    """Sizes in rows, keys, bytes or parts; immutable."""
+
+    # --- segment files ----------------------------------------------------------------------------------------------
+
+    #: Rows of a row group, the unit of a read from a segment.
+    group_rows: int = 8192
+    #: Rows of a row group in segments that are mostly read as a whole.
+    wide_group_rows: int = 65_536
+    #: Rows that are encoded at a time where memory is not bounded.
+    encoded_rows: int = 65_536
+    #: Rows that a compaction or a savepoint merges at a time.
+    merged_rows: int = 250_000
+    #: Bytes of different hashes that are merged at a time; a string column must stay below 2 GiB.
+    merged_bytes: int = 1 << 30
+    #: Bytes of a segment file below which it is read as a whole.
+    whole_file_bytes: int = 1 << 20
+    #: Bytes of neighbouring row groups that one read fetches.
+    run_bytes: int = 8 << 20
+    #: Segments of a tier of a log that start a compaction.
+    segments_per_tier: int = 8
+
+    # --- tables in memory -------------------------------------------------------------------------------------------
+
+    #: Rows that a value table has room for at first.
+    first_rows: int = 4096
+    #: Keys that a table of lists or maps has room for at first.
+    first_slots: int = 1024
+    #: Bytes that a column of strings or binary values has room for at first.
+    first_bytes: int = 1 << 16
+    #: Dead keys below which a key index is not rebuilt.
+    dead_keys: int = 65_536
+    #: Rows of changes to entries or timers after which they are reduced to the last change of each.
+    many_changes: int = 262_144
+    #: Bytes of changes to entries after which they are reduced.
+    large_changes_bytes: int = 16 << 20
+    #: Bytes of text that lists and maps grow by before they are measured again.
+    measured_bytes: int = 16 << 20
+    #: Keys per batch whose time-to-live is checked.
+    sweep_keys: int = 1024
+    #: Keys per barrier whose time-to-live is checked.
+    freeze_sweep_keys: int = 262_144
+    #: A sweep checks one cold key per this many keys in memory.
+    cold_sweep_part: int = 16
+
+    # --- keys that leave memory -------------------------------------------------------------------------------------
+
+    #: Keys in memory above which keys leave, whatever bytes they take; production bounds the bytes alone.
+    hot_keys: int = _UNLIMITED
+    #: Keys that enter memory at a time at most; production bounds the bytes alone.
+    incoming_keys: int = _UNLIMITED
+    #: Rows of a piece that a table with a cold file takes in or evicts, at least.
+    piece_rows: int = 1024
+    #: An eviction keeps one key of a row state or session table in this many.
+    kept_keys_part: int = 2
+    #: An eviction keeps one key of a table with a cold file in this many.
+    kept_rows_part: int = 4
+    #: Keys that a row state writes to the cold store at a time.
+    evicted_keys: int = 16_384
+    #: Keys that a session table writes to the cold store at a time.
+    evicted_sessions: int = 4096
+    #: Cold timers that a search for due timers looks at.
+    searched_timers: int = 131_072
+    #: Bytes of a cold file per written record above which each record is written in its place.
+    sparse_bytes: int = 4 << 10
+    #: Bytes of a cold file that are rewritten at a time.
+    stretch_bytes: int = 1 << 20
+
+    # --- remote state -----------------------------------------------------------------------------------------------
+
+    #: Ranges of hashes whose local copy is dropped as a whole.
+    regions: int = 32
+    #: Pieces of a pane table that are fetched at a time.
+    fetched_pieces: int = 32
+    #: Rows of a row state, a join side or timers that are fetched at a time, about.
+    fetched_rows: int = 262_144
+    #: Rows that are fetched at a time in the background, about.
+    prefetched_rows: int = 32_768
+    #: Rows that a pane table takes in at a time while most rows need a fetch.
+    few_rows: int = 32
+    #: Pieces that a call may fetch before the next call takes fewer rows.
+    many_pieces: int = 16
+    #: Bytes of the first local file of a region of a join side.
+    region_file_bytes: int = 4 << 20
+
+    # --- rows of joins ----------------------------------------------------------------------------------------------
+
+    #: Part of an operator's memory share that state may fill before rows of joins go to files.
+    spill_part: float = 0.6
+    #: Bytes of rows of joins below which nothing goes to a file.
+    spilled_bytes: int = 256 << 10
+    #: Files by time that one run of rows becomes, at most.
+    cuts: int = 8
+    #: Groups of files that are merged into one.
+    fan: int = 4
+    #: Bytes of two fetched runs above which they are not merged.
+    halved_bytes: int = 32 << 20
+    #: Bytes of a file of rows that wait for a checkpoint, about.
+    added_file_bytes: int = 8 << 20
+    #: Pairs of rows that a join makes at a time.
+    join_pairs: int = 65_536
+
+    # --- operators and uploads --------------------------------------------------------------------------------------
+
+    #: Pairs of rows that a join of windows makes at a time.
+    window_pairs: int = 16_384
+    #: Rows that an operator emits at a time where one batch or watermark may give any number.
+    output_rows: int = 65_536
+    #: Timers that fire at a time.
+    fired_timers: int = 16_384
+    #: Timers that may fire at the end of input, beside a thousand for each that was known before.
+    timers_at_end: int = 10_000
+    #: Bytes of output held for a checkpoint above which a sink asks for back-pressure.
+    held_output_bytes: int = 1 << 30
+    #: Bytes waiting for an upload above which a checkpoint's files are refused.
+    queued_bytes: int = 1 << 30
+
+    def changed(self, **changes: Any) -> StateLimits:
+        """Return the same sizes but for some."""
+        return replace(self, **changes)
+
+    @classmethod
+    def tiny(cls, **changes: Any) -> StateLimits:
+        """Return sizes at which a few rows or keys cause all that many cause with the defaults; some may be given."""
+        return replace(_TINY, **changes)
+
+
+PRODUCTION: Final = StateLimits()
+
+_TINY: Final = StateLimits(
+    group_rows=3,
+    wide_group_rows=3,
+    encoded_rows=3,
+    merged_rows=5,
+    merged_bytes=2000,
+    whole_file_bytes=0,
+    run_bytes=600,
+    segments_per_tier=3,
+    first_rows=8,
+    first_slots=2,
+    first_bytes=4,
+    dead_keys=1,
+    many_changes=20,
+    large_changes_bytes=300,
+    measured_bytes=100,
+    sweep_keys=2,
+    freeze_sweep_keys=2,
+    cold_sweep_part=2,
+    hot_keys=4,
+    incoming_keys=2,
+    piece_rows=4,
+    evicted_keys=2,
+    evicted_sessions=2,
+    searched_timers=3,
+    sparse_bytes=400,
+    stretch_bytes=4096,
+    regions=4,
+    fetched_pieces=2,
+    fetched_rows=6,
+    prefetched_rows=3,
+    few_rows=2,
+    many_pieces=1,
+    region_file_bytes=1 << 13,
+    spill_part=0,
+    spilled_bytes=0,
+    cuts=3,
+    fan=2,
+    halved_bytes=1000,
+    added_file_bytes=500,
+    join_pairs=7,
+    window_pairs=3,
+    output_rows=5,
+    fired_timers=5,
+)

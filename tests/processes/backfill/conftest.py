@@ -1,0 +1,3 @@
+"""The Iceberg catalog of the unit tests."""
+
+from tests.unit.backfill.conftest import lake  # noqa: F401 - fixtures

@@ -1,0 +1,29 @@
+"""A benchmark that is interrupted."""
+
+import os
+import signal
+
+import pytest
+
+from penstock.bench import measure
+from penstock.bench.options import BenchOptions
+from penstock.bench.tree_meter import TreeMeter
+
+
+def test_an_interrupted_bench_leaves_no_process_behind(tmp_path, monkeypatch):
+    (tmp_path / "sleeps.py").write_text(
+        "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(measure, "_CHILD", "sleeps")
+    monkeypatch.setattr(measure, "become_reaper", lambda: None)
+    meters = []
+    monkeypatch.setattr(measure, "TreeMeter", lambda pid: meters.append(pid) or TreeMeter(pid))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' shell has made of it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            measure.run_child("of:nothing", BenchOptions(), tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with pytest.raises(ProcessLookupError):
+        os.kill(meters[0], 0)

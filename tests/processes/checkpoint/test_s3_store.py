@@ -1,0 +1,37 @@
+"""The object store of S3: what every store must do, on a real MinIO, and one that cannot be reached."""
+
+import pytest
+from tests.unit.checkpoint import test_stores
+
+from penstock.checkpoint.s3_store import S3Store
+from penstock.core.errors import StorageError
+
+
+def test_an_unreachable_s3_is_one_clear_error_with_the_way_out(monkeypatch):
+    monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setattr("penstock.checkpoint.s3_store._RETRIES", 0)
+    with pytest.raises(StorageError, match=r"s3://bucket/x at http://127\.0\.0\.1:1.*PENSTOCK_S3_ENDPOINT"):
+        S3Store("s3://bucket").read("x")
+
+
+@pytest.mark.servers
+def test_the_same_on_a_real_minio(minio_server, bucket, monkeypatch):
+    monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", minio_server.url)
+    monkeypatch.setenv("PENSTOCK_S3_ACCESS_KEY", minio_server.access_key)
+    monkeypatch.setenv("PENSTOCK_S3_SECRET_KEY", minio_server.secret_key)
+    store = S3Store(f"s3://{bucket}/some/prefix")
+    for check in (
+        test_stores.test_whole_objects_and_parts,
+        test_stores.test_listing_is_sorted_and_by_prefix,
+        test_stores.test_put_if_absent_has_one_winner,
+        test_stores.test_compare_and_set_loses_no_update,
+    ):
+        check(store)
+    with pytest.raises(FileNotFoundError):
+        store.read("nothing/here")
+    assert not store.put_if_match("nothing/here", b"x", "etag")
+    with pytest.raises(StorageError, match="create the bucket first"):
+        S3Store("s3://no-such-bucket-here").put_if_absent("x", b"")
+    monkeypatch.setenv("PENSTOCK_S3_SECRET_KEY", "wrong-secret")
+    with pytest.raises(StorageError, match="PENSTOCK_S3_SECRET_KEY"):
+        store.list("")

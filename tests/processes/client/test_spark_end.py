@@ -1,0 +1,130 @@
+"""TaskManagers on Spark when Spark ends and when they are closed: a Spark of a few lines stands for the real one."""
+
+import contextlib
+import threading
+import time
+from types import SimpleNamespace
+
+import pytest
+from py4j.protocol import Py4JError
+from tests.support.waiting import wait_until
+
+from penstock.client import spark_cluster, spark_taskmanagers
+from penstock.client.sizing import Bounds
+from penstock.client.spark_cluster import SparkExecutor
+from penstock.client.spark_taskmanagers import SparkOptions, SparkTaskManagers, order_for
+from penstock.config.settings import JobSettings
+from penstock.core.errors import PenstockError
+from penstock.graph.job_graph import JobGraph
+
+LIMIT_S = 120
+
+
+class Spark:
+    """A session and its context; a job comes to it some time after it was asked for, and ends when it is cancelled."""
+
+    def __init__(self, delay_s=0.0):
+        self.sparkContext = self._jsc = self
+        self.delay_s, self.stopped, self.asked = delay_s, False, 0
+        self.jobs: list[threading.Event] = []
+
+    def setLogLevel(self, _level): ...
+
+    def setJobGroup(self, *_about, interruptOnCancel): ...
+
+    def sc(self):
+        return SimpleNamespace(isStopped=lambda: self.stopped)
+
+    def parallelize(self, _numbers, _parts):
+        return self
+
+    def mapPartitions(self, _task):
+        return self
+
+    def collect(self):
+        self.asked += 1
+        time.sleep(self.delay_s)
+        if self.stopped:
+            raise Py4JError("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.")
+        job = threading.Event()
+        self.jobs.append(job)
+        job.wait(60)
+        raise Py4JError("org.apache.spark.SparkException: Job cancelled")
+
+    def cancelJobGroup(self, _group):
+        for job in self.jobs:
+            job.set()
+
+
+class JobManager(contextlib.AbstractContextManager):
+    def __exit__(self, *_error): ...
+
+    def taskmanagers(self):
+        return []
+
+    def overview(self):
+        return {"slots-pending": 0}
+
+
+@pytest.fixture
+def started(monkeypatch):
+    with contextlib.ExitStack() as stack:
+
+        def start(spark, on_lost=lambda: None):
+            monkeypatch.setattr(spark_taskmanagers, "open_session", lambda *_: contextlib.nullcontext(spark))
+            options = SparkOptions(master="spark://h:7077", bounds=Bounds(least=2, most=2))
+            managers = SparkTaskManagers(options, order_for("h:1", 2, "", "", insecure=False), JobManager, on_lost)
+            stack.callback(managers.close)
+            managers.start()
+            return managers
+
+        yield start
+
+
+def test_spark_that_its_master_ends_is_told_and_nothing_more_is_started(started):
+    spark, lost = Spark(), []
+    managers = started(spark, lambda: lost.append(spark.asked))
+    wait_until(lambda: len(spark.jobs) == 2, "two jobs at Spark")
+    spark.stopped = True  # its master has ended it; the driver's JVM lives
+    spark.cancelJobGroup("")
+    wait_until(lambda: lost, "word of the lost Spark")
+    managers._keeper.join(LIMIT_S)
+    assert not managers._keeper.is_alive(), "it would start more"
+    assert lost[0] == spark.asked == 2
+
+
+def test_a_job_that_comes_to_spark_behind_the_first_cancellation_is_cancelled_too(started):
+    spark = Spark(delay_s=0.5)
+    managers = started(spark)
+    wait_until(lambda: spark.asked == 2, "two requests to Spark")
+    managers.close()
+    assert len(spark.jobs) == 2
+    assert managers._held == {}, "both have ended"
+
+
+def test_a_bounded_job_fails_when_spark_is_gone_instead_of_waiting_for_slots(monkeypatch):
+    class Cluster(contextlib.AbstractContextManager):
+        def __init__(self, _config, _spark, on_lost=lambda: None):
+            self.jobmanager, self.lose = SimpleNamespace(client=lambda: None), on_lost
+            clusters.append(self)
+
+        def __exit__(self, *_error): ...
+
+    class Handle(SimpleNamespace):
+        def wait(self, on_poll):
+            on_poll({"state": "RUNNING"})
+            clusters[0].lose()
+            on_poll({"state": "FINISHED"})
+            on_poll({"state": "RESTARTING"})
+
+    clusters = []
+    monkeypatch.setattr(spark_cluster, "SparkCluster", Cluster)
+    monkeypatch.setattr(spark_cluster, "submit_graph", lambda *_: Handle(name="totals", job_id="7"))
+    graph = JobGraph(name="totals", vertices=(), edges=(), settings=JobSettings())
+    states = []
+    executor = SparkExecutor(
+        spark=SparkOptions(master="spark://h:7077"), on_poll=lambda _, job: states.append(job["state"])
+    )
+    with pytest.raises(PenstockError, match="job totals was RESTARTING when Spark ended"):
+        executor.execute(graph)
+    assert states == ["RUNNING", "FINISHED"]

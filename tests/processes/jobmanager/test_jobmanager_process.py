@@ -1,0 +1,355 @@
+"""The whole JobManager on one event loop, with a real stream to a TaskManager whose workers are imitations."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from tests.support.waiting import until
+
+from penstock.config.settings import ClusterSettings
+from penstock.core.errors import JobIdentityError, LeadershipLostError, NotFoundError, StorageError, UsageError
+from penstock.graph.job_graph import encode_graph
+from penstock.jobmanager import dispatcher as dispatcher_module
+from penstock.jobmanager import enumerators
+from penstock.jobmanager.config import JobManagerConfig
+from penstock.jobmanager.job_store import JobStore
+from penstock.jobmanager.main import JobManager
+from penstock.jobmanager.submit_options import SubmitOptions
+from penstock.rpc import messages as msg
+from penstock.rpc import worker_commands as orders
+from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
+
+SETTINGS = ClusterSettings(heartbeat_interval_ms=50, heartbeat_timeout_ms=2000, slot_request_timeout_ms=5000)
+
+
+class Splits:
+    """A source whose splits are known."""
+
+    def create_enumerator(self, spec, *, first_run):
+        return self
+
+    def discover(self, known):
+        from penstock.connector.source import SourceSplit
+
+        return tuple(SourceSplit(id=f"t-{i}") for i in range(2) if f"t-{i}" not in known)
+
+    def validate(self, *_):
+        pass
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(autouse=True)
+def _connectors(monkeypatch):
+    monkeypatch.setattr(enumerators, "load_connector", lambda _path: Splits())
+
+
+class FakeTaskManager:
+    """Slots whose workers answer like those of the job master's tests."""
+
+    def __init__(self, address: str, worker_type, world_type) -> None:
+        self.world = world_type()
+        self.worker_type = worker_type
+        self.workers: dict[str, object] = {}
+        self.link = TaskManagerLink(
+            address,
+            lambda: msg.RegisterTaskManager(
+                taskmanager_id="tm", host="here", pid=7, slots=4, workers=tuple(self.workers)
+            ),
+            self.handle,
+            policy=ReconnectPolicy(first_delay_ms=10, max_delay_ms=20),
+        )
+        self.task = asyncio.create_task(self.link.run())
+
+    def handle(self, command) -> None:
+        match command:
+            case msg.Registered():
+                self.workers.clear()
+                self.link.send(msg.Heartbeat(taskmanager_id="tm", sequence=1))
+            case msg.StartWorker():
+                self.workers[command.worker_id] = self.worker_type(self.world, command.worker_id)
+                self.report(command.worker_id, msg.WorkerReady(worker_id=command.worker_id, endpoint="unix:x", pid=42))
+            case msg.StopWorker():
+                self.workers.pop(command.worker_id, None)
+                self.link.send(msg.WorkerExited(taskmanager_id="tm", worker_id=command.worker_id, returncode=-9))
+            case msg.ToWorker():
+                for worker_id in command.worker_ids:
+                    self.to_worker(worker_id, msg.decode_worker_command(command.command))
+            case msg.FetchLog():
+                self.link.send(msg.LogText(request_id=command.request_id, text=f"log of {command.worker_id}"))
+
+    def to_worker(self, worker_id, command) -> None:
+        worker = self.workers.get(worker_id)
+        if worker is None:
+            return
+        for answer in worker.answer(command):
+            self.report(worker_id, answer)
+        if isinstance(command, orders.TriggerCheckpoint) and command.checkpoint_id not in self.world.seen:
+            self.world.seen.add(command.checkpoint_id)
+            for other_id, other in self.workers.items():
+                for ack in other.acks(command):
+                    self.report(other_id, ack)
+
+    def report(self, worker_id, report) -> None:
+        self.link.send(msg.FromWorker(taskmanager_id="tm", worker_id=worker_id, report=msg.encode(report)))
+
+    def kill(self, worker_id) -> None:
+        self.workers.pop(worker_id)
+        self.link.send(msg.WorkerExited(taskmanager_id="tm", worker_id=worker_id, returncode=-9, log_tail="last words"))
+
+    async def close(self) -> None:
+        self.link.close()
+        await asyncio.wait_for(asyncio.gather(self.task, return_exceptions=True), 60)
+
+
+class _World:
+    def __init__(self) -> None:
+        self.deaf, self.seen = set(), set()
+        self.assigned, self.permits, self.resolved, self.savepoints, self.owed = [], [], [], [], []
+        self.splits, self.output, self.copy_error = {}, {}, ""
+
+
+@pytest.fixture
+async def cluster_of(tmp_path, fake_worker_type):
+    """Return a maker of (JobManager, TaskManager) over one HA root."""
+    started = []
+
+    async def make(*, taskmanager=True):
+        manager = JobManager(JobManagerConfig(ha_uri=str(tmp_path / "ha"), settings=SETTINGS))
+        await manager.start()
+        started.append(manager)
+        machine = FakeTaskManager(manager.rpc_address, fake_worker_type, _World) if taskmanager else None
+        if machine is not None:
+            started.append(machine)
+        return manager, machine
+
+    yield make
+    for part in reversed(started):
+        await part.close()
+
+
+@pytest.fixture
+def encoded(graph_of, tmp_path):
+    def make(**settings):
+        return encode_graph(
+            graph_of(checkpoint_root=str(tmp_path / "root"), **({"checkpoint_interval_ms": 20} | settings))
+        )
+
+    return make
+
+
+async def running(manager, job_id, checkpoints=2):
+    await until(
+        lambda: (
+            manager.dispatcher.summary(job_id).state == "RUNNING"
+            and manager.dispatcher.summary(job_id).checkpoints_completed >= checkpoints
+        ),
+        f"{checkpoints} checkpoints: {manager.dispatcher.detail(job_id).summary}",
+    )
+
+
+async def test_a_job_runs_survives_a_worker_and_stops_with_a_savepoint(cluster_of, encoded):
+    manager, machine = await cluster_of()
+    dispatcher = manager.dispatcher
+    job_id = await dispatcher.submit(encoded(), SubmitOptions(token="t"))
+    assert await dispatcher.submit(encoded(), SubmitOptions(token="t")) == job_id
+    assert (dispatcher.submitted("t"), dispatcher.submitted("u"), dispatcher.submitted("")) == (job_id, "", "")
+    await running(manager, job_id)
+    with pytest.raises(JobIdentityError, match="runs already"):
+        await dispatcher.submit(encoded())
+    worker_id = next(iter(machine.workers))
+    assert await dispatcher.log_tail("tm", worker_id) == f"log of {worker_id}"
+    machine.kill(worker_id)
+    await until(lambda: dispatcher.summary(job_id).restarts == 1, "a restart")
+    await running(manager, job_id, checkpoints=4)
+    assert dispatcher.exceptions(job_id)[0].detail == "last words"
+    assert machine.world.resolved
+    detail = dispatcher.detail("job")
+    assert [v.state for v in detail.vertices] == ["RUNNING", "RUNNING"]
+    assert [s.taskmanager_id for v in detail.vertices for s in v.subtasks] == ["tm"] * 4
+    assert [await dispatcher.savepoint(job_id, token="ab" * 16) for _ in range(2)] == ["ab" * 16] * 2
+    assert (await dispatcher.wait_operation("ab" * 16, 10_000)).uri == machine.world.savepoints[-1]
+    assert len(machine.world.savepoints) == 1
+    status = await dispatcher.wait_operation(await dispatcher.stop(job_id), 10_000)
+    assert status.status == "COMPLETED", status
+    assert status.uri == machine.world.savepoints[-1]
+    assert (await dispatcher.wait(job_id, 10_000)).state == "FINISHED"
+    view = dispatcher.checkpoints(job_id)
+    assert view.latest_completed.kind == "stop"
+    assert view.latest_completed.acknowledged == 4
+    assert dispatcher.cluster().free_slots == 4
+    with pytest.raises(UsageError, match="FINISHED"):
+        await dispatcher.cancel(job_id)
+
+
+async def test_a_new_leader_recovers_the_job_and_the_old_one_steps_down(cluster_of, encoded):
+    old, _ = await cluster_of()
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    new, machine = await cluster_of()
+    await running(new, job_id)
+    assert new.generation == old.generation + 1
+    assert new.dispatcher.checkpoints(job_id).restored == 1
+    assert machine.world.resolved[0].permit.checkpoint_id >= 2
+    with pytest.raises(LeadershipLostError):
+        await asyncio.wait_for(old.wait(), 60)
+
+
+async def test_a_leader_recovers_a_job_that_an_earlier_version_recorded(cluster_of, encoded, tmp_path):
+    old, _ = await cluster_of()
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    await old.close()
+    (file,) = (tmp_path / "ha" / "jobs").iterdir()
+    record = msgspec.json.decode(file.read_bytes())
+    record["options"]["allow_non_restored_state"] = False
+    file.write_bytes(msgspec.json.encode(record))
+    new, _ = await cluster_of()
+    await running(new, job_id)
+
+
+async def test_a_job_that_was_taken_starts_although_the_store_failed_at_first(cluster_of, encoded, monkeypatch):
+    manager, _ = await cluster_of()
+    failures = [StorageError("the store is away")]
+    seal = JobStore.seal
+
+    def fail_once(self, *arguments):
+        if failures:
+            raise failures.pop()
+        seal(self, *arguments)
+
+    monkeypatch.setattr(JobStore, "seal", fail_once)
+    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 60)
+    job_id = await manager.dispatcher.submit(encoded())
+    await running(manager, job_id)
+
+
+async def test_a_submission_that_failed_after_its_record_was_written_does_not_fight_with_the_next(
+    cluster_of, encoded, monkeypatch
+):
+    """Both are recorded as not ended; one identity runs one job, the one whose submission was answered."""
+    old, _ = await cluster_of()
+    write = dispatcher_module.write_record
+
+    def unanswered(*arguments):
+        write(*arguments)
+        monkeypatch.setattr(dispatcher_module, "write_record", write)
+        raise StorageError("no answer")
+
+    monkeypatch.setattr(dispatcher_module, "write_record", unanswered)
+    with pytest.raises(StorageError):
+        await old.dispatcher.submit(encoded())
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    await old.close()
+    new, _ = await cluster_of()
+    await running(new, job_id)
+    assert {job.job_id: job.state for job in new.dispatcher.jobs()}.pop(job_id) == "RUNNING"
+    (other,) = [job for job in new.dispatcher.jobs() if job.job_id != job_id]
+    assert other.state == "FAILED"
+    await old.close()
+    newest, _ = await cluster_of()
+    await running(newest, job_id)
+    assert newest.dispatcher.summary(other.job_id).state == "FAILED"
+
+
+async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded, monkeypatch):
+    manager, _ = await cluster_of(taskmanager=False)
+    acquired = []
+    acquire = JobStore.acquire
+
+    def refuse(self, *arguments):
+        raise LeadershipLostError("generation 9 has taken the job over")
+
+    monkeypatch.setattr(JobStore, "acquire", lambda self, *a: acquired.append(1) or acquire(self, *a))
+    monkeypatch.setattr(JobStore, "seal", refuse)
+    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 60)
+    with pytest.raises(LeadershipLostError):
+        await manager.dispatcher.submit(encoded())
+    with pytest.raises(LeadershipLostError):
+        await asyncio.wait_for(manager.wait(), 60)
+    successor, _ = await cluster_of(taskmanager=False)
+    with pytest.raises(LeadershipLostError):
+        await asyncio.wait_for(successor.wait(), 60)
+    assert len(acquired) == 2  # once each: neither tried again
+
+
+async def test_jobs_that_ended_are_remembered_by_the_next_leader(cluster_of, encoded):
+    old, _ = await cluster_of()
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    await old.dispatcher.cancel(job_id)
+    assert (await old.dispatcher.wait(job_id, 10_000)).state == "CANCELED"
+    await old.close()
+    new, _ = await cluster_of(taskmanager=False)
+    assert new.dispatcher.summary("job").state == "CANCELED"
+    assert new.dispatcher.checkpoints("job").history == ()
+
+
+async def test_a_job_waits_for_slots(cluster_of, encoded):
+    manager, _ = await cluster_of(taskmanager=False)
+    job_id = await manager.dispatcher.submit(encoded())
+    assert manager.dispatcher.summary(job_id).state == "CREATED"
+    with pytest.raises(NotFoundError):
+        manager.dispatcher.summary("nope")
+
+
+async def test_a_graph_that_is_none_is_refused(cluster_of):
+    manager, _ = await cluster_of(taskmanager=False)
+    with pytest.raises(UsageError, match="cannot be read"):
+        await manager.dispatcher.submit(b"{}")
+
+
+async def test_a_cut_whose_savepoint_cannot_be_written_is_refused_and_the_job_goes_on(cluster_of, encoded, tmp_path):
+    manager, machine = await cluster_of()
+    dispatcher = manager.dispatcher
+    job_id = await dispatcher.submit(encoded())
+    await running(manager, job_id)
+    file = tmp_path / "file"
+    file.touch()
+    for target in (str(file), str(file / "below"), "ftp://somewhere"):
+        for ask in (dispatcher.stop, dispatcher.savepoint):
+            with pytest.raises(UsageError, match=r"cannot be written.*the job goes on") as caught:
+                await ask(job_id, uri=target)
+            assert target in caught.value.message
+    done = dispatcher.checkpoints(job_id).completed
+    await until(lambda: dispatcher.checkpoints(job_id).completed > done, "another checkpoint")
+    assert dispatcher.summary(job_id).restarts == 0
+    assert machine.world.savepoints == []
+    target = tmp_path / "saved"
+    status = await dispatcher.wait_operation(await dispatcher.stop(job_id, uri=str(target)), 10_000)
+    assert (status.status, status.uri) == ("COMPLETED", machine.world.savepoints[-1])
+    assert list(target.iterdir()) == [], "what was tried is gone"
+
+
+async def test_names_of_state_to_leave_behind_are_refused_without_a_savepoint(cluster_of, encoded):
+    manager, _ = await cluster_of(taskmanager=False)
+    with pytest.raises(UsageError, match="a start from a savepoint") as caught:
+        await manager.dispatcher.submit(encoded(), SubmitOptions(allow_non_restored_state=("people/seen",)))
+    assert "--from" in caught.value.hint
+    assert manager.dispatcher.jobs() == ()
+
+
+async def test_another_cluster_is_refused_and_told_who_holds_the_job(cluster_of, encoded, tmp_path):
+    manager, _ = await cluster_of()
+    job_id = await manager.dispatcher.submit(encoded())
+    await running(manager, job_id)
+    other = JobManager(JobManagerConfig(ha_uri=str(tmp_path / "other"), settings=SETTINGS))
+    await other.start()
+    try:
+        with pytest.raises(JobIdentityError, match=job_id):
+            await other.dispatcher.submit(encoded())
+        assert other.dispatcher.jobs() == ()
+    finally:
+        await other.close()
+
+
+async def test_a_jobmanager_that_cannot_look_after_its_cluster_ends(cluster_of, monkeypatch):
+    manager, _ = await cluster_of(taskmanager=False)
+    monkeypatch.setattr(manager.dispatcher.changes.autoscaler, "look", lambda now_ms: now_ms / 0)
+    with pytest.raises(ZeroDivisionError):
+        await asyncio.wait_for(manager.wait(), 60)
+    await manager.close()

@@ -1,0 +1,208 @@
+"""What a job's leaders decided, one after another: written down by each, told by the last."""
+
+import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.processes.jobmanager.test_jobmanager_process import (
+    _connectors,  # noqa: F401 - a fixture
+    cluster_of,  # noqa: F401 - a fixture
+    encoded,  # noqa: F401 - a fixture
+    running,
+)
+from tests.support.waiting import until
+
+from penstock.checkpoint.memory_store import MemoryStore
+from penstock.checkpoint.story_records import LEADERS_TOLD, prune_stories, read_stories, write_story
+from penstock.core.errors import StorageError
+from penstock.core.event_log import Entry, EventLog, with_earlier
+from penstock.jobmanager import stories as stories_module
+from penstock.jobmanager.stories import Stories
+
+
+def test_checkpoints_do_not_push_decisions_out_of_a_story():
+    log = EventLog(limit=3)
+    log.add(1, "deploy", "first")
+    for n in range(10):
+        log.add(2 + n, "checkpoint", str(n))
+    log.add(12, "failure", "second")
+    assert [e.text for e in log.entries()] == ["first", "7", "8", "9", "second"]
+    assert log.decided == 2
+    assert log.tail(2) == "11 checkpoint: 9\n12 failure: second"
+
+
+def test_one_story_of_several_leaders_tells_each_thing_once():
+    written = [Entry(10, "failure", "b", 2), Entry(4, "checkpoint", "is entry 1", 1)]
+    log = [Entry(3, "checkpoint", "is entry 1", 1), Entry(11, "checkpoint", "is entry 2", 2)]
+    told = with_earlier(written, log, [Entry(1, "deploy", "mine")])
+    assert [e.text for e in told] == ["is entry 1", "b", "is entry 2", "mine"]
+
+
+def test_a_leader_writes_under_its_own_generation_and_without_secrets():
+    store = MemoryStore()
+    write_story(store, "j", 1, [Entry(1, "failure", "password=hush99 was refused")])
+    write_story(store, "j", 2, [Entry(2, "deploy", "again")])
+    write_story(store, "other", 1, [Entry(3, "deploy", "not mine")])
+    (first,) = read_stories(store, "j", but=2)
+    assert (first.generation, first.text) == (1, "password=****** was refused")
+    assert [e.generation for e in read_stories(store, "j")] == [1, 2]
+
+
+def test_stories_of_leaders_long_ago_are_deleted():
+    store = MemoryStore()
+    for generation in range(LEADERS_TOLD + 3):
+        write_story(store, "j", generation, [])
+    prune_stories(store, "j")
+    assert len(store.list("stories/j/")) == LEADERS_TOLD
+    assert store.list("stories/j/")[0].endswith("000003.json")
+    prune_stories(store, "j", 0)
+    assert store.list("stories/") == []
+
+
+class Master:
+    def __init__(self, generation):
+        self.story = EventLog()
+        self.graph = type("Graph", (), {"name": "orders"})
+        self.identity = type("Identity", (), {"generation": generation})
+
+
+class Refusing(MemoryStore):
+    def put(self, key, data):
+        raise StorageError("no room")
+
+
+async def test_decisions_are_written_soon_and_a_store_that_refuses_costs_the_story_alone(caplog):
+    store, master = MemoryStore(), Master(3)
+    stories = Stories(store)
+    master.story.add(1, "deploy", "a")
+    stories.grew("j", master)
+    master.story.add(2, "failure", "b")
+    stories.grew("j", master)
+    assert store.list("stories/") == []
+    await until(lambda: store.list("stories/"), "a written story")
+    assert [e.text for e in read_stories(store, "j")] == ["a", "b"]
+    master.story.add(3, "checkpoint", "routine")
+    stories.grew("j", master)
+    master.story.add(4, "restart", "c")
+    stories.grew("j", master)
+    await stories.close()
+    assert [e.text for e in read_stories(store, "j")] == ["a", "b", "routine", "c"]
+    refused = Stories(Refusing())
+    refused.grew("j", master)
+    await refused.close()
+    assert "no room" in caplog.text
+    assert [e.text for e in await refused.of("j", master)] == ["a", "b", "routine", "c"]
+
+
+class Hanging(MemoryStore):
+    """Answers once it is let go."""
+
+    def __init__(self):
+        super().__init__()
+        self.go, self.asked = threading.Event(), []
+
+    def put(self, key, data):
+        self.asked.append(key)
+        self.go.wait(20)
+        super().put(key, data)
+
+    def list(self, prefix):
+        self.asked.append(prefix)
+        self.go.wait(20)
+        return super().list(prefix)
+
+
+@pytest.fixture
+def hanging(monkeypatch):
+    monkeypatch.setattr(stories_module, "_WRITE_AFTER_SECONDS", 0.001)
+    store = Hanging()
+    yield store
+    store.go.set()
+
+
+async def test_stories_of_a_store_that_hangs_take_no_thread_from_leases_and_records(hanging):
+    stories, master, loop = Stories(hanging), Master(3), asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    stories.grew("j", master)
+    views = [asyncio.create_task(stories.of("j", master)) for _ in range(8)]
+    await until(lambda: len(hanging.asked) >= 2, "two calls of the store")
+    assert await asyncio.wait_for(asyncio.to_thread(lambda: "renewed"), 60) == "renewed"
+    hanging.go.set()
+    assert await asyncio.gather(*views) == [()] * 8
+    await stories.close()
+    assert hanging.asked.count("stories/j/") == 2, "one read for all who ask, and one of who writes for the first time"
+    assert hanging.asked.count("stories/j/000000000003.json") == 1
+
+
+async def test_while_a_write_hangs_no_others_gather(hanging):
+    stories, master = Stories(hanging), Master(3)
+    for n in range(30):
+        master.story.add(n, "failure", str(n))
+        stories.grew("j", master)
+        if n == 0:
+            await until(lambda: hanging.asked, "the first write, which hangs")
+        for _ in range(5):
+            await asyncio.sleep(0)
+    assert len(asyncio.all_tasks()) <= 3, "this one, the write, and one that waits for it"
+    hanging.go.set()
+    await stories.close()
+    assert [e.text for e in read_stories(hanging, "j")] == [str(n) for n in range(30)]
+    assert sum(key.endswith(".json") for key in hanging.asked) == 2
+
+
+async def test_a_store_that_hangs_does_not_hold_up_the_end(hanging, monkeypatch, caplog):
+    monkeypatch.setattr(stories_module, "_LIMIT_SECONDS", 0.2)
+    stories, master = Stories(hanging), Master(3)
+    stories.grew("j", master)
+    stories.grew("k", master)
+    assert await stories.of("j", None) == ()
+    await asyncio.wait_for(stories.close(), 60)
+    assert "the story of job j was not written down: the store does not answer" in caplog.text
+    assert "the story of job k was not written down: 1 calls before it have not returned" in caplog.text
+    monkeypatch.setattr(stories_module, "_CLOSE_SECONDS", 0.2)
+    monkeypatch.setattr(stories_module, "_LIMIT_SECONDS", 60)
+    stories = Stories(hanging)
+    stories.grew("j", master)
+    await asyncio.wait_for(stories.close(), 60)
+
+
+async def test_a_job_without_a_master_any_more_tells_what_this_leader_wrote_too():
+    store, master = MemoryStore(), Master(3)
+    write_story(store, "j", 2, [Entry(1, "deploy", "before")])
+    stories = Stories(store)
+    master.story.add(2, "end", "mine")
+    stories.grew("j", master)
+    await stories.save("j", master)
+    assert [e.text for e in await stories.of("j", master)] == ["before", "mine"]
+    assert [(e.generation, e.text) for e in await stories.of("j", None)] == [(2, "before"), (3, "mine")]
+    stories.forget("j")
+    assert [e.text for e in await stories.of("j", master)] == ["before", "mine"]
+    await stories.close()
+
+
+async def test_a_successor_tells_what_the_leader_before_decided(cluster_of, encoded):  # noqa: F811 - fixtures
+    old, machine = await cluster_of()
+    job_id = await old.dispatcher.submit(encoded())
+    await running(old, job_id)
+    machine.kill(next(iter(machine.workers)))
+    await until(lambda: old.dispatcher.summary(job_id).restarts == 1, "a restart")
+    await running(old, job_id)
+    await machine.close()
+    await old.close()
+    new, _ = await cluster_of()
+    await running(new, job_id)
+    story = await new.dispatcher.story(job_id)
+    first, second = sorted({entry.generation for entry in story})
+    before = [entry for entry in story if entry.generation == first]
+    assert {"deploy", "running", "failure", "restart", "checkpoint", "leader"} <= {entry.kind for entry in before}
+    assert [entry.generation for entry in story] == [first] * len(before) + [second] * (len(story) - len(before))
+    assert sum("last words" in entry.text or "was lost" in entry.text for entry in before) >= 1
+    # and once the job has ended, a third one still does
+    await new.dispatcher.cancel(job_id)
+    await new.dispatcher.wait(job_id, 10_000)
+    await new.close()
+    third, _ = await cluster_of(taskmanager=False)
+    told = await third.dispatcher.story(job_id)
+    assert {first, second} <= {entry.generation for entry in told}
+    assert (told[-1].kind, told[-1].text) == ("end", "CANCELED")

@@ -1,0 +1,147 @@
+"""The control stream over a real socket: registration, order, reconnection, both ends closing."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock.core.errors import PenstockError
+from penstock.rpc import messages as msg
+from penstock.rpc.channel import SendQueue
+from penstock.rpc.client import ReconnectPolicy, TaskManagerLink
+from penstock.rpc.server import RpcServer, Session
+
+QUICK = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10)
+
+
+class Recorder:
+    """A JobManager that registers everybody and remembers what it hears."""
+
+    def __init__(self) -> None:
+        self.sessions: list[Session] = []
+        self.reports: asyncio.Queue = asyncio.Queue()
+        self.gone: asyncio.Queue = asyncio.Queue()
+
+    def connected(self, session):
+        self.sessions.append(session)
+        session.send(msg.Registered(jobmanager_id="jm", generation=1, heartbeat_interval_ms=500, worker_lease_ms=4000))
+
+    def received(self, session, report):
+        self.reports.put_nowait(report)
+
+    def disconnected(self, session, reason):
+        self.gone.put_nowait((session, reason))
+
+
+@pytest.fixture
+async def recorder():
+    return Recorder()
+
+
+@pytest.fixture
+async def server(recorder):
+    server = RpcServer(recorder)
+    await server.start()
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def link_of(server):
+    """Return a maker of running links; yields (link, queue of commands, queue of disconnects)."""
+    running = []
+
+    async def make(policy=QUICK, address=None):
+        commands, lost = asyncio.Queue(), asyncio.Queue()
+        link = TaskManagerLink(
+            address or server.address,
+            lambda: msg.RegisterTaskManager(taskmanager_id="tm", host="h", pid=1, slots=2),
+            commands.put_nowait,
+            lost.put_nowait,
+            policy,
+        )
+        running.append((link, asyncio.create_task(link.run())))
+        return link, commands, lost
+
+    yield make
+    for link, task in running:
+        link.close()
+        await asyncio.wait_for(asyncio.gather(task, return_exceptions=True), 60)
+
+
+async def soon(awaitable):
+    return await asyncio.wait_for(awaitable, 60)
+
+
+async def test_registers_and_carries_messages_both_ways_in_order(recorder, link_of):
+    link, commands, _ = await link_of()
+    assert isinstance(await soon(commands.get()), msg.Registered)
+    for number in range(100):
+        assert link.send(msg.Heartbeat(taskmanager_id="tm", sequence=number))
+    heard = [(await soon(recorder.reports.get())).sequence for _ in range(100)]
+    assert heard == list(range(100))
+    for number in range(100):
+        assert recorder.sessions[0].send(msg.HeartbeatAck(sequence=number))
+    assert [(await soon(commands.get())).sequence for _ in range(100)] == list(range(100))
+
+
+async def test_a_large_message_passes(recorder, link_of):
+    link, commands, _ = await link_of()
+    await soon(commands.get())
+    assert link.send(msg.FromWorker(taskmanager_id="tm", worker_id="w", report=b"x" * (20 << 20)))
+    assert len((await soon(recorder.reports.get())).report) == 20 << 20
+
+
+async def test_closing_the_link_is_one_disconnect(recorder, link_of):
+    link, commands, _ = await link_of()
+    await soon(commands.get())
+    link.close()
+    session, reason = await soon(recorder.gone.get())
+    assert session is recorder.sessions[0]
+    assert reason
+    assert not link.send(msg.Heartbeat(taskmanager_id="tm", sequence=1))
+
+
+async def test_a_dropped_session_is_dialled_anew(recorder, link_of):
+    link, commands, lost = await link_of()
+    await soon(commands.get())
+    recorder.sessions[0].close()
+    assert await soon(lost.get())
+    assert isinstance(await soon(commands.get()), msg.Registered)
+    assert len(recorder.sessions) == 2
+    assert link.connected
+
+
+async def test_a_restarted_server_is_found_again(recorder, server, link_of):
+    _, commands, lost = await link_of()
+    await soon(commands.get())
+    port = int(server.address.rpartition(":")[2])
+    await server.stop()
+    await soon(lost.get())
+    again = RpcServer(recorder, port=port)
+    await again.start()
+    try:
+        assert isinstance(await soon(commands.get()), msg.Registered)
+    finally:
+        await again.stop()
+
+
+async def test_an_unreachable_jobmanager_is_named_in_the_error():
+    link = TaskManagerLink(
+        "127.0.0.1:1",
+        lambda: msg.RegisterTaskManager(taskmanager_id="tm", host="h", pid=1, slots=1),
+        lambda _command: None,
+        policy=ReconnectPolicy(first_delay_ms=1, max_delay_ms=1, give_up_after_ms=0),
+    )
+    with pytest.raises(PenstockError, match=r"127\.0\.0\.1:1"):
+        await soon(link.run())
+
+
+async def test_a_full_send_queue_closes_the_stream_instead_of_growing():
+    queue = SendQueue(limit=2)
+    assert queue.put(b"1")
+    assert queue.put(b"2")
+    assert not queue.put(b"3")
+    assert queue.closed
+    assert [await queue.get(), await queue.get(), await queue.get()] == [b"1", b"2", None]

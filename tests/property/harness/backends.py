@@ -1,0 +1,98 @@
+"""Where the state of a job lies: in memory, on disk when its keys leave, in the object store."""
+
+import contextlib
+from dataclasses import dataclass, replace
+from functools import wraps
+
+import pytest
+from hypothesis import given
+from tests.property.harness import sizes
+from tests.support.depth import examples
+
+from penstock.config.settings import JobSettings
+
+
+@dataclass(frozen=True)
+class Backend:
+    """A state backend with the sizes that matter to it."""
+
+    name: str
+    state: str = "hashmap"
+    #: How many keys stay in memory; None: as many as its budget has room for.
+    keys: int | None = None
+    #: Bytes of what was fetched; None: the whole of it.
+    local_bytes: int | None = None
+    #: A dict stands in for RocksDB.
+    plain: bool = False
+    #: Memory of a subtask.
+    budget: int = 1 << 30
+    #: Examples of a property.
+    count: int = 0
+
+    def __str__(self):
+        return self.name
+
+    @property
+    def settings(self):
+        """The settings of a job."""
+        return JobSettings(state_backend=self.state)
+
+    @property
+    def limits(self):
+        """The sizes of its state."""
+        return sizes.limits(self.keys)
+
+    @contextlib.contextmanager
+    def in_force(self):
+        """Have what stands in for RocksDB, and the size of what was fetched."""
+        with contextlib.ExitStack() as stack:
+            if self.plain:
+                stack.enter_context(sizes.plain_store())
+            if self.local_bytes is not None:
+                stack.enter_context(sizes.few_bytes(self.local_bytes))
+            yield
+
+    def check(self, run, **drawn):
+        """Check `run(backend, ...)` with what is drawn, for as many examples as this backend has."""
+
+        @wraps(run)
+        def history(**arguments):
+            run(self, **arguments)
+
+        del history.__wrapped__  # its parameters are those that are drawn
+        examples(self.count)(given(**drawn)(history))()
+
+
+MEMORY = Backend("memory")
+DISK = Backend("rocksdb", "rocksdb")
+
+
+def leaving(keys):
+    """Hardly any key stays in memory; a dict stands in for RocksDB."""
+    return Backend("keys_leave", "rocksdb", keys, plain=True)
+
+
+def leaving_for_rocksdb(keys):
+    """Hardly any key stays in memory."""
+    return Backend("keys_leave_for_rocksdb", "rocksdb", keys)
+
+
+def remote(keys, *local_bytes):
+    """State in the object store: for each size, what is kept of what was fetched; few keys stay, or all."""
+    return tuple(
+        Backend(f"remote-{most}-{size}", "remote", most, size, plain=True)
+        for most, size in [(keys, local_bytes[0]), *((100, size) for size in local_bytes[:-1]), (keys, local_bytes[-1])]
+    )
+
+
+#: Fetched bytes beyond which some are dropped: at once, after some records, never.
+REMOTE = remote(3, 1, 500, 1 << 50)
+
+
+def on(*backends):
+    """Run a test on each backend; one may be given with the number of its examples, and several as a tuple."""
+    every = []
+    for one in backends:
+        found, count = one if isinstance(one, tuple) and isinstance(one[-1], int) else (one, 0)
+        every += [replace(b, count=count) for b in (found if isinstance(found, tuple) else (found,))]
+    return pytest.mark.parametrize("backend", every, ids=str, indirect=True)

@@ -1,0 +1,35 @@
+"""Operators of user functions, as the API compiles them."""
+
+from tests.property.harness.job import Input, Job, spec_of
+
+from penstock.api.connected_streams import compile_two_input
+from penstock.api.data_stream import DataStream, Flow
+from penstock.api.keyed_stream import KeyedStream
+from penstock.api.process import compile_process
+from penstock.core.schema import schema_to_text
+
+
+def function_job(function, schema, models, *where, **more):
+    """Return a job of a function by key `k` (text); every key has a model."""
+    return Job(spec_of_function(function, schema), (Input(schema, ("k",)),), list(models), models, *where, **more)
+
+
+def spec_of_function(function, schema):
+    """Return what a job graph says of a function by key `k`."""
+    made = compile_process(function, None, {}, stream=_stream(schema, ("k",)))
+    return _spec(made.spec.kind, made)
+
+
+def spec_of_two_inputs(form, function, inputs):
+    """Return what a job graph says of a function of two streams."""
+    made = compile_two_input(form, function, None, {}, tuple(_stream(one.schema, one.key) for one in inputs))
+    return _spec(made.spec.kind, made)
+
+
+def _stream(schema, key):
+    flow = Flow(upstreams=(), schema=schema)
+    return KeyedStream(None, flow, key) if key else DataStream(None, flow)
+
+
+def _spec(kind, made):
+    return spec_of(kind, made.spec.config, payload=made.spec.payload, output_schema=schema_to_text(made.schema))

@@ -1,0 +1,62 @@
+"""What happens to a job: steps that are drawn, and how they are played."""
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from penstock.core.elements import MAX_TIMESTAMP
+
+SEEDS = st.integers(0, 2**31)
+#: How a checkpoint ends.
+OUTCOMES = st.sampled_from(["done", "done", "done", "failed", "half", "aborted"])
+
+
+def step(name, *arguments, times=1):
+    """Return a step as a list of alternatives, as often as it shall be drawn."""
+    return [st.tuples(st.just(name), *arguments)] * times
+
+
+CHECKPOINTS = [*step("freeze"), *step("finish", OUTCOMES), *step("compact", st.booleans())]
+CRASHES = step("start", st.integers(1, 4))
+FETCHES = [*step("begin_fetch"), *step("end_fetch")]
+
+
+def operations(*steps, least=0, most=60):
+    """Return histories of these steps, and of checkpoints, compactions, fetches, crashes and rescales."""
+    return st.lists(
+        st.one_of(*(one for more in steps for one in more), *CHECKPOINTS, *FETCHES, *CRASHES),
+        min_size=least,
+        max_size=most,
+    )
+
+
+def play(history, steps, job):
+    """Do what a history says: a step of the model file, else of the job."""
+    for name, *arguments in history:
+        (getattr(steps, name, None) or getattr(job, name))(*arguments)
+
+
+@dataclass
+class Pace:
+    """Event time of a history: it goes on with each batch, and watermarks come some way after it."""
+
+    #: How far a batch takes it; how far before it rows and watermarks are.
+    every: int
+    rows: int
+    marks: int
+    now: int = 0
+
+    def batch(self):
+        """Return the time around which the rows of the next batch lie."""
+        self.now += self.every
+        return self.now - self.rows
+
+    def mark(self, further, last):
+        """Return a watermark that is not before the last one."""
+        return max(last, self.now - self.marks + further, -400)
+
+
+def end(job, steps):
+    """Let the end of time come."""
+    for subtask in range(len(job.subtasks)):
+        steps.mark(subtask, MAX_TIMESTAMP)

@@ -1,0 +1,29 @@
+"""The sizes of the engine in small: everything that happens with large state happens in a few rows too."""
+
+import contextlib
+from unittest import mock
+
+from tests.property.harness.files import PlainStore
+from tests.support.depth import depth
+
+from penstock.state.limits import PRODUCTION, StateLimits
+
+
+def limits(keys=None):
+    """Return sizes of a few rows; no more keys than given stay in memory, those of one batch aside."""
+    return StateLimits.tiny(hot_keys=PRODUCTION.hot_keys if keys is None else keys)
+
+
+def few_bytes(local_bytes):
+    """Keep so many bytes of what was fetched."""
+    return mock.patch("penstock.state.cold_places.ColdPlaces._local_bytes", local_bytes)
+
+
+@contextlib.contextmanager
+def plain_store():
+    """Have a dict for each RocksDB; some keys do leave for it."""
+    before = PlainStore.written
+    opened = lambda _store, _name: PlainStore()
+    with mock.patch("penstock.state.cold_places.ColdPlaces._open_store", opened):
+        yield
+    assert PlainStore.written > before or depth() == "fast", "no key has left memory"

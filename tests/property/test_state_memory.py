@@ -1,0 +1,131 @@
+"""A running table far larger than its memory stays within it: rows, eviction, freezes and their encoding.
+
+What is counted is what NumPy and Arrow have in fact allocated, whatever the table says of itself.
+"""
+
+import threading
+import tracemalloc
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tests.support.sizes import sizes
+
+from penstock.config.settings import JobSettings
+from penstock.core.keygroup import ALL_HASHES
+from penstock.core.snapshot import FileRef
+from penstock.kernels.columns import key_columns
+from penstock.kernels.hashing import hash_columns
+from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.budget import MemoryBudget
+from penstock.state.store import KeyedStateRequest, open_keyed_state
+
+SPEC = PaneTableSpec(
+    pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),), single_pane=True
+)
+KEYS, BATCH, BATCHES = 200_000, 20_000, 40
+
+
+class Meter:
+    """Most bytes of arrays and columns since the last look, beside those that were there before."""
+
+    def __init__(self):
+        self._arrow = pa.total_allocated_bytes()
+        self._most_arrow = 0
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch)
+
+    def __enter__(self):
+        tracemalloc.start()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stopping.set()
+        self._thread.join()
+        tracemalloc.stop()
+
+    def _watch(self):
+        while not self._stopping.wait(0.0005):
+            self._most_arrow = max(self._most_arrow, pa.total_allocated_bytes() - self._arrow)
+
+    def take(self):
+        """Return the peak and begin anew."""
+        _, most = tracemalloc.get_traced_memory()
+        found = most + self._most_arrow
+        tracemalloc.reset_peak()
+        self._most_arrow = 0
+        return found
+
+
+def opened(tmp_path, limit):
+    request = KeyedStateRequest(
+        uid="op",
+        snapshots=(),
+        hash_range=ALL_HASHES,
+        settings=JobSettings(state_backend="rocksdb", managed_memory_bytes=limit),
+        read=lambda file: file.inline,
+        directory=tmp_path,
+        writer="run/v/0/0",
+        budget=MemoryBudget(limit),
+        limits=sizes(),
+    )
+    return open_keyed_state(request), request.budget
+
+
+def add(table, keys, found):
+    """One to each key, in pieces as an operator gives them; `found` is what each row then has."""
+    for first in range(0, len(keys), table.most_rows):
+        batch = pa.record_batch({"k": pa.array(keys[first : first + table.most_rows])})
+        given = AccumulatorInput(np.ones(batch.num_rows, np.int64), np.zeros(0, np.uint8))
+        words = table.run(key_columns(batch, ("k",)), hash_columns(batch, ("k",)), [given])
+        found[first : first + batch.num_rows] = words[1]
+
+
+def checkpoint(store):
+    """Freeze, copy, encode and name; returns the rows written."""
+    (frozen,) = store.freeze()
+    while not frozen.copy_pages(16):
+        pass
+    encoded = frozen.encode()
+    frozen.durable({e.position: FileRef(path="x", length=len(e.data)) for e in encoded})
+    return sum(e.rows for e in encoded)
+
+
+def warm_up(folder):
+    """Import and compile what a first eviction and a first checkpoint import and compile."""
+    store, _ = opened(folder, 1 << 20)
+    table = store.running_table("running", SPEC)
+    add(table, np.arange(BATCH), np.zeros(BATCH, np.int64))
+    checkpoint(store)
+    store.close()
+
+
+def running_counts(keys):
+    """How often each key has come up to each row."""
+    seen = {}
+    return [seen.setdefault(key, [0]).append(0) or len(seen[key]) - 1 for key in keys.tolist()]
+
+
+@pytest.mark.parametrize("limit", [2 << 20, 4 << 20])
+def test_state_stays_within_its_memory_at_every_step(tmp_path, limit):
+    rng = np.random.default_rng(5)
+    keys = rng.integers(0, KEYS, (BATCHES, BATCH))
+    found = np.zeros((BATCHES, BATCH), np.int64)
+    warm_up(tmp_path / "before")
+    store, budget = opened(tmp_path / "state", limit)
+    table = store.running_table("running", SPEC)
+    peaks, uploaded = {"rows": [], "checkpoint": []}, 0
+    with Meter() as meter:
+        for number in range(BATCHES):
+            add(table, keys[number], found[number])
+            peaks["rows"].append(meter.take())
+            if number % 10 == 9:
+                uploaded += checkpoint(store)
+                peaks["checkpoint"].append(meter.take())
+    store.close()
+    assert found.reshape(-1).tolist() == running_counts(keys.reshape(-1))
+    assert uploaded > KEYS, "most of it had left memory"
+    for what, seen in peaks.items():
+        assert max(seen) <= limit, f"{what}: {max(seen):,} bytes of {limit:,}, as it says {budget.peak_bytes:,}"
+    assert limit // 4 < budget.peak_bytes <= limit

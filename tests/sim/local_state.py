@@ -1,0 +1,54 @@
+"""The local disk of a simulated world: a folder of the world's own, and how often state went there or came back.
+
+Counts keys that leave memory, changes that are written to the disk before a barrier, and remote rows that are fetched.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock.state.changes import Changes
+from penstock.state.cold_places import ColdPlaces
+from penstock.state.pane_table import PaneTable
+from penstock.state.remote import RemoteRows
+
+if TYPE_CHECKING:
+    from tests.sim.faults import Swarm
+
+
+@contextmanager
+def local_state(swarm: Swarm) -> Iterator[Path]:
+    """Give a folder for cold state; at the end its stores are closed and it is removed."""
+    opened: list[Any] = []
+    with tempfile.TemporaryDirectory(prefix="penstock-sim-") as folder, pytest.MonkeyPatch.context() as patch:
+        _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
+        _noted(patch, Changes, "spill", lambda _changes, _result: swarm.seen("changes-spilled"))
+        _noted(patch, ColdPlaces, "_open_store", lambda _places, store: opened.append(store))
+        _noted(patch, RemoteRows, "_bring", lambda _rows, _result: swarm.seen("remote-fetch"))
+        _noted(patch, RemoteRows, "_install", lambda _rows, _result: swarm.seen("remote-pieces-came"))
+        try:
+            yield Path(folder)
+        finally:
+            for store in opened:
+                if store._folder.exists():  # else its operator has closed it
+                    store.close()
+
+
+def _noted(patch: pytest.MonkeyPatch, owner: type, name: str, note: Callable[[Any, Any], object]) -> None:
+    """Have every call of a method noted, with what it returned."""
+    method = getattr(owner, name)
+
+    @wraps(method)
+    def noting(self: Any, *arguments: Any) -> Any:
+        result = method(self, *arguments)
+        note(self, result)
+        return result
+
+    patch.setattr(owner, name, noting)
