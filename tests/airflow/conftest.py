@@ -20,9 +20,12 @@ def airflow_python():
     return ROOT / ".venv-airflow" / "bin" / "python"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stage(airflow_python, kafka_server, minio_server, tmp_path_factory):
-    """A real Airflow, a cluster, Kafka and S3 (`tests.airflow.stage`)."""
+    """A real Airflow, a cluster, Kafka and S3 (`tests.airflow.stage`).
+
+    Ended after this folder: its processes come and go, and are none of another test's.
+    """
     from tests.airflow.stage import opened  # not where the provider's own tests run
 
     with opened(tmp_path_factory.mktemp("airflow"), kafka_server, minio_server) as found:

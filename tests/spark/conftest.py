@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from tests.support import leaks
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def spark(tmp_path_factory):
     os.environ["PYSPARK_PYTHON"] = sys.executable
     folder = tmp_path_factory.mktemp("spark")
