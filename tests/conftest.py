@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from tests.support import leaks
@@ -18,6 +19,7 @@ from penstock.testing.servers import KafkaServer, MinioServer, choose, start_kaf
 
 register()
 
+UNIT = Path(__file__).parent / "unit"
 TEMP = leaks.prepare()
 
 
@@ -91,11 +93,19 @@ def bucket(minio_server: MinioServer) -> str:
 
 @pytest.fixture(autouse=True)
 def leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test fails when a process, a listening socket, a thread or a temporary file of its own outlives it."""
+    """A test fails when a process or a listening socket of its own outlives it, a unit test also for a thread or file.
+
+    Looks at unit tests, and at tests with the mark `servers` or `processes`. A killed process leaves its temporary
+    files, so only unit tests are judged by files.
+    """
     processes = any(request.node.get_closest_marker(mark) for mark in ("servers", "processes"))
+    unit = request.path.is_relative_to(UNIT)
+    if not processes and not unit:
+        yield
+        return
     before = leaks.look(processes=processes)
     yield
-    leaks.check(before, processes=processes)
+    leaks.check(before, processes=processes, everything=unit)
 
 
 def pytest_unconfigure() -> None:

@@ -96,26 +96,32 @@ def look(*, processes):
     return Seen(_started, children, found, sockets, descriptors, threads, files)
 
 
-def check(before, *, processes):
-    """Fail the test that left something which was not there `before`; give it some seconds to go."""
+def check(before, *, processes, everything):
+    """Fail the test that left something which was not there `before`; give it some seconds to go.
+
+    With `everything` threads and temporary files count too.
+    """
     processes = processes or _started > before.started or _has_children()
     now = look(processes=processes)
     if processes or now.descriptors > before.descriptors:
         gc.collect()  # what a test left open warns now, in this test, and a warning is an error
     give_up = time.monotonic() + GRACE_S * patience()
-    while left := _left(before, look(processes=processes)):
+    while left := _left(before, look(processes=processes), everything=everything):
         if time.monotonic() > give_up:
             pytest.fail("left behind: " + "; ".join(left), pytrace=False)
         time.sleep(0.02)
 
 
-def _left(before, now):
+def _left(before, now, *, everything):
     ports = _listening(now.sockets - before.sockets) if now.sockets - before.sockets else ()
-    return [
-        *(f"process {pid}: {what}" for pid, (what, line) in now.pids.items() if not before.pids.keys() & line),
-        *(f"listening: {port}" for port in ports),
+    own = [
         *(f"thread {thread.name}: {_place(thread)}" for thread in now.threads - before.threads if thread.is_alive()),
         *(f"file {tempfile.gettempdir()}/{name}" for name in sorted(now.files - before.files)),
+    ]
+    return [
+        *(own if everything else ()),
+        *(f"process {pid}: {what}" for pid, (what, line) in now.pids.items() if not before.pids.keys() & line),
+        *(f"listening: {port}" for port in ports),
     ]
 
 
