@@ -1,5 +1,6 @@
 """Airflow's environment, made once by the command that a person would use; and a running Airflow with all it drives."""
 
+import contextlib
 import secrets
 import subprocess
 import sys
@@ -7,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+#: What is closed after the last test of this folder.
+OPENED = contextlib.ExitStack()
 
 
 @pytest.fixture(scope="session")
@@ -20,16 +24,22 @@ def airflow_python():
     return ROOT / ".venv-airflow" / "bin" / "python"
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def stage(airflow_python, kafka_server, minio_server, tmp_path_factory):
-    """A real Airflow, a cluster, Kafka and S3 (`tests.airflow.stage`).
-
-    Ended after this folder: its processes come and go, and are none of another test's.
-    """
+    """A real Airflow, a cluster, Kafka and S3 (`tests.airflow.stage`)."""
     from tests.airflow.stage import opened  # not where the provider's own tests run
 
-    with opened(tmp_path_factory.mktemp("airflow"), kafka_server, minio_server) as found:
-        yield found
+    return OPENED.enter_context(opened(tmp_path_factory.mktemp("airflow"), kafka_server, minio_server))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(nextitem):
+    """End Airflow after the last test of this folder.
+
+    The folder cannot be a package, whose name would be `airflow`: so a fixture of that scope would last to the end.
+    """
+    if nextitem is None or HERE not in nextitem.path.parents:
+        OPENED.close()
 
 
 @pytest.fixture

@@ -10,9 +10,10 @@ from tests.airflow import week
 from tests.airflow.conftest import ROOT
 from tests.airflow.database import migrated
 from tests.airflow.driver import Airflow
+from tests.airflow.held import shared_airflow, shared_cluster
 from tests.support.waiting import wait_until
 
-from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.client.local_cluster import LocalClusterConfig
 from penstock.core.errors import NotFoundError
 from penstock.testing.servers.process import free_port
 
@@ -130,8 +131,8 @@ def opened(folder, kafka_server, minio_server):
         taskmanagers=1, slots_per_taskmanager=5, directory=folder / "cluster", environment=environment
     )
     with (
-        LocalCluster(config) as cluster,
-        Airflow(folder / "home", free_port(), cluster.rest_url, environment) as airflow,
+        shared_cluster(config) as cluster,
+        shared_airflow(Airflow(folder / "home", free_port(), cluster.rest_url, environment)) as airflow,
     ):
         airflow.wait_dags([*DAGS, *OWN])
         with pytest.MonkeyPatch.context() as patch:  # the tests look at savepoints themselves

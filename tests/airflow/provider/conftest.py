@@ -32,10 +32,12 @@ def pytest_unconfigure():
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory):
     """One for all tests: jobs have names of their own."""
-    from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+    from tests.airflow.held import shared_cluster
+
+    from penstock.client.local_cluster import LocalClusterConfig
 
     config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=4, directory=tmp_path_factory.mktemp("cluster"))
-    with LocalCluster(config) as found:
+    with shared_cluster(config) as found:
         host, _, port = found.rest_url.removeprefix("http://").rpartition(":")
         os.environ["AIRFLOW_CONN_PENSTOCK_DEFAULT"] = f"penstock://{host}:{port}"
         yield found
