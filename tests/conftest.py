@@ -48,10 +48,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.config.option.collectonly or not (marked or wanted & {"kafka_server", "minio_server"}):
         return
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    tell = reporter.write_line if reporter else print  # a process of xdist has no reporter
     try:
-        choose.prepare(reporter.write_line)
+        choose.prepare(tell)
     except PenstockError as error:
-        reporter.write_line(f"servers: {error}")  # the tests that need them will fail with the same words
+        tell(f"servers: {error}")  # the tests that need them will fail with the same words
 
 
 @pytest.fixture(scope="session")

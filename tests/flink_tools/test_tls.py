@@ -60,7 +60,6 @@ def show(folder):
     return {**given, "security.ssl.rest.authentication-enabled": "true"}
 
 
-@pytest.mark.nightly
 def test_list_savepoint_stop_and_cancel_over_mutual_tls(secured, tmp_path):
     place, folder = secured
     job = place.submit("secured")
