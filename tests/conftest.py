@@ -35,10 +35,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave the tests with the mark `nightly` to a nightly run."""
     if depth() == "nightly":
         return
-    later = [item for item in items if item.get_closest_marker("nightly")]
-    if later:
-        config.hook.pytest_deselected(items=later)
-        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+    parts = {True: [], False: []}
+    for item in items:
+        parts[item.get_closest_marker("nightly") is not None].append(item)
+    if parts[True]:
+        config.hook.pytest_deselected(items=parts[True])
+        items[:] = parts[False]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -94,9 +96,9 @@ def bucket(minio_server: MinioServer) -> str:
 
 @pytest.fixture(autouse=True)
 def leak_check(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A test fails when a process or a listening socket of its own outlives it, a unit test also for a thread or file.
+    """Fail a test that leaves a process or a listening socket, and a unit test also for a thread or a file.
 
-    Looks at unit tests, and at tests with the mark `servers` or `processes`. A killed process leaves its temporary
+    It checks unit tests, and tests with the mark `servers` or `processes`. A killed process leaves its temporary
     files, so only unit tests are judged by files.
     """
     processes = any(request.node.get_closest_marker(mark) for mark in ("servers", "processes"))

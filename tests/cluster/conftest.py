@@ -1,4 +1,4 @@
-"""The stage of a process-level test (servers, an empty bucket, names of its own), and a module's cluster."""
+"""Fixtures of the cluster tests: servers, an empty bucket, unique names, and one cluster per module."""
 
 import signal
 import sys

@@ -45,7 +45,7 @@ class Stage:
 
 
 def s3_environment(minio):
-    """What a process needs to reach the S3 server."""
+    """The environment in which a process reaches the S3 server."""
     return {
         "PENSTOCK_S3_ENDPOINT": minio.url,
         "PENSTOCK_S3_ACCESS_KEY": minio.access_key,

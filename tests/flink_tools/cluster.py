@@ -59,7 +59,7 @@ class Place:
             return client.checkpoints(job_id)["counts"]["completed"]
 
     def told(self, job_id):
-        """What the cluster says of a job, for a wait that fails."""
+        """Describe a job, for a wait that fails."""
         with self.cluster.client() as client:
             return client.job(job_id)["state"], client.exceptions(job_id), client.checkpoints(job_id)["counts"]
 

@@ -1,4 +1,4 @@
-"""Imports stay small: each is looked at in a process of its own."""
+"""Imports stay small; each test imports in a new process."""
 
 import subprocess
 import sys

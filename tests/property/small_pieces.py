@@ -2,24 +2,23 @@
 
 from tests.support.sizes import sized
 
+from penstock.state.limits import StateLimits
+
 #: Fetched state beyond which it is dropped: at once, after some regions, never.
 LOCAL_BYTES = (1, 1 << 31, 1 << 50)
 
 
+#: The sizes that decide how much one read of remote state fetches.
+_SIZES = (
+    *("group_rows", "whole_file_bytes", "run_bytes", "regions", "fetched_pieces"),
+    *("fetched_rows", "prefetched_rows", "few_rows", "many_pieces", "region_file_bytes"),
+)
+
+
 def small_pieces():
-    """Use such sizes within a block."""
-    return sized(
-        group_rows=3,
-        whole_file_bytes=0,
-        run_bytes=600,
-        regions=4,
-        fetched_pieces=2,
-        fetched_rows=6,
-        prefetched_rows=3,
-        few_rows=2,
-        many_pieces=1,
-        region_file_bytes=1 << 13,
-    )
+    """Use the tiny ones of these sizes within a block."""
+    tiny = StateLimits.tiny()
+    return sized(**{name: getattr(tiny, name) for name in _SIZES})
 
 
 class Fetching:

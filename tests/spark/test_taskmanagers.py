@@ -50,7 +50,7 @@ class Console:
         return done.stdout + done.stderr
 
     def told(self, run):
-        """What a job's command and the cluster's log say, for a wait that fails."""
+        """Return the output of a job's command and the cluster's log, for a wait that fails."""
         log = (self.folder / "home" / "cluster.log").read_text()[-2000:]
         return f"the job's command: {run.poll()}\n{log}"
 

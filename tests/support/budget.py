@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 
-from tests.support.lanes import COMMITTED, RECORDED, ROOT, file_of, level_of
+from tests.support.lanes import COMMITTED, RECORDED, ROOT, by_level, file_of
 
 PAGE = ROOT / "docs" / "testing.md"
 BEGIN, END = "<!-- budget: begin -->\n", "<!-- budget: end -->\n"
@@ -28,15 +27,10 @@ def by_file(tests):
 
 def table(files):
     """Return the Markdown table of `by_file`'s answer: a line a level, the longest first."""
-    cases, seconds = Counter(), Counter()
-    for name, (count, value) in files.items():
-        cases[level_of(name)] += count
-        seconds[level_of(name)] += value
-    total = sum(seconds.values())
-    rows = [
-        f"| `{name}` | {cases[name]} | {value:.0f} | {value / total:.0%} |" for name, value in seconds.most_common()
-    ]
-    last = f"| all | {sum(cases.values())} | {total:.0f} | 100% |"
+    levels = by_level((name, *counted) for name, counted in files.items())
+    total = sum(seconds for _, _, seconds in levels)
+    rows = [f"| `{name}` | {cases} | {seconds:.0f} | {seconds / total:.0%} |" for name, cases, seconds in levels]
+    last = f"| all | {sum(cases for _, cases, _ in levels)} | {total:.0f} | 100% |"
     return "\n".join(["| level | cases | seconds | share |", "|---|---|---|---|", *rows, last, ""])
 
 

@@ -1,8 +1,8 @@
 """The rules of the level `unit`, held while a test runs.
 
-A unit test opens no connection and listens nowhere, starts no process, waits for no real clock, and writes below its
-own temporary folder alone. It also needs less than two seconds of CPU time. Whoever breaks a rule fails by its name,
-with the lines that led there.
+A unit test opens no connection and listens nowhere. It starts no process and waits for no real clock. It writes below
+its own temporary folder alone, and needs less than two seconds of CPU time. A test that breaks a rule fails; the
+message has the rule and the lines that led there.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ _REAL_ASYNC_SLEEP = asyncio.sleep
 
 
 class Watch:
-    """What one test did against the rules; any thread may add to it."""
+    """The broken rules of one test; any thread may add to them."""
 
     def __init__(self, folders):
         self.folders = tuple(os.path.realpath(folder) for folder in folders)
@@ -135,7 +135,7 @@ def end():
 
 
 def judge(watch):
-    """Fail the test that broke a rule; what it found is told once."""
+    """Fail the test that broke a rule, and forget its findings."""
     found, watch.found = watch.found, []
     if found:
         more = f"\n  ... and {len(found) - 10} more" if len(found) > 10 else ""

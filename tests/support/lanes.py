@@ -83,13 +83,14 @@ class Durations:
         written.write_text(json.dumps(kept, indent=0, sort_keys=True))
         written.replace(self.path)
 
-    def by_level(self):
-        """Return (level, cases, seconds) of this run, the longest first."""
-        cases, seconds = Counter(), Counter()
-        for nodeid, value in self.seen.items():
-            cases[level_of(nodeid)] += 1
-            seconds[level_of(nodeid)] += value
-        return [(level, cases[level], value) for level, value in seconds.most_common()]
+
+def by_level(counted):
+    """Return (level, cases, seconds) of (test or file, cases, seconds), the longest first."""
+    cases, seconds = Counter(), Counter()
+    for name, count, value in counted:
+        cases[level_of(name)] += count
+        seconds[level_of(name)] += value
+    return [(level, cases[level], value) for level, value in seconds.most_common()]
 
 
 def _load(path):
@@ -126,7 +127,7 @@ class LanesPlugin:
             self.durations.save()
 
     def pytest_terminal_summary(self, terminalreporter):
-        levels = self.durations.by_level()
+        levels = by_level((nodeid, 1, value) for nodeid, value in self.durations.seen.items())
         total = sum(seconds for _, _, seconds in levels)
         if total and len(levels) > 1:
             terminalreporter.write_line(f"{'level':<12} {'cases':>6} {'seconds':>8} {'share':>6}")

@@ -28,19 +28,14 @@ TEMP_ROOT = "PYTEST_DEBUG_TEMPROOT"
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _LISTENING = "0A"
 #: Threads that a process keeps by intent: a server dies with the thread that started it, so that one stays.
-LASTING = (
-    "penstock-spawner",
-    # idle threads of the pools that Playwright's loop and pyiceberg keep; the interpreter joins them at its end
-    "asyncio_",
-    "ThreadPoolExecutor-",
-)
+LASTING = ("penstock-spawner",)
 
 _started = 0
 _held = []
 
 
 def _count(event, arguments):
-    global _started  # noqa: PLW0603 - an audit hook has no state of its own
+    global _started  # noqa: PLW0603 - an audit hook is a function without state
     if event in _STARTS:
         _started += 1
 
@@ -78,7 +73,6 @@ class Seen:
     """What is there on behalf of this pytest process."""
 
     started: int
-    children: bool
     pids: dict
     sockets: frozenset
     descriptors: int
@@ -91,9 +85,8 @@ def look(*, processes):
     sockets, descriptors = _descriptors()
     threads = frozenset(t for t in threading.enumerate() if not t.daemon and not t.name.startswith(LASTING))
     files = frozenset(entry.name for entry in os.scandir(tempfile.gettempdir()))
-    children = _has_children()
-    found = running() if processes or children else {}
-    return Seen(_started, children, found, sockets, descriptors, threads, files)
+    found = running() if processes or _has_children() else {}
+    return Seen(_started, found, sockets, descriptors, threads, files)
 
 
 def check(before, *, processes, everything):
@@ -102,8 +95,7 @@ def check(before, *, processes, everything):
     With `everything` threads and temporary files count too.
     """
     processes = processes or _started > before.started or _has_children()
-    now = look(processes=processes)
-    if processes or now.descriptors > before.descriptors:
+    if processes or _descriptors()[1] > before.descriptors:
         gc.collect()  # what a test left open warns now, in this test, and a warning is an error
     give_up = time.monotonic() + GRACE_S * patience()
     while left := _left(before, look(processes=processes), everything=everything):

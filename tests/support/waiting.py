@@ -25,30 +25,31 @@ def wait_until(condition, what, *, seconds=DEADLINE_S, step=0.02):
     `what` names the condition; a callable is asked at the end, and says what was there instead. `seconds` is the
     deadline on a quiet machine.
     """
-    started = time.monotonic()
-    while True:
-        found = condition()
-        if found:
-            return found
-        waited = time.monotonic() - started
-        if waited > seconds * patience():
-            raise AssertionError(_failure(waited, what, found))
+    late = _deadline(what, seconds)
+    while not (found := condition()):
+        late(found)
         time.sleep(step)
+    return found
 
 
 async def until(condition, what, *, seconds=DEADLINE_S, step=0.02):
     """Do what `wait_until` does, in a coroutine: other coroutines go on meanwhile."""
+    late = _deadline(what, seconds)
+    while not (found := condition()):
+        late(found)
+        await asyncio.sleep(step)
+    return found
+
+
+def _deadline(what, seconds):
+    """Return a function that raises, with what was last seen, once the deadline is over."""
     started = time.monotonic()
-    while True:
-        found = condition()
-        if found:
-            return found
+
+    def late(found):
         waited = time.monotonic() - started
         if waited > seconds * patience():
-            raise AssertionError(_failure(waited, what, found))
-        await asyncio.sleep(step)
+            load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+            wanted = what() if callable(what) else what
+            raise AssertionError(f"not within {waited:.0f} s (load {load}): {wanted}; last seen: {found!r}")
 
-
-def _failure(waited, what, found):
-    load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    return f"not within {waited:.0f} s (load {load}): {what() if callable(what) else what}; last seen: {found!r}"
+    return late

@@ -1,4 +1,4 @@
-"""Whose connection it is: a real one, and one of another user."""
+"""Peer credentials: a real connection, and one of another user."""
 
 import os
 import socket

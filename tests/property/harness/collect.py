@@ -1,4 +1,4 @@
-"""What an operator emits, and how it compares with what it should."""
+"""Record the output of an operator, and compare it with the expected output."""
 
 import math
 from collections import Counter

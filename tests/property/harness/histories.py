@@ -1,4 +1,4 @@
-"""What happens to a job: steps that are drawn, and how they are played."""
+"""Draw the steps of a job, and play them."""
 
 from dataclasses import dataclass
 
