@@ -160,6 +160,8 @@ class LocalAirflow:
             "PATH": os.pathsep.join([str(BIN), os.environ.get("PATH", os.defpath)]),
             "PENSTOCK_HOME": str(self.home / "penstock"),
             "AIRFLOW_HOME": str(self.home),
+            # SQLite gives up after 5 s of waiting for another writer; a busy machine takes longer
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}?timeout=60",
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(self.record["port"]),

@@ -1,0 +1,1 @@
+"""The web interface in Chromium. A package, so that its browser and slow job end with its last test."""

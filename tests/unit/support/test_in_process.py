@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -67,3 +68,20 @@ def test_a_rule_that_is_broken_is_told_with_the_line(deed, rule, tmp_path):
         assert "tests/unit/support/test_in_process.py:" in watch.found[0]
         with pytest.raises(pytest.fail.Exception, match="not a unit test"):
             in_process.judge(watch)
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+def test_a_thread_counts_when_the_test_has_started_it(tmp_path, earlier):
+    go = threading.Event()
+    thread = threading.Thread(target=lambda: (go.wait(), time.sleep(0.001)))
+    if earlier:
+        thread.start()
+    watch = in_process.begin([tmp_path])
+    try:
+        if not earlier:
+            thread.start()
+        go.set()
+        thread.join()
+    finally:
+        in_process.end()
+    assert bool(watch.found) is not earlier
