@@ -1,7 +1,8 @@
 """Finds what a test leaves: processes, listening ports, threads, temporary files.
 
-A look costs less than a millisecond as long as the test has started no process. All processes that this pytest
-process starts inherit its token, and the temporary folder is its own, so pytest processes beside it are never blamed.
+Looking at processes takes some milliseconds, so only tests with a mark for it pay. The rules of `unit` forbid a process
+in the first place. All processes that this pytest process starts inherit its token, and the temporary folder belongs
+to it alone, so pytest processes beside it are never blamed.
 """
 
 import contextlib
@@ -25,19 +26,11 @@ TOKEN = secrets.token_hex(8)
 GRACE_S = 5.0
 #: pytest's own folders stay where they are; ours are removed at the end.
 TEMP_ROOT = "PYTEST_DEBUG_TEMPROOT"
-_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 _LISTENING = "0A"
 #: Threads that a process keeps by intent: a server dies with the thread that started it, so that one stays.
 LASTING = ("penstock-spawner",)
 
-_started = 0
 _held = []
-
-
-def _count(event, arguments):
-    global _started  # noqa: PLW0603 - an audit hook is a function without state
-    if event in _STARTS:
-        _started += 1
 
 
 def prepare():
@@ -46,7 +39,6 @@ def prepare():
     root = os.environ.setdefault(TEMP_ROOT, tempfile.gettempdir())
     folder = tempfile.mkdtemp(prefix="pt-", dir=root)  # short: it may hold sockets
     os.environ["TMPDIR"] = tempfile.tempdir = folder
-    sys.addaudithook(_count)
     return Path(folder)
 
 
@@ -72,7 +64,6 @@ def held(pids):
 class Seen:
     """What is there on behalf of this pytest process."""
 
-    started: int
     pids: dict
     sockets: frozenset
     descriptors: int
@@ -81,12 +72,11 @@ class Seen:
 
 
 def look(*, processes):
-    """Look around; at processes when told to, and when there are children: servers of fixtures of a wider scope."""
+    """Look around; at processes only when told to."""
     sockets, descriptors = _descriptors()
     threads = frozenset(t for t in threading.enumerate() if not t.daemon and not t.name.startswith(LASTING))
     files = frozenset(entry.name for entry in os.scandir(tempfile.gettempdir()))
-    found = running() if processes or _has_children() else {}
-    return Seen(_started, found, sockets, descriptors, threads, files)
+    return Seen(running() if processes else {}, sockets, descriptors, threads, files)
 
 
 def check(before, *, processes, everything):
@@ -94,7 +84,6 @@ def check(before, *, processes, everything):
 
     With `everything` threads and temporary files count too.
     """
-    processes = processes or _started > before.started or _has_children()
     if processes or _descriptors()[1] > before.descriptors:
         gc.collect()  # what a test left open warns now, in this test, and a warning is an error
     give_up = time.monotonic() + GRACE_S * patience()
@@ -123,14 +112,6 @@ def _place(thread):
 
 
 # --- processes
-
-
-def _has_children():
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
 
 
 def running():
