@@ -29,8 +29,6 @@ VERSIONS = ((3, 13), (3, 12), (3, 11))
 REPORT_EVERY_S = 10.0
 # once here, so that the processes of the first cluster do not all do it at once
 KERNELS = """
-import sys
-sys.dont_write_bytecode = False  # a start that has to compile the sources of everything it imports takes twice as long
 import penstock.cli.main, penstock.cli.run, penstock.cli.serve, penstock.rest.app, penstock.rest.server
 import penstock.taskmanager.main, penstock.taskmanager.template
 import penstock.kernels.warm, penstock_connectors.kafka._kernels, minio.error
@@ -60,6 +58,8 @@ def main(arguments: list[str]) -> int:
     if command not in {"demo", "test", "setup", "servers", "airflow"}:
         print(USAGE, file=sys.stderr)
         return 2
+    # a process that compiles the source of each module it imports takes twice as long to start
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     try:
         with _exclusive():
             install()
@@ -96,8 +96,8 @@ def main(arguments: list[str]) -> int:
 def pytest_arguments(given: Sequence[str]) -> list[str]:
     """Return pytest's arguments for `test [fast | nightly] [pytest arguments]`, and set the depth for it.
 
-    Without paths the tests of the depth run, in as many processes as the machine has cores, and one more: while some
-    tests compute, others wait for servers.
+    Without paths the tests of the depth run. The fast ones compute: they get a process for each core. The others wait
+    for servers half of the time: they get two.
     """
     depth = given[0] if given and given[0] in DEPTHS else "gate"
     rest = list(given[1:] if depth != "gate" else given)
@@ -105,7 +105,7 @@ def pytest_arguments(given: Sequence[str]) -> list[str]:
     if _levels(rest):
         return rest
     rest += DEPTHS.get(depth, [])
-    workers = (os.cpu_count() or 1) + (depth != "fast")
+    workers = (os.cpu_count() or 1) * (1 if depth == "fast" else 2)
     rest += [f"-n{workers}", f"--junitxml={ROOT / '.cache' / 'junit.xml'}"]
     if depth == "nightly":
         head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)

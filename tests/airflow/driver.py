@@ -137,12 +137,12 @@ class Airflow:
             f"{dag} {run}: a retry hides a failure: {tries}\n{self.diagnosis()}"
         )
 
-    def wait_trigger(self, dag, run, text):
-        """Wait until the triggerer has written `text` into a task's log."""
+    def wait_trigger(self, dag, run, text, *, attempt=1):
+        """Wait until the triggerer has written `text` into a task's log, at that attempt."""
         logs = self.home / "logs" / f"dag_id={dag}" / f"run_id={run}"
 
         def written():
-            return any(text in log.read_text() for log in logs.glob("**/*.trigger.*"))
+            return any(text in log.read_text() for log in logs.glob(f"**/attempt={attempt}.*.trigger.*"))
 
         wait_until(written, lambda: f"{text!r} of a trigger\n{self.diagnosis()}", seconds=LIMIT_S, step=0.2)
 

@@ -3,6 +3,7 @@
 import contextlib
 import secrets
 import shutil
+import urllib.request
 from types import SimpleNamespace
 
 import pytest
@@ -67,6 +68,14 @@ class Stage:
 
     def jobs(self, name):
         return [job for job in self.rest.jobs() if job["name"] == name]
+
+    def checkpointed(self, job_id):
+        """Whether the job has a checkpoint; asks for one if not."""
+        if self.rest.summary(job_id)["checkpoints-completed"]:
+            return True
+        place = f"{self.rest.url}/v1/jobs/{job_id}/checkpoints"
+        with urllib.request.urlopen(urllib.request.Request(place, data=b"{}", method="POST"), timeout=60):
+            return False
 
     def end_all(self):
         for job in self.rest.jobs():

@@ -62,12 +62,20 @@ def test_cleared_and_run_twice(stage, name, tmp_path):
 @pytest.mark.parametrize("wish", ["cancel", pytest.param("keep", marks=pytest.mark.nightly)])
 def test_a_task_that_waits_is_cleared(stage, name, tmp_path, wish):
     """Kept, the job is found again; cancelled as configured, another one takes its place. One runs."""
-    run = stage.airflow.trigger(
-        "job_submit", job_file=str(write_job(tmp_path, name, interval="45s")), on_kill=wish
-    )  # fmt: skip
+    path = write_job(tmp_path, name, interval="1h")  # its first checkpoint is the one that is asked for below
+    run = stage.airflow.trigger("job_submit", job_file=str(path), on_kill=wish)
     stage.airflow.wait_task("job_submit", run, "submit", "deferred")
     stage.airflow.wait_trigger("job_submit", run, "no checkpoint is complete yet")
+    (first,) = stage.jobs(name)
     stage.airflow.clear("job_submit", run, "submit")
+    if wish == "cancel":
+        wait_until(lambda: stage.rest.job(first["jid"])["state"] == "CANCELED", "the first job's end", step=0.2)
+        waits = lambda: [job["jid"] for job in stage.jobs(name) if job["state"] == "RUNNING"]
+        (job_id,) = wait_until(waits, lambda: f"another job\n{stage.airflow.diagnosis()}", seconds=LIMIT_S, step=0.2)
+    else:
+        stage.airflow.wait_trigger("job_submit", run, "no checkpoint is complete yet", attempt=2)
+        job_id = first["jid"]
+    wait_until(lambda: stage.checkpointed(job_id), "a checkpoint", step=0.5)
     stage.airflow.wait_run("job_submit", run, again=True)
     assert stage.airflow.task("job_submit", run, "submit")["try_number"] >= 2
     found = {job["jid"]: job["state"] for job in stage.jobs(name)}

@@ -84,7 +84,7 @@ def console(tmp_path):
 
 
 def test_an_executor_is_killed_in_the_middle(console, tmp_path):
-    console("run", console.job("expected", rate=100_000))
+    console("run", console.job("expected", rows=ROWS // 2, rate=100_000))
     options = ("--provider", "spark", "--master", MASTER, "--slots", 2, "--rest-port", 0)
     console("cluster", "start", *options)
     pid = json.loads((tmp_path / "home" / "cluster.json").read_text())["pid"]
@@ -95,7 +95,7 @@ def test_an_executor_is_killed_in_the_middle(console, tmp_path):
     before, _ = console.taskmanagers()
 
     url = json.loads((tmp_path / "home" / "cluster.json").read_text())["rest"]
-    command = console.command("run", console.job("counted"), "--cluster", url)
+    command = console.command("run", console.job("counted", rows=ROWS // 2), "--cluster", url)
     with subprocess.Popen(command, cwd=tmp_path, env=console.environment) as run:
         manifests = tmp_path / "checkpoints"
         there = lambda: len(list(manifests.glob("counted/manifests/*")))

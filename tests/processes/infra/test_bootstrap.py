@@ -164,10 +164,10 @@ def test_airflow_is_installed_when_a_path_may_need_it(bootstrap, arguments, want
 @pytest.mark.parametrize(
     ("given", "depth", "levels", "workers"),
     [
-        ([], "gate", [], "-n3"),
-        (["-x"], "gate", [], "-n3"),
+        ([], "gate", [], "-n4"),
+        (["-x"], "gate", [], "-n4"),
         (["fast"], "fast", ["tests/unit", "tests/property", "tests/sim", "tests/tidy"], "-n2"),
-        (["nightly", "-x"], "nightly", [], "-n3"),
+        (["nightly", "-x"], "nightly", [], "-n4"),
         (["fast", "tests/sim"], "fast", ["tests/sim"], None),
         (["tests/unit/core"], "gate", ["tests/unit/core"], None),
     ],
