@@ -23,8 +23,7 @@ def by_hand(count, size, slide):
 
 
 @pytest.mark.parametrize(("size", "slide"), [(100, 100), (300, 100)])
-def test_the_reference_is_what_counting_row_by_row_gives(size, slide, monkeypatch):
-    monkeypatch.setattr(reference, "_CHUNK", 7001)
+def test_the_reference_is_what_counting_row_by_row_gives(size, slide):
     count = 560_000
     assert reference.last_sure_window(count, slide) > reference.T0_MS
-    assert reference.windows(count, size, slide) == by_hand(count, size, slide)
+    assert reference.windows(count, size, slide, users=reference.Users(piece=7001)) == by_hand(count, size, slide)

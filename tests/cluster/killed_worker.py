@@ -4,6 +4,7 @@ import json
 import os
 import signal
 
+from tests.cluster.savepoints import rows_read
 from tests.support.waiting import wait_until
 
 from penstock.client.executors import ClusterExecutor
@@ -13,9 +14,9 @@ LIMIT_S = 120.0
 
 
 def rows_after_a_kill(graph, folder, *, checkpoints, drain=False):
-    """Run `graph`, which reads without end and writes to `folder`/out; return all rows.
+    """Run `graph`, which reads `orders` without end and writes to `folder`/out; return all rows, and how many it read.
 
-    A worker is killed after so many checkpoints, and the job stopped after some more.
+    A worker is killed after so many checkpoints, and the job stopped with a savepoint after some more.
     """
     config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=2, directory=folder / "cluster")
     with LocalCluster(config) as cluster:
@@ -28,7 +29,8 @@ def rows_after_a_kill(graph, folder, *, checkpoints, drain=False):
         wait_until(lambda: summary()["restarts"] >= 1, story, seconds=LIMIT_S, step=0.1)
         done = completed()
         wait_until(lambda: completed() >= done + 3, story, seconds=LIMIT_S, step=0.1)
-        handle.stop(drain=drain)
+        read = rows_read(handle.stop(drain=drain))
         assert summary()["restarts"] == 1
     paths = (folder / "out").rglob("*.jsonl")
-    return [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
+    return rows, read

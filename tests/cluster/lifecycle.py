@@ -10,6 +10,7 @@ from functools import cache
 from typing import Protocol
 
 import polars as pl
+from tests.cluster.savepoints import rows_read
 from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
@@ -149,11 +150,11 @@ class Place:
         )
         return len(self.read()[0])
 
-    def ended(self, job_id):
-        """Return the rows of a job that has stopped: the first ones of its input, without any gap."""
+    def ended(self, job_id, uri):
+        """Return the rows of a job that has stopped with a savepoint: one for each row that it had read by then."""
         self.wait(job_id, "FINISHED")
         counted, closed = self.read()
-        assert Counter(user for user, *_ in counted) == Counter(first_users(len(counted)))
+        assert Counter(user for user, *_ in counted) == Counter(first_users(rows_read(uri)))
         return counted, closed
 
 
@@ -210,14 +211,14 @@ def live(place, way):
     table["cancel"] = place.goes_on(job)
 
     uri = saved(place, way.stop(job, target), "stop")
-    counted, closed = place.ended(job)
+    counted, closed = place.ended(job, uri)
     assert closed == [], "a stop fires no timers"
     job = submitted(place, way, second, uri)
     table["stop"] = place.goes_on(job)
     assert table["stop"] > len(counted)
 
-    saved(place, way.drain(job, target), "drain")
-    counted, closed = place.ended(job)
+    uri = saved(place, way.drain(job, target), "drain")
+    counted, closed = place.ended(job, uri)
     per_user = Counter(user for user, *_ in counted)
     assert {user: -seq for user, seq, _ in closed} == per_user, "a drain fires the timer of every user, once"
     assert len(closed) == USERS

@@ -3,6 +3,9 @@
 import os
 from pathlib import Path
 
+#: Place of the exit code behind the name of a process in its `stat`.
+_EXIT_CODE = 49
+
 
 def _fields(pid):
     """State and parent of a process, or None when it is gone."""
@@ -23,6 +26,12 @@ def alive(pid):
 def stopped(pid):
     found = _fields(pid)
     return found is not None and found[0] in "Tt"
+
+
+def ended_by(pid):
+    """The signal that has ended a process whose parent does not know it yet; 0: it has exited by itself."""
+    status = int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[_EXIT_CODE])
+    return status & 0x7F
 
 
 def parent(pid):

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 
 import pyarrow.parquet as pq
 import pytest
+from tests.cluster.savepoints import rows_read
 from tests.support.waiting import wait_until
 
 from penstock.api.job_file import planned
@@ -91,12 +92,12 @@ def test_a_slow_job_is_made_wider_and_its_output_is_exact(cluster, tmp_path):
     wait_until(lambda: completed() > before, lambda: job.client.story(job.job_id)[-9:], seconds=120, step=0.2)
     measured = lambda: asked(cluster, job.job_id)["restarts-measured"]
     wait_until(measured, lambda: f"a measured restart: {asked(cluster, job.job_id)}", step=0.2)
-    job.stop()
+    count = rows_read(job.stop())
     numbers = defaultdict(list)
     for part in (tmp_path / "root" / "out").glob("*.parquet"):
         for row in pq.read_table(part).to_pylist():
             numbers[row["user_id"]].append(row["number"])
-    read = orders(OrderPattern(splits=1, users=USERS), 0, 0, sum(map(len, numbers.values())))["user_id"].to_pylist()
+    read = orders(OrderPattern(splits=1, users=USERS), 0, 0, count)["user_id"].to_pylist()
     assert Counter(read) == {user: len(found) for user, found in numbers.items()}
     for found in numbers.values():
         assert sorted(found) == list(range(1, len(found) + 1)), "no row twice, none lost, state went along"

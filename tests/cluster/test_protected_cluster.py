@@ -17,6 +17,7 @@ import polars as pl
 import pytest
 from tests.cluster import proc_tree
 from tests.cluster.ports import listening, own_addresses, reaches, unix_folders
+from tests.cluster.savepoints import rows_read
 from tests.support.waiting import wait_until
 
 from penstock_connectors.datagen.orders import OrderPattern, orders
@@ -113,9 +114,10 @@ def test_mutual_tls_in_two_commands(console, tmp_path):
         show_no_secret(record["pid"], folder)
         console("stop", "protected", "--drain")
         assert run.wait(LIMIT_S) == 0
+    (savepoint,) = (tmp_path / "checkpoints" / "protected" / "savepoints").iterdir()
     parts = [path for path in (tmp_path / "out").rglob("*") if path.is_file() and not path.name.startswith(".")]
     counted = pl.concat([pl.read_parquet(path) for path in parts]).group_by("user_id").agg(pl.col("n").sum())
-    read = orders(OrderPattern(splits=1, users=USERS), 0, 0, counted["n"].sum())["user_id"].to_pylist()
+    read = orders(OrderPattern(splits=1, users=USERS), 0, 0, rows_read(savepoint))["user_id"].to_pylist()
     assert dict(counted.rows()) == Counter(read)
     assert read
     console("cluster", "stop")

@@ -37,7 +37,7 @@ def test_a_jobmanager_that_dies_in_the_middle(tmp_path, when, action):
         stop = lambda token: job.stop(drain=action == "drain", target=str(target / "stopped"), token=token)
         uri = saved(place, stop("mine"), action)
         wait_until(lambda: running.restarts == ["jobmanager"], lambda: f"a dead JobManager: {running.restarts}")
-        _, closed = place.ended(job.job_id)
+        _, closed = place.ended(job.job_id, uri)
         assert len(closed) == (USERS if action == "drain" else 0)
         assert stop("mine") == uri, "asked again"
         assert [path.name for path in (target / "stopped").iterdir()] == [uri.rpartition("/")[2]]

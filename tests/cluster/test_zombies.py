@@ -26,7 +26,10 @@ def paused():
 
 
 def test_a_paused_worker_that_was_replaced_publishes_nothing_and_dies(stage, paused):
-    """Its whole TaskManager is paused, as a machine would be: in the middle of a publication."""
+    """Its whole TaskManager is paused, as a machine would be: in the middle of a publication.
+
+    Resumed alone, it has nobody above it to end it or to hear of it: its lease in the kernel does.
+    """
     point = "sink.before_publish"
     with Scene(stage, Orders(1, EVENTS), rate=RATE, taskmanagers=3, failpoints={point: "hold"}) as scene:
         scene.begin()
@@ -44,6 +47,7 @@ def test_a_paused_worker_that_was_replaced_publishes_nothing_and_dies(stage, pau
         assert proc_tree.stopped(held), "the zombie ended before it was resumed: nothing is shown"
         os.kill(held, signal.SIGCONT)
         scene.wait(lambda: not proc_tree.alive(held), "the resumed worker to die")
+        assert proc_tree.ended_by(held) == signal.SIGALRM, "it was not its lease that ended it"
         proc_tree.signal_all(tree, signal.SIGCONT)
         scene.feed.join()
         scene.wait_finished()
@@ -51,17 +55,19 @@ def test_a_paused_worker_that_was_replaced_publishes_nothing_and_dies(stage, pau
 
 
 def test_a_worker_paused_alone_is_replaced(stage, paused):
-    """Its TaskManager lives and ends it as soon as it no longer answers."""
+    """Its TaskManager lives and ends it as soon as it no longer answers; it never goes on."""
     with Scene(stage, Orders(2, EVENTS), rate=RATE, taskmanagers=2) as scene:
         scene.begin()
         scene.wait_checkpoints(2)
-        victim = int(scene.look_at_workers()[0]["pid"])
+        worker = scene.look_at_workers()[0]
+        victim = int(worker["pid"])
+        log = scene.taskmanager_of(victim).log_file
         paused.append(victim)
         os.kill(victim, signal.SIGSTOP)
         scene.wait_replaced({victim})
-        if proc_tree.alive(victim):
-            os.kill(victim, signal.SIGCONT)
-        scene.wait(lambda: not proc_tree.alive(victim), "the replaced worker to die")
+        scene.wait(lambda: not proc_tree.alive(victim), "the paused worker to die")
+        ended = f"worker {worker['id']} ended with -9 worker {worker['id']} has not answered"
+        scene.wait(lambda: ended in log.read_text(encoding="utf-8"), f"{ended!r} in the TaskManager's log")
         scene.feed.join()
         scene.wait_finished()
         scene.check_exact()

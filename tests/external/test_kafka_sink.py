@@ -297,9 +297,9 @@ def test_rows_that_cannot_be_encoded_hold_up_no_reader(open_sink, implementation
             raise ValueError("no such text")
         return encode(*arguments)
 
-    monkeypatch.setattr(committer_module, "_PIECE_ROWS", 10)
     monkeypatch.setattr(committer_module, "encode", fail_second)
-    committer, owed = stage.committer(), stage.committable(1, (0, 30))
+    committer, owed = StagedCommitter(stage.spec.config, SystemClock(), piece_rows=10), stage.committable(1, (0, 30))
+    stage.opened.append(committer)
     with pytest.raises(ValueError, match="no such text"):
         committer.commit(permit(1), (owed,), read)
     other = stage.committable(1, (30, 40), subtask=1)

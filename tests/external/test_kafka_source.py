@@ -7,6 +7,7 @@ import pytest
 from tests.support.waiting import wait_until
 
 from penstock.core.errors import BadRecordError, ConnectorError
+from penstock_connectors.kafka.enumerator import KafkaEnumerator
 from penstock_connectors.kafka.fetch import FetchSettings, open_fetcher
 from penstock_connectors.kafka.source import KafkaSource, KafkaSourceFactory
 
@@ -73,13 +74,12 @@ def test_fetcher_gives_messages_as_they_were_written(kafka):
         fetcher.close()
 
 
-def test_a_fetcher_that_gave_all_it_may_give_is_not_drained(kafka, monkeypatch):
+def test_a_fetcher_that_gave_all_it_may_give_is_not_drained(kafka):
     """Else a source behind a backlog would wait for company after every fetch."""
-    monkeypatch.setattr("penstock_connectors.kafka.fetch_fast.MAX_BATCH", 10)
     topic = kafka.topic("backlog")
     n = 1000
     kafka.produce(topic, [b"v"] * n)
-    fetcher = open_fetcher(FetchSettings({**kafka.resolved, "group.id": "g"}, lambda: None))
+    fetcher = open_fetcher(FetchSettings({**kafka.resolved, "group.id": "g"}, lambda: None, most_messages=10))
     try:
         fetcher.add({(topic, 0): 0})
         sizes = []
@@ -294,14 +294,13 @@ def test_several_topics(kafka, open_reader):
     }
 
 
-def test_missing_topic_and_unreachable_broker(kafka, order, monkeypatch):
+def test_missing_topic_and_unreachable_broker(kafka, order):
     factory = KafkaSourceFactory()
     with pytest.raises(ConnectorError, match=r"has no topic 'nosuch'.*create it"):
         factory.validate(KafkaSource(kafka.bootstrap, "nosuch", order).spec())
     spec = KafkaSource("127.0.0.1:9", "orders", order).spec()
-    monkeypatch.setattr("penstock_connectors.kafka.metadata._TIMEOUT_S", 1.0)
-    with pytest.raises(ConnectorError, match=r"127.0.0.1:9 cannot be reached"):
-        factory.create_enumerator(spec, first_run=True).discover(frozenset())
+    with pytest.raises(ConnectorError, match=r"127.0.0.1:9 cannot be reached within 1 s"):
+        KafkaEnumerator(spec.config, first_run=True, timeout_ms=1000).discover(frozenset())
 
 
 def test_a_paused_partition_goes_on_where_it_stood(kafka, open_reader):

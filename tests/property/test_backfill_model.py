@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from tests.spark.golden import AT_ONCE, KINDS, TWO, Golden
 from tests.support.depth import examples
 
-from penstock.backfill import engine
 from penstock.backfill.engine import LocalEngine
 
 
@@ -26,9 +25,8 @@ def test_output_up_to_a_random_cut(kind):
     )
     def holds(cuts, parts, piece_rows, disorder_ms, seed, batch_rows):
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(engine, "_BATCH_ROWS", batch_rows)
             golden = Golden(kind, Path(folder), rows=1_200, seed=seed, disorder_ms=disorder_ms)
-            made = golden.backfill(patch, LocalEngine(), cuts, parts=parts, piece_rows=piece_rows)
+            made = golden.backfill(patch, LocalEngine(batch_rows), cuts, parts=parts, piece_rows=piece_rows)
             reached = golden.watermark(cuts)
             assert made.watermark == reached
             assert made.rows_read == sum(min(cut, 400) for cut in cuts) * (2 if kind in TWO else 1)

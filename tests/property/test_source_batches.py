@@ -11,7 +11,6 @@ from tests.support.depth import examples
 
 from penstock.connector.source import PollResult, SourceBatch
 from penstock.connector.staging import DEAD_LETTER_SCHEMA
-from penstock.operators import source_batches
 from penstock.operators.source_batches import TOGETHER_BYTES, WORTH_ANOTHER_ROWS, measure_of, read_more, together
 
 NAMES = ("a", "b", "c")
@@ -44,11 +43,7 @@ def rows_of(parts):
 @given(st.lists(batches(), max_size=6), st.sampled_from([TOGETHER_BYTES, 60, 0]))
 @examples(300)
 def test_the_rows_stay_what_and_where_they_are(parts, limit):
-    source_batches.TOGETHER_BYTES = limit
-    try:
-        found = list(together(parts))
-    finally:
-        source_batches.TOGETHER_BYTES = TOGETHER_BYTES
+    found = list(together(parts, most_bytes=limit))
     assert rows_of(found) == rows_of(parts)
     assert [p for p in found if p.dead_letters is not None] == [p for p in parts if p.dead_letters is not None]
     assert all(p.data.nbytes <= limit for p in found if not any(p is q for q in parts))

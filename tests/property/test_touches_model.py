@@ -4,7 +4,6 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.state import touches
 from penstock.state.touches import Touches
 
 STEPS = st.lists(st.one_of(st.sets(st.integers(0, 30), min_size=1), st.integers(2, 4)), min_size=1, max_size=40)
@@ -12,15 +11,7 @@ STEPS = st.lists(st.one_of(st.sets(st.integers(0, 30), min_size=1), st.integers(
 
 @given(steps=STEPS, calls=st.integers(34, 40))
 def test_the_last_ones_stay_whatever_the_number_of_calls(steps, calls):
-    before, touches._CALLS = touches._CALLS, calls
-    try:
-        run(steps)
-    finally:
-        touches._CALLS = before
-
-
-def run(steps):
-    kept, times, count = Touches(), {}, 0
+    kept, times, count = Touches(calls), {}, 0
     for now, step in enumerate(steps, 1):
         if isinstance(step, set):
             count = max(count, *(slot + 1 for slot in step))

@@ -125,6 +125,7 @@ class Worker:
         self.inbox = Lane(world)
         self._outbox = Lane(world)
         self.network = MemoryNetwork(worker_id, world.transport, world.clock)
+        small = world.plan.inline_bytes
         environment = TaskEnvironment(
             worker_id=worker_id,
             clock=world.clock,
@@ -134,7 +135,7 @@ class Worker:
             blocking=Background(self, "blocking"),
             managed_memory_bytes=world.plan.managed_memory_bytes,
             state_dir=world.folder / self.worker_id,
-            limits=world.plan.limits,
+            limits=world.plan.limits.changed(inline_state_bytes=small, inline_staged_bytes=small),
         )
         self.runtime = TaskRuntime(environment, self)
         self._report(msg.WorkerReady(worker_id=worker_id, endpoint=self.network.endpoint, pid=1))

@@ -32,7 +32,6 @@ from penstock.jobmanager import events as ev
 from penstock.jobmanager.job_state import Step
 from penstock.jobmanager.job_store import StartFrom
 from penstock.network.memory import Link, MemoryTransport
-from penstock.task import uploader
 
 _MAX_STEPS = 40_000
 _MAX_MS = 120_000.0
@@ -99,15 +98,12 @@ class World:
 
     @contextmanager
     def _installed(self) -> Iterator[None]:
-        sizes = uploader.INLINE_STATE_BYTES, uploader.INLINE_STAGED_BYTES
-        uploader.INLINE_STATE_BYTES = uploader.INLINE_STAGED_BYTES = self.plan.inline_bytes
         self.store.fault = self._on_store
         self.kafka.on_commit = self.checks.committing
         connectors.use(self.kafka, self._on_publish)
         try:
             yield
         finally:
-            uploader.INLINE_STATE_BYTES, uploader.INLINE_STAGED_BYTES = sizes
             MemoryStore._named.pop(self.store.uri.removeprefix("memory://"), None)
             for fiber in [f for group in self._fibers.values() for f in group]:
                 fiber.kill()

@@ -7,9 +7,8 @@ from tests.unit.snapshots.test_rekey import LISTS, PANES, PROFILES, TIMERS, job
 
 import penstock as ps
 from penstock.core.errors import StorageError, UsageError
-from penstock.snapshots import recut as recut_module
-from penstock.snapshots import rekey as rekey_module
 from penstock.snapshots.compare import diff
+from penstock.snapshots.limits import SnapshotLimits
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.rekey import rekey
 from penstock.snapshots.spark_rekey import SparkRekey
@@ -22,13 +21,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*socket.socket:pytest.PytestUnraisableExceptionWarning"),
 ]
 USERS = range(3_000)
+SMALL = SnapshotLimits(cut_bytes=10_000, file_bytes=40_000)
 ENTRIES = [(user, n, user * 10 + n) for user in range(0, 3_000, 7) for n in range(user % 40)]
-
-
-@pytest.fixture
-def small_files(monkeypatch):
-    monkeypatch.setattr(recut_module, "CUT_BYTES", 10_000)
-    monkeypatch.setattr(rekey_module, "FILE_BYTES", 40_000)
 
 
 @pytest.fixture
@@ -58,12 +52,12 @@ KEYS = {
 }
 
 
-@pytest.mark.usefixtures("small_files")
 @pytest.mark.parametrize("kind", KEYS)
 def test_it_gives_the_files_that_it_gives_here(spark, savepoint, tmp_path, kind):
     snapshot = open_snapshot(savepoint)
-    here = rekey(snapshot, str(tmp_path / "here"), uid="people", key=KEYS[kind])
-    there = rekey(snapshot, str(tmp_path / "there"), uid="people", key=KEYS[kind], engine=SparkRekey(spark))
+    wanted = {"uid": "people", "key": KEYS[kind], "limits": SMALL}
+    here = rekey(snapshot, str(tmp_path / "here"), **wanted)
+    there = rekey(snapshot, str(tmp_path / "there"), engine=SparkRekey(spark), **wanted)
     assert manifest(there) == manifest(here), "all files are named with their checksums"
     assert {row.verdict for row in diff(open_snapshot(here), open_snapshot(there))} == {"same"}
     assert (verify(there).damaged, verify(there).unknown) == ([], [])
@@ -77,10 +71,9 @@ def test_it_gives_the_files_that_it_gives_here(spark, savepoint, tmp_path, kind)
     assert max(sizes) < 2 * min(sizes), "files are of about the same size"
 
 
-@pytest.mark.usefixtures("small_files")
 def test_now_is_one_moment_in_all_tasks_of_both_jobs(spark, savepoint, tmp_path):
-    key = ["user_id", "at=NOW()"]
-    made = rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=key, engine=SparkRekey(spark))
+    wanted = {"uid": "people", "key": ["user_id", "at=NOW()"], "limits": SMALL}
+    made = rekey(open_snapshot(savepoint), str(tmp_path / "new"), engine=SparkRekey(spark), **wanted)
     states = [ps.snapshots.read(made, uid="people", name=name) for name in ("profile", "recent", "__timers_event")]
     assert pl.concat([state.select("at") for state in states]).collect()["at"].n_unique() == 1
     assert verify(made).damaged == []

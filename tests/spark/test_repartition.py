@@ -1,5 +1,6 @@
 """A snapshot that Spark cuts anew is the one that is cut here: the same rows in the same parts, also a task twice."""
 
+import functools
 import json
 import subprocess
 import sys
@@ -11,10 +12,10 @@ from tests.unit.snapshots.conftest import empty_job, job  # noqa: F401 - fixture
 
 import penstock as ps
 from penstock.core.errors import StorageError
-from penstock.snapshots import recut as module
+from penstock.snapshots.limits import SnapshotLimits
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.recut import in_turn
-from penstock.snapshots.repartition import repartition
+from penstock.snapshots.repartition import repartition as plain_repartition
 from penstock.snapshots.spark_repartition import on_spark
 from penstock.snapshots.verify import verify
 
@@ -26,9 +27,8 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def small_cuts(monkeypatch):
-    monkeypatch.setattr(module, "CUT_BYTES", 2000)
+#: With small cuts.
+repartition = functools.partial(plain_repartition, limits=SnapshotLimits(cut_bytes=2000))
 
 
 def content(uri):

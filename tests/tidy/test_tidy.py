@@ -113,6 +113,29 @@ def test_nothing_is_left_for_later():
     )
 
 
+def patched_constants(path):
+    """Every constant of a module that a test sets: by `setattr`, or by an assignment."""
+    for node in ast.walk(tree(path)):
+        found = ""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "setattr":
+            given = [arg.value for arg in node.args[:2] if isinstance(arg, ast.Constant)]
+            own = ast.unparse(node.args[0]) == "sys.modules[__name__]" or str(given[:1]).startswith("['tests.")
+            found = "" if own or not given else str(given[0]).rpartition(".")[2]
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) != "self":
+            found = node.attr
+        if re.fullmatch(r"_?[A-Z][A-Z0-9_]+", found):
+            yield node.lineno, found
+
+
+def test_sizes_and_times_are_given_and_not_patched():
+    nothing(
+        f"{path}:{number} sets {name}: let the code take it as an argument or from its limits"
+        for path in python_files()
+        if path.parts[0] == "tests" and path.parts[:3] != ("tests", "processes", "infra")  # a script, loaded as a file
+        for number, name in patched_constants(path)
+    )
+
+
 @pytest.mark.parametrize("root", PACKAGES)
 def test_source_roots_are_no_packages(root):
     assert Path(root, "__init__.py") not in tracked()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 #: Bytes of text read at once; a longer line is read in steps of this up to `_LINE_BYTES`.
-_BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 4 << 20
 _LINE_BYTES = 64 << 20
 _CHANGED = "files must not change while a job reads them; start with --fresh"
 
@@ -58,8 +58,10 @@ class Cursor(Protocol):
         """Close the file."""
 
 
-def open_cursor(path: str, file_format: str, schema: pa.Schema, state: dict[str, Any]) -> Cursor:
-    """Open a file at the position in `state`.
+def open_cursor(
+    path: str, file_format: str, schema: pa.Schema, state: dict[str, Any], block_bytes: int = BLOCK_BYTES
+) -> Cursor:
+    """Open a file at the position in `state`; of text, `block_bytes` are read at a time.
 
     Raises:
         ConnectorError: it cannot be read, lacks columns, or is shorter than it was.
@@ -72,8 +74,8 @@ def open_cursor(path: str, file_format: str, schema: pa.Schema, state: dict[str,
         if file_format == "parquet":
             return ParquetCursor(path, schema, state)
         if file_format == "csv":
-            return TextCursor(path, state, CsvLines(path, schema).parse, header=True)
-        return TextCursor(path, state, JsonLines(schema).parse, header=False)
+            return TextCursor(path, state, CsvLines(path, schema).parse, block_bytes, header=True)
+        return TextCursor(path, state, JsonLines(schema).parse, block_bytes, header=False)
     except (OSError, pa.ArrowException) as error:
         msg = f"file source: {path} cannot be read: {error}"
         raise ConnectorError(msg, hint="check that the file exists on every worker and is whole") from error
@@ -82,8 +84,8 @@ def open_cursor(path: str, file_format: str, schema: pa.Schema, state: dict[str,
 class TextCursor:
     """Lines of a file up to the size it had when it was discovered."""
 
-    def __init__(self, path: str, state: dict[str, Any], parse: Any, *, header: bool) -> None:
-        self._path = path
+    def __init__(self, path: str, state: dict[str, Any], parse: Any, block_bytes: int, *, header: bool) -> None:
+        self._path, self._block_bytes = path, block_bytes
         self._offset = int(state.get("offset", 0))
         self._size = int(state["size"])
         self._parse = parse
@@ -123,7 +125,7 @@ class TextCursor:
         """Read up to the block size, and on until a line is whole."""
         block = b""
         while True:
-            want = min(_BLOCK_BYTES, self._size - self._offset - len(block))
+            want = min(self._block_bytes, self._size - self._offset - len(block))
             more = self._file.read(want) if want > 0 else b""
             block += more
             if want > 0 and not more:

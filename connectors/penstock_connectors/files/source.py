@@ -19,7 +19,7 @@ from penstock.connector.source import HistorySplit, PollResult, SourceBatch, Sou
 from penstock.connector.staging import DEAD_LETTER_SCHEMA
 from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
-from penstock_connectors.files.cursors import open_cursor
+from penstock_connectors.files.cursors import BLOCK_BYTES, open_cursor
 
 if TYPE_CHECKING:
     from penstock.connector.source import SourceContext
@@ -107,6 +107,10 @@ def _check_csv(schema: pa.Schema) -> None:
 class FileSourceFactory:
     """Makes enumerator and reader from the spec."""
 
+    def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
+        """`block_bytes`: of text, read at a time."""
+        self._block_bytes = block_bytes
+
     def create_enumerator(self, spec: SourceSpec, *, first_run: bool) -> FileEnumerator:
         """Return the enumerator; files are listed once, at the job's first start."""
         return FileEnumerator(msgspec.convert(spec.config, _Config), first_run=first_run)
@@ -114,7 +118,7 @@ class FileSourceFactory:
     def create_reader(self, spec: SourceSpec, context: SourceContext) -> FileReader:
         """Return a reader for one subtask."""
         del context
-        return FileReader(msgspec.convert(spec.config, _Config), schema_from_text(spec.schema))
+        return FileReader(msgspec.convert(spec.config, _Config), schema_from_text(spec.schema), self._block_bytes)
 
     def history(
         self,
@@ -195,9 +199,8 @@ class _Split:
 class FileReader:
     """Reads the files it was given, a few at a time."""
 
-    def __init__(self, config: _Config, schema: pa.Schema) -> None:
-        self._config = config
-        self._schema = schema
+    def __init__(self, config: _Config, schema: pa.Schema, block_bytes: int) -> None:
+        self._config, self._schema, self._block_bytes = config, schema, block_bytes
         self._splits: dict[str, _Split] = {}
         self._bad_records = 0
 
@@ -214,7 +217,7 @@ class FileReader:
         finished: list[str] = []
         for path, split in active:
             if split.cursor is None:
-                split.cursor = open_cursor(path, self._config.format, self._schema, split.state)
+                split.cursor = open_cursor(path, self._config.format, self._schema, split.state, self._block_bytes)
             piece = split.cursor.read(max(1, max_rows // len(active)))
             if piece is None:
                 split.close()

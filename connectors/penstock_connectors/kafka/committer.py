@@ -56,9 +56,11 @@ class _Lane:
 class StagedCommitter:
     """A `Committer` for `delivery="exactly-once"`."""
 
-    def __init__(self, config: dict[str, Any], clock: Clock, prepare: str | None = None) -> None:
+    def __init__(
+        self, config: dict[str, Any], clock: Clock, prepare: str | None = None, *, piece_rows: int = _PIECE_ROWS
+    ) -> None:
         """`prepare`: an id whose producer is made ready in the background, for the first commit to be quick."""
-        self._config, self._clock = config, clock
+        self._config, self._clock, self._piece_rows = config, clock, piece_rows
         self._resolved = resolve(config["bootstrap"], config["properties"])
         self._lanes: dict[str, _Lane] = {}
         self._admin: TransactionAdmin | None = None
@@ -132,7 +134,7 @@ class StagedCommitter:
             if lane.marker is not None and lane.marker >= target:
                 continue
             hit("sink.between_chunks" if chunk else "sink.before_publish", chunk=chunk, chunks=count, **context)
-            rows = decode_chunk(read(file)).to_batches(max_chunksize=_PIECE_ROWS)
+            rows = decode_chunk(read(file)).to_batches(max_chunksize=self._piece_rows)
             published += self._publish_chunk(lane, item, target, rows)
         if published:
             hit("sink.after_commit", chunk=count - 1, chunks=count, **context)

@@ -11,7 +11,7 @@ from typing import Any
 from penstock.connector.source import SourceSplit
 from penstock_connectors.kafka.metadata import ClusterMetadata, Place
 from penstock_connectors.kafka.positions import start_offsets, stop_offsets
-from penstock_connectors.kafka.properties import resolve
+from penstock_connectors.kafka.properties import LOOKUP_TIMEOUT_MS, resolve
 
 
 def split_id(topic: str, partition: int) -> str:
@@ -22,9 +22,9 @@ def split_id(topic: str, partition: int) -> str:
 class KafkaEnumerator:
     """A `SplitEnumerator` over the partitions of the configured topics."""
 
-    def __init__(self, config: dict[str, Any], *, first_run: bool) -> None:
+    def __init__(self, config: dict[str, Any], *, first_run: bool, timeout_ms: int = LOOKUP_TIMEOUT_MS) -> None:
         """Nothing is asked before `discover`."""
-        self._config = config
+        self._config, self._timeout_ms = config, timeout_ms
         self._at_start = first_run
         self._cluster: ClusterMetadata | None = None
 
@@ -35,7 +35,8 @@ class KafkaEnumerator:
             ConnectorError: the broker cannot be reached or a topic does not exist.
         """
         if self._cluster is None:
-            self._cluster = ClusterMetadata(resolve(self._config["bootstrap"], self._config["properties"]))
+            resolved = resolve(self._config["bootstrap"], self._config["properties"])
+            self._cluster = ClusterMetadata(resolved, self._timeout_ms)
         found = self._cluster.partitions(self._config["topics"])
         places: list[Place] = [
             (topic, partition)

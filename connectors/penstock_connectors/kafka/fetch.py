@@ -117,6 +117,8 @@ class FetchSettings:
     wake: Callable[[], None]
     keys: bool = False
     timestamps: bool = False
+    #: Of the compiled fetcher; more messages in one go leave the processor's cache and are slower.
+    most_messages: int = 10_000
 
 
 def open_fetcher(settings: FetchSettings) -> Fetcher:

@@ -21,8 +21,6 @@ from penstock_connectors.kafka import _kernels as kernels
 from penstock_connectors.kafka import librdkafka as lib
 from penstock_connectors.kafka.fetch import Fetched, FetchProblem, FetchResult, FetchSettings, Place, client_properties
 
-#: More messages in one go leave the processor's cache and are slower.
-MAX_BATCH = 10_000
 #: Byte positions of address and size in a message struct, and the columns' names.
 _VALUE, _KEY = (24, "payload", "size"), (40, "key", "key_size")
 _STOP = b"q"
@@ -37,9 +35,9 @@ class FastFetcher:
         self._client = lib.new_client(lib.CONSUMER, client_properties(settings.properties), lib.EVENT_COMMIT)
         self._main = lib.queue_get_main(self._client)  # errors and commit results; messages have their own queue
         self._queue = lib.queue_get_consumer(self._client)
-        self._messages = np.empty(MAX_BATCH, np.int64)
-        self._structs = np.empty(MAX_BATCH, lib.MESSAGE)
-        self._times = np.empty(MAX_BATCH, np.int64)
+        self._messages = np.empty(settings.most_messages, np.int64)
+        self._structs = np.empty(settings.most_messages, lib.MESSAGE)
+        self._times = np.empty(settings.most_messages, np.int64)
         self._scratch = np.empty(1, np.int64)
         self._places: list[Place] = []
         self._slots: dict[Place, int] = {}
@@ -80,14 +78,15 @@ class FastFetcher:
         """Return what is queued."""
         result = FetchResult()
         self._hungry = False
-        count = lib.consume_batch_queue(self._queue, 0, self._messages.ctypes.data, min(max_messages, MAX_BATCH))
+        most = min(max_messages, self._settings.most_messages)
+        count = lib.consume_batch_queue(self._queue, 0, self._messages.ctypes.data, most)
         if count == 0:
             # from here on the watcher wakes us; what came in between its last byte and now is seen by this second look
             self._hungry = True
-            count = lib.consume_batch_queue(self._queue, 0, self._messages.ctypes.data, min(max_messages, MAX_BATCH))
+            count = lib.consume_batch_queue(self._queue, 0, self._messages.ctypes.data, most)
         if count < 0:
             raise ConnectorError(f"Kafka consumer: {lib.error_text(lib.last_error())}")
-        result.drained = count < min(max_messages, MAX_BATCH)
+        result.drained = count < most
         if count:
             self._hungry = False
             try:

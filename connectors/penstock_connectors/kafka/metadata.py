@@ -21,7 +21,6 @@ from penstock_connectors.kafka.properties import LOOKUP_TIMEOUT_MS, for_admin
 T = TypeVar("T")
 Place = tuple[str, int]
 _SPEC: Any = OffsetSpec  # its methods carry no types
-_TIMEOUT_S = LOOKUP_TIMEOUT_MS / 1000
 _NO_ANSWER = {
     KafkaError._ALL_BROKERS_DOWN,  # noqa: SLF001 - librdkafka's own names of its local errors
     KafkaError._TRANSPORT,  # noqa: SLF001
@@ -31,11 +30,11 @@ _NO_ANSWER = {
 
 
 class ClusterMetadata:
-    """Asks one cluster; every call ends within about `LOOKUP_TIMEOUT_MS`."""
+    """Asks one cluster; every call ends within about `timeout_ms`."""
 
-    def __init__(self, resolved: Mapping[str, str]) -> None:
+    def __init__(self, resolved: Mapping[str, str], timeout_ms: int = LOOKUP_TIMEOUT_MS) -> None:
         """Nothing is sent before the first question."""
-        self.bootstrap = resolved["bootstrap.servers"]
+        self.bootstrap, self._timeout_s = resolved["bootstrap.servers"], timeout_ms / 1000
         self._admin = AdminClient({"socket.connection.setup.timeout.ms": "5000", **for_admin(resolved)})
 
     def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
@@ -44,7 +43,7 @@ class ClusterMetadata:
         Raises:
             ConnectorError: unreachable, or a topic does not exist.
         """
-        found = self._call(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).topics
+        found = self._call(lambda: self._admin.list_topics(timeout=self._timeout_s)).topics
         missing = [topic for topic in topics if topic not in found or found[topic].error is not None]
         if missing:
             raise ConnectorError(
@@ -66,30 +65,30 @@ class ClusterMetadata:
             spec = _SPEC.earliest() if at == "earliest" else _SPEC.latest()
         level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         asked = {TopicPartition(*place): spec for place in places}
-        futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=_TIMEOUT_S)
+        futures = self._admin.list_offsets(asked, isolation_level=level, request_timeout=self._timeout_s)
         return {(place.topic, place.partition): int(self._wait(future).offset) for place, future in futures.items()}
 
     def group_offsets(self, group: str, places: Sequence[Place]) -> dict[Place, int]:
         """Return the offsets committed by a group, without the partitions it has none for."""
         asked = ConsumerGroupTopicPartitions(group, [TopicPartition(*place) for place in places])
-        future = self._admin.list_consumer_group_offsets([asked], request_timeout=_TIMEOUT_S)[group]
+        future = self._admin.list_consumer_group_offsets([asked], request_timeout=self._timeout_s)[group]
         answer = self._wait(future).topic_partitions
         return {(p.topic, p.partition): int(p.offset) for p in answer if p.error is None and p.offset >= 0}
 
     def broker_setting(self, name: str) -> int | None:
         """Return a numeric setting of a broker, or None when it is not told (no permission, unknown)."""
-        brokers = self._call(lambda: self._admin.list_topics(timeout=_TIMEOUT_S)).brokers
+        brokers = self._call(lambda: self._admin.list_topics(timeout=self._timeout_s)).brokers
         if not brokers:
             return None
         resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
         try:
-            entries = self._admin.describe_configs([resource], request_timeout=_TIMEOUT_S)[resource].result(_TIMEOUT_S)
-            return int(entries[name].value)
+            asked = self._admin.describe_configs([resource], request_timeout=self._timeout_s)[resource]
+            return int(asked.result(self._timeout_s)[name].value)
         except (KafkaException, KeyError, TypeError, ValueError):
             return None
 
     def _wait(self, future: Future[Any]) -> Any:
-        return self._call(lambda: future.result(_TIMEOUT_S + 1))
+        return self._call(lambda: future.result(self._timeout_s + 1))
 
     def _call(self, ask: Callable[[], T]) -> T:
         try:
@@ -105,7 +104,7 @@ class ClusterMetadata:
 
     def _unreachable(self, why: str) -> ConnectorError:
         return ConnectorError(
-            f"Kafka at {self.bootstrap} cannot be reached within {LOOKUP_TIMEOUT_MS / 1000:.0f} s: {why}",
+            f"Kafka at {self.bootstrap} cannot be reached within {self._timeout_s:.0f} s: {why}",
             hint="is the broker running, is the address right, and do the security properties fit?",
         )
 

@@ -90,11 +90,11 @@ class NotEndableError(Exception):
 class TransactionAdmin:
     """One connection to a cluster for everything about transactions; safe for one thread at a time."""
 
-    def __init__(self, resolved: Mapping[str, str]) -> None:
+    def __init__(self, resolved: Mapping[str, str], timeout_ms: int = LOOKUP_TIMEOUT_MS) -> None:
         """Connect.
 
         Raises:
-            ConnectorError: the cluster cannot be reached.
+            ConnectorError: the cluster cannot be reached within `timeout_ms`.
         """
         # it logs each lost connection; failures reach the caller as exceptions
         logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -103,7 +103,7 @@ class TransactionAdmin:
         self._admin: Any = KafkaAdminClient.__new__(KafkaAdminClient)
         try:
             limits = {
-                "bootstrap_timeout_ms": LOOKUP_TIMEOUT_MS,
+                "bootstrap_timeout_ms": timeout_ms,
                 "proxy_url": "direct://",
                 "max_in_flight_requests_per_connection": 2 * _IN_FLIGHT,
             }

@@ -38,8 +38,9 @@ class Engine(Protocol):
 class LocalEngine:
     """One task after the other in this process, rows between stages in memory: small histories, and tests."""
 
-    def __init__(self) -> None:
-        """Nothing has run."""
+    def __init__(self, batch_rows: int = _BATCH_ROWS) -> None:
+        """Nothing has run; a task of a stage with inputs is given `batch_rows` at a time."""
+        self._batch_rows = batch_rows
         self._given: dict[tuple[str, int], list[pa.RecordBatch]] = {}
 
     def run(self, stage: Stage, progress: Progress) -> list[TaskResult]:
@@ -75,7 +76,7 @@ class LocalEngine:
         table = pa.Table.from_batches(batches, schema=schema)
         keys = [table.column(name).to_numpy() for name in reversed(ORDER)]
         ordered = table.take(pa.array(np.lexsort(keys))).combine_chunks()
-        return iter(ordered.to_batches(max_chunksize=_BATCH_ROWS))
+        return iter(ordered.to_batches(max_chunksize=self._batch_rows))
 
 
 def feeds(stage: Stage) -> list[tuple[str, int]]:

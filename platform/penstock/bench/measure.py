@@ -176,15 +176,15 @@ def memory_figures(options: BenchOptions, run: JobRun, marks: Marks, meter: Tree
     }
 
 
-def run_child(build: str, options: BenchOptions, folder: Path) -> tuple[TreeMeter, JobRun]:
-    """Run a job in a child process, metering its tree; the folder gets whatever the job leaves.
+def run_child(build: str, options: BenchOptions, folder: Path, child: str = _CHILD) -> tuple[TreeMeter, JobRun]:
+    """Run a job in a child process, of the module `child`, metering its tree; the folder gets whatever the job leaves.
 
     Raises:
         PenstockError: the child failed; with the end of what it said.
     """
     become_reaper()
     log, outcome = folder / "child.log", folder / "outcome.json"
-    command = [sys.executable, "-m", _CHILD, build, str(folder), msgspec.json.encode(options).decode()]
+    command = [sys.executable, "-m", child, build, str(folder), msgspec.json.encode(options).decode()]
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
     try:

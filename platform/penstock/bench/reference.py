@@ -25,15 +25,19 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Users(NamedTuple):
-    """How many keys there are; `skewed`: key k is drawn with a weight of 2^40 div floor((k + 1)^1.5), in 2^16 steps."""
+    """How many keys there are; `skewed`: key k is drawn with a weight of 2^40 div floor((k + 1)^1.5), in 2^16 steps.
+
+    `piece`: events that are computed at a time.
+    """
 
     keys: int = USERS
     skewed: bool = False
+    piece: int = _CHUNK
 
     def chunks(self, count: int) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
         """Yield all events of a workload, piece by piece."""
         if not self.skewed:
-            yield from chunks(count, self.keys)
+            yield from chunks(count, self.keys, self.piece)
             return
         ends, total = [], 0
         for k in range(1, self.keys + 1):
@@ -41,7 +45,7 @@ class Users(NamedTuple):
             ends.append(total)
         step = total // (1 << 17)
         table = np.array([bisect.bisect_right(ends, (2 * q + 1) * step) for q in range(1 << 16)], np.int64)
-        for key, amount, times in chunks(count, 1 << 16):
+        for key, amount, times in chunks(count, 1 << 16, self.piece):
             yield table[key], amount, times
 
 
@@ -66,10 +70,10 @@ def events(low: int, high: int, keys: int = USERS) -> tuple[Int64s, Int64s, Int6
     return key, amount, times
 
 
-def chunks(count: int, keys: int = USERS) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+def chunks(count: int, keys: int = USERS, piece: int = _CHUNK) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
     """Yield all events of a workload, piece by piece."""
-    for low in range(0, count, _CHUNK):
-        yield events(low, min(low + _CHUNK, count), keys)
+    for low in range(0, count, piece):
+        yield events(low, min(low + piece, count), keys)
 
 
 def last_sure_window(count: int, slide_ms: int) -> int:

@@ -33,7 +33,14 @@ _HINTS = {
 
 
 @lru_cache(maxsize=8)
-def _client_of(process: int, endpoint: str, access: str, secret: str, region: str) -> tuple[Any, Any]:  # noqa: ARG001
+def _client_of(
+    process: int,  # noqa: ARG001 - of the cache's key
+    endpoint: str,
+    access: str,
+    secret: str,
+    region: str,
+    retries: int,
+) -> tuple[Any, Any]:
     """One client and connection pool per process and endpoint (connections must not cross a fork)."""
     try:
         import urllib3
@@ -45,7 +52,7 @@ def _client_of(process: int, endpoint: str, access: str, secret: str, region: st
     pool = urllib3.PoolManager(
         maxsize=16,
         timeout=urllib3.Timeout(connect=_CONNECT_S, read=_READ_S),
-        retries=urllib3.Retry(total=_RETRIES, backoff_factor=0.1, status_forcelist=(500, 502, 503, 504)),
+        retries=urllib3.Retry(total=retries, backoff_factor=0.1, status_forcelist=(500, 502, 503, 504)),
     )
     client = Minio(
         parts.netloc,
@@ -61,13 +68,13 @@ def _client_of(process: int, endpoint: str, access: str, secret: str, region: st
 class S3Store:
     """Keys are objects below a prefix of one bucket."""
 
-    def __init__(self, uri: str) -> None:
-        """Take `s3://bucket/prefix`; nothing is contacted before the first call."""
+    def __init__(self, uri: str, retries: int = _RETRIES) -> None:
+        """Take `s3://bucket/prefix`; nothing is contacted before the first call, and each is tried again so often."""
         parts = urllib.parse.urlsplit(uri)
         if not parts.netloc:
             msg = f"{uri!r} names no bucket"
             raise UsageError(msg, hint="write s3://bucket/prefix")
-        self._bucket = parts.netloc
+        self._bucket, self._retries = parts.netloc, retries
         prefix = parts.path.strip("/")
         self._prefix = f"{prefix}/" if prefix else ""
         self._uri = f"s3://{self._bucket}/{prefix}".rstrip("/")
@@ -128,6 +135,7 @@ class S3Store:
             env.get("PENSTOCK_S3_ACCESS_KEY", ""),
             env.get("PENSTOCK_S3_SECRET_KEY", ""),
             env.get("PENSTOCK_S3_REGION", "us-east-1"),
+            self._retries,
         )
 
     def _get(self, key: str, offset: int, length: int | None) -> tuple[bytes, str]:

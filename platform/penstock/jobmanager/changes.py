@@ -36,8 +36,6 @@ from penstock.jobmanager.upgrade_check import require_upgradable
 from penstock.jobmanager.upgrading import Phase, Upgrading
 from penstock.jobmanager.views import OperationStatus, UpgradeView
 
-#: Until whoever gave a verdict is told that it is not durable yet.
-_VERDICT_MS = 20_000
 _STATUS = {"cut": "IN_PROGRESS", "trial": "IN_PROGRESS", "completed": "COMPLETED"}
 
 
@@ -54,6 +52,8 @@ class ChangeParts:
     ha_store: ObjectStore
     rand: Rand
     generation: int
+    #: See `JobManagerLimits`.
+    verdict_ms: int
 
 
 class Changes:
@@ -121,7 +121,7 @@ class Changes:
 
         Raises:
             UsageError: none is on trial, or what was decided in the end is not what was said.
-            UnansweredError: nobody knows yet, because it could not be recorded within 20 s.
+            UnansweredError: nobody knows yet, because it could not be recorded in time.
         """
         found = self._parts.find(job)
         upgrading = _upgrading(found)
@@ -130,7 +130,7 @@ class Changes:
             hint = "see `penstock upgrade JOB --status`; if the JobManager has just started, ask again"
             raise UsageError(msg, hint=hint)
         found.driver.post(UpgradeJudged(healthy))
-        status = await self._parts.operations.wait(upgrading.record.token, _VERDICT_MS)
+        status = await self._parts.operations.wait(upgrading.record.token, self._parts.verdict_ms)
         if status.status == "IN_PROGRESS":
             msg = f"the verdict on job {found.record.name!r} was taken, and is not recorded yet"
             raise UnansweredError(

@@ -34,6 +34,7 @@ from penstock.jobmanager.events import (
 from penstock.jobmanager.job_driver import DriverHooks, DriverParts, JobDriver
 from penstock.jobmanager.job_store import JobStore
 from penstock.jobmanager.known_jobs import KnownJob, find_job, refuse_running, submitted_with
+from penstock.jobmanager.limits import DEFAULT_LIMITS, JobManagerLimits
 from penstock.jobmanager.operations import Operations, kind_of
 from penstock.jobmanager.recorded_jobs import (
     forget_oldest,
@@ -58,10 +59,6 @@ from penstock.jobmanager.views import (
     TaskManagerView,
 )
 
-_KEPT_ENDED = 50
-_RECOVER_RETRY_MS = 2_000
-_RECOVER_TRIES = 30
-
 
 @dataclass(frozen=True, slots=True)
 class DispatcherParts:
@@ -80,6 +77,7 @@ class DispatcherParts:
     rpc_address: Callable[[], str]
     jobmanager_id: str
     spans: SpanSink | None = None
+    limits: JobManagerLimits = DEFAULT_LIMITS
 
 
 class Dispatcher:
@@ -105,6 +103,7 @@ class Dispatcher:
                 ha_store=parts.ha_store,
                 rand=parts.rand,
                 generation=parts.generation,
+                verdict_ms=parts.limits.verdict_ms,
             )
         )
         self._hooks = DriverHooks(
@@ -322,7 +321,8 @@ class Dispatcher:
 
     async def _recover_one(self, job: KnownJob) -> None:
         """Take a job over from the leader before; its lease is ours at once, or soon, unless somebody else runs it."""
-        for attempt in range(_RECOVER_TRIES):
+        limits = self._parts.limits
+        for attempt in range(limits.recover_tries):
             driver = job.driver = self._driver(job)
             try:
                 await driver.start(await driver.acquire())
@@ -335,11 +335,11 @@ class Dispatcher:
             except PenstockError as error:
                 await driver.close(release=False)
                 job.record = msgspec.structs.replace(job.record, error=str(error))
-                if attempt == _RECOVER_TRIES - 1:
+                if attempt == limits.recover_tries - 1:
                     self._on_ended(driver, "FAILED", str(error))
                     return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._closing.wait(), _RECOVER_RETRY_MS / 1000)
+                await asyncio.wait_for(self._closing.wait(), limits.recover_retry_ms / 1000)
 
     def _driver(self, job: KnownJob) -> JobDriver:
         parts = self._parts
@@ -367,7 +367,7 @@ class Dispatcher:
             driver.ended.set()
         await self._stories.save(job.record.job_id, driver.master)
         ended = [j for j in self._jobs.values() if j.record.ended]
-        for old in sorted(ended, key=lambda j: j.record.ended_ms)[:-_KEPT_ENDED]:
+        for old in sorted(ended, key=lambda j: j.record.ended_ms)[: -self._parts.limits.kept_ended]:
             old.driver = None
             self._stories.forget(old.record.job_id)
         for job_id in await asyncio.to_thread(forget_oldest, self._parts.ha_store, [j.record for j in ended]):

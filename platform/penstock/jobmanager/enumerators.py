@@ -88,7 +88,7 @@ class Enumerators:
             enumerator.close()
 
 
-async def validate(graph: JobGraph) -> None:
+async def validate(graph: JobGraph, threads: SideThreads = _VALIDATIONS) -> None:
     """Let every source and sink of the job check what it can check before the start.
 
     Raises:
@@ -96,7 +96,7 @@ async def validate(graph: JobGraph) -> None:
     """
     _extend_path(graph)
     try:
-        await _VALIDATIONS.call(_VALIDATE_TIMEOUT_S, _validate, graph)
+        await threads.call(_VALIDATE_TIMEOUT_S, _validate, graph)
     except TimeoutError as error:
         msg = f"the connectors of job {graph.name!r} could not be checked within {_VALIDATE_TIMEOUT_S:.0f} s"
         raise ConnectorError(msg, hint="are the outside systems reachable?") from error

@@ -22,6 +22,7 @@ from penstock.core.logs import say
 from penstock.core.rand import Rand, SystemRand
 from penstock.jobmanager.config import JobManagerConfig
 from penstock.jobmanager.dispatcher import Dispatcher, DispatcherParts
+from penstock.jobmanager.limits import DEFAULT_LIMITS, JobManagerLimits
 from penstock.jobmanager.taskmanagers import TaskManagers
 from penstock.rpc.server import RpcServer
 
@@ -35,9 +36,15 @@ EXIT_LEADERSHIP_LOST = 3
 class JobManager:
     """One JobManager process's parts."""
 
-    def __init__(self, config: JobManagerConfig, clock: Clock | None = None, rand: Rand | None = None) -> None:
+    def __init__(
+        self,
+        config: JobManagerConfig,
+        clock: Clock | None = None,
+        rand: Rand | None = None,
+        limits: JobManagerLimits = DEFAULT_LIMITS,
+    ) -> None:
         """Nothing is started; `start` does."""
-        self._config = config
+        self._config, self._limits = config, limits
         self._clock = clock or SystemClock()
         self._rand = rand or SystemRand()
         self._stopping = asyncio.Event()
@@ -88,6 +95,7 @@ class JobManager:
                 rpc_address=lambda: self.rpc_address,
                 jobmanager_id=jobmanager_id,
                 spans=self._spans,
+                limits=self._limits,
             )
         )
         security = self._config.security

@@ -21,7 +21,7 @@ from penstock.core.errors import UsageError
 from penstock.core.secrets import redact
 from penstock.jobmanager.spans import Span, SpanContext
 
-MOST_WAITING = 4096
+_MOST_WAITING = 4096
 _BATCH = 256
 _DELAY_MS = 500.0
 _CLOSE_SECONDS = 2.0
@@ -31,8 +31,12 @@ _PATH = "/v1/traces"
 class OtlpSpans:
     """A `SpanSink`; `put` and `close` in one thread."""
 
-    def __init__(self, endpoint: str) -> None:
+    def __init__(
+        self, endpoint: str, *, most_waiting: int = _MOST_WAITING, close_seconds: float = _CLOSE_SECONDS
+    ) -> None:
         """`endpoint`: URL of the collector, with or without `/v1/traces`.
+
+        `most_waiting` spans wait at most; `close` sends them for `close_seconds` at most.
 
         Raises:
             UsageError: that is no URL.
@@ -43,7 +47,8 @@ class OtlpSpans:
         counting = _CountingExporter(OTLPSpanExporter(url if url.endswith(_PATH) else url + _PATH))
         self._counts = counting.counts
         self._resource = Resource.create({"service.name": "penstock-jobmanager"})
-        self._processor = BatchSpanProcessor(cast("SpanExporter", counting), MOST_WAITING, _DELAY_MS, _BATCH)
+        self._processor = BatchSpanProcessor(cast("SpanExporter", counting), most_waiting, _DELAY_MS, _BATCH)
+        self._most_waiting, self._close_seconds = most_waiting, close_seconds
         self._put = self._refused = 0
 
     @property
@@ -54,7 +59,7 @@ class OtlpSpans:
     def put(self, spans: Sequence[Span]) -> None:
         """Queue what fits."""
         for span in spans:
-            if self._put - self._counts.taken - self._counts.failed >= MOST_WAITING:
+            if self._put - self._counts.taken - self._counts.failed >= self._most_waiting:
                 self._refused += 1
                 continue
             self._put += 1
@@ -64,7 +69,7 @@ class OtlpSpans:
         """Send what waits, for a short while."""
         sending = threading.Thread(target=self._processor.shutdown, name="otlp-close", daemon=True)
         sending.start()
-        sending.join(_CLOSE_SECONDS)
+        sending.join(self._close_seconds)
 
     def _readable(self, span: Span) -> ReadableSpan:
         attributes = {k: redact(v) if isinstance(v, str) else v for k, v in span.attributes.items()}

@@ -18,9 +18,9 @@ from penstock.rpc.messages import SubtaskAnswer
 from penstock.rpc.worker_commands import AskSubtask, DumpThreads, SampleStacks, WorkerCommand
 
 #: More open questions than this are refused.
-MOST_OPEN = 4096
+_MOST_OPEN = 4096
 #: How long a subtask may take: it answers between two batches.
-DEADLINE_S = 10.0
+_DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,15 @@ class Questions:
     """All that are open."""
 
     def __init__(
-        self, send: Callable[[str, tuple[str, ...], WorkerCommand], None], *, deadline_s: float = DEADLINE_S
+        self,
+        send: Callable[[str, tuple[str, ...], WorkerCommand], None],
+        *,
+        deadline_s: float = _DEADLINE_S,
+        most_open: int = _MOST_OPEN,
     ) -> None:
         """`send(taskmanager, workers, command)` relays, or drops what has no way."""
         self._send = send
-        self._deadline_s = deadline_s
+        self._deadline_s, self._most_open = deadline_s, most_open
         self._number = 0
         self._open: dict[str, tuple[str, asyncio.Future[SubtaskAnswer]]] = {}
 
@@ -50,8 +54,8 @@ class Questions:
             NotFoundError, UsageError: what the subtask says is wrong with the question.
             PenstockError: it does not run any more, does not answer in time, or too much is asked at once.
         """
-        if len(self._open) >= MOST_OPEN:
-            msg = f"{MOST_OPEN} questions to running jobs are open"
+        if len(self._open) >= self._most_open:
+            msg = f"{self._most_open} questions to running jobs are open"
             raise PenstockError(msg, hint="ask again when they are answered")
         self._number += 1
         request_id = str(self._number)

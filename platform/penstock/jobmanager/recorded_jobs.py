@@ -17,10 +17,12 @@ from penstock.jobmanager.job_store import StartFrom
 from penstock.jobmanager.submit_options import SubmitOptions
 
 #: Ended jobs that are remembered. The token of a forgotten one starts a new job.
-REMEMBERED = 1000
+_REMEMBERED = 1000
 
 
-def recorded_jobs(store: ObjectStore, generation: int = 0) -> tuple[tuple[JobRecord, JobGraph], ...]:
+def recorded_jobs(
+    store: ObjectStore, generation: int = 0, remembered: int = _REMEMBERED
+) -> tuple[tuple[JobRecord, JobGraph], ...]:
     """Return all jobs, oldest first, without those that ended and whose graph this version cannot read.
 
     Those that have not ended become the jobs of the leader `generation`; see `read_records`.
@@ -31,7 +33,7 @@ def recorded_jobs(store: ObjectStore, generation: int = 0) -> tuple[tuple[JobRec
     """
     found = []
     records = read_records(store, generation)
-    forgotten = forget_oldest(store, records)
+    forgotten = forget_oldest(store, records, remembered)
     for record in records:
         if record.job_id in forgotten:
             continue
@@ -112,13 +114,13 @@ def stopped_record(record: JobRecord, stop: OperationEnded | None) -> JobRecord:
     return msgspec.structs.replace(record, stop_token=stop.request_id, stop_uri=stop.uri)
 
 
-def forget_oldest(store: ObjectStore, records: Iterable[JobRecord]) -> set[str]:
-    """Delete the records of all ended jobs but the last `REMEMBERED` to end; return their ids.
+def forget_oldest(store: ObjectStore, records: Iterable[JobRecord], remembered: int = _REMEMBERED) -> set[str]:
+    """Delete the records of all ended jobs but the last `remembered` to end; return their ids.
 
     One that cannot be deleted now is found and tried again.
     """
     ended = sorted((record for record in records if record.ended), key=lambda record: record.ended_ms)
-    forgotten = {record.job_id for record in ended[:-REMEMBERED]}
+    forgotten = {record.job_id for record in ended[:-remembered]}
     for job_id in forgotten:
         try:
             delete_record(store, job_id)

@@ -18,32 +18,37 @@ _THREADS = SideThreads("savepoint-target", 4)
 _HINT = "the job goes on as it was; give another target, or see to it that this one can be written"
 
 
-async def savepoint_target(job: KnownJob, target: str, request_id: str, *, probe: bool) -> str:
+async def savepoint_target(
+    job: KnownJob,
+    target: str,
+    request_id: str,
+    *,
+    probe: bool,
+    threads: SideThreads = _THREADS,
+    limit_s: float = _LIMIT_S,
+) -> str:
     """Return the folder of a request's savepoint below `target`, by default below the job's own folder.
 
     With `probe` an object is written beside it and removed, if the job goes on as far as is known: one that is being
     recovered may have been stopped by this very request, and is then about to end, whatever is found at its target.
 
     Raises:
-        UsageError: it cannot be written, or not within 20 s, or four others hang that were asked for before.
+        UsageError: it cannot be written, or not within `limit_s`, or as many as there are `threads` hang that were
+        asked for before.
     """
     base = target or join_uri(job.graph.settings.checkpoint_root, job.graph.name, "savepoints")
     name = f"savepoint-{job.record.job_id[:6]}-{request_id[:12]}"
     if probe and job.goes_on:
-        await _probe(base, name)
+        try:
+            await threads.call(limit_s, _write, base, name)
+        except TimeoutError as error:
+            reason = f": {error}" if str(error) else f" within {limit_s:.0f} s"
+            msg = f"the savepoint's target {base} did not answer{reason}"
+            raise UsageError(msg, hint=_HINT) from error
+        except (PenstockError, OSError) as error:
+            reason = error.message if isinstance(error, PenstockError) else (error.strerror or str(error))
+            raise UsageError(f"the savepoint's target {base} cannot be written: {reason}", hint=_HINT) from error
     return join_uri(base, name)
-
-
-async def _probe(base: str, name: str) -> None:
-    try:
-        await _THREADS.call(_LIMIT_S, _write, base, name)
-    except TimeoutError as error:
-        reason = f": {error}" if str(error) else f" within {_LIMIT_S:.0f} s"
-        msg = f"the savepoint's target {base} did not answer{reason}"
-        raise UsageError(msg, hint=_HINT) from error
-    except (PenstockError, OSError) as error:
-        reason = error.message if isinstance(error, PenstockError) else (error.strerror or str(error))
-        raise UsageError(f"the savepoint's target {base} cannot be written: {reason}", hint=_HINT) from error
 
 
 def _write(base: str, name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.checkpoint.story_records import prune_stories, read_stories, write_story
@@ -22,18 +23,30 @@ if TYPE_CHECKING:
     from penstock.jobmanager.job_master import JobMaster
 
 _LOGGER = logging.getLogger("penstock.jobs")
-#: Decisions come in bursts: one write for those of so many seconds.
-_WRITE_AFTER_SECONDS = 0.2
-_LIMIT_SECONDS, _CLOSE_SECONDS = 10.0, 15.0
 _NO_ANSWER = "the store does not answer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoryTimes:
+    """Seconds that stories take at most."""
+
+    #: Decisions come in bursts: one write for those of so long.
+    gather_s: float = 0.2
+    #: A call of the store.
+    call_s: float = 10.0
+    #: All that is to be written at the end.
+    close_s: float = 15.0
+
+
+_TIMES = StoryTimes()
 
 
 class Stories:
     """Written and read by job id."""
 
-    def __init__(self, store: ObjectStore) -> None:
+    def __init__(self, store: ObjectStore, times: StoryTimes = _TIMES) -> None:
         """Nothing is read before somebody asks."""
-        self._store = store
+        self._store, self._times = store, times
         #: Generation of each job's master, and how many of its decisions are written down.
         self._written: dict[str, tuple[int, int]] = {}
         self._logged: dict[str, tuple[int, int]] = {}
@@ -57,7 +70,7 @@ class Stories:
         if job_id in self._due or self._written.get(job_id) == _state(master):
             return
         loop = asyncio.get_running_loop()
-        self._due[job_id] = loop.call_later(_WRITE_AFTER_SECONDS, self._begin, job_id, master), master
+        self._due[job_id] = loop.call_later(self._times.gather_s, self._begin, job_id, master), master
 
     async def save(self, job_id: str, master: JobMaster | None) -> None:
         """Write it down now; goes on when the caller is cancelled, until `close` has waited for it."""
@@ -75,9 +88,9 @@ class Stories:
             generation, decided = _state(master)
             try:
                 told = master.story.entries()
-                await self._writer.call(_LIMIT_SECONDS, write_story, self._store, job_id, generation, told)
+                await self._writer.call(self._times.call_s, write_story, self._store, job_id, generation, told)
                 if job_id not in self._written:
-                    await self._writer.call(_LIMIT_SECONDS, prune_stories, self._store, job_id)
+                    await self._writer.call(self._times.call_s, prune_stories, self._store, job_id)
             except (PenstockError, TimeoutError) as error:
                 _LOGGER.warning("the story of job %s was not written down: %s", job_id, str(error) or _NO_ANSWER)
             # one that was refused is tried again with the next decision
@@ -110,7 +123,7 @@ class Stories:
         for job_id, (_, master) in tuple(self._due.items()):
             self._begin(job_id, master)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_CLOSE_SECONDS)
+            await asyncio.wait(self._tasks, timeout=self._times.close_s)
         left = (*self._tasks, *self._reading.values())
         for task in left:
             task.cancel()
@@ -120,7 +133,7 @@ class Stories:
 
     async def _read(self, job_id: str, but: int) -> tuple[Entry, ...]:
         try:
-            told = await self._readers.call(_LIMIT_SECONDS, read_stories, self._store, job_id, but)
+            told = await self._readers.call(self._times.call_s, read_stories, self._store, job_id, but)
         except (PenstockError, TimeoutError) as error:
             _LOGGER.warning("the story of job %s could not be read: %s", job_id, str(error) or _NO_ANSWER)
             return ()

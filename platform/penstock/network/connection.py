@@ -23,6 +23,7 @@ from penstock.network.channel_table import ChannelTable, Peer
 from penstock.network.door import Door
 from penstock.network.frame import ChannelKey, Message
 from penstock.network.greeting import NO_TRUST, NONCE_BYTES, Greeting, RefusedError, Trust, refusal
+from penstock.network.limits import DEFAULT_LIMITS, NetworkLimits
 from penstock.network.link import Certificates, Link, passing
 from penstock.network.names import Names
 from penstock.network.session import Session
@@ -33,21 +34,14 @@ if TYPE_CHECKING:
     from penstock.network.data_plane import ConnectionLost, Wake
     from penstock.network.input_gate import InputGate
     from penstock.network.output import ResultPartition
-    from penstock.network.partitioner import SplitKernels
     from penstock.network.subpartition import Subpartition
 
-#: How long the lower id tries to reach the other, and how long the other waits for it.
-CONNECT_DEADLINE_MS = 10_000
-ACCEPT_DEADLINE_MS = 30_000
 _RETRY_MS = 50
 _IDLE_SECONDS = 1.0
 _SEND_BYTES = 1 << 20
 #: Read from one socket before the others get their turn.
 _READ_BYTES_PER_TURN = 4 << 20
 _CLOSE_SECONDS = 5.0
-#: How long one who has connected may take to prove who it is, and how many are waited for.
-GREETING_DEADLINE_MS = 10_000
-MAX_STRANGERS = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -72,17 +66,17 @@ class WorkerNetwork:
         clock: Clock,
         *,
         on_connection_lost: ConnectionLost | None = None,
-        kernels: SplitKernels | None = None,
         trust: Trust = NO_TRUST,
+        limits: NetworkLimits = DEFAULT_LIMITS,
     ) -> None:
         """Listen (`addresses.listeners`: `unix:<folder>`, `tcp:<host>:<port>`, or both) and start the thread."""
-        self._worker_id, self._trust = worker_id, trust
+        self._worker_id, self._trust, self._limits = worker_id, trust, limits
         self._certificates = None if trust.tls is None else Certificates(trust.tls)
         self._clock, self._rand, self._names = clock, SystemRand(), Names(clock)
         self._on_lost = on_connection_lost
         self._selector = selectors.DefaultSelector()
         self._door = Door(listeners(worker_id, listen), self._selector, clock)
-        self._table = ChannelTable(worker_id, clock, self, kernels)
+        self._table = ChannelTable(worker_id, clock, self)
         self._peers: dict[str, _PeerState] = {}
         #: Peers without a socket that is up: only these are looked at in every turn.
         self._waiting: set[str] = set()
@@ -271,8 +265,8 @@ class WorkerNetwork:
     def _session_of(self, peer: Peer) -> Session:
         state = self._peers.get(peer.worker_id)
         if state is None:
-            dials = self._worker_id < peer.worker_id
-            deadline = self._clock.monotonic_ms() + (CONNECT_DEADLINE_MS if dials else ACCEPT_DEADLINE_MS)
+            dials, limits = self._worker_id < peer.worker_id, self._limits
+            deadline = self._clock.monotonic_ms() + (limits.connect_deadline_ms if dials else limits.accept_deadline_ms)
             session = Session(peer.worker_id, self._session_changed)
             state = self._peers[peer.worker_id] = _PeerState(session, peer.endpoint, deadline)
             self._waiting.add(peer.worker_id)
@@ -328,9 +322,9 @@ class WorkerNetwork:
         for sock in self._door.come_in(listener):
             link = Link(sock, self._greeting(), certificates=self._certificates)
             self._links.add(link)
-            self._strangers[link] = self._clock.monotonic_ms() + GREETING_DEADLINE_MS
+            self._strangers[link] = self._clock.monotonic_ms() + self._limits.greeting_deadline_ms
             self._selector.register(sock, selectors.EVENT_READ, link)
-            if len(self._strangers) > MAX_STRANGERS:
+            if len(self._strangers) > self._limits.most_strangers:
                 self._drop_link(next(iter(self._strangers)))
 
     def _drop_strangers(self) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from penstock.operators.async_queue import Entry
 
-_CLOSE_SECONDS = 5.0
+CLOSE_SECONDS = 5.0
 
 
 class CallTimeoutError(Exception):
@@ -26,7 +26,13 @@ class CallTimeoutError(Exception):
 class AsyncRunner:
     """Starts calls from one thread, and hands back what came of them to the same."""
 
-    def __init__(self, function: Callable[[Any], Awaitable[Any]], timeout_ms: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        function: Callable[[Any], Awaitable[Any]],
+        timeout_ms: int,
+        wake: Callable[[], None],
+        close_seconds: float = CLOSE_SECONDS,
+    ) -> None:
         """Start the loop; `wake` is called from its thread whenever a call has ended.
 
         The function's `open()` and `close()` coroutines, where it has them, are awaited first and last in the loop;
@@ -35,7 +41,7 @@ class AsyncRunner:
         self._function = function
         instead = getattr(function, "timeout", None)
         self._instead: Callable[[Any], Any] | None = instead if callable(instead) else None
-        self._timeout_ms = timeout_ms
+        self._timeout_ms, self._close_seconds = timeout_ms, close_seconds
         self._wake = wake
         self._closing = False
         self._ended: deque[tuple[Entry, Any, BaseException | None]] = deque()
@@ -68,7 +74,7 @@ class AsyncRunner:
         self._closing = True
         try:
             self._cancel_all()
-            self._call_hook("close", _CLOSE_SECONDS)
+            self._call_hook("close", self._close_seconds)
         finally:
             self._stop()
 
@@ -76,12 +82,12 @@ class AsyncRunner:
         with contextlib.suppress(TimeoutError):  # what does not end when it is cancelled goes with the process
             self._cancel_all()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_CLOSE_SECONDS)
+        self._thread.join(self._close_seconds)
         if not self._thread.is_alive():
             self._loop.close()
 
     def _cancel_all(self) -> None:
-        asyncio.run_coroutine_threadsafe(self._give_up(), self._loop).result(_CLOSE_SECONDS)
+        asyncio.run_coroutine_threadsafe(self._give_up(), self._loop).result(self._close_seconds)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

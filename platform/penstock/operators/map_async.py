@@ -16,7 +16,7 @@ import pyarrow as pa
 from penstock.core.elements import TS_COLUMN, Batch, Watermark, WatermarkStatus
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.operators.async_queue import AsyncQueue, Entry
-from penstock.operators.async_runner import AsyncRunner, CallTimeoutError
+from penstock.operators.async_runner import CLOSE_SECONDS, AsyncRunner, CallTimeoutError
 from penstock.operators.columns import assemble, conform
 from penstock.operators.functions import FunctionOperator, UserFunctionError, user_error
 from penstock.operators.operator import OperatorSnapshot
@@ -34,13 +34,20 @@ _PARTS = 8
 class MapAsyncOperator(FunctionOperator):
     """Starts calls for rows as they come, emits what has come of them when it is their turn."""
 
+    def __init__(self, close_seconds: float = CLOSE_SECONDS) -> None:
+        """`close_seconds`: how long the function's `close` may take."""
+        super().__init__()
+        self._close_seconds = close_seconds
+
     def open(self, context: OperatorContext) -> None:
         super().open(context)
         config = context.spec.config
         self._timeout_ms = int(config["timeout_ms"])
         self._queue = AsyncQueue(int(config["capacity"]), ordered=bool(config["ordered"]))
         try:
-            self._runner: AsyncRunner | None = AsyncRunner(self._function, self._timeout_ms, context.wake)
+            self._runner: AsyncRunner | None = AsyncRunner(
+                self._function, self._timeout_ms, context.wake, self._close_seconds
+            )
         except Exception as error:
             raise user_error(self._where, error) from error
         for state in context.restored:

@@ -52,15 +52,17 @@ def read_more(reader: SourceReader, rows: int, bytes_of: Size = _WHOLE) -> list[
             return results
 
 
-def together(batches: Sequence[SourceBatch], bytes_of: Size = _WHOLE) -> Iterable[SourceBatch]:
+def together(
+    batches: Sequence[SourceBatch], bytes_of: Size = _WHOLE, most_bytes: int = TOGETHER_BYTES
+) -> Iterable[SourceBatch]:
     """Return the same rows in the same order, in fewer batches; one with dead letters stays by itself."""
     if len(batches) <= 1:
         return batches
     groups: list[list[SourceBatch]] = []
     size = 0
     for batch in batches:
-        own = bytes_of(batch.data) if batch.dead_letters is None else TOGETHER_BYTES + 1
-        if groups and size + own <= TOGETHER_BYTES and batch.data.schema.equals(groups[-1][0].data.schema):
+        own = bytes_of(batch.data) if batch.dead_letters is None else most_bytes + 1
+        if groups and size + own <= most_bytes and batch.data.schema.equals(groups[-1][0].data.schema):
             groups[-1].append(batch)
             size += own
         else:

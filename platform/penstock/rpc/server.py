@@ -81,13 +81,18 @@ class RpcServer:
         port: int = 0,
         security: Security = UNPROTECTED,
         log: Callable[[str], None] = lambda _text: None,
+        register_timeout_s: float = _REGISTER_TIMEOUT_S,
     ) -> None:
-        """`port` 0 takes a free one; `log` gets a line for everybody who is refused."""
+        """`port` 0 takes a free one; `log` gets a line for everybody who is refused.
+
+        Who has connected is to register within `register_timeout_s`.
+        """
         self._handler = handler
         self._host = host
         self._port = port
         self._security = security
         self._log = log
+        self._register_timeout_s = register_timeout_s
         self._rand: Rand = SystemRand()
         self._server: aio.Server | None = None
         self._sessions: set[Session] = set()
@@ -130,7 +135,7 @@ class RpcServer:
 
     async def _connect(self, _requests: Any, context: Any) -> None:
         try:
-            registration = await asyncio.wait_for(self._admit(context), _REGISTER_TIMEOUT_S)
+            registration = await asyncio.wait_for(self._admit(context), self._register_timeout_s)
         except (PenstockError, TimeoutError, msgspec.MsgspecError) as error:
             late = isinstance(error, TimeoutError)
             reason = "it did not say who it is in time" if late else str(error)

@@ -24,6 +24,7 @@ from penstock.core.keygroup import HashRange, hash_range_of
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
 from penstock.snapshots.cuts import even_ranges, loads_of, ranges_by_size, shared_ranges
 from penstock.snapshots.given_rows import StateRows
+from penstock.snapshots.limits import DEFAULT_LIMITS, SnapshotLimits
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.target import Target
 from penstock.snapshots.writing import bootstrap_manifest
@@ -35,11 +36,6 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import Segment
     from penstock.graph.job_graph import JobGraph
 
-#: Rows are sorted this many bytes at a time, and those of this many are in memory when they are written.
-_RUN_BYTES = 128 << 20
-_PIECE_BYTES = 64 << 20
-#: Of files (they are compressed) that are compared at a time.
-_COMPARED_BYTES = 16 << 20
 _TOGETHER = "repartition the frame by the key, so that all elements of a list are in one task"
 _ONCE = "keep one row a key"
 
@@ -57,6 +53,7 @@ class WritePlan:
     source: str
     #: Manifest without the state, where there is no such snapshot.
     base: Manifest | None = None
+    limits: SnapshotLimits = DEFAULT_LIMITS
 
     def empty(self, hashes: HashRange) -> KeyedStateSnapshot:
         """Return a subtask's part of the state without rows."""
@@ -69,7 +66,9 @@ class WritePlan:
         )
 
 
-def plan_write(graph: JobGraph, rows: StateRows, target: Target, source: str) -> WritePlan:
+def plan_write(
+    graph: JobGraph, rows: StateRows, target: Target, source: str, limits: SnapshotLimits = DEFAULT_LIMITS
+) -> WritePlan:
     """Return how the state is cut: as the snapshot `source` has it (its URI), else as the job will.
 
     Raises:
@@ -80,12 +79,13 @@ def plan_write(graph: JobGraph, rows: StateRows, target: Target, source: str) ->
     if not source:
         base = bootstrap_manifest(graph, target.uri)
         hashes = _hashes(vertex.parallelism, base.key_groups)
-        return WritePlan(rows, target, vertex.id, hashes, "", base)
+        return WritePlan(rows, target, vertex.id, hashes, "", base, limits)
     snapshot = open_snapshot(source)
     manifest = snapshot.manifest
     own = sum(part.vertex_id == vertex.id for part in manifest.subtasks) or vertex.parallelism
     parallelism, vertex_id = manifest.operators.get(uid, (own, vertex.id))
-    return WritePlan(rows, target, vertex_id, _hashes(parallelism, manifest.key_groups), snapshot.uri)
+    hashes = _hashes(parallelism, manifest.key_groups)
+    return WritePlan(rows, target, vertex_id, hashes, snapshot.uri, limits=limits)
 
 
 def write_part(plan: WritePlan, batches: Iterable[pa.RecordBatch], task: str) -> tuple[KeyedStateSnapshot, ...]:
@@ -97,7 +97,7 @@ def write_part(plan: WritePlan, batches: Iterable[pa.RecordBatch], task: str) ->
     """
     with tempfile.TemporaryDirectory(prefix="penstock-write-") as folder:
         runs = _Runs(plan, Path(folder))
-        for table in _gathered(batches):
+        for table in _gathered(batches, plan.limits.run_bytes):
             runs.add(plan.rows.typed(table))
         writer = plan.target.writer(task)
         written = tuple(writer.rows(plan.empty(hashes), runs.within(hashes)) for hashes in plan.hashes)
@@ -135,7 +135,7 @@ class _Runs:
     """Rows of one task: sorted runs on disk and the last one in memory, read again by range of hashes."""
 
     def __init__(self, plan: WritePlan, folder: Path) -> None:
-        self._rows = plan.rows
+        self._rows, self._piece_bytes = plan.rows, plan.limits.piece_bytes
         self._store = LocalStore(str(folder))
         self._spool = SavepointWriter(self._store, self._store)
         self._all = plan.empty(HashRange(plan.hashes[0].low, plan.hashes[-1].high))
@@ -162,7 +162,7 @@ class _Runs:
         if self._last is None or wanted is None or self._span is None:
             return
         here = self._bytes * (wanted.high - wanted.low + 1) // (self._span.high - self._span.low + 1)
-        for piece in even_ranges(wanted, -(-here // _PIECE_BYTES)):
+        for piece in even_ranges(wanted, -(-here // self._piece_bytes)):
             found = [table for file in self._files for table in file.tables(piece)]
             table = pa.concat_tables([*found, rows_within(self._last, piece)])
             if table.num_rows:
@@ -170,7 +170,7 @@ class _Runs:
                 yield self._rows.numbered(table.sort_by(KEY_HASH) if found else table)
 
 
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+def _gathered(batches: Iterable[pa.RecordBatch], run_bytes: int) -> Iterator[pa.Table]:
     """Yield the rows as tables of a bounded size, none of them empty."""
     held: list[pa.RecordBatch] = []
     size = 0
@@ -178,7 +178,7 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         if batch.num_rows:
             held.append(batch)
             size += batch.nbytes
-        if size >= _RUN_BYTES:
+        if size >= run_bytes:
             yield pa.Table.from_batches(held)
             held, size = [], 0
     if held:
@@ -204,7 +204,7 @@ def _require_apart(plan: WritePlan, state: KeyedStateSnapshot) -> None:
         near = [segment for segment in state.segments if _range(segment).intersect(shared)]
         files = [SegmentFile(segment, lambda ref: read_file(store, ref)) for segment in near]
         held = msgspec.structs.replace(state, segments=tuple(near))
-        for piece in ranges_by_size(loads_of([held]), shared, _COMPARED_BYTES):
+        for piece in ranges_by_size(loads_of([held]), shared, plan.limits.compared_bytes):
             found = [table for file in files for table in file.tables(piece)]
             if len(found) > 1:
                 plan.rows.require_once(pa.concat_tables(found), hint)

@@ -21,13 +21,11 @@ from penstock.core.rand import SystemRand
 from penstock.core.snapshot import KeyedStateSnapshot, SubtaskSnapshot
 from penstock.graph.restore_plan import clip_keyed
 from penstock.snapshots.cuts import loads_of, measured_loads, ranges_by_size
+from penstock.snapshots.limits import DEFAULT_LIMITS, SnapshotLimits
 from penstock.snapshots.opening import Snapshot, open_target
 from penstock.snapshots.reservation import publish, reserve
 from penstock.state.segments import read_state
 from penstock.task.savepoint import SavepointWriter
-
-#: Bytes of the old files that one cut is made of, at most but for what a row group or a single key has.
-CUT_BYTES = 256 << 20
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,20 +74,20 @@ class HeldState:
         """Return the hashes that each subtask owns."""
         return [hash_range_of(subtask, self.parallelism, key_groups) for subtask in range(self.parallelism)]
 
-    def cuts(self, snapshot: Snapshot, ranges: Sequence[HashRange], first: int = 0) -> list[list[Cut]]:
-        """Return the cuts of each range of hashes, numbered from `first`.
+    def cuts(self, snapshot: Snapshot, ranges: Sequence[HashRange], cut_bytes: int, first: int = 0) -> list[list[Cut]]:
+        """Return the cuts of each range of hashes, numbered from `first`; for `cut_bytes` see `SnapshotLimits`.
 
         Raises:
             SnapshotDamagedError: a file is missing or damaged.
         """
         loads = loads_of(self.parts)
-        if any(loads.within(hashes) > CUT_BYTES for hashes in ranges):
+        if any(loads.within(hashes) > cut_bytes for hashes in ranges):
             loads = measured_loads(self.parts, snapshot.read)
         nothing = msgspec.structs.replace(self.parts[0], segments=(), tombstones=())
         made: list[list[Cut]] = []
         for within in ranges:
             own = []
-            for hashes in ranges_by_size(loads, within, CUT_BYTES):
+            for hashes in ranges_by_size(loads, within, cut_bytes):
                 near = tuple(clip for part in self.parts if (clip := clip_keyed(part, hashes)) is not None)
                 own.append(Cut(number=first, held=near or (nothing,), low=hashes.low, high=hashes.high))
                 first += 1
@@ -101,6 +99,7 @@ class HeldState:
 class Parts:
     """Cuts, and which subtask each of them is for."""
 
+    limits: SnapshotLimits = DEFAULT_LIMITS
     cuts: list[Cut] = field(default_factory=list)
     #: Of each subtask, by vertex and number: the cuts of its states, with its hashes.
     owners: dict[tuple[str, int], list[tuple[list[Cut], HashRange]]] = field(default_factory=dict)
@@ -108,7 +107,7 @@ class Parts:
     def add(self, snapshot: Snapshot, state: HeldState, key_groups: int) -> None:
         """Cut one more state; raises SnapshotDamagedError."""
         ranges = state.ranges(key_groups)
-        found = state.cuts(snapshot, ranges, len(self.cuts))
+        found = state.cuts(snapshot, ranges, self.limits.cut_bytes, len(self.cuts))
         for subtask, (hashes, own) in enumerate(zip(ranges, found, strict=True)):
             self.owners.setdefault((state.vertex_id, subtask), []).append((own, hashes))
             self.cuts.extend(own)

@@ -25,6 +25,7 @@ from penstock.graph.validate import near
 from penstock.snapshots import recut
 from penstock.snapshots.cuts import Loads, ranges_by_size
 from penstock.snapshots.key_expressions import KeyColumn, keys_of, parsed
+from penstock.snapshots.limits import DEFAULT_LIMITS, SnapshotLimits
 from penstock.snapshots.opening import Snapshot, open_target
 from penstock.snapshots.reading import live_rows
 from penstock.snapshots.rekeying import (
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from penstock.core.snapshot import KeyedStateSnapshot
     from penstock.snapshots.recut import HeldState, Run
 
-#: Bytes of rows, as they are in memory, that one file is made of, about.
-FILE_BYTES = 256 << 20
 _PLACE = "__place"
 
 
@@ -60,6 +59,7 @@ class Rekeying:
     key: tuple[KeyColumn, ...]
     #: What an error begins with.
     where: str
+    limits: SnapshotLimits = DEFAULT_LIMITS
 
     def schemas(self, keys: pa.Schema) -> dict[str, pa.Schema]:
         """Return the columns of each state under keys of that schema; raises UsageError."""
@@ -100,7 +100,15 @@ class Engine(Protocol):
         """
 
 
-def rekey(snapshot: Snapshot, target_uri: str, *, uid: str, key: Sequence[str], engine: Engine | None = None) -> str:
+def rekey(
+    snapshot: Snapshot,
+    target_uri: str,
+    *,
+    uid: str,
+    key: Sequence[str],
+    engine: Engine | None = None,
+    limits: SnapshotLimits = DEFAULT_LIMITS,
+) -> str:
     """Write the snapshot to `target_uri` with `key` for the states of `uid`; return the savepoint's URI.
 
     `key` has every column of the new key in its order: the `name` of an old one, or `name=expression`, SQL over the old
@@ -122,21 +130,21 @@ def rekey(snapshot: Snapshot, target_uri: str, *, uid: str, key: Sequence[str], 
         known = {state.parts[0].uid for state in states}
         raise NotFoundError(f"the snapshot has no keyed state of uid {uid!r}", hint=near(uid, known))
     where, old = f"rekey: {uid}", schema_from_text(next(iter(held.values())).parts[0].schema)
-    made = engine.rekeyed(Rekeying(snapshot, held, parsed(key, key_names(old), where), where))
+    made = engine.rekeyed(Rekeying(snapshot, held, parsed(key, key_names(old), where), where, limits))
     place = recut.take(target_uri, "rekey")
-    parts = recut.Parts()
+    parts = recut.Parts(limits)
     for state in states:
         if state.parts[0].uid != uid:
             parts.add(snapshot, state, groups)
     written = engine.run(parts.cuts, snapshot.store, place.store)
     owned = dict(parts.owned(written))
-    for subtask, found in _written(held, made, groups, place.store).items():
+    for subtask, found in _written(held, made, groups, place.store, limits.file_bytes).items():
         owned[subtask] = (*owned.get(subtask, ()), *found)
     return recut.write_manifest(snapshot, place, owned, groups)
 
 
 def _written(
-    held: Mapping[str, HeldState], made: Rekeyed, groups: int, target: ObjectStore
+    held: Mapping[str, HeldState], made: Rekeyed, groups: int, target: ObjectStore, file_bytes: int
 ) -> dict[tuple[str, int], list[KeyedStateSnapshot]]:
     """Write the states under their new key; return them by subtask."""
     cuts: list[NewCut] = []
@@ -146,7 +154,7 @@ def _written(
             state.parts[0], schema=schema_to_text(made.schemas[name]), segments=(), tombstones=()
         )
         for subtask, within in enumerate(state.ranges(groups)):
-            ranges = ranges_by_size(made.loads[name], within, FILE_BYTES)
+            ranges = ranges_by_size(made.loads[name], within, file_bytes)
             own = [
                 NewCut(number=number, state=msgspec.structs.replace(empty, hash_low=r.low, hash_high=r.high))
                 for number, r in enumerate(ranges, start=len(cuts))

@@ -8,11 +8,19 @@ savepoint of an older checkpoint. How states are cut and written is `snapshots.r
 from __future__ import annotations
 
 from penstock.core.errors import UsageError
+from penstock.snapshots.limits import DEFAULT_LIMITS, SnapshotLimits
 from penstock.snapshots.opening import Snapshot
 from penstock.snapshots.recut import Parts, Run, held_states, in_turn, take, write_manifest
 
 
-def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None = None, run: Run = in_turn) -> str:
+def repartition(
+    snapshot: Snapshot,
+    target_uri: str,
+    *,
+    key_groups: int | None = None,
+    run: Run = in_turn,
+    limits: SnapshotLimits = DEFAULT_LIMITS,
+) -> str:
     """Write the snapshot to `target_uri` (None: with as many key groups as it has); return the savepoint's URI.
 
     Raises:
@@ -27,7 +35,7 @@ def repartition(snapshot: Snapshot, target_uri: str, *, key_groups: int | None =
         msg = f"{groups} key groups are fewer than the {widest} subtasks of the snapshot"
         raise UsageError(msg, hint=f"use at least {widest}; the parallelism is changed at the job's next start")
     place = take(target_uri, "repartition")
-    parts = Parts()
+    parts = Parts(limits)
     for state in states:
         parts.add(snapshot, state, groups)
     written = run(parts.cuts, snapshot.store, place.store)

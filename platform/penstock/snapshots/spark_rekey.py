@@ -120,7 +120,7 @@ class SparkRekey:
         schemas = work.schemas(keys.schema)
         pieces: list[bytes] = []
         for state in work.states.values():
-            (cuts,) = state.cuts(work.snapshot, [ALL_HASHES], len(pieces))
+            (cuts,) = state.cuts(work.snapshot, [ALL_HASHES], work.limits.cut_bytes, len(pieces))
             for cut in cuts:
                 piece = _Piece(cut=cut, source_uri=work.snapshot.store.uri, key=work.key, where=work.where)
                 pieces.append(msgspec.msgpack.encode(piece))

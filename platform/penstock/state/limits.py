@@ -128,6 +128,10 @@ class StateLimits:
     timers_at_end: int = 10_000
     #: Bytes of output held for a checkpoint above which a sink asks for back-pressure.
     held_output_bytes: int = 1 << 30
+    #: Bytes of a file below which it travels in the acknowledgement of its checkpoint.
+    inline_state_bytes: int = 32 << 10
+    #: The same of staged output, which every manifest names again until it is published.
+    inline_staged_bytes: int = 8 << 10
     #: Bytes waiting for an upload above which a checkpoint's files are refused.
     queued_bytes: int = 1 << 30
 

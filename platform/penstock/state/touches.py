@@ -12,15 +12,16 @@ import numpy as np
 if TYPE_CHECKING:
     from penstock.kernels.compile import I32
 
-#: Behind so many calls times are numbered anew, in the same order.
+#: What a number of a call holds.
 _CALLS = (1 << 32) - 1
 
 
 class Touches:
     """The number of the call in which each slot was touched last, 0 for never."""
 
-    def __init__(self) -> None:
-        """There is no slot yet."""
+    def __init__(self, most_calls: int = _CALLS) -> None:
+        """There is no slot yet; behind `most_calls` times are numbered anew, in the same order."""
+        self._most_calls = most_calls
         self._calls = np.zeros(0, np.uint32)
         self._call = 0
 
@@ -39,7 +40,7 @@ class Touches:
     def touch(self, slots: I32, count: int) -> None:
         """These were touched now; there are `count` slots."""
         self.fit(count)
-        if self._call >= _CALLS:
+        if self._call >= self._most_calls:
             distinct, numbers = np.unique(self._calls, return_inverse=True)
             self._calls = (numbers + (distinct[0] > 0)).astype(np.uint32)
             self._call = len(distinct)

@@ -211,7 +211,7 @@ class TaskRuntime:
                 prefix,
                 environment.background,
                 lambda: next(self._object_numbers),
-                environment.limits.queued_bytes,
+                environment.limits,
             )
             self._uploaders = {key: (uploader, lambda ref: read_file(store, ref))}
         uploader, read = self._uploaders[key]

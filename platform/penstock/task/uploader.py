@@ -17,12 +17,9 @@ from penstock.checkpoint.stores import checksum_of
 from penstock.core import failpoints
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import FileRef
-from penstock.state.limits import PRODUCTION
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.task.environment import Background
 
-#: Parts below these sizes travel in the ack. Staged output is named again by every manifest until it is published.
-INLINE_STATE_BYTES = 32 << 10
-INLINE_STAGED_BYTES = 8 << 10
 #: An object is closed once it is this large; a larger part has one for itself.
 PACK_BYTES = 64 << 20
 #: Objects written at the same time.
@@ -39,11 +36,6 @@ class Part:
 
     data: bytes
     staged: bool = False
-
-    @property
-    def inline(self) -> bool:
-        """Whether it is too small for the store."""
-        return len(self.data) < (INLINE_STAGED_BYTES if self.staged else INLINE_STATE_BYTES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +55,13 @@ class Uploader:
         prefix: str,
         background: Background,
         next_number: Callable[[], int],
-        queue_bytes: int = PRODUCTION.queued_bytes,
+        limits: StateLimits = PRODUCTION,
     ) -> None:
         """`prefix` is `<run>/<worker>`; numbers must never repeat under one prefix.
 
-        A request is refused while more than `queue_bytes` wait: the checkpoint is declined, the state stays.
+        A request is refused while more than `limits.queued_bytes` wait: the checkpoint is declined, the state stays.
         """
-        self._queue_bytes = queue_bytes
+        self._limits = limits
         self._store = store
         self._prefix = prefix
         self._background = background
@@ -83,12 +75,12 @@ class Uploader:
 
     def write(self, parts: tuple[Part, ...], done: Uploaded) -> None:
         """Make all parts durable, then call `done` from a background thread (at once when all are small)."""
-        size = sum(len(part.data) for part in parts if not part.inline)
+        size = sum(len(part.data) for part in parts if not self._is_small(part))
         if size == 0:
             done(tuple(_inline(part) for part in parts), None)
             return
         with self._lock:
-            refused = bool(self._queue) and self._queued_bytes + size > self._queue_bytes
+            refused = bool(self._queue) and self._queued_bytes + size > self._limits.queued_bytes
             if not refused:
                 self._queue.append(_Request(parts, done, size))
                 self._queued_bytes += size
@@ -97,6 +89,11 @@ class Uploader:
             done(None, StorageError(msg, hint="the store is too slow for this checkpoint interval"))
             return
         self._pump()
+
+    def _is_small(self, part: Part) -> bool:
+        """Too small for the store."""
+        limits = self._limits
+        return len(part.data) < (limits.inline_staged_bytes if part.staged else limits.inline_state_bytes)
 
     def _pump(self) -> None:
         while True:
@@ -133,9 +130,9 @@ class Uploader:
     def _write_group(self, group: tuple[_Request, ...]) -> list[FileRef]:
         """Write the group's objects and return a reference per part, in order. Runs in the background."""
         parts = [part for request in group for part in request.parts]
-        refs: list[FileRef | None] = [_inline(part) if part.inline else None for part in parts]
+        refs: list[FileRef | None] = [_inline(part) if self._is_small(part) else None for part in parts]
         for staged, folder in ((False, "data"), (True, "pending")):
-            mine = [i for i, part in enumerate(parts) if part.staged is staged and not part.inline]
+            mine = [i for i, part in enumerate(parts) if part.staged is staged and refs[i] is None]
             for indexes in _packs(mine, parts):
                 for index, ref in zip(indexes, self._write_pack(folder, [parts[i].data for i in indexes]), strict=True):
                     refs[index] = ref

@@ -11,10 +11,13 @@ _PREFIX = "ps-"
 _MAX_BASE_BYTES = 60
 
 
-def make_socket_dir() -> Path:
-    """Make a private folder under XDG_RUNTIME_DIR or /tmp, and sweep those that killed TaskManagers left there."""
+def make_socket_dir(most_base_bytes: int = _MAX_BASE_BYTES) -> Path:
+    """Make a private folder under XDG_RUNTIME_DIR or /tmp, and sweep those that killed TaskManagers left there.
+
+    XDG_RUNTIME_DIR is passed over where its path is longer than `most_base_bytes`.
+    """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or "/tmp")  # noqa: S108 - mkdtemp makes it private
-    if not base.is_dir() or not os.access(base, os.W_OK) or len(os.fsencode(base)) > _MAX_BASE_BYTES:
+    if not base.is_dir() or not os.access(base, os.W_OK) or len(os.fsencode(base)) > most_base_bytes:
         base = Path("/tmp")  # noqa: S108
     _sweep(base)
     return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=base))

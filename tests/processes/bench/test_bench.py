@@ -15,14 +15,13 @@ def test_an_interrupted_bench_leaves_no_process_behind(tmp_path, monkeypatch):
         "import os, signal, time\nos.kill(os.getppid(), signal.SIGINT)\ntime.sleep(600)\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(measure, "_CHILD", "sleeps")
     monkeypatch.setattr(measure, "become_reaper", lambda: None)
     meters = []
     monkeypatch.setattr(measure, "TreeMeter", lambda pid: meters.append(pid) or TreeMeter(pid))
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' shell has made of it
     try:
         with pytest.raises(KeyboardInterrupt):
-            measure.run_child("of:nothing", BenchOptions(), tmp_path)
+            measure.run_child("of:nothing", BenchOptions(), tmp_path, child="sleeps")
     finally:
         signal.signal(signal.SIGINT, before)
     with pytest.raises(ProcessLookupError):

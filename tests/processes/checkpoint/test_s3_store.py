@@ -9,9 +9,8 @@ from penstock.core.errors import StorageError
 
 def test_an_unreachable_s3_is_one_clear_error_with_the_way_out(monkeypatch):
     monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", "http://127.0.0.1:1")
-    monkeypatch.setattr("penstock.checkpoint.s3_store._RETRIES", 0)
     with pytest.raises(StorageError, match=r"s3://bucket/x at http://127\.0\.0\.1:1.*PENSTOCK_S3_ENDPOINT"):
-        S3Store("s3://bucket").read("x")
+        S3Store("s3://bucket", retries=0).read("x")
 
 
 @pytest.mark.servers

@@ -2,7 +2,6 @@
 
 import contextlib
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
@@ -21,11 +20,16 @@ LIMIT_S = 120
 
 
 class Spark:
-    """A session and its context; a job comes to it some time after it was asked for, and ends when it is cancelled."""
+    """A session and its context; a job that has come to it ends when it is cancelled.
 
-    def __init__(self, delay_s=0.0):
+    `late`: one that was asked for comes behind the first cancellation.
+    """
+
+    def __init__(self, *, late=False):
         self.sparkContext = self._jsc = self
-        self.delay_s, self.stopped, self.asked = delay_s, False, 0
+        self.stopped, self.asked, self.comes = False, 0, threading.Event()
+        if not late:
+            self.comes.set()
         self.jobs: list[threading.Event] = []
 
     def setLogLevel(self, _level): ...
@@ -43,7 +47,7 @@ class Spark:
 
     def collect(self):
         self.asked += 1
-        time.sleep(self.delay_s)
+        assert self.comes.wait(LIMIT_S)
         if self.stopped:
             raise Py4JError("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext.")
         job = threading.Event()
@@ -54,6 +58,7 @@ class Spark:
     def cancelJobGroup(self, _group):
         for job in self.jobs:
             job.set()
+        self.comes.set()
 
 
 class JobManager(contextlib.AbstractContextManager):
@@ -94,7 +99,7 @@ def test_spark_that_its_master_ends_is_told_and_nothing_more_is_started(started)
 
 
 def test_a_job_that_comes_to_spark_behind_the_first_cancellation_is_cancelled_too(started):
-    spark = Spark(delay_s=0.5)
+    spark = Spark(late=True)
     managers = started(spark)
     wait_until(lambda: spark.asked == 2, "two requests to Spark")
     managers.close()

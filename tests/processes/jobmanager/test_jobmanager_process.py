@@ -15,6 +15,7 @@ from penstock.jobmanager import dispatcher as dispatcher_module
 from penstock.jobmanager import enumerators
 from penstock.jobmanager.config import JobManagerConfig
 from penstock.jobmanager.job_store import JobStore
+from penstock.jobmanager.limits import JobManagerLimits
 from penstock.jobmanager.main import JobManager
 from penstock.jobmanager.submit_options import SubmitOptions
 from penstock.rpc import messages as msg
@@ -117,8 +118,9 @@ async def cluster_of(tmp_path, fake_worker_type):
     """Return a maker of (JobManager, TaskManager) over one HA root."""
     started = []
 
-    async def make(*, taskmanager=True):
-        manager = JobManager(JobManagerConfig(ha_uri=str(tmp_path / "ha"), settings=SETTINGS))
+    async def make(*, taskmanager=True, **limits):
+        config = JobManagerConfig(ha_uri=str(tmp_path / "ha"), settings=SETTINGS)
+        manager = JobManager(config, limits=JobManagerLimits(**limits))
         await manager.start()
         started.append(manager)
         machine = FakeTaskManager(manager.rpc_address, fake_worker_type, _World) if taskmanager else None
@@ -212,7 +214,7 @@ async def test_a_leader_recovers_a_job_that_an_earlier_version_recorded(cluster_
 
 
 async def test_a_job_that_was_taken_starts_although_the_store_failed_at_first(cluster_of, encoded, monkeypatch):
-    manager, _ = await cluster_of()
+    manager, _ = await cluster_of(recover_retry_ms=60)
     failures = [StorageError("the store is away")]
     seal = JobStore.seal
 
@@ -222,7 +224,6 @@ async def test_a_job_that_was_taken_starts_although_the_store_failed_at_first(cl
         seal(self, *arguments)
 
     monkeypatch.setattr(JobStore, "seal", fail_once)
-    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 60)
     job_id = await manager.dispatcher.submit(encoded())
     await running(manager, job_id)
 
@@ -257,7 +258,7 @@ async def test_a_submission_that_failed_after_its_record_was_written_does_not_fi
 
 
 async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded, monkeypatch):
-    manager, _ = await cluster_of(taskmanager=False)
+    manager, _ = await cluster_of(taskmanager=False, recover_retry_ms=60)
     acquired = []
     acquire = JobStore.acquire
 
@@ -266,12 +267,11 @@ async def test_a_superseded_leader_does_not_take_a_job_back(cluster_of, encoded,
 
     monkeypatch.setattr(JobStore, "acquire", lambda self, *a: acquired.append(1) or acquire(self, *a))
     monkeypatch.setattr(JobStore, "seal", refuse)
-    monkeypatch.setattr(dispatcher_module, "_RECOVER_RETRY_MS", 60)
     with pytest.raises(LeadershipLostError):
         await manager.dispatcher.submit(encoded())
     with pytest.raises(LeadershipLostError):
         await asyncio.wait_for(manager.wait(), 60)
-    successor, _ = await cluster_of(taskmanager=False)
+    successor, _ = await cluster_of(taskmanager=False, recover_retry_ms=60)
     with pytest.raises(LeadershipLostError):
         await asyncio.wait_for(successor.wait(), 60)
     assert len(acquired) == 2  # once each: neither tried again

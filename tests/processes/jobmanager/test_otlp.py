@@ -1,14 +1,13 @@
 """Spans on their way to a collector: what arrives, and what it costs when none is there."""
 
 import socket
-import time
+import threading
 
 import pytest
 from tests.processes.jobmanager.collector import Collector
 from tests.support.waiting import wait_until
 
 from penstock.core.errors import UsageError
-from penstock.jobmanager import otlp
 from penstock.jobmanager.otlp import OtlpSpans
 from penstock.jobmanager.spans import Span, context_of
 
@@ -62,19 +61,16 @@ def test_a_collector_that_refuses_costs_the_spans_alone(collector):
     spans.close()
 
 
-def test_without_a_collector_so_many_wait_and_nobody_is_held_up(monkeypatch):
-    monkeypatch.setattr(otlp, "MOST_WAITING", 300)
+def test_without_a_collector_so_many_wait_and_nobody_is_held_up():
     with socket.socket() as deaf:
         deaf.bind(("127.0.0.1", 0))
         deaf.listen()  # takes connections and never answers
-        spans = OtlpSpans(f"http://127.0.0.1:{deaf.getsockname()[1]}")
-        begun = time.monotonic()
+        spans = OtlpSpans(f"http://127.0.0.1:{deaf.getsockname()[1]}", most_waiting=300, close_seconds=0.1)
         spans.put([span(n) for n in range(1000)])
-        assert time.monotonic() - begun < 1.0
-        assert spans.counts == (0, 700)
-        begun = time.monotonic()
+        assert spans.counts == (0, 700), "no span was sent or given up meanwhile"
         spans.close()
-        assert time.monotonic() - begun < 2 * otlp._CLOSE_SECONDS
+        assert spans.counts == (0, 700)
+        assert "otlp-close" in {thread.name for thread in threading.enumerate()}, "the end was not waited for"
 
 
 def test_what_waits_is_sent_at_the_end(collector):

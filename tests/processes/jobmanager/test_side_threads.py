@@ -102,10 +102,9 @@ async def test_targets_that_hang_hold_up_no_lease_and_further_ones_are_refused(m
     go = threading.Event()
     written = []
     monkeypatch.setattr(savepoint_target, "_write", lambda *_: written.append(1) or go.wait(LIMIT_S))
-    monkeypatch.setattr(savepoint_target, "_THREADS", SideThreads("probe", 4))
-    monkeypatch.setattr(savepoint_target, "_LIMIT_S", 0.5)
     job = SimpleNamespace(record=SimpleNamespace(ended="", job_id="a" * 32), goes_on=True)
-    ask = lambda n: savepoint_target.savepoint_target(job, "/dead", f"{n}", probe=True)
+    side = {"probe": True, "threads": SideThreads("probe", 4), "limit_s": 0.5}
+    ask = lambda n: savepoint_target.savepoint_target(job, "/dead", f"{n}", **side)
     free, tasks = await free_besides([ask(n) for n in range(6)], lambda: len(written) == 4)
     try:
         assert free
@@ -121,8 +120,9 @@ async def test_connectors_that_hang_hold_up_no_lease(monkeypatch, graph_of):
     go = threading.Event()
     begun = []
     monkeypatch.setattr(enumerators, "_validate", lambda _graph: begun.append(1) or go.wait(LIMIT_S))
-    monkeypatch.setattr(enumerators, "_VALIDATIONS", SideThreads("validation", 4))
-    free, tasks = await free_besides([enumerators.validate(graph_of()) for _ in range(6)], lambda: len(begun) == 4)
+    threads = SideThreads("validation", 4)
+    asked = [enumerators.validate(graph_of(), threads) for _ in range(6)]
+    free, tasks = await free_besides(asked, lambda: len(begun) == 4)
     go.set()
     await asyncio.gather(*tasks)
     assert free

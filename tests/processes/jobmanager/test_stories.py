@@ -17,8 +17,9 @@ from penstock.checkpoint.memory_store import MemoryStore
 from penstock.checkpoint.story_records import LEADERS_TOLD, prune_stories, read_stories, write_story
 from penstock.core.errors import StorageError
 from penstock.core.event_log import Entry, EventLog, with_earlier
-from penstock.jobmanager import stories as stories_module
-from penstock.jobmanager.stories import Stories
+from penstock.jobmanager.stories import Stories, StoryTimes
+
+SOON = StoryTimes(gather_s=0.001)
 
 
 def test_checkpoints_do_not_push_decisions_out_of_a_story():
@@ -100,29 +101,31 @@ class Hanging(MemoryStore):
 
     def __init__(self):
         super().__init__()
-        self.go, self.asked = threading.Event(), []
+        self.go, self.asked, self.answered = threading.Event(), [], []
 
     def put(self, key, data):
-        self.asked.append(key)
-        self.go.wait(20)
+        self._hang(key)
         super().put(key, data)
 
     def list(self, prefix):
-        self.asked.append(prefix)
-        self.go.wait(20)
+        self._hang(prefix)
         return super().list(prefix)
+
+    def _hang(self, place):
+        self.asked.append(place)
+        self.go.wait(120)
+        self.answered.append(place)
 
 
 @pytest.fixture
-def hanging(monkeypatch):
-    monkeypatch.setattr(stories_module, "_WRITE_AFTER_SECONDS", 0.001)
+def hanging():
     store = Hanging()
     yield store
     store.go.set()
 
 
 async def test_stories_of_a_store_that_hangs_take_no_thread_from_leases_and_records(hanging):
-    stories, master, loop = Stories(hanging), Master(3), asyncio.get_running_loop()
+    stories, master, loop = Stories(hanging, SOON), Master(3), asyncio.get_running_loop()
     loop.set_default_executor(ThreadPoolExecutor(1))
     stories.grew("j", master)
     views = [asyncio.create_task(stories.of("j", master)) for _ in range(8)]
@@ -136,7 +139,7 @@ async def test_stories_of_a_store_that_hangs_take_no_thread_from_leases_and_reco
 
 
 async def test_while_a_write_hangs_no_others_gather(hanging):
-    stories, master = Stories(hanging), Master(3)
+    stories, master = Stories(hanging, SOON), Master(3)
     for n in range(30):
         master.story.add(n, "failure", str(n))
         stories.grew("j", master)
@@ -151,20 +154,19 @@ async def test_while_a_write_hangs_no_others_gather(hanging):
     assert sum(key.endswith(".json") for key in hanging.asked) == 2
 
 
-async def test_a_store_that_hangs_does_not_hold_up_the_end(hanging, monkeypatch, caplog):
-    monkeypatch.setattr(stories_module, "_LIMIT_SECONDS", 0.2)
-    stories, master = Stories(hanging), Master(3)
+async def test_a_store_that_hangs_does_not_hold_up_the_end(hanging, caplog):
+    stories, master = Stories(hanging, StoryTimes(gather_s=0.001, call_s=0.2)), Master(3)
     stories.grew("j", master)
     stories.grew("k", master)
     assert await stories.of("j", None) == ()
     await asyncio.wait_for(stories.close(), 60)
     assert "the story of job j was not written down: the store does not answer" in caplog.text
     assert "the story of job k was not written down: 1 calls before it have not returned" in caplog.text
-    monkeypatch.setattr(stories_module, "_CLOSE_SECONDS", 0.2)
-    monkeypatch.setattr(stories_module, "_LIMIT_SECONDS", 60)
-    stories = Stories(hanging)
+    stories = Stories(hanging, StoryTimes(gather_s=0.001, call_s=60, close_s=0.2))
     stories.grew("j", master)
     await asyncio.wait_for(stories.close(), 60)
+    assert hanging.asked
+    assert hanging.answered == [], "nothing was waited for until it came"
 
 
 async def test_a_job_without_a_master_any_more_tells_what_this_leader_wrote_too():

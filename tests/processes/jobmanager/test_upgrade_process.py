@@ -36,8 +36,8 @@ def newer(graph, **changes):
     return encode_graph(msgspec.structs.replace(decode_graph(graph), fingerprint="new", **changes))
 
 
-async def running(cluster_of, encoded):
-    manager, machine = await cluster_of()
+async def running(cluster_of, encoded, **limits):
+    manager, machine = await cluster_of(**limits)
     dispatcher = manager.dispatcher
     job_id = await dispatcher.submit(encoded())
     await until(lambda: dispatcher.checkpoints(job_id).completed >= 1, "a checkpoint")
@@ -95,7 +95,7 @@ async def test_the_next_leader_goes_on_with_the_trial_and_a_user_ends_it(cluster
 
 
 async def test_a_verdict_is_taken_when_it_is_durable_and_was_not_too_late(cluster_of, encoded, monkeypatch):
-    manager, _machine, job_id = await running(cluster_of, encoded)
+    manager, _machine, job_id = await running(cluster_of, encoded, verdict_ms=300)
     dispatcher = manager.dispatcher
     path = f"/v1/penstock/jobs/{job_id}/upgrade/verdict?healthy="
 
@@ -111,7 +111,6 @@ async def test_a_verdict_is_taken_when_it_is_durable_and_was_not_too_late(cluste
     def away(*_):
         raise StorageError("the store is away")
 
-    monkeypatch.setattr(changes, "_VERDICT_MS", 300)
     with monkeypatch.context() as broken:
         broken.setattr(changes, "write_record", away)
         status, text = await call(app, "POST", path + "true")

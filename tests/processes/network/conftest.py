@@ -8,6 +8,7 @@ from tests.unit.network.conftest import KEY, net  # noqa: F401 - fixtures
 from penstock.core.clock import SystemClock
 from penstock.network.connection import WorkerNetwork
 from penstock.network.greeting import Trust
+from penstock.network.limits import NetworkLimits
 
 
 @pytest.fixture(params=["unix", "tcp"])
@@ -16,7 +17,13 @@ def listen(request, tmp_path):
 
 
 @pytest.fixture
-def planes(listen):
+def limits():
+    """Those of production; a test that needs others is parametrized with them."""
+    return NetworkLimits()
+
+
+@pytest.fixture
+def planes(listen, limits):
     with contextlib.ExitStack() as stack:
         found = {}
         for worker in "ab":
@@ -27,6 +34,7 @@ def planes(listen):
                 SystemClock(),
                 on_connection_lost=lambda p, r, lost=lost: lost.append((p, r)),
                 trust=Trust(KEY),
+                limits=limits,
             )
             plane.lost = lost
             stack.callback(plane.close)

@@ -17,11 +17,11 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
 from penstock.core.elements import Batch
 from penstock.core.errors import UsageError
-from penstock.network import connection
 from penstock.network.addresses import listeners, nearest
 from penstock.network.connection import WorkerNetwork
 from penstock.network.data_plane import ConnectionLostError
 from penstock.network.greeting import NONCE_BYTES, Greeting, Trust
+from penstock.network.limits import NetworkLimits
 
 BOTH = "tcp:10.0.0.5:4567,unix:/run/a,b/w.sock"
 
@@ -72,14 +72,19 @@ def tls_of(folder, name="cluster"):
 
 
 @contextlib.contextmanager
-def two(tmp_path, hosts, trusts):
+def two(tmp_path, hosts, trusts, **limits):
     with contextlib.ExitStack() as stack:
         planes = {}
         for worker, host, trust in zip("ab", hosts, trusts, strict=True):
             lost = []
             listen = f"tcp:{host}:0,unix:{tmp_path / host}"
             plane = WorkerNetwork(
-                worker, listen, SystemClock(), on_connection_lost=lambda p, r, lost=lost: lost.append(r), trust=trust
+                worker,
+                listen,
+                SystemClock(),
+                on_connection_lost=lambda p, r, lost=lost: lost.append(r),
+                trust=trust,
+                limits=NetworkLimits(**limits),
             )
             plane.lost = lost
             stack.callback(plane.close)
@@ -180,12 +185,11 @@ def test_a_host_that_comes_back_under_another_address_is_reached(net, tmp_path, 
 
 
 @pytest.mark.parametrize("other", ["others", "client", "none"])
-def test_a_worker_without_the_clusters_certificate_is_refused(net, tmp_path, folders, monkeypatch, other):
+def test_a_worker_without_the_clusters_certificate_is_refused(net, tmp_path, folders, other):
     """It knows the key and the names: of another CA, with a client's certificate of ours, or without TLS."""
-    monkeypatch.setattr(connection, "CONNECT_DEADLINE_MS", 500)
     wrong = {"others": tls_of(folders["others"]), "client": tls_of(folders["ours"], "client"), "none": None}[other]
     trusts = Trust(KEY, wrong), Trust(KEY, tls_of(folders["ours"]))
-    with two(tmp_path, ("127.0.0.1", "127.0.0.2"), trusts) as planes:
+    with two(tmp_path, ("127.0.0.1", "127.0.0.2"), trusts, connect_deadline_ms=500) as planes:
         job = net.Job(planes, JobSettings(buffer_timeout_ms=0))
         reader = Reader()
         output, gate = job.outputs(0, "a", ["b"]), job.gate(0, "b", ["a"], reader.data.set)

@@ -14,13 +14,13 @@ from penstock.config.settings import JobSettings
 from penstock.core.clock import SystemClock
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.core.errors import UsageError
-from penstock.network import connection
 from penstock.network.addresses import Listener
 from penstock.network.connection import WorkerNetwork
 from penstock.network.data_plane import ConnectionLostError
 from penstock.network.frame import (
     FrameDecoder,
 )
+from penstock.network.limits import NetworkLimits
 
 DEADLINE = 20
 
@@ -129,9 +129,8 @@ def test_a_new_epoch_connects_again_after_a_loss(net, planes):
             plane.release("job")
 
 
-def test_a_worker_that_cannot_be_reached_is_a_lost_connection(net, planes, monkeypatch, listen):
-    monkeypatch.setattr(connection, "CONNECT_DEADLINE_MS", 100)
-    monkeypatch.setattr(connection, "ACCEPT_DEADLINE_MS", 100)
+@pytest.mark.parametrize("limits", [NetworkLimits(connect_deadline_ms=100)])
+def test_a_worker_that_cannot_be_reached_is_a_lost_connection(net, planes, listen):
     gone = WorkerNetwork("c", listen, SystemClock())
     job = net.Job({**planes, "c": gone, "A": gone}, JobSettings())
     reader = Reader()
@@ -143,8 +142,8 @@ def test_a_worker_that_cannot_be_reached_is_a_lost_connection(net, planes, monke
         dials.poll()
 
 
-def test_a_worker_that_does_not_dial_is_a_lost_connection(net, planes, monkeypatch):
-    monkeypatch.setattr(connection, "ACCEPT_DEADLINE_MS", 100)
+@pytest.mark.parametrize("limits", [NetworkLimits(accept_deadline_ms=100)])
+def test_a_worker_that_does_not_dial_is_a_lost_connection(net, planes):
     job = net.Job(planes, JobSettings())
     reader = Reader()
     waits = job.gate(0, "b", ["a"], reader.data.set)

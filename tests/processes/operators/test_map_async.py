@@ -56,13 +56,13 @@ def gate(bench):
         operator.close()
 
 
-def opened(bench, gate, function=None, restored=(), schema=SCHEMA, **config):
+def opened(bench, gate, function=None, restored=(), schema=SCHEMA, operator=None, **config):
     compiled = compile_function("map_async", Gate(), None, schema=schema, row_type=None)
     settings = {"capacity": 3, "timeout_ms": 60_000, "ordered": True} | config
     spec = msgspec.structs.replace(
         compiled.spec, uid="ask", config=settings, output_schema=schema_to_text(compiled.schema), payload=b""
     )
-    operator = MapAsyncOperator()
+    operator = operator or MapAsyncOperator()
     gate.operators.append(operator)
     with pytest.MonkeyPatch.context() as patch:  # the gate itself, not a copy of it
         patch.setattr("penstock.operators.functions.pickle.loads", lambda _: (function or gate, None, Row))
@@ -338,14 +338,13 @@ def test_no_thread_is_left_where_the_function_cannot_be_opened(bench, gate):
     assert loops() == before
 
 
-def test_a_close_that_never_returns_is_given_up(bench, gate, monkeypatch):
+def test_a_close_that_never_returns_is_given_up(bench, gate):
     class Stuck(Gate):
         async def close(self):
             await asyncio.sleep(3600)
 
-    monkeypatch.setattr("penstock.operators.async_runner._CLOSE_SECONDS", 0.5)
     before = loops()
-    operator = opened(bench, gate, Stuck())
+    operator = opened(bench, gate, Stuck(), operator=MapAsyncOperator(close_seconds=0.5))
     assert len(loops()) == len(before) + 1
     raised = []
 

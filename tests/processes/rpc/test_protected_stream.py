@@ -160,10 +160,9 @@ async def test_a_forged_taskmanager(messages):
         await server.stop()
 
 
-async def test_one_that_says_nothing_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(server_module, "_REGISTER_TIMEOUT_S", 0.05)
+async def test_one_that_says_nothing_is_not_waited_for():
     recorder = Recorder()
-    server = RpcServer(recorder, security=PLAIN, log=recorder.log.append)
+    server = RpcServer(recorder, security=PLAIN, log=recorder.log.append, register_timeout_s=0.05)
     await server.start()
     try:
         code, _answers = await Forger(server.address).send()

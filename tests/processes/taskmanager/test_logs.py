@@ -61,9 +61,8 @@ def test_two_taskmanagers_may_sweep_at_the_same_time(tmp_path, monkeypatch):
     dead = [tmp_path / f"ps-99999999{number}-gone" for number in range(3)]
     for folder in dead:
         folder.mkdir()
-    monkeypatch.setattr(socket_dir, "_MAX_BASE_BYTES", 4096)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     gone = iter(dead)
     monkeypatch.setattr(socket_dir.shutil, "rmtree", lambda *_, **__: [folder.rmdir() for folder in gone])
-    made = socket_dir.make_socket_dir()
+    made = make_socket_dir(most_base_bytes=4096)
     assert list(tmp_path.iterdir()) == [made]

@@ -78,12 +78,11 @@ def producer():
 
 @pytest.fixture
 def committer(monkeypatch, producer):
-    made = module.StagedCommitter(CONFIG, ManualClock(0))
+    made = module.StagedCommitter(CONFIG, ManualClock(0), piece_rows=2)
     monkeypatch.setattr(made, "_learn_markers", lambda _items: None)
     monkeypatch.setattr(made, "_take_producer", lambda _name: producer)
     monkeypatch.setattr(made, "_marker", lambda _item: -1)
     made._admin = Admin()
-    monkeypatch.setattr(module, "_PIECE_ROWS", 2)
     return made
 
 

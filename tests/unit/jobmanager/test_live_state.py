@@ -7,7 +7,6 @@ import pytest
 from penstock.config.settings import JobSettings
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.keygroup import HASH_MAX, first_hash_of, key_group_of, key_groups_of, subtask_of
-from penstock.jobmanager import questions as module
 from penstock.jobmanager.live_state import KeyPage, StateKey, hot_keys_of, keys_of, states_of, value_of
 from penstock.jobmanager.questions import Questions, Worker
 from penstock.jobmanager.views import JobDetail, JobSummary, OperatorView, SubtaskView, VertexView
@@ -147,11 +146,9 @@ def question(subtask):
     return AskSubtask(job_id=JOB, request_id="", vertex_id="v", subtask=subtask, what="states")
 
 
-def test_too_many_questions_at_once_are_refused(monkeypatch):
-    monkeypatch.setattr(module, "MOST_OPEN", 2)
-
+def test_too_many_questions_at_once_are_refused():
     async def run():
-        found = Questions(lambda *_: None, deadline_s=0.05)
+        found = Questions(lambda *_: None, deadline_s=0.05, most_open=2)
         asking = [found.ask(Worker("tm", f"w{n}"), question(n)) for n in range(3)]
         return await asyncio.gather(*asking, return_exceptions=True)
 

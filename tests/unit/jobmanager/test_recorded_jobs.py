@@ -24,15 +24,14 @@ def test_a_job_that_ended_under_another_version_keeps_no_leader_from_starting(st
     assert recorded_jobs(store) == ((mine, make_graph()),)
 
 
-def test_jobs_that_ended_long_ago_are_forgotten(store, monkeypatch):
-    monkeypatch.setattr("penstock.jobmanager.recorded_jobs.REMEMBERED", 2)
+def test_jobs_that_ended_long_ago_are_forgotten(store):
     graph = encode_graph(make_graph())
     for n, ended_ms in enumerate((50, 20, 40, 30, -1)):
         state = "FINISHED" if ended_ms > 0 else ""
         record = msgspec.structs.replace(ODD, job_id=str(n) * 32, graph=graph, ended=state, ended_ms=ended_ms)
         write_record(store, record)
     kept = ["0" * 32, "2" * 32, "4" * 32]
-    assert [record.job_id for record, _ in recorded_jobs(store)] == kept
+    assert [record.job_id for record, _ in recorded_jobs(store, remembered=2)] == kept
     assert [record.job_id for record in read_records(store)] == kept
 
 
@@ -40,11 +39,10 @@ def test_a_record_that_cannot_be_deleted_keeps_nobody_from_leading(store, monkey
     def refuse(store, job_id):
         raise StorageError("cannot delete")
 
-    monkeypatch.setattr("penstock.jobmanager.recorded_jobs.REMEMBERED", 1)
     monkeypatch.setattr("penstock.jobmanager.recorded_jobs.delete_record", refuse)
     for n in "12":
         write_record(store, msgspec.structs.replace(ODD, job_id=n * 32))
-    assert recorded_jobs(store) == ()
+    assert recorded_jobs(store, remembered=1) == ()
     assert "cannot delete" in caplog.text
 
 

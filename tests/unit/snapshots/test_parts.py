@@ -15,6 +15,7 @@ from penstock.snapshots import parts as module
 from penstock.snapshots.compare import diff
 from penstock.snapshots.declared import with_states
 from penstock.snapshots.given_rows import state_rows
+from penstock.snapshots.limits import SnapshotLimits
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.parts import finish, give_up, plan_write, write_part
 from penstock.snapshots.target import new_target, replaced_target
@@ -50,13 +51,7 @@ def graph_of(parallelism=3):
 
 
 GRAPH = graph_of()
-
-
-@pytest.fixture(autouse=True)
-def small_runs(monkeypatch):
-    monkeypatch.setattr(module, "_RUN_BYTES", 2_000)
-    monkeypatch.setattr(module, "_PIECE_BYTES", 1_500)
-    monkeypatch.setattr(module, "_COMPARED_BYTES", 1_500)
+SMALL = SnapshotLimits(run_bytes=2_000, piece_bytes=1_500, compared_bytes=1_500)
 
 
 def profiles(ids, **more):
@@ -70,7 +65,8 @@ def profiles(ids, **more):
 
 def plan(uri, *place, source="", overwrite=False, graph=GRAPH):
     target = (replaced_target if overwrite else new_target)(str(uri), next(TOKENS))
-    return plan_write(graph, state_rows(graph, *(place or ("people", "profile")), "test"), target, str(source))
+    rows = state_rows(graph, *(place or ("people", "profile")), "test")
+    return plan_write(graph, rows, target, str(source), SMALL)
 
 
 def wrote(plan, frame, task):

@@ -13,14 +13,17 @@ from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.state.budget import MemoryBudget
 from penstock.state.keyed import EncodedSegment
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.segments import mapped
 from penstock.task.compaction import Compactor
 from penstock.task.failure import describe
 from penstock.task.mailbox import Mailbox, MailboxFullError
 from penstock.task.subtask_metrics import SubtaskMetrics
 from penstock.task.time_budget import TimeBudget
-from penstock.task.uploader import INLINE_STATE_BYTES, PACK_BYTES, PARALLEL_PACKS, Part, Uploader
+from penstock.task.uploader import PACK_BYTES, PARALLEL_PACKS, Part, Uploader
 
+#: Bytes of a part that goes to the store.
+SMALLEST = PRODUCTION.inline_state_bytes
 LINK = SimpleNamespace(records_in=0, records_out=0, metrics=OperatorMetrics())
 
 
@@ -87,7 +90,7 @@ def test_a_compaction_that_fails_is_seen_and_the_next_one_goes_on(uploads, caplo
     assert (metrics.read()["numCompactions"], metrics.read()["numFailedCompactions"]) == (1, 1)
 
 
-def large(fill, size=INLINE_STATE_BYTES):
+def large(fill, size=SMALLEST):
     return Part(bytes([fill]) * size)
 
 
@@ -114,7 +117,7 @@ def test_an_object_is_bounded_but_one_part_may_be_larger(uploads):
     parts = (large(1, PACK_BYTES + 1), large(2), large(3))
     uploader.write(parts, lambda refs, error: got.append(refs))
     background.run_all()
-    assert [ref.length for ref in got[0]] == [PACK_BYTES + 1, INLINE_STATE_BYTES, INLINE_STATE_BYTES]
+    assert [ref.length for ref in got[0]] == [PACK_BYTES + 1, SMALLEST, SMALLEST]
     assert got[0][1].path == got[0][2].path != got[0][0].path
 
 
@@ -140,7 +143,7 @@ def test_an_error_is_told_to_everyone_of_the_group_and_the_next_group_goes_on(up
 
 def test_a_queue_that_is_too_long_refuses(uploads):
     store, background, _ = uploads
-    uploader = Uploader(store, "run/w", background, itertools.count(1).__next__, 3 * INLINE_STATE_BYTES)
+    uploader = Uploader(store, "run/w", background, itertools.count(1).__next__, StateLimits(queued_bytes=3 * SMALLEST))
     got = []
     for number in range(PARALLEL_PACKS + 4):
         uploader.write((large(number),), lambda refs, error: got.append(error))

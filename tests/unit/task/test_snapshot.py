@@ -9,10 +9,10 @@ from penstock.core.errors import StorageError
 from penstock.core.snapshot import Committable
 from penstock.operators.operator import StagedOutput
 from penstock.rpc.messages import CheckpointAck, CheckpointDeclined, TaskState
+from penstock.state.limits import PRODUCTION
 from penstock.task.snapshot import MAX_ATTEMPTS
-from penstock.task.uploader import INLINE_STATE_BYTES
 
-LARGE = INLINE_STATE_BYTES
+LARGE = PRODUCTION.inline_state_bytes
 
 
 def running(world, state_size=LARGE):
