@@ -6,10 +6,12 @@ A model has `row(side, row)` and `advance(keys, watermark)`, which return the ro
 
 import datetime as dt
 import zoneinfo
+from dataclasses import replace
 from random import Random
 
 import pyarrow as pa
 from hypothesis import strategies as st
+from tests.property.harness.backends import remote
 from tests.property.harness.collect import counted
 from tests.property.harness.histories import SEEDS, Pace, operations, step
 from tests.property.harness.job import Input
@@ -41,6 +43,8 @@ TAGS = ("l", "r")
 LATE = None
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC"))
 
+#: For joins whose rows go to files, and never to RocksDB.
+REMOTE_ROWS = tuple(replace(one, plain=False) for one in remote(1, 1, 40_000, 1 << 50))
 OPERATIONS = operations(
     step("batch", st.integers(0, 1), SEEDS, st.integers(5, 40), times=3),
     step("watermark", st.integers(0, 3), st.integers(0, 200), times=3),
