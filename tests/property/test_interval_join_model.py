@@ -184,7 +184,7 @@ def test_what_a_row_without_a_partner_is_told_by_is_kept_and_nothing_else(backen
         job.checkpoint()
         for state, reach in zip(("left", "right"), reaches, strict=True):
             times = [row["__namespace"] for row in job.rows_of(state)]
-            assert 80 - reach <= min(times) < 80 - reach + 10
+            assert 80 - reach <= min(times) < 80 - reach + 8
 
 
 @on(MEMORY)
