@@ -4,23 +4,18 @@ Any order of rows of both sides, watermarks, freezes, failed uploads, compaction
 model's rows.
 """
 
-import tempfile
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import NamedTuple
 
-import pytest
-from hypothesis import given
-from tests.property.two_inputs import KEY_NAMES, KEYS, LEFT, OPERATIONS, RIGHT, UID, Job, run
-from tests.support import sizes as state_sizes
-from tests.support.depth import examples
+from tests.property.harness.backends import MEMORY, leaving, on
+from tests.property.harness.functions import spec_of_two_inputs
+from tests.property.harness.histories import end, play
+from tests.property.harness.job import Job
+from tests.property.harness.sides import KEYS, OPERATIONS, Sides, inputs, key_of
 
 import penstock as ps
-from penstock.api.connected_streams import _CO, compile_two_input
-from penstock.api.data_stream import Flow
-from penstock.api.keyed_stream import KeyedStream
-from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN
-from penstock.core.schema import schema_to_text
+from penstock.api.connected_streams import _CO
+from penstock.core.elements import TS_COLUMN
 
 
 class Out(NamedTuple):
@@ -57,68 +52,61 @@ class Both(ps.KeyedCoProcessFunction):
 class Model:
     """The same over dicts."""
 
-    late = 0
-
     def __init__(self):
         self.seen, self.newest = dict.fromkeys(KEYS, 0), dict.fromkeys(KEYS)
-        self.timers = {key: frozenset() for key in KEYS}
-        self.marks = dict.fromkeys(KEYS, MIN_TIMESTAMP)
-
-    def copy(self):
-        other = Model()
-        other.seen, other.newest = dict(self.seen), dict(self.newest)
-        other.timers, other.marks = dict(self.timers), dict(self.marks)
-        return other
+        self.timers = {key: set() for key in KEYS}
 
     def row(self, side, row):
-        key, time = row[KEY_NAMES[side]], row[TS_COLUMN]
+        key, time = key_of(side, row), row[TS_COLUMN]
         if side:
             self.newest[key] = f"{row['id']} {len(row['tags'])}"
             if row["k"]:
-                self.timers[key] |= {time + 25}
+                self.timers[key].add(time + 25)
             elif row["id"] % 4 == 0:
                 self.seen[key] = 0
             return []
         self.seen[key] += 1
         if row["id"] % 5 == 0:
-            self.timers[key] |= {time + 40}
+            self.timers[key].add(time + 40)
         return [] if row["v"] is None else [self.result(key, f"left {row['s']}", time)]
 
     def advance(self, keys, watermark):
         due = [(key, time) for key in keys for time in self.timers[key] if time <= watermark]
-        for key in keys:
-            self.timers[key] = frozenset(time for time in self.timers[key] if time > watermark)
+        for key, time in due:
+            self.timers[key].remove(time)
         return [self.result(key, f"timer {time}", time) for key, time in due]
 
     def result(self, key, what, time):
         return {"k": key, "what": what, "seen": self.seen[key], "newest": self.newest[key], TS_COLUMN: time}
 
 
-def spec():
-    def stream(schema, key):
-        return KeyedStream(None, Flow(upstreams=(), schema=schema), (key,))
+class Steps:
+    """Rows of both sides, and watermarks, which may be behind what the function has seen before a restart."""
 
-    made = compile_two_input(_CO, Both(), None, {}, (stream(LEFT, "k"), stream(RIGHT, "key")))
-    text = schema_to_text(made.schema)
-    return SimpleNamespace(
-        uid=UID, kind="co_process", payload=made.spec.payload, config=made.spec.config, output_schema=text
-    )
+    def __init__(self, job):
+        self.job, self.sides = job, Sides(job)
+        self.batch = self.sides.batch
+
+    def watermark(self, subtask, further):
+        subtask %= len(self.job.subtasks)
+        self.mark(subtask, self.sides.pace.mark(further, self.job.marks[subtask]))
+
+    def mark(self, subtask, timestamp):
+        if timestamp > self.job.operators[subtask]._context.watermark:
+            self.sides.mark(subtask, timestamp)
+        else:
+            self.sides.compare([self.job.watermark(subtask, timestamp)], [])  # timers wait for one that goes on
 
 
-@pytest.fixture(autouse=True)
-def tight(monkeypatch):
-    """Everything that happens at large sizes happens here too."""
-    state_sizes.given(monkeypatch, fired_timers=5, first_rows=8, dead_keys=1, segments_per_tier=3)
+@on((MEMORY, 40), (leaving(1), 20))
+def test_any_history_gives_the_models_rows(backend):
+    backend.check(run, history=OPERATIONS)
 
 
-@examples(40)
-@given(operations=OPERATIONS)
-def test_any_history_gives_the_models_rows(operations):
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, spec(), Model())
-        run(job, operations)
-        job.checkpoint()
-        job.restart(3)
-        for subtask in range(3):
-            job.watermark(subtask, MAX_TIMESTAMP)
-        job.close()
+def run(backend, history):
+    spec = spec_of_two_inputs(_CO, Both(), inputs())
+    with Job(spec, inputs(), KEYS, Model(), backend) as job:
+        steps = Steps(job)
+        play(history, steps, job)
+        job.rescale(3)
+        end(job, steps)

@@ -3,55 +3,48 @@
 Any order of batches, watermarks, freezes, failed uploads, compactions, restores and rescales gives the model's output.
 """
 
-import tempfile
-from types import SimpleNamespace
-
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.leaving_keys import keys_leave_for_rocksdb
-from tests.property.small_pieces import small_pieces
-from tests.property.two_inputs import (
-    BACKENDS,
-    CONFIG,
-    KEY_NAMES,
+from tests.property.harness.backends import DISK, MEMORY, leaving_for_rocksdb, on
+from tests.property.harness.collect import Collector
+from tests.property.harness.histories import end, play
+from tests.property.harness.job import Job, batch_of, spec_of
+from tests.property.harness.sides import (
     KEYS,
-    LATE_TO,
+    LATE,
+    LEFT,
     OPERATIONS,
-    REMOTE,
-    REMOTE_OPERATIONS,
-    SCHEMAS,
-    UID,
-    Job,
-    Out,
-    go_on,
+    REMOTE_ROWS,
+    RESTORED,
+    RIGHT,
+    Sides,
+    inputs,
+    join_config,
     joined,
-    rows_are_remote,
-    run,
+    key_of,
 )
-from tests.support import sizes as state_sizes
-from tests.support.depth import examples
 
-from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
+from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import StateMismatchError
 from penstock.kernels.joins import find_ranges, find_ranges_plain, write_pairs, write_pairs_plain
+
+KINDS = [
+    *((*bounds, "inner") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
+    *((*bounds, "full") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
+    (-10, 50, "left"),
+    (-60, 5, "right"),
+]
 
 
 class Model:
     """Every pair within the bounds that was not late, once the second row comes; rows without one at their end."""
 
     def __init__(self, lower, upper, how="inner"):
-        self.lower, self.upper, self.how, self.late = lower, upper, how, 0
+        self.lower, self.upper, self.how = lower, upper, how
         self.kept = ({key: [] for key in KEYS}, {key: [] for key in KEYS})
         self.marks = dict.fromkeys(KEYS, MIN_TIMESTAMP)
-
-    def copy(self):
-        other = Model(self.lower, self.upper, self.how)
-        other.late, other.marks = self.late, dict(self.marks)
-        other.kept = tuple({k: list(rows) for k, rows in side.items()} for side in self.kept)
-        return other
 
     def pair(self, side, row, other):
         """Left and right of two rows that meet, else None."""
@@ -59,10 +52,9 @@ class Model:
         return (left, right) if self.lower <= right[TS_COLUMN] - left[TS_COLUMN] <= self.upper else None
 
     def row(self, side, row):
-        key, time = row[KEY_NAMES[side]], row[TS_COLUMN]
-        if time < self.marks[key]:
-            self.late += 1
-            return []
+        key = key_of(side, row)
+        if row[TS_COLUMN] < self.marks[key]:
+            return LATE
         self.kept[side][key].append(row)
         pairs = [pair for other in self.kept[1 - side][key] if (pair := self.pair(side, row, other))]
         return [joined(*pair) | {TS_COLUMN: max(row[TS_COLUMN] for row in pair)} for pair in pairs]
@@ -80,132 +72,70 @@ class Model:
         return found
 
 
-def spec(lower, upper, how="inner", late=None):
-    config = CONFIG | {"lower_us": lower, "upper_us": upper, "how": how} | (late or {})
-    return SimpleNamespace(uid=UID, kind="interval_join", config=config)
+def spec(lower, upper, how="inner", *, late=False):
+    return spec_of("interval_join", join_config(how, late=late) | {"lower_us": lower, "upper_us": upper})
 
 
-@pytest.fixture(autouse=True)
-def tight(monkeypatch):
-    """Everything that happens at large sizes happens here too."""
-    state_sizes.given(
-        monkeypatch,
-        spill_part=0,
-        spilled_bytes=0,
-        cuts=3,
-        fan=2,
-        added_file_bytes=500,
-        join_pairs=7,
-        output_rows=5,
-        dead_keys=1,
-        segments_per_tier=3,
-    )
+def job_on(backend, *kind, late=False):
+    return Job(spec(*kind, late=late), inputs(), KEYS, Model(*kind), backend)
 
 
-@pytest.fixture
-def leaving(monkeypatch):
-    """Hardly any key stays in memory."""
-    keys_leave_for_rocksdb(monkeypatch, 1)
+@on((MEMORY, 180), (DISK, 60), (leaving_for_rocksdb(1), 180), (REMOTE_ROWS, 16))
+def test_output_is_the_models(backend):
+    backend.check(run, kind=st.sampled_from(KINDS), history=OPERATIONS)
 
 
-KINDS = [
-    *((*bounds, "inner") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
-    *((*bounds, "full") for bounds in [(-30, 20), (0, 0), (5, 60), (-40, -10)]),
-    (-10, 50, "left"),
-    (-60, 5, "right"),
-]
-EACH = pytest.mark.parametrize(("lower", "upper", "how"), KINDS)
-
-
-@EACH
-@examples(20)
-@given(operations=OPERATIONS, backend=BACKENDS)
-def test_output_is_the_models(lower, upper, how, operations, backend):
-    compare((lower, upper, how), operations, backend)
-
-
-@pytest.mark.usefixtures("leaving")
-@EACH
-@examples(20)
-@given(operations=OPERATIONS)
-def test_output_is_the_models_when_keys_leave_memory(lower, upper, how, operations):
-    compare((lower, upper, how), operations, "rocksdb", most_keys=1)
-
-
-@pytest.mark.parametrize(("keys", "local_bytes"), REMOTE)
-@examples(12)
-@given(kind=st.sampled_from(KINDS), operations=REMOTE_OPERATIONS)
-def test_output_is_the_models_wherever_rows_lie(monkeypatch, keys, local_bytes, kind, operations):
-    rows_are_remote(monkeypatch, keys, local_bytes)
-    with small_pieces():
-        compare(kind, operations, "remote")
-
-
-def compare(kind, operations, backend, most_keys=None):
-    lower, upper, how = kind
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(
-            folder,
-            spec(lower, upper, how, LATE_TO if how == "full" else None),
-            Model(lower, upper, how),
-            backend=backend,
-        )
-        job.most_keys = most_keys
-        run(job, operations)
-        for subtask in range(len(job.subtasks)):
-            job.watermark(subtask, MAX_TIMESTAMP)
-        assert [table.count for operator, _ in job.subtasks for table in operator._state.tables] == [0] * 2 * len(
-            job.subtasks
-        ), "a row outlives all it could meet"
+def run(backend, kind, history):
+    with job_on(backend, *kind, late=kind[2] == "full") as job:
+        steps = Sides(job)
+        play([*(RESTORED if backend.state == "remote" else []), *history], steps, job)
+        end(job, steps)
+        counts = {table.count for operator in job.operators for table in operator._state.tables}
+        assert counts == {0}, "a row outlives all it could meet"
         job.checkpoint()
         assert job.rows_of("left") == job.rows_of("right") == [], "a checkpoint holds rows that were cleaned"
-        job.close()
 
 
-def test_what_is_kept_is_what_can_still_be_met_and_nothing_else():
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, spec(-30, 20), Model(-30, 20))
-        job.batch(0, 1, 200, 0)
-        job.batch(1, 2, 200, 0)
-        job.watermark(0, 50)
-        job.freeze()
-        job.finish("done")
+@on(MEMORY)
+def test_what_is_kept_is_what_can_still_be_met_and_nothing_else(backend):
+    with job_on(backend, -30, 20) as job:
+        steps = Sides(job)
+        steps.batch(0, 1, 200, 0)
+        steps.batch(1, 2, 200, 0)
+        steps.mark(0, 50)
+        job.checkpoint()
         for state, reach in (("left", 20), ("right", 30)):
             times = [row["__namespace"] for row in job.rows_of(state)]
             assert times
             assert min(times) >= 50 - reach
-        job.close()
 
 
-def test_a_watermark_or_a_row_behind_pairs_that_are_still_coming_out_waits_for_them():
-    with tempfile.TemporaryDirectory() as folder:
-        job, out = Job(folder, spec(-100, 100), Model(-100, 100)), Out()
-        operator = job.subtasks[0][0]
-        rows = [[{"id": n, KEY_NAMES[side]: "a", "tags": [], TS_COLUMN: n} for n in range(8)] for side in (0, 1)]
-        batches = [pa.RecordBatch.from_pylist(mine, schema=s) for mine, s in zip(rows, SCHEMAS, strict=True)]
+@on(MEMORY)
+def test_a_watermark_or_a_row_behind_pairs_that_are_still_coming_out_waits_for_them(backend):
+    with job_on(backend, -100, 100) as job:
+        out, operator = Collector(), job.operators[0]
 
-        def later(batch):
-            place = batch.schema.get_field_index(TS_COLUMN)
-            return batch.set_column(place, batch.schema.field(place), pa.array(np.arange(600, 608)))
+        def give(side, first):
+            rows = [{"id": n, "key" if side else "k": "a", "tags": [], TS_COLUMN: first + n} for n in range(8)]
+            operator.process_batch(Batch(batch_of(rows, (LEFT, RIGHT)[side])), side, out)
 
-        operator.process_batch(Batch(batches[0]), 0, out)
-        operator.process_batch(Batch(batches[1]), 1, out)
+        give(0, 0)
+        give(1, 0)
         assert 0 < len(out.rows) < 16
         operator.process_watermark(Watermark(500), out)
         operator.process_status(WatermarkStatus(idle=True), out)
-        operator.process_batch(Batch(batches[1]), 1, out)
+        give(1, 0)
         assert out.watermarks == []
-        assert job.dropped(0) == 0
-        go_on(operator, out)
+        assert job.late_of(0) == 0
+        job.go_on(operator, out)
         assert len(out.rows) == 64, "the second time the rows are late"
         assert out.watermarks == [500, "idle"]
-        assert job.dropped(0) == 8
-        operator.process_batch(Batch(later(batches[0])), 0, out)
-        operator.process_batch(Batch(later(batches[1])), 1, out)
+        assert job.late_of(0) == 8
+        give(0, 600)
+        give(1, 600)
         assert len(out.rows) < 128
         operator.snapshot(Barrier(1), out)
         assert len(out.rows) == 128, "nothing that is under way is left to what comes behind a barrier"
-        job.close()
 
 
 PLACES = st.lists(st.tuples(st.integers(0, 5), st.integers(-20, 20)), max_size=60)
@@ -235,40 +165,41 @@ def test_the_kernels_find_what_plain_numpy_finds(run, asking):
     assert list(pairs) == [part.tolist() for part in write_pairs_plain(found)]
 
 
+@on(MEMORY)
 @pytest.mark.parametrize(
-    ("bounds", "how", "reaches"),
+    ("kind", "reaches"),
     [
-        ((-30, 20), "left", (20, 50)),
-        ((-30, 20), "right", (50, 30)),
-        ((5, 60), "left", (60, 55)),
-        ((5, 60), "full", (60, 55)),
+        ((-30, 20, "left"), (20, 50)),
+        ((-30, 20, "right"), (50, 30)),
+        ((5, 60, "left"), (60, 55)),
+        ((5, 60, "full"), (60, 55)),
     ],
 )
-def test_what_a_row_without_a_partner_is_told_by_is_kept_and_nothing_else(bounds, how, reaches):
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, spec(*bounds, how), Model(*bounds, how))
-        job.batch(0, 1, 300, 0)
-        job.batch(1, 2, 300, 0)
-        job.watermark(0, 80)
+def test_what_a_row_without_a_partner_is_told_by_is_kept_and_nothing_else(backend, kind, reaches):
+    with job_on(backend, *kind) as job:
+        steps = Sides(job)
+        steps.batch(0, 1, 300, 0)
+        steps.batch(1, 2, 300, 0)
+        steps.mark(0, 80)
         job.checkpoint()
         for state, reach in zip(("left", "right"), reaches, strict=True):
             times = [row["__namespace"] for row in job.rows_of(state)]
             assert 80 - reach <= min(times) < 80 - reach + 8
-        job.close()
 
 
-def test_without_checkpoints_rows_that_were_cleaned_take_no_room():
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, spec(-10, 10), Model(-10, 10))
-        tables = job.subtasks[0][0]._state.tables
+@on(MEMORY)
+def test_without_checkpoints_rows_that_were_cleaned_take_no_room(backend):
+    with job_on(backend, -10, 10) as job:
+        steps, tables = Sides(job), job.operators[0]._state.tables
         for turn in range(100):
-            job.batch(0, turn, 20, 1000 * turn)
-            job.batch(1, turn, 20, 1000 * turn)
-            job.watermark(0, 1000 * turn + 500)
+            steps.batch(0, turn, 20, 1000 * turn)
+            steps.batch(1, turn, 20, 1000 * turn)
+            steps.mark(0, 1000 * turn + 500)
             assert sum(len(piece.slots) for table in tables for piece in table._added) <= 40
             assert max(table.hot_bytes for table in tables) < 10_000
 
 
+@on(MEMORY)
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
@@ -278,28 +209,23 @@ def test_without_checkpoints_rows_that_were_cleaned_take_no_room():
         ((0, 100, "full"), (0, 100, "inner"), None),
     ],
 )
-def test_a_join_goes_on_as_another_only_where_that_has_missed_nothing(tmp_path, before, after, reason):
-    job = Job(tmp_path, spec(*before), Model(*before[:2], how=before[2]))
-    job.checkpoint()
-    job.spec = spec(*after)
-    if reason is None:
-        job.restart(1)
-        job.close()
-        return
-    with pytest.raises(StateMismatchError, match=reason):
-        job.restart(1)
+def test_a_join_goes_on_as_another_only_where_that_has_missed_nothing(backend, before, after, reason):
+    with job_on(backend, *before) as job:
+        job.checkpoint()
+        job.spec = spec(*after)
+        if reason is None:
+            job.start(1)
+            return
+        with pytest.raises(StateMismatchError, match=reason):
+            job.start(1)
 
 
-def test_watermarks_alone_leave_no_file_in_memory(tmp_path):
-    job = Job(tmp_path, spec(0, 100, "left"), Model(0, 100, "left"), backend="rocksdb")
-    (operator,) = job.subtasks[0][:1]
-    row = {"v": 1, "k": "key-1", "s": "x", "id": 1}
-    for time in (10, 20, 30):
-        data = pa.RecordBatch.from_pylist([row | {TS_COLUMN: time}], schema=SCHEMAS[0])
-        operator.process_batch(Batch(data), 0, Out())
-    assert any(run.spilled for run in operator._state.tables[0]._runs), "or this shows nothing"
-    out = Out()
-    operator.process_watermark(Watermark(115), out)
-    assert len(out.rows) == 1
-    assert not operator._state.tables[0]._looked_at
-    job.close()
+@on(DISK)
+def test_watermarks_alone_leave_no_file_in_memory(backend):
+    with job_on(backend, 0, 100, "left") as job:
+        row, (state,) = {"v": 1, "k": "key-1", "s": "x", "id": 1}, [operator._state for operator in job.operators]
+        for time in (10, 20, 30):
+            job.push(0, [row | {TS_COLUMN: time}])
+        assert any(run.spilled for run in state.tables[0]._runs), "or this shows nothing"
+        assert len(job.watermark(0, 115).rows) == 1
+        assert not state.tables[0]._looked_at

@@ -5,7 +5,7 @@ from tests.property.harness.job import Input, Job, spec_of
 from penstock.api.connected_streams import compile_two_input
 from penstock.api.data_stream import DataStream, Flow
 from penstock.api.keyed_stream import KeyedStream
-from penstock.api.process import compile_process
+from penstock.api.process import compile_plain_process, compile_process
 from penstock.core.schema import schema_to_text
 
 
@@ -14,9 +14,9 @@ def function_job(function, schema, models, *where, **more):
     return Job(spec_of_function(function, schema), (Input(schema, ("k",)),), list(models), models, *where, **more)
 
 
-def spec_of_function(function, schema):
-    """Return what a job graph says of a function by key `k`."""
-    made = compile_process(function, None, {}, stream=_stream(schema, ("k",)))
+def spec_of_function(function, schema, key=("k",)):
+    """Return what a job graph says of a function by key, or of one without a key."""
+    made = (compile_process if key else compile_plain_process)(function, None, {}, stream=_stream(schema, key))
     return _spec(made.spec.kind, made)
 
 

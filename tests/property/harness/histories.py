@@ -13,7 +13,7 @@ OUTCOMES = st.sampled_from(["done", "done", "done", "failed", "half", "aborted"]
 
 def step(name, *arguments, times=1):
     """Return a step as a list of alternatives, as often as it shall be drawn."""
-    return [st.tuples(st.just(name), *arguments)] * times
+    return [st.tuples(st.just(name), *arguments) for _ in range(times)]  # of the same one only one would be drawn
 
 
 CHECKPOINTS = [*step("freeze"), *step("finish", OUTCOMES), *step("compact", st.booleans())]

@@ -4,12 +4,14 @@ Steps of a history are methods: freezes, uploads that fail, aborts, compactions,
 restarts with another parallelism. A crash takes the model back with the job: models are saved with pickle.
 """
 
+import json
 import pickle
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import msgspec
 import pyarrow as pa
 from tests.property.harness.backends import MEMORY
 from tests.property.harness.collect import Collector
@@ -19,6 +21,8 @@ from penstock.core.clock import ManualClock
 from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark
 from penstock.core.keygroup import hash_range_of
 from penstock.core.permits import CommitPermit
+from penstock.core.snapshot import OperatorStateSnapshot
+from penstock.graph.redistribute import redistribute
 from penstock.graph.restore_plan import clip_keyed
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_columns
@@ -42,8 +46,10 @@ class Complete(NamedTuple):
     """The newest complete checkpoint, and the model as it was then."""
 
     keyed: tuple
+    #: Pairs of a subtask and a state that it left.
     operator: tuple
     model: bytes
+    parallelism: int = 1
 
 
 def spec_of(kind, config, **more):
@@ -124,7 +130,7 @@ class Job:
             metrics=self.metrics[subtask],
             input_schemas=tuple(one.schema for one in self.inputs),
             keyed_state=store,
-            restored=self.complete.operator,
+            restored=redistribute(self.complete.operator, self.complete.parallelism, parallelism)[subtask],
             limits=self.backend.limits,
         )
         operator.open(context)
@@ -218,7 +224,8 @@ class Job:
         keyed = tuple(one for state in taken for frozen in state.keyed if (one := self._upload(frozen, outcome)))
         if outcome != "done":
             return
-        before, self.complete = self.complete, Complete(keyed, tuple(s for t in taken for s in t.operator), model)
+        operator = tuple((subtask, _saved(state)) for subtask, one in enumerate(taken) for state in one.operator)
+        before, self.complete = self.complete, Complete(keyed, operator, model, len(taken))
         self.files.keep(keyed, before.keyed)
         for operator in self.operators:
             operator.notify_complete(CommitPermit("j", "r", 1, checkpoint_id, checkpoint_id))
@@ -240,6 +247,11 @@ class Job:
             self.finish("done")
         self.freeze()
         self.finish("done")
+
+    def rescale(self, parallelism):
+        """Go on from here with another number of subtasks."""
+        self.checkpoint()
+        self.start(parallelism)
 
     def compact(self, done=True):
         """Merge segments; the upload may fail."""
@@ -296,6 +308,12 @@ def keys_of(batch, columns):
     return key_columns(batch, columns), hash_columns(batch, columns)
 
 
+def _saved(state):
+    """Return operator state as it comes out of a manifest."""
+    text = json.dumps(msgspec.to_builtins(state), allow_nan=False)
+    return msgspec.convert(json.loads(text), OperatorStateSnapshot)
+
+
 def _tuple(key):
     return key if isinstance(key, tuple) else (key,)
 
@@ -310,5 +328,7 @@ def _fields(one):
 
 
 def _hashes(one, keys):
+    if not keys:
+        return {}
     rows = [dict(zip(one.key, _tuple(key), strict=True)) for key in keys]
     return dict(zip(keys, hash_columns(batch_of(rows, _fields(one)), one.key).tolist(), strict=True))
