@@ -36,13 +36,18 @@ def test_a_jobmanager_that_dies_in_the_middle(tmp_path, when, action):
         place.goes_on(job.job_id)
         stop = lambda token: job.stop(drain=action == "drain", target=str(target / "stopped"), token=token)
         uri = saved(place, stop("mine"), action)
-        wait_until(lambda: running.restarts == ["jobmanager"], lambda: f"a dead JobManager: {running.restarts}")
+        wait_until(lambda: returned(running), lambda: f"a dead JobManager's successor: {running.restarts}")
         _, closed = place.ended(job.job_id, uri)
         assert len(closed) == (USERS if action == "drain" else 0)
         assert stop("mine") == uri, "asked again"
         assert [path.name for path in (target / "stopped").iterdir()] == [uri.rpartition("/")[2]]
         with pytest.raises(Exception, match="is FINISHED"):
             stop("another")
+
+
+def returned(cluster):
+    """Whether the JobManager has died and its successor answers."""
+    return cluster.restarts == ["jobmanager"] and cluster.jobmanager.alive and cluster.jobmanager.was_ready
 
 
 def test_a_target_that_cannot_be_written_is_refused_and_the_job_goes_on(tmp_path):
