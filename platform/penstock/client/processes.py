@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from penstock.core.clock import Clock
 
-_READY_TIMEOUT_MS = 60_000
+#: A process that lives may take so long: a loaded machine needs more than a minute to import what it runs.
+_READY_TIMEOUT_MS = 300_000
 _POLL_MS = 5
 _STOP_TIMEOUT_SECONDS = 5.0
 _LOG_TAIL_BYTES = 4000
