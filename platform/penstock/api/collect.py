@@ -10,6 +10,7 @@ import polars as pl
 
 from penstock.api.call_site import call_site
 from penstock.api.executors import current_executor
+from penstock.config.settings import failing_at_once
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.core.views import plain_schema
@@ -25,10 +26,12 @@ if TYPE_CHECKING:
 def collect(stream: DataStream, name: str) -> pl.DataFrame:
     """Run the job whose only end is `stream` and return its rows; their order is not defined.
 
-    The rows pass through a folder of this machine, and checkpoints lie in it too: every call starts anew.
+    The rows pass through a folder of this machine, and checkpoints lie in it too: every call starts from nothing.
+    The first error of a function of the user's ends the job.
 
     Raises:
         GraphError: a source is not bounded.
+        JobFailedError: it failed.
     """
     environment, where = stream.environment, call_site()
     schema = plain_schema(stream.schema)
@@ -47,6 +50,6 @@ def collect(stream: DataStream, name: str) -> pl.DataFrame:
         if endless := endless_sources(graph):
             msg = f"{where}: execute_and_collect would never end: {endless[0]} is not bounded"
             raise GraphError(msg, hint="give the source an end (bounded=...), or use .sink_to(...) and env.execute")
-        settings = msgspec.structs.replace(graph.settings, checkpoint_root=f"{folder}/checkpoints")
+        settings = msgspec.structs.replace(failing_at_once(graph.settings), checkpoint_root=f"{folder}/checkpoints")
         current_executor().executor.execute(msgspec.structs.replace(graph, settings=settings))
         return pl.DataFrame(pl.from_arrow(read_collected(f"{folder}/rows", schema)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import sysconfig
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, Unpack
@@ -148,7 +149,7 @@ class Environment:
             GraphError: the job cannot run as written; says what to write instead.
         """
         graph = build_job_graph(self.stream_graph(name, only=only))
-        return msgspec.structs.replace(graph, settings=_with_own_folder(graph))
+        return msgspec.structs.replace(graph, settings=_with_own_folders(graph))
 
     def explain(self, name: str = "job") -> str:
         """Return the three graphs as text: as written, chained, and laid out in slots."""
@@ -177,14 +178,23 @@ class _Arguments(argparse.ArgumentParser):
         raise UsageError(message, hint="see ps.Environment.from_args")
 
 
-def _with_own_folder(graph: JobGraph) -> JobSettings:
-    """Let workers import what lies beside the job file, where functions of the user travel by reference."""
+def _with_own_folders(graph: JobGraph) -> JobSettings:
+    """Let workers import what this process can import, where functions of the user travel by reference."""
     settings = graph.settings
     needed = any(operator.python for vertex in graph.vertices for operator in vertex.operators)
-    main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if not needed or settings.python_path or main is None:
+    if not needed or settings.python_path:
         return settings
-    return msgspec.structs.replace(settings, python_path=(str(Path(main).resolve().parent),))
+    return msgspec.structs.replace(settings, python_path=_own_folders())
+
+
+def _own_folders() -> tuple[str, ...]:
+    """Return the job file's folder and those of the import path that are not of the Python that is installed."""
+    main = getattr(sys.modules.get("__main__"), "__file__", None)
+    folders = [Path(main).resolve().parent] if main is not None else []
+    folders += [Path(place).resolve() for place in sys.path]  # an empty one is the working folder: a notebook's
+    installed = [Path(place).resolve() for place in (*sysconfig.get_paths().values(), sys.prefix, sys.base_prefix)]
+    own = (f for f in folders if f.is_dir() and not any(f == place or place in f.parents for place in installed))
+    return tuple(dict.fromkeys(map(str, own)))
 
 
 def _number(text: str) -> int:

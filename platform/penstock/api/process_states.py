@@ -66,7 +66,7 @@ def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
     """Return every state that a class and its bases declare.
 
     Raises:
-        GraphError: one has no annotation, or its type cannot be kept.
+        GraphError: one has no annotation or is only annotated, or its type cannot be kept.
     """
     declared = {
         name: value
@@ -74,13 +74,17 @@ def declared_states(function: type, where: str) -> dict[str, DeclaredState]:
         for name, value in vars(base).items()
         if isinstance(value, tuple(_WRITTEN))
     }
-    if not declared:
-        return {}
     try:
         hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError) as error:
+        if not declared:
+            return {}
         msg = f"{where}: the annotations of its states cannot be read: {error}"
         raise GraphError(msg, hint="the types of states must be known where the class is written") from error
+    for name, annotated in hints.items():
+        if get_origin(annotated) in _WRITTEN and name not in declared:
+            msg = f"{where}: state {name!r} is annotated, and there is none"
+            raise GraphError(msg, hint=f"give it a value: {name}: {_WRITTEN[get_origin(annotated)]}")
     return {name: _state(name, state, hints.get(name), f"{where}: state {name!r}") for name, state in declared.items()}
 
 

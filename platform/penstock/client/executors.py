@@ -15,12 +15,13 @@ import msgspec
 from penstock.client.handle import TERMINAL, JobHandle, located
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
+from penstock.config.settings import failing_at_once
 from penstock.core.clock import SystemClock
 from penstock.core.errors import JobIdentityError, PenstockError
 from penstock.core.rand import SystemRand
 from penstock.graph.executor import JobResult
 from penstock.graph.job_graph import JobGraph, encode_graph
-from penstock.graph.regions import required_slots
+from penstock.graph.regions import endless_sources, required_slots
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -102,7 +103,12 @@ class EmbeddedExecutor:
         return self._submit_to(self._started(graph), graph)
 
     def execute(self, graph: JobGraph) -> JobResult:
-        """Start a cluster, run the job to its end, end the cluster."""
+        """Start a cluster, run the job to its end, end the cluster.
+
+        A job whose input ends fails at the first error of a function of the user's: nobody watches over its restarts.
+        """
+        if not endless_sources(graph):
+            graph = msgspec.structs.replace(graph, settings=failing_at_once(graph.settings))
         cluster = self._started(graph)
         try:
             handle = self._submit_to(cluster, graph)

@@ -20,10 +20,17 @@ _UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 
 
 
 class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens after a failure; names and defaults as Flink's."""
+    """What happens after a failure; names as Flink's.
+
+    What no restart can help ends the job with every kind (`jobmanager.failover`).
+    """
 
     kind: Literal["fixed-delay", "exponential-delay", "failure-rate", "none"] = "exponential-delay"
-    attempts: int = 2_147_483_647
+    #: exponential-delay: in a row; the default is about a day of `max_delay_ms`.
+    attempts: int = 1_500
+    #: exponential-delay: after an error of a function of the user's; so often without a checkpoint in between, and
+    #: never before the run's first checkpoint.
+    user_code_attempts: int = 10
     delay_ms: int = 100
     max_delay_ms: int = 60_000
     backoff_multiplier: float = 2.0
@@ -33,6 +40,12 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     #: failure-rate: at most this many failures in `rate_interval_ms`.
     max_failures_per_interval: int = 3
     rate_interval_ms: int = 60_000
+
+
+def failing_at_once(settings: JobSettings) -> JobSettings:
+    """Return settings of a job that ends with its input: the first error of a function of the user's fails it."""
+    restart = msgspec.structs.replace(settings.restart, user_code_attempts=0)
+    return msgspec.structs.replace(settings, restart=restart)
 
 
 class AutoscalerSettings(msgspec.Struct, frozen=True, kw_only=True):

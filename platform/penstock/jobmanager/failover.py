@@ -1,15 +1,18 @@
-"""What a failure means: whether restarting can help at all; pure.
+"""What has made a job fail: whether a restart can help; pure.
 
-Used by `jobmanager.job_master`, which restarts the whole job on any failure (decision 3).
+Used by `jobmanager.job_master`, which restarts the whole job on any failure (decision 3), and by `jobmanager.restart`.
 """
 
 from __future__ import annotations
 
-#: Errors that come back at every attempt: they end the job instead of restarting it. Named at the front of the text.
-FINAL_ERRORS = (
+import enum
+
+#: Errors that come back at every attempt. Named at the front of the text.
+_PERMANENT = (
     "UsageError",
     "GraphError",
     "BadRecordError",
+    "FunctionLoadError",
     "StateMismatchError",
     "SnapshotDamagedError",
     "LostTransactionError",
@@ -17,9 +20,29 @@ FINAL_ERRORS = (
     "SinkOverflowError",
     "RecordTooLargeError",
 )
+#: Errors of a function of the user's, or of what it returned.
+_USER_CODE = ("UserFunctionError", "ColumnError")
 
 
-def is_final(error: str) -> bool:
-    """Whether a restart cannot help."""
+class Cause(enum.Enum):
+    """What has failed."""
+
+    #: A process, a machine, an outside system: it may be there again.
+    TRANSIENT = "transient"
+    #: A function of the user's raised: the same input raises again, unless the function asks an outside system.
+    USER_CODE = "user code"
+    #: A restart cannot help.
+    PERMANENT = "permanent"
+
+    @staticmethod
+    def of(*, permanent: bool) -> Cause:
+        """Return the cause of a failure that is known to be permanent, or not."""
+        return Cause.PERMANENT if permanent else Cause.TRANSIENT
+
+
+def cause_of(error: str) -> Cause:
+    """Return the cause that the text of an error names."""
     name = error.lstrip().partition(":")[0].strip().rpartition(".")[2]
-    return name in FINAL_ERRORS
+    if name in _PERMANENT:
+        return Cause.PERMANENT
+    return Cause.USER_CODE if name in _USER_CODE else Cause.TRANSIENT

@@ -19,13 +19,13 @@ from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.checkpointing import CheckpointCommand, Checkpointing, JobCanFinish, JobShouldFail
 from penstock.jobmanager.deployment import START_TIMEOUT_MS, Deployment
-from penstock.jobmanager.failover import is_final
+from penstock.jobmanager.failover import Cause, cause_of
 from penstock.jobmanager.held_slots import HeldSlots
 from penstock.jobmanager.in_place import InPlace
 from penstock.jobmanager.job_state import Become, ChangeStep, Failed, Failure, Leave, Note, Step
 from penstock.jobmanager.log_entries import appended_text, end_entry, told_by
 from penstock.jobmanager.recover import JobIdentity, ended_as, recover, stop_of
-from penstock.jobmanager.restart import restart_decider
+from penstock.jobmanager.restart import RestartPolicy
 from penstock.jobmanager.scheduler import Slot
 from penstock.jobmanager.status import JobStatus, StatusMachine
 from penstock.jobmanager.upgrading import RELEASE_TAG, Situation
@@ -61,7 +61,7 @@ class JobMaster:
         self.error = ""
         self._rand = rand
         self.alignment = WatermarkAlignment(graph)
-        self._restart = restart_decider(graph.settings.restart)
+        self._restart = RestartPolicy(graph.settings.restart)
         self._held = HeldSlots()
         self.in_place = InPlace(upgrade)
         self._waiting = WaitingRequests()
@@ -98,7 +98,7 @@ class JobMaster:
             case ev.LogRead():
                 return self._on_log(event, now_ms)
             case ev.LogFailed(error, final):
-                return self._fail(Failure(now_ms, error), now_ms, final=final)
+                return self._fail(Failure(now_ms, error), now_ms, Cause.of(permanent=final))
             case ev.SlotsGranted(slots):
                 return self._on_slots(slots)
             case ev.SlotsRefused(reason):
@@ -132,7 +132,8 @@ class JobMaster:
         try:
             recovered = recover(self.graph, self.identity, event, deployed_before=self._deployments > 1)
         except PenstockError as error:
-            return self._fail(Failure(now_ms, f"{type(error).__name__}: {error}"), now_ms, final=True)
+            return self._fail(Failure(now_ms, f"{type(error).__name__}: {error}"), now_ms, Cause.PERMANENT)
+        self._restart.resumed(recovered.plan.restored, self.identity.run_id)
         if event.files:
             named = [entry.manifest for entry in event.entries]
             self.checkpointing.sweeper.listed(event.files, named, now_ms)
@@ -162,8 +163,8 @@ class JobMaster:
             deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
             return []
         deployment.worker_lost(worker_id)
-        text = f"worker {worker_id} was lost: {reason}"
-        return self._fail(Failure(now_ms, text, detail, "", worker_id), now_ms, final=is_final(reason))
+        failure = Failure(now_ms, f"worker {worker_id} was lost: {reason}", detail, "", worker_id)
+        return self._fail(failure, now_ms, cause_of(reason))
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
         commands = self.in_place.rescaling.taskmanager_lost(taskmanager_id)
@@ -184,6 +185,7 @@ class JobMaster:
             manifest = event.entry.manifest
             self.story.add(now_ms, "checkpoint", appended_text(event.tag, manifest.sequence))
             self.in_place.upgrading.checkpointed(manifest)
+            self._restart.checkpointed()
             return self._apply(self.checkpointing.appended(event.entry, now_ms), now_ms)
         self.story.add(now_ms, "checkpoint", f"{event.tag} could not be appended: {event.reason}")
         checkpoint_id = int(event.tag.rpartition(":")[2])
@@ -198,7 +200,7 @@ class JobMaster:
         text = f"source {event.uid!r} cannot list its splits: {event.error}"
         self.story.add(now_ms, "discovery", text)
         known = deployment.assigners[event.uid].complete
-        return [] if known else self._fail(Failure(now_ms, text), now_ms, final=not self._ever_ran)
+        return [] if known else self._fail(Failure(now_ms, text), now_ms, Cause.of(permanent=not self._ever_ran))
 
     def _on_tick(self, now_ms: int) -> list[cmd.Command]:
         if self._deadline_ms is not None and now_ms >= self._deadline_ms and self.step is Step.STARTING:
@@ -264,14 +266,14 @@ class JobMaster:
             commands += [cmd.ReleaseSlots(), cmd.JobTerminal(self._end_state.value, self.error)]
         return commands
 
-    def _fail(self, failure: Failure, now_ms: int, *, final: bool = False) -> list[cmd.Command]:
+    def _fail(self, failure: Failure, now_ms: int, cause: Cause = Cause.TRANSIENT) -> list[cmd.Command]:
         if self.step not in (Step.STARTING, Step.RUNNING):
             return []
         self.failures.appendleft(failure)
         self.error = failure.error
         self.story.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())
         commands = self._halt(failure.error, now_ms)
-        delay = None if final else self._restart.on_failure(now_ms, self._rand.fraction())
+        delay = self._restart.on_failure(cause, now_ms, self._rand.fraction())
         if self.in_place.upgrading.failed(failure.error, hopeless=delay is None):
             # a version on trial does not end the job, and neither does a savepoint that cannot be written: the old
             # one goes on, or this one, behind the release
@@ -338,7 +340,7 @@ class JobMaster:
     def _become(self, step: Become) -> None:
         self.graph, self.identity = step.graph, step.identity
         self.alignment = WatermarkAlignment(self.graph)
-        self._restart = restart_decider(self.graph.settings.restart)
+        self._restart = RestartPolicy(self.graph.settings.restart, proven=self._restart.proven)
         self._held.slots += step.extra
 
     def _close(self, state: JobStatus, now_ms: int) -> list[cmd.Command]:
@@ -372,8 +374,8 @@ class JobMaster:
             match command:
                 case JobShouldFail(reason):
                     commands += self._fail(Failure(now_ms, reason), now_ms)
-                case Failed(failure, final):
-                    commands += self._fail(failure, now_ms, final=final)
+                case Failed(failure, cause):
+                    commands += self._fail(failure, now_ms, cause)
                 case JobCanFinish(cut) if self.in_place.upgrading.wants(cut):
                     taken = self.in_place.upgrading.cut_taken(cut, self._situation(now_ms))
                     commands += self._apply(taken, now_ms)

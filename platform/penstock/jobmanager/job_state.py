@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.checkpointing import CheckpointCommand
 from penstock.jobmanager.commands import Command
+from penstock.jobmanager.failover import Cause
 from penstock.jobmanager.recover import JobIdentity
 from penstock.jobmanager.scheduler import Slot
 
@@ -43,10 +44,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Restart the job, or end it if `final`."""
+    """Restart the job, or end it; the cause decides."""
 
     failure: Failure
-    final: bool
+    cause: Cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Restart strategies: whether a failed job starts again, and after how long; pure, names and meanings as Flink's.
 
-Used by `jobmanager.job_master`, one per job; chance (jitter) is handed in.
+`RestartPolicy` is used by `jobmanager.job_master`, one per job; chance (jitter) is handed in.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
+from penstock.checkpoint.manifest import Manifest
 from penstock.config.settings import RestartStrategy
+from penstock.jobmanager.failover import Cause
 
 
 class RestartDecider(Protocol):
@@ -33,7 +35,7 @@ class FixedDelay:
 
 
 class ExponentialDelay:
-    """The delay grows with each failure and starts anew after a quiet time; at most `attempts` in a row."""
+    """The delay grows with each failure and is reset after a quiet time; at most `attempts` in a row."""
 
     def __init__(self, settings: RestartStrategy) -> None:
         """Take all delays and the jitter."""
@@ -42,7 +44,7 @@ class ExponentialDelay:
         self._quiet_from_ms = 0
 
     def on_failure(self, now_ms: int, chance: float) -> int | None:
-        """Grow, or start anew."""
+        """Grow, or begin again."""
         settings = self._settings
         if self._failures and now_ms - self._quiet_from_ms >= settings.reset_after_ms:
             self._failures = 0
@@ -91,3 +93,37 @@ def restart_decider(settings: RestartStrategy) -> RestartDecider:
     if settings.kind == "failure-rate":
         return FailureRate(settings)
     return NoRestart()
+
+
+class RestartPolicy:
+    """The strategy of a job, and what the cause of a failure means for it."""
+
+    def __init__(self, settings: RestartStrategy, *, proven: bool = False) -> None:
+        """`proven`: this run has completed a checkpoint before."""
+        self._decider = restart_decider(settings)
+        self._judges_user_code = settings.kind == "exponential-delay"
+        self._most_of_user_code = settings.user_code_attempts
+        self._of_user_code = 0
+        self.proven = proven
+
+    def checkpointed(self) -> None:
+        """A checkpoint of this run is complete: its functions have worked, on all input up to there."""
+        self.proven = True
+        self._of_user_code = 0
+
+    def resumed(self, restored: Manifest | None, run_id: str) -> None:
+        """A deployment of that run starts from `restored`: a checkpoint of its own may be an earlier leader's."""
+        self.proven = self.proven or (restored is not None and restored.run_id == run_id)
+
+    def on_failure(self, cause: Cause, now_ms: int, chance: float) -> int | None:
+        """Return the delay before the restart in ms, or None when the job fails for good; `chance` is in [0, 1).
+
+        A strategy that counts restarts by itself, such as `fixed-delay`, counts those after an error of user code too.
+        """
+        if cause is Cause.PERMANENT:
+            return None
+        if cause is Cause.USER_CODE and self._judges_user_code:
+            self._of_user_code += 1
+            if not self.proven or self._of_user_code > self._most_of_user_code:
+                return None
+        return self._decider.on_failure(now_ms, chance)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from penstock.graph.deployment import ExecutionId
-from penstock.jobmanager.failover import is_final
+from penstock.jobmanager.failover import cause_of
 from penstock.jobmanager.job_state import ChangeStep, Failed, Failure, Step
 from penstock.rpc import messages as msg
 
@@ -57,11 +57,11 @@ def _task_state(
     if report.state != "FAILED" or job.step not in (Step.RUNNING, Step.STARTING):
         return commands
     task = f"{job.graph.vertex(report.vertex_id).name} ({report.subtask + 1})"
-    return [Failed(Failure(now_ms, report.error, report.detail, task, worker_id), is_final(report.error))]
+    return [Failed(Failure(now_ms, report.error, report.detail, task, worker_id), cause_of(report.error))]
 
 
 def _resolved(job: JobMaster, deployment: Deployment, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:
     commands, problem = deployment.pending_resolved(report)
     job.checkpointing.resolved(deployment.pending)
     job.story.add(now_ms, "resolved", f"{len(report.published)} committables published before the start")
-    return [Failed(Failure(now_ms, problem), is_final(report.error))] if problem else commands
+    return [Failed(Failure(now_ms, problem), cause_of(report.error))] if problem else commands

@@ -34,8 +34,19 @@ if TYPE_CHECKING:
     from penstock.operators.operator import Collector, OperatorContext
 
 
+#: Of an exception's text, and of the faults of one row, so much is told in the error's line.
+_MOST_TEXT = 400
+_MOST_FAULTS = 3
+#: What to do where a worker lacks what a function needs.
+LOAD_HINT = "put the module beside the job file, or name its folder: ps.Environment(python_path=[...])"
+
+
 class UserFunctionError(PenstockError):
     """A user's function raised; `__cause__` is the exception, its traceback beginning in the user's own code."""
+
+
+class FunctionLoadError(PenstockError):
+    """A worker cannot load a function of the user's; no restart helps."""
 
 
 def user_error(where: str, error: BaseException) -> UserFunctionError:
@@ -48,23 +59,33 @@ def user_error(where: str, error: BaseException) -> UserFunctionError:
     for frame in traceback.extract_tb(frames):
         place = f" at {frame.filename}:{frame.lineno} in {frame.name}"
         break
-    text = str(error).splitlines()
-    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {text[0] if text else ''}{place}")
+    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {_in_a_line(error)}{place}")
     wrapped.__cause__ = error
     return wrapped
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Return what an exception says; of a row that pydantic refuses, its first fields and what they hold."""
+    from pydantic_core import ValidationError
+
+    if isinstance(error, ValidationError):
+        faults = error.errors(include_url=False)
+        shown = (f"{'.'.join(map(str, f['loc']))}: {f['msg']}, not {f['input']!r:.80}" for f in faults[:_MOST_FAULTS])
+        return f"{error.title}: {'; '.join(shown)}"
+    return " ".join(str(error).split())[:_MOST_TEXT]
 
 
 def load_function(payload: bytes, where: str) -> Any:
     """Return what the job has pickled of a function.
 
     Raises:
-        UserFunctionError: the worker cannot load it.
+        FunctionLoadError: the worker cannot load it.
     """
     try:
         return pickle.loads(payload)
     except Exception as error:
-        msg = f"{where}: the function cannot be loaded: {error}"
-        raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        msg = f"{where}: the function cannot be loaded: {type(error).__name__}: {error}"
+        raise FunctionLoadError(msg, hint=LOAD_HINT) from error
 
 
 def _is_ours(frames: TracebackType) -> bool:

@@ -6,7 +6,6 @@ every other one late; they are counted. Used by `penstock.operators.source`, whi
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -17,7 +16,7 @@ from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
 from penstock.kernels.keep import keep_rows
 from penstock.operators.event_time import TimestampColumn, largest_by_split
-from penstock.operators.functions import UserFunctionError, user_error
+from penstock.operators.functions import UserFunctionError, load_function, user_error
 from penstock.operators.project import deserialize_expressions
 
 if TYPE_CHECKING:
@@ -132,11 +131,7 @@ class Generated:
         self._limit = limit
         self._clock = clock
         self._where = where
-        try:
-            self._make: Callable[[], WatermarkGenerator] = pickle.loads(payload)
-        except Exception as error:
-            msg = f"{where}: the watermark generator cannot be loaded: {error}"
-            raise UserFunctionError(msg, hint="the worker needs the same modules as the job file") from error
+        self._make: Callable[[], WatermarkGenerator] = load_function(payload, f"{where}: watermark generator")
         self._generators: dict[str, WatermarkGenerator] = {}
 
     def after(self, rows: pa.RecordBatch, times: Int64s, origin: Origin) -> list[int]:

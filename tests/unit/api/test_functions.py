@@ -3,6 +3,7 @@
 import dataclasses
 import pickle
 import sys
+import sysconfig
 import threading
 import types
 import typing
@@ -182,15 +183,21 @@ def test_a_callable_object_works(orders):
     assert orders.map(Scale()).columns == ["user_id", "total"]
 
 
-def test_jobs_with_functions_take_the_job_files_folder_along(env, orders, sink, monkeypatch):
+def test_jobs_with_functions_take_along_the_job_files_folder_and_those_of_the_import_path(
+    env, orders, sink, monkeypatch, tmp_path
+):
     main = types.ModuleType("__main__")
-    main.__file__ = "/jobs/job.py"
+    jobs, beside = tmp_path / "jobs", tmp_path / "beside"
+    jobs.mkdir()
+    beside.mkdir()
+    main.__file__ = str(jobs / "job.py")
     monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "path", [str(beside), str(tmp_path / "absent"), sysconfig.get_path("stdlib")])
     stream = orders.filter(pl.col("amount") > 1)
     stream.sink_to(sink(), uid="out")
     assert env.job_graph("j").settings.python_path == ()
     stream.map(to_total).sink_to(sink(), uid="out2")
-    assert env.job_graph("j").settings.python_path == ("/jobs",)
+    assert env.job_graph("j").settings.python_path == (str(jobs), str(beside))
 
 
 class Answer(ps.Schema):

@@ -181,6 +181,17 @@ def test_what_is_wrong_is_said_when_the_job_is_built(orders, function, text):
         orders.key_by("user_id").process(function)
 
 
+def test_a_state_that_is_only_annotated_is_refused(orders):
+    class Forgotten(ps.KeyedProcessFunction):
+        total: ps.ValueState[int]
+
+        def process(self, row, ctx) -> Iterator[Total]:
+            yield from ()
+
+    with pytest.raises(ps.GraphError, match=r"state 'total' is annotated, and there is none \(give it a value: total"):
+        orders.key_by("user_id").process(Forgotten())
+
+
 def test_a_state_without_a_type_is_refused(orders):
     class Bare(ps.KeyedProcessFunction):
         bare = ps.value_state()

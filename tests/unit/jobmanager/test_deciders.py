@@ -6,9 +6,10 @@ import pytest
 
 from penstock.config.settings import RestartStrategy
 from penstock.graph.execution_graph import PlanIds
-from penstock.jobmanager import failover, status
+from penstock.jobmanager import status
 from penstock.jobmanager.deployment import Deployment
-from penstock.jobmanager.restart import restart_decider
+from penstock.jobmanager.failover import Cause, cause_of
+from penstock.jobmanager.restart import RestartPolicy, restart_decider
 from penstock.jobmanager.scheduler import Slot, place
 from penstock.jobmanager.slot_pool import Grant, Refuse, SlotPool
 from penstock.jobmanager.split_assignment import SplitAssigner
@@ -67,9 +68,32 @@ def test_exponential_delay_grows_to_its_limit_and_starts_anew_after_a_quiet_time
     assert restart_decider(strategy).on_failure(0, 0.999) == 109
 
 
-def test_exponential_delay_survives_any_number_of_failures():
-    decider = restart_decider(RestartStrategy(jitter=0.0))
-    assert [decider.on_failure(n, 0.0) for n in range(2000)][-1] == 60_000
+def test_exponential_delay_survives_any_number_of_failures_and_is_bounded_by_default():
+    assert delays(RestartStrategy(jitter=0.0, attempts=3000), range(3000))[-1] == 60_000
+    assert [delay is None for delay in delays(RestartStrategy(), range(1501))] == [*[False] * 1500, True]
+
+
+def asked(policy, *causes):
+    return [policy.on_failure(cause, 0, 0.5) is not None for cause in causes]
+
+
+@pytest.mark.parametrize("kind", ["fixed-delay", "exponential-delay", "failure-rate", "none"])
+def test_no_strategy_retries_what_no_restart_can_help(kind):
+    assert asked(RestartPolicy(RestartStrategy(kind=kind), proven=True), Cause.PERMANENT) == [False]
+
+
+def test_an_error_of_user_code_is_retried_only_once_a_checkpoint_is_complete_and_so_often_between_two():
+    policy = RestartPolicy(RestartStrategy(user_code_attempts=2))
+    assert asked(policy, Cause.TRANSIENT, Cause.USER_CODE) == [True, False]
+    policy.checkpointed()
+    assert asked(policy, Cause.USER_CODE, Cause.TRANSIENT, Cause.USER_CODE) == [True, True, True]
+    policy.checkpointed()
+    assert asked(policy, *[Cause.USER_CODE] * 3) == [True, True, False]
+
+
+def test_a_strategy_that_counts_for_itself_counts_errors_of_user_code_too():
+    policy = RestartPolicy(RestartStrategy(kind="fixed-delay", attempts=2))
+    assert asked(policy, *[Cause.USER_CODE] * 3) == [True, True, False]
 
 
 def test_slots_are_granted_whole_spread_and_in_turn():
@@ -169,17 +193,19 @@ def test_worker_ids_which_name_files_are_never_repeated_however_often_a_job_rest
 
 
 @pytest.mark.parametrize(
-    ("error", "final"),
+    ("error", "cause"),
     [
-        ("BadRecordError: x", True),
-        ("penstock.core.errors.StateMismatchError: x", True),
-        ("ValueError: BadRecordError: x", False),
-        ("worker w was lost: killed", False),
-        ("", False),
+        ("BadRecordError: x", Cause.PERMANENT),
+        ("penstock.core.errors.StateMismatchError: x", Cause.PERMANENT),
+        ("FunctionLoadError: map 'm': the function cannot be loaded", Cause.PERMANENT),
+        ("UserFunctionError: map 'm': ValueError: x", Cause.USER_CODE),
+        ("ValueError: BadRecordError: x", Cause.TRANSIENT),
+        ("worker w was lost: killed", Cause.TRANSIENT),
+        ("", Cause.TRANSIENT),
     ],
 )
-def test_errors_that_come_back(error, final):
-    assert failover.is_final(error) is final
+def test_the_cause_of_an_error(error, cause):
+    assert cause_of(error) is cause
 
 
 def test_a_subtask_without_splits_is_told_so_once_of_an_endless_source() -> None:

@@ -250,13 +250,33 @@ def test_cancel_does_not_wait_for_ever(world_of):
 @pytest.mark.parametrize("error", ["BadRecordError: row 7", "penstock.core.errors.LostTransactionError: gone"])
 def test_errors_that_come_back_end_the_job(world_of, error):
     world = world_of().start()
+    fail(world, error)
+    assert world.terminal == cmd.JobTerminal("FAILED", error)
+
+
+def fail(world, error):
+    """A task reports an error."""
     worker = next(iter(world.workers.values()))
     e = worker.tasks[0].execution
     report = msg.TaskState(
         job_id="a", vertex_id=e.vertex_id, subtask=e.subtask, attempt=e.attempt, state="FAILED", error=error
     )
     world.post(ev.WorkerReported(worker.worker_id, report))
+
+
+def test_an_error_of_user_code_before_the_first_checkpoint_ends_the_job(world_of):
+    world = world_of().start()
+    fail(world, error := "UserFunctionError: map 'm': ValueError: x")
     assert world.terminal == cmd.JobTerminal("FAILED", error)
+
+
+def test_an_error_of_user_code_after_a_checkpoint_restarts_the_job_also_under_the_next_leader(world_of):
+    first = world_of().start().pass_time(1500)
+    fail(first, "UserFunctionError: map 'm': ValueError: x")
+    assert (first.terminal, first.master.restarts) == (None, 1)
+    second = world_of(generation=2).start()
+    fail(second, "UserFunctionError: map 'm': ValueError: x")
+    assert (second.terminal, second.master.restarts) == (None, 1)
 
 
 def test_the_restart_strategy_ends_the_job(world_of, graph_of):

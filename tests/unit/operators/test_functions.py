@@ -16,7 +16,7 @@ from penstock.core.elements import Batch
 from penstock.core.schema import Schema, arrow_schema_of, schema_to_text
 from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.columns import ColumnError, with_ts
-from penstock.operators.functions import UserFunctionError
+from penstock.operators.functions import FunctionLoadError, UserFunctionError
 from penstock.operators.registry import create_operator
 from penstock.operators.rows import RowDecoder
 
@@ -228,5 +228,5 @@ def test_a_wrong_result_is_named(bench, out, function, message):
 
 def test_a_payload_that_cannot_be_loaded_is_a_clear_error(bench):
     spec = OperatorSpec(uid="f", name="f", kind="map", payload=b"nonsense")
-    with pytest.raises(UserFunctionError, match="map 'f': the function cannot be loaded"):
+    with pytest.raises(FunctionLoadError, match="map 'f': the function cannot be loaded"):
         create_operator("map").open(bench.context(spec, Order.arrow_schema()))

@@ -17,7 +17,7 @@ from penstock.connector.source import PollResult, SourceBatch, SourceSplit
 from penstock.core.elements import TS_COLUMN, Barrier, Watermark
 from penstock.core.errors import GraphError, PenstockError
 from penstock.eventtime.strategy import WatermarkStrategy
-from penstock.operators.functions import UserFunctionError
+from penstock.operators.functions import FunctionLoadError, UserFunctionError
 
 START_US = 1_700_000_000_000_000
 MARKED = pa.schema([*SCHEMA, pa.field("mark", pa.timestamp("ms", tz="UTC")), pa.field("last", pa.bool_())])
@@ -145,7 +145,7 @@ def test_an_error_of_a_generator_names_the_place(bench, reader, out, generator, 
 
 def test_code_that_cannot_be_loaded_is_an_error_of_the_source(bench, reader):
     strategy = WatermarkStrategy.for_generator(Slow, timestamp="ts")
-    with pytest.raises(UserFunctionError, match="the watermark generator cannot be loaded"):
+    with pytest.raises(FunctionLoadError, match="watermark generator: the function cannot be loaded"):
         opened(bench, strategy, payload=cloudpickle.dumps(Slow)[:-4])
 
 
