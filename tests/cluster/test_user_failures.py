@@ -1,9 +1,15 @@
-"""What a failing function does to an embedded run: it ends at once, with the error and the user's line."""
+"""What a user is told when something fails: at once, with the error and the user's line, and how it goes on."""
 
+import os
+import re
 import subprocess
 import sys
 
 import pytest
+from tests.support.waiting import wait_until
+
+from penstock.client.handle import TERMINAL
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -116,3 +122,107 @@ def test_a_function_that_raises_ends_the_run_with_its_line(tmp_path, function, w
     assert code == 1, text
     assert words in " ".join(text.split())
     assert "job.py:13" in text
+
+
+ENDLESS = """
+from pathlib import Path
+
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+
+
+class Order(ps.Schema):
+    user_id: int
+    amount: int
+
+
+def checked(row) -> Order:
+    if Path({bad!r}).exists():
+        raise ValueError("no such user")
+    return Order(user_id=row.user_id, amount=row.amount)
+
+
+soon = ps.RestartStrategy(max_delay_ms=100)
+env = ps.Environment(1, checkpoint_interval="100ms", checkpoint_root={root!r}, restart=soon)
+env.from_source(DatagenSource(splits=1, users=3, rows_per_second=50), uid="orders").map(checked).sink_to(
+    FileSink({out!r}), uid="out"
+)
+env.execute("endless")
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    """A cluster of two slots that says that it will have no more."""
+    folder = tmp_path_factory.mktemp("cluster")
+    config = LocalClusterConfig(taskmanagers=1, slots_per_taskmanager=2, most_slots=2, directory=folder)
+    with LocalCluster(config) as running:
+        yield running
+
+
+@pytest.fixture
+def endless(tmp_path, cluster):
+    """A job on the cluster that runs until `bad` exists, and what `penstock run` has printed of it so far."""
+    bad, printed = tmp_path / "bad", tmp_path / "printed"
+    text = ENDLESS.format(bad=str(bad), root=str(tmp_path / "root"), out=str(tmp_path / "out"))
+    (tmp_path / "job.py").write_text(text)
+    command = [sys.executable, "-m", "penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url]
+    with printed.open("w") as out, subprocess.Popen(command, cwd=tmp_path, stdout=out, stderr=out) as run:
+        try:
+            yield bad, lambda: " ".join(printed.read_text().split())
+        finally:
+            for job in cluster.client().jobs():
+                if job["state"] not in TERMINAL:
+                    cluster.client().cancel(job["jid"])
+            run.wait()
+
+
+def penstock(cluster, *command):
+    """Return what a command prints."""
+    environment = {**os.environ, "COLUMNS": "300"}
+    whole = [sys.executable, "-m", "penstock.cli.main", *command, "--cluster", cluster.rest_url]
+    return subprocess.run(whole, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, endless):
+    bad, printed = endless
+    client = cluster.client()
+    checkpoints = lambda: [job for job in client.jobs() if client.summary(job["jid"])["checkpoints-completed"] > 2]
+    (job,) = wait_until(checkpoints, printed, step=0.1)
+    bad.touch()
+    told = wait_until(
+        lambda: re.search(r"endless failed[^:]*: (.*?) \(restart \d+, (.*?);", printed()), printed, step=0.1
+    )
+    assert re.search(r"UserFunctionError: map 'map-\d': ValueError: no such user at .*job.py:16 in checked", told[1])
+    assert re.fullmatch(r"next attempt in [\d.]+ s|it is \w+ again", told[2])
+    shown = penstock(cluster, "show", "endless")
+    assert "last failure (at " in shown
+    assert re.search(r'job.py", line 16, in checked\n +raise ValueError\("no such user"\)', shown), shown
+    wait_until(lambda: client.job(job["jid"])["state"] == "FAILED", printed, step=0.1)
+    assert client.summary(job["jid"])["restarts"] == 10
+    wait_until(lambda: "job endless failed: UserFunctionError" in printed(), printed, step=0.1)
+    log = penstock(cluster, "logs", "endless")
+    assert "the last that failed; the job is FAILED" in log
+    assert "no such user" in log
+
+
+def test_a_job_that_waits_for_slots_says_so_and_holds_up_no_smaller_one(tmp_path, cluster, endless):
+    _, printed = endless
+    wait_until(lambda: [j for j in cluster.client().jobs() if j["state"] == "RUNNING"], printed, step=0.1)
+    wide = (tmp_path / "job.py").read_text().replace("Environment(1", "Environment(2").replace("endless", "wide")
+    (tmp_path / "wide.py").write_text(wide.replace("splits=1", "splits=2"))
+    penstock(cluster, "run", str(tmp_path / "wide.py"), "--detached")
+    waits = lambda: "waits for slots: it needs 2 slots, 1 of 2 are free" in penstock(cluster, "show", "wide")
+    wait_until(waits, lambda: penstock(cluster, "show", "wide"), step=0.1)
+    (tmp_path / "small.py").write_text((tmp_path / "job.py").read_text().replace("endless", "small"))
+    penstock(cluster, "run", str(tmp_path / "small.py"), "--detached")
+    running = lambda: {j["name"] for j in cluster.client().jobs() if j["state"] == "RUNNING"} == {"endless", "small"}
+    wait_until(running, lambda: cluster.client().jobs(), step=0.1)
+
+
+def test_a_job_that_is_larger_than_the_cluster_is_refused(tmp_path, cluster):
+    (tmp_path / "job.py").write_text(ENDLESS.format(bad="", root=str(tmp_path), out="").replace("ment(1", "ment(3"))
+    code, text = said(tmp_path, "penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url)
+    assert code != 0
+    assert "job 'endless' needs 3 slots, and this cluster has 2 (lower its parallelism" in " ".join(text.split())

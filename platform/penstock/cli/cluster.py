@@ -139,6 +139,7 @@ def serve(
         rest_port=rest_port,
         rest_host=host,
         insecure=insecure,
+        most_slots=bounds.most * slots,
     )
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

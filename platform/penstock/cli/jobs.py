@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -21,6 +21,8 @@ from penstock.cli.options import (
 )
 from penstock.cli.terminal import terminal
 from penstock.client.handle import JobHandle
+from penstock.client.rest_client import RestClient
+from penstock.core.errors import PenstockError
 
 #: A job whose tasks do not leave within 10 s is ended all the same.
 _CANCEL_MS = 60_000.0
@@ -59,8 +61,9 @@ def show(
         details = client.job(found["jid"])
         checkpoints = client.checkpoints(found["jid"])
         failures = client.exceptions(found["jid"])
+        summary = client.summary(found["jid"])
     if json:
-        print_json({"job": details, "checkpoints": checkpoints, "exceptions": failures})
+        print_json({"job": details, "checkpoints": checkpoints, "exceptions": failures, "summary": summary})
         return
     console = terminal()
     console.print(
@@ -85,8 +88,32 @@ def show(
             f"; newest {latest['id']} at {_when(latest['latest_ack_timestamp'])}, {latest['end_to_end_duration']} ms"
         )
     console.print(text)
-    if failures.get("root-exception"):
-        console.print(f"last failure: {str(failures['root-exception']).strip().splitlines()[0]}", markup=False)
+    failed = (checkpoints["latest"] or {}).get("failed")
+    if failed:
+        at = _when(failed["failure_timestamp"])
+        console.print(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}", markup=False)
+    if summary["waits-for"]:
+        console.print(f"waits for slots: it needs {summary['waits-for']}", markup=False)
+    for line in _last_failure(failures, summary):
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str]:
+    """Return the newest failure whole: where and when, the user's own lines, all frames."""
+    entries = failures["exceptionHistory"]["entries"]
+    if not entries:
+        return []
+    newest = entries[0]
+    soon_ms = summary["next-attempt-in-ms"]
+    facts = [
+        f"at {_when(newest['timestamp'])}",
+        *([f"in {newest['taskName']}"] if newest["taskName"] else []),
+        *([f"restart {summary['restarts']}"] if summary["restarts"] else []),
+        *([f"next attempt in {soon_ms / 1000:.1f} s"] if soon_ms is not None else []),
+    ]
+    text = str(newest["stacktrace"]).strip()
+    head = [f"last failure ({', '.join(facts)}): {newest['exceptionName']}"]
+    return head if text == newest["exceptionName"] else [*head, text]
 
 
 def cancel(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
@@ -152,18 +179,33 @@ def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption =
 
 
 def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Print the tail of the logs of a job's workers."""
+    """Print the tail of the logs of a job's workers; without any, that of the last worker that failed."""
     with connect(cluster) as client:
         found = find_job(client, job)
-        workers = [{**worker, "log": client.log(worker["id"])} for worker in client.workers(found["jid"])]
+        workers = client.workers(found["jid"])
+        if not workers:
+            entries = client.exceptions(found["jid"])["exceptionHistory"]["entries"]
+            failed = ({"id": e["endpoint"], "pid": None, "taskmanager": e["taskManagerId"]} for e in entries)
+            workers = [worker for worker in failed if worker["id"]][:1]
+        workers = [{**worker, "log": _log_of(client, worker["id"])} for worker in workers]
     if json:
         print_json(workers)
         return
     if not workers:
         say(f"job {found['name']} is {found['state']} and has no workers; see `penstock show` and `penstock story`")
     for worker in workers:
-        say(f"--- {worker['id']} (pid {worker['pid']}, {worker['taskmanager']})")
+        ended = f"the last that failed; the job is {found['state']}"
+        what = f"pid {worker['pid']}" if worker["pid"] is not None else ended
+        say(f"--- {worker['id']} ({what}, {worker['taskmanager']})")
         say(worker["log"])
+
+
+def _log_of(client: RestClient, worker_id: str) -> str:
+    """Return the tail of a log, or why there is none."""
+    try:
+        return client.log(worker_id)
+    except PenstockError as error:
+        return f"no log: {error}"
 
 
 def _print_savepoint(job: JobHandle, uri: str, *, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock.client.failures import FailureWatch
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 
@@ -37,6 +38,7 @@ class JobProgress:
         self._last_ms = -1e12
         self._last_source_records = 0.0
         self._notes: list[str] = []
+        self._failures = FailureWatch()
 
     def __enter__(self) -> Self:
         """Return self; the display begins with the first thing to show."""
@@ -70,6 +72,8 @@ class JobProgress:
             summary = handle.client.summary(handle.job_id)
         except PenstockError:  # a JobManager that is just being restarted: the next poll shows it
             return
+        for line in self._failures.look(handle, summary):
+            self.note(line)
         rate = self._rate(summary, now_ms)
         self._last_ms = now_ms
         self._begin()

@@ -27,6 +27,7 @@ JOBMANAGER_DEFAULTS = {
     "host": "127.0.0.1",
     "rest-port": "8081",
     "rpc-port": "6123",
+    "most-slots": "0",
     "security": "",
     "insecure": "false",
     "otlp-endpoint": "",
@@ -64,6 +65,7 @@ def jobmanager(options: dict[str, str]) -> int:
         rest_port=int(given["rest-port"]),
         rpc_host=given["host"],
         rpc_port=int(given["rpc-port"]),
+        most_slots=int(given["most-slots"]),
         otlp_endpoint=given["otlp-endpoint"] or os.environ.get(OTLP_VARIABLE, ""),
         log_format=_log_format(given["log-format"]),
     )

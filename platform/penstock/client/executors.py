@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.client.failures import FailureWatch
 from penstock.client.handle import TERMINAL, JobHandle, located
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
@@ -212,6 +215,18 @@ def _located(settings: JobSettings) -> JobSettings:
     return msgspec.structs.replace(settings, checkpoint_root=root)
 
 
+def _log_failures() -> Callable[[JobHandle, dict[str, Any]], None]:
+    """Return a poll that logs what goes wrong with a job, of which nothing is shown otherwise."""
+    watch, log = FailureWatch(), logging.getLogger("penstock")
+
+    def look(handle: JobHandle, _job: dict[str, Any]) -> None:
+        with contextlib.suppress(PenstockError):  # a JobManager that is just being restarted: the next poll tells
+            for line in watch.look(handle, handle.client.summary(handle.job_id)):
+                log.warning("%s", line)
+
+    return look
+
+
 def run_to_end(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]], None] | None) -> JobResult:
     """Wait for the end of a job.
 
@@ -220,5 +235,6 @@ def run_to_end(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]],
     """
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
-    state = handle.wait(on_poll=None if on_poll is None else lambda job: on_poll(handle, job))
+    tell = on_poll or _log_failures()
+    state = handle.wait(on_poll=lambda job: tell(handle, job))
     return JobResult(job_id=handle.job_id, name=handle.name, state=state, duration_ms=clock.monotonic_ms() - started_ms)

@@ -59,6 +59,8 @@ class LocalClusterConfig:
     data_hosts: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     restart_dead: bool = True
+    #: Slots that it will have at most: a larger job is refused. 0: more may come.
+    most_slots: int = 0
 
 
 class LocalCluster:
@@ -184,7 +186,7 @@ class LocalCluster:
         ha_root = self._config.ha_root or str(self.directory / "ha")
         rpc_port = self.rpc_address.rpartition(":")[2]
         listening = ["--host", self._config.rpc_host, "--rest-host", self._config.rest_host]
-        listening += ["--insecure", str(self._config.insecure).lower()]
+        listening += ["--insecure", str(self._config.insecure).lower(), "--most-slots", str(self._config.most_slots)]
         return ["jobmanager", "--ha-root", ha_root, "--rest-port", rest_port, "--rpc-port", rpc_port, *listening]
 
     def _taskmanager_arguments(self, index: int) -> list[str]:

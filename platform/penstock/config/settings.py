@@ -28,14 +28,14 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["fixed-delay", "exponential-delay", "failure-rate", "none"] = "exponential-delay"
     #: exponential-delay: in a row; the default is about a day of `max_delay_ms`.
     attempts: int = 1_500
-    #: exponential-delay: after an error of a function of the user's; so often without a checkpoint in between, and
-    #: never before the run's first checkpoint.
+    #: exponential-delay: after errors of functions of the user's, in a row: none before the run's first checkpoint. A
+    #: run of `reset_after_ms` with a checkpoint begins a new row.
     user_code_attempts: int = 10
     delay_ms: int = 100
     max_delay_ms: int = 60_000
     backoff_multiplier: float = 2.0
     jitter: float = 0.1
-    #: exponential-delay: a run this long without failure starts again at `delay_ms`.
+    #: exponential-delay: after a run this long without failure the next delay is `delay_ms`.
     reset_after_ms: int = 60_000
     #: failure-rate: at most this many failures in `rate_interval_ms`.
     max_failures_per_interval: int = 3
@@ -143,6 +143,8 @@ class ClusterSettings(msgspec.Struct, frozen=True, kw_only=True):
     #: Kernel lease of a worker: it dies when no heartbeat reached the coordinator for this long.
     worker_lease_ms: int = 4_000
     slots_per_taskmanager: int = 1
+    #: Slots that the cluster will have at most; a larger job is refused. 0: not known.
+    most_slots: int = 0
     slot_request_timeout_ms: int = 60_000
     rest_host: str = "127.0.0.1"
     rest_port: int = 0

@@ -16,7 +16,7 @@ from penstock.checkpoint.job_lease import LeaseHolder
 from penstock.checkpoint.job_records import write_record
 from penstock.checkpoint.store import ObjectStore
 from penstock.core.clock import Clock
-from penstock.core.errors import LeadershipLostError, PenstockError, UsageError
+from penstock.core.errors import LeadershipLostError, NotFoundError, PenstockError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.rescale import RescaleTo
@@ -151,6 +151,7 @@ class Dispatcher:
                 return known
             decoded = default_root(decoded, self._parts.ha_store.uri)
             refuse_running(self._jobs.values(), decoded)
+            self._parts.taskmanagers.require_slots(decoded)
             await enumerators.validate(decoded)
             return await self._begin(decoded, options)
 
@@ -160,7 +161,7 @@ class Dispatcher:
 
     def jobs(self) -> tuple[JobSummary, ...]:
         """Return all jobs, newest first."""
-        found = [job_views.summary_of(j.record, j.graph, j.master) for j in self._jobs.values()]
+        found = [self._summary(job) for job in self._jobs.values()]
         return tuple(sorted(found, key=lambda job: job.start_ms, reverse=True))
 
     def resolve(self, job: str) -> str:
@@ -169,13 +170,12 @@ class Dispatcher:
 
     def summary(self, job: str) -> JobSummary:
         """Return one job's line."""
-        found = self._find(job)
-        return job_views.summary_of(found.record, found.graph, found.master)
+        return self._summary(self._find(job))
 
     def detail(self, job: str) -> JobDetail:
         """Return one job with graph, subtasks and their newest metrics."""
         found = self._find(job)
-        return job_views.detail_of(found.record, found.graph, found.master, self._parts.clock.now_ms())
+        return job_views.detail_of(self._summary(found), found.graph, found.master, self._parts.clock.now_ms())
 
     def checkpoints(self, job: str) -> CheckpointsView:
         """Return the checkpoint history."""
@@ -278,6 +278,21 @@ class Dispatcher:
         """Return the tail of a worker's log, or the TaskManager's own."""
         return await self._parts.taskmanagers.log_tail(taskmanager_id, worker_id)
 
+    async def worker_log(self, worker_id: str) -> str:
+        """Return the tail of the log of a worker that runs, or has failed.
+
+        Raises:
+            NotFoundError: there is no such worker, or its TaskManager is gone.
+        """
+        found = [t.taskmanager_id for t in self.taskmanagers() if any(w.worker_id == worker_id for w in t.workers)]
+        masters = [job.master for job in self._jobs.values() if job.master is not None]
+        found += [f.taskmanager_id for master in masters for f in master.failures if f.worker_id == worker_id]
+        if not found:
+            raise NotFoundError(
+                f"no worker {worker_id}", hint="its name is in `penstock show JOB` and `penstock story JOB`"
+            )
+        return await self.log_tail(found[0], worker_id)
+
     async def threads(self, taskmanager_id: str) -> tuple[tuple[str, str], ...]:
         """Return names and stacks of the threads of a TaskManager's own process."""
         return await self._parts.taskmanagers.threads(taskmanager_id)
@@ -372,6 +387,10 @@ class Dispatcher:
             self._stories.forget(old.record.job_id)
         for job_id in await asyncio.to_thread(forget_oldest, self._parts.ha_store, [j.record for j in ended]):
             self._jobs.pop(job_id, None)
+
+    def _summary(self, job: KnownJob) -> JobSummary:
+        waits_for = self._parts.taskmanagers.pool.waiting(job.record.job_id)
+        return job_views.summary_of(job.record, job.graph, job.master, self._parts.clock.now_ms(), waits_for)
 
     def _find(self, name: str) -> KnownJob:
         return find_job(self._jobs, name)

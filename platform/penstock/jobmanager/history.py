@@ -131,6 +131,12 @@ class CheckpointHistory:
         if self.latest_id is None:
             self.latest_id = checkpoint_id
 
+    @property
+    def last_failure(self) -> str:
+        """Why the newest of the checkpoints that failed did; empty without one."""
+        failed = self._latest.get("failed")
+        return f"{failed.kind} {failed.id}: {failed.failure}" if failed is not None else ""
+
     def ended(self, count: int) -> tuple[CheckpointView, ...]:
         """Return the last `count` that are complete or failed, oldest first."""
         over = [record for record in self._records if record.status != "IN_PROGRESS"]

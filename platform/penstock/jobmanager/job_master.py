@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from penstock.checkpoint.upgrade_record import UpgradeRecord
 from penstock.core.errors import PenstockError
@@ -88,6 +89,12 @@ class JobMaster:
             self._wake_ms = wake
             commands.append(cmd.WakeAt(wake))
         return commands
+
+    @property
+    def next_attempt_ms(self) -> int:
+        """When the job starts again after a failure; -1 when it does not wait for that."""
+        waits = self.step is Step.WAITING and not self._changing
+        return self._deadline_ms if waits and self._deadline_ms is not None else -1
 
     # --- events ----------------------------------------------------------------------------------------------------
 
@@ -269,6 +276,9 @@ class JobMaster:
     def _fail(self, failure: Failure, now_ms: int, cause: Cause = Cause.TRANSIENT) -> list[cmd.Command]:
         if self.step not in (Step.STARTING, Step.RUNNING):
             return []
+        worker = self.deployment.workers.get(failure.worker_id) if self.deployment is not None else None
+        if worker is not None:
+            failure = replace(failure, taskmanager_id=worker.slot.taskmanager_id)
         self.failures.appendleft(failure)
         self.error = failure.error
         self.story.add(now_ms, "failure", f"{failure.error} {failure.task}".strip())

@@ -40,6 +40,8 @@ class Failure:
     detail: str = ""
     task: str = ""
     worker_id: str = ""
+    #: Where that worker was, and its log is.
+    taskmanager_id: str = ""
 
 
 @dataclass(frozen=True, slots=True)

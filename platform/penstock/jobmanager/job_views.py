@@ -23,8 +23,13 @@ from penstock.jobmanager.views import (
 _ORDER = ("FAILED", "CANCELED", "CREATED", "SCHEDULED", "DEPLOYING", "INITIALIZING", "RUNNING", "FINISHED")
 
 
-def summary_of(record: JobRecord, graph: JobGraph, master: JobMaster | None) -> JobSummary:
-    """Return one line about a job; `master` is None for one that ended under an earlier leader, or has not begun."""
+def summary_of(
+    record: JobRecord, graph: JobGraph, master: JobMaster | None, now_ms: int, waits_for: str = ""
+) -> JobSummary:
+    """Return one line about a job; `master` is None for one that ended under an earlier leader, or has not begun.
+
+    `waits_for`: the slots that it has asked for and not got.
+    """
     if master is None:
         return JobSummary(
             job_id=record.job_id,
@@ -54,14 +59,17 @@ def summary_of(record: JobRecord, graph: JobGraph, master: JobMaster | None) -> 
         checkpoints_completed=history.completed,
         checkpoints_failed=history.failed,
         error=master.error if state is not JobStatus.RUNNING else "",
+        waits_for=waits_for,
+        next_attempt_in_ms=max(0, at_ms - now_ms) if (at_ms := master.next_attempt_ms) >= 0 else -1,
+        checkpoint_failure=history.last_failure,
     )
 
 
-def detail_of(record: JobRecord, graph: JobGraph, master: JobMaster | None, now_ms: int) -> JobDetail:
+def detail_of(summary: JobSummary, graph: JobGraph, master: JobMaster | None, now_ms: int) -> JobDetail:
     """Return a job with its graph."""
-    entered = {JobStatus.CREATED: record.submitted_ms} if master is None else master.status.entered_ms
+    entered = {JobStatus.CREATED: summary.start_ms} if master is None else master.status.entered_ms
     return JobDetail(
-        summary=summary_of(record, graph, master),
+        summary=summary,
         vertices=tuple(_vertex(graph, vertex, master, now_ms) for vertex in graph.vertices),
         edges=tuple(
             EdgeView(
@@ -92,7 +100,14 @@ def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[Exceptio
     if master is None:
         return (ExceptionView(at_ms=record.ended_ms, error=record.error),) if record.error else ()
     return tuple(
-        ExceptionView(at_ms=f.at_ms, error=f.error, detail=f.detail, task=f.task, worker_id=f.worker_id)
+        ExceptionView(
+            at_ms=f.at_ms,
+            error=f.error,
+            detail=f.detail,
+            task=f.task,
+            worker_id=f.worker_id,
+            taskmanager_id=f.taskmanager_id,
+        )
         for f in master.failures
     )
 

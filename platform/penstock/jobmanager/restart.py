@@ -101,15 +101,15 @@ class RestartPolicy:
     def __init__(self, settings: RestartStrategy, *, proven: bool = False) -> None:
         """`proven`: this run has completed a checkpoint before."""
         self._decider = restart_decider(settings)
-        self._judges_user_code = settings.kind == "exponential-delay"
-        self._most_of_user_code = settings.user_code_attempts
-        self._of_user_code = 0
+        self._settings = settings
+        #: Failures of user code in a row, and when the job ran again after the last one.
+        self._of_user_code, self._again_ms = 0, 0
+        self._checkpointed = False
         self.proven = proven
 
     def checkpointed(self) -> None:
         """A checkpoint of this run is complete: its functions have worked, on all input up to there."""
-        self.proven = True
-        self._of_user_code = 0
+        self.proven = self._checkpointed = True
 
     def resumed(self, restored: Manifest | None, run_id: str) -> None:
         """A deployment of that run starts from `restored`: a checkpoint of its own may be an earlier leader's."""
@@ -122,8 +122,18 @@ class RestartPolicy:
         """
         if cause is Cause.PERMANENT:
             return None
-        if cause is Cause.USER_CODE and self._judges_user_code:
-            self._of_user_code += 1
-            if not self.proven or self._of_user_code > self._most_of_user_code:
-                return None
-        return self._decider.on_failure(now_ms, chance)
+        hopeless = cause is Cause.USER_CODE and self._settings.kind == "exponential-delay" and self._repeats(now_ms)
+        delay = None if hopeless else self._decider.on_failure(now_ms, chance)
+        self._again_ms = now_ms + (delay or 0)
+        return delay
+
+    def _repeats(self, now_ms: int) -> bool:
+        """Count a failure of user code; return whether there are too many.
+
+        A checkpoint alone begins no new row: after a restart one may be complete before the row that fails is read.
+        """
+        if self._checkpointed and now_ms - self._again_ms >= self._settings.reset_after_ms:
+            self._of_user_code = 0
+        self._of_user_code += 1
+        self._checkpointed = False
+        return not self.proven or self._of_user_code > self._settings.user_code_attempts

@@ -1,7 +1,8 @@
 """The cluster's slots: who offers them, which job holds them, who waits; a pure decider shared by all jobs.
 
-A member of `jobmanager.taskmanagers`. A request is granted as a whole or waits (first come, first served); slots are
-taken from the TaskManagers with the most free ones, so that a job spreads.
+A member of `jobmanager.taskmanagers`. A request is granted as a whole or waits. The oldest request that the free slots
+are enough for is served first: a large one does not hold up smaller ones. Slots are taken from the TaskManagers with
+the most free ones, so that a job spreads.
 """
 
 from __future__ import annotations
@@ -65,6 +66,11 @@ class SlotPool:
         """Slots that are asked for by requests that wait."""
         return sum(request.count for request in self._requests)
 
+    def waiting(self, job_id: str) -> str:
+        """Return what a job's request waits for, such as `9 slots, 4 of 6 are free`; empty without one."""
+        count = next((request.count for request in self._requests if request.job_id == job_id), 0)
+        return f"{_slots(count)}, {self.free} of {self.total} are free" if count else ""
+
     def free_of(self, taskmanager_id: str) -> int:
         """Return the free slots of one TaskManager."""
         return len(self._offers[taskmanager_id].free)
@@ -84,9 +90,8 @@ class SlotPool:
 
     def request(self, job_id: str, count: int, now_ms: int, *, wait: bool = True) -> list[Grant | Refuse]:
         """A job needs `count` more slots; without `wait` it is answered at once."""
-        if not wait and (count > self.free or self._requests):
-            others = f", {len(self._requests)} requests came before" if self._requests else ""
-            return [Refuse(job_id, f"{count} more slots are needed, {self.free} of {self.total} are free{others}")]
+        if not wait and count > self.free:
+            return [Refuse(job_id, f"{count} more slots are needed, {self.free} of {self.total} are free")]
         self._requests = [r for r in self._requests if r.job_id != job_id]
         self._requests.append(_Request(job_id, count, now_ms + self._timeout_ms))
         return self._serve()
@@ -115,15 +120,23 @@ class SlotPool:
         late = [r for r in self._requests if now_ms >= r.deadline_ms]
         self._requests = [r for r in self._requests if now_ms < r.deadline_ms]
         return [
-            Refuse(r.job_id, f"{r.count} slots are needed, {self.free} of {self.total} are free: waited too long")
+            Refuse(
+                r.job_id,
+                f"{_slots(r.count)} needed, {self.free} of {self.total} are free: "
+                f"none came in {self._timeout_ms / 1000:.0f} s",
+            )
             for r in late
         ]
 
     def _serve(self) -> list[Grant | Refuse]:
         granted: list[Grant | Refuse] = []
-        while self._requests and self._requests[0].count <= self.free:
-            request = self._requests.pop(0)
-            granted.append(Grant(request.job_id, self._take(request.job_id, request.count)))
+        waiting = []
+        for request in self._requests:
+            if request.count <= self.free:
+                granted.append(Grant(request.job_id, self._take(request.job_id, request.count)))
+            else:
+                waiting.append(request)
+        self._requests = waiting
         return granted
 
     def _take(self, job_id: str, count: int) -> tuple[Slot, ...]:
@@ -140,3 +153,7 @@ class SlotPool:
             heapq.heapreplace(most, (negative + 1, name))
         self.free -= count
         return tuple(taken)
+
+
+def _slots(count: int) -> str:
+    return "1 slot" if count == 1 else f"{count} slots"

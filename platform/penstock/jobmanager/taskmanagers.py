@@ -19,6 +19,7 @@ from penstock.config.settings import ClusterSettings
 from penstock.core.clock import Clock
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.graph.job_graph import JobGraph
+from penstock.graph.regions import required_slots
 from penstock.jobmanager.events import (
     Event,
     SlotsGranted,
@@ -92,6 +93,17 @@ class TaskManagers:
     def request_slots(self, job_id: str, count: int, *, wait: bool) -> None:
         """Answered by SlotsGranted or SlotsRefused, without `wait` at once."""
         self._tell(self.pool.request(job_id, count, self._clock.now_ms(), wait=wait))
+
+    def require_slots(self, graph: JobGraph) -> None:
+        """Look whether the cluster can ever have the slots of a job, if that is known.
+
+        Raises:
+            UsageError: it cannot.
+        """
+        needed, most = required_slots(graph), self._settings.most_slots
+        if most and needed > max(most, self.pool.total):
+            text = f"job {graph.name!r} needs {needed} slots, and this cluster has {max(most, self.pool.total)}"
+            raise UsageError(text, hint="lower its parallelism, or start the cluster with more TaskManagers or slots")
 
     def release_slots(self, job_id: str, slots: tuple[Slot, ...] | None) -> None:
         """Give back some slots, or all and the request."""

@@ -84,6 +84,12 @@ class JobSummary(_View, frozen=True, kw_only=True):
     checkpoints_failed: int = 0
     #: Why it failed or is restarting; one line.
     error: str = ""
+    #: What it cannot start without, such as `9 slots, 4 of 6 are free`.
+    waits_for: str = ""
+    #: Until it starts again after a failure; -1 when it does not wait for that.
+    next_attempt_in_ms: int = -1
+    #: Why the newest of the checkpoints that failed did.
+    checkpoint_failure: str = ""
 
     @property
     def terminal(self) -> bool:

@@ -235,11 +235,7 @@ def _add_own_routes(router: APIRouter, dispatcher: Dispatcher, clock: Clock) -> 
 
     @router.get("/penstock/workers/{worker_id}/log")
     async def log(worker_id: str) -> dict[str, Any]:
-        for manager in dispatcher.taskmanagers():
-            if any(w.worker_id == worker_id for w in manager.workers):
-                return {"text": await dispatcher.log_tail(manager.taskmanager_id, worker_id)}
-        msg = f"no worker {worker_id}"
-        raise NotFoundError(msg)
+        return {"text": await dispatcher.worker_log(worker_id)}
 
 
 def _caller(request: Request) -> Caller:

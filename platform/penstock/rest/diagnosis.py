@@ -146,10 +146,13 @@ class Since:
 
 def _not_running(load: JobLoad) -> Finding:
     state = load.state.capitalize()
+    if load.waits_for and load.state in ("CREATED", "RESTARTING"):
+        text = f"It needs {load.waits_for}. It starts when jobs end, or when a TaskManager is added."
+        return Finding("slots", WARN, "Waits for slots", text)
     if load.state in ("FAILED", "FAILING"):
         return Finding("failed", BAD, state, load.error)
     if load.state == "RESTARTING":
-        return Finding("restarting", BAD, state, load.error or "The job leaves its old workers and starts anew.")
+        return Finding("restarting", BAD, state, load.error or "The job leaves its old workers and starts again.")
     return Finding("state", NEUTRAL, state, load.error)
 
 

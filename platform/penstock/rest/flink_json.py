@@ -364,6 +364,9 @@ def progress(detail: JobDetail) -> Json:
         "checkpoint-interval": detail.settings.checkpoint_interval_ms,
         "restarts": summary.restarts,
         "error": summary.error,
+        "waits-for": summary.waits_for,
+        "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
+        "checkpoint-failure": summary.checkpoint_failure,
     }
 
 

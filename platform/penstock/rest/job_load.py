@@ -7,7 +7,7 @@ what the small charts show. Made by `rest.watch`. Shares are 0 to 1, rates rows 
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ class JobLoad:
 
     state: str
     error: str
+    #: What it cannot start without.
+    waits_for: str
     vertices: tuple[VertexLoad, ...]
     #: Whether every subtask runs and has said how its time divides.
     measured: bool
@@ -86,6 +88,7 @@ def load_of(detail: JobDetail) -> JobLoad:
     return JobLoad(
         state=detail.summary.state,
         error=detail.summary.error,
+        waits_for=detail.summary.waits_for,
         vertices=tuple(_vertex(v, tuple(dict.fromkeys(inputs.get(v.id, ())))) for v in detail.vertices),
         measured=bool(subtasks) and all(_measured(s) for s in subtasks),
     )
@@ -98,7 +101,7 @@ def mean_of(loads: Sequence[JobLoad]) -> JobLoad:
     if not newest.measured or len(alike) < 2:
         return newest
     vertices = tuple(_mean_vertex([load.vertices[i] for load in alike]) for i in range(len(newest.vertices)))
-    return JobLoad(newest.state, newest.error, vertices, measured=True)
+    return replace(newest, vertices=vertices)
 
 
 class LoadHistory:

@@ -7,6 +7,7 @@ the final checkpoint is published.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -354,6 +355,7 @@ class Subtask:
 
     def _fail(self, error: BaseException) -> None:
         line, detail = describe(error)
+        logging.getLogger(__name__).error("subtask %s failed: %s", self.metric_name, detail or line)
         self._end("FAILED", line, detail)
 
     def _end(self, state: str, error: str = "", detail: str = "") -> None:

