@@ -39,8 +39,8 @@ def test_a_paused_worker_that_was_replaced_publishes_nothing_and_dies(stage, pau
         assert held in tree
         paused += tree
         proc_tree.signal_all(tree, signal.SIGSTOP)
+        before = len(scene.rows())  # of the held publication nothing; once replaced, all input may be read already
         scene.wait_replaced({held})
-        before = len(scene.rows())
         scene.wait(lambda: len(scene.rows()) > before, "output of the successor", step=0.3)
 
         scene.release(point)
