@@ -54,15 +54,17 @@ class AggregatedWindows:
     def __init__(
         self,
         config: WindowRowsConfig,
-        schemas: tuple[pa.Schema, pa.Schema],
+        schemas: tuple[pa.Schema, pa.Schema, pa.Schema],
         aggregators: dict[str, Aggregator[Any, Any, Any]],
         where: str,
     ) -> None:
-        """`schemas` are those of the input and of the operator; `aggregators`: of one's own, by output column."""
-        rows, output = schemas
+        """`schemas` are those of the rows, the key and the output; `aggregators`: of one's own, by output column."""
+        rows, key, output = schemas
         self._where = where
         self._aggregates = config.aggregates
-        self._plan = AggregatePlan(replace(config, aggregates=tuple(a for a in self._aggregates if not a.kept)), rows)
+        # a computed key is none of the rows' columns
+        known = pa.schema([*rows, *(field for field in key if field.name not in rows.names)])
+        self._plan = AggregatePlan(replace(config, aggregates=tuple(a for a in self._aggregates if not a.kept)), known)
         self._aggregators = aggregators
         self._encoder = RowEncoder(rows, where)
         self._rows, self._output = rows, output

@@ -95,7 +95,7 @@ class WindowRowsOperator(Operator):
         self._buffer = WindowBuffer(self._store, parts.key, parts.rows, parts.row_type, assigner)
         self._store.check_all_declared()
         self._late = self._late_of(context)
-        self._sink = self._sink_of(parts.function, parts.rows, merges=assigner.merges)
+        self._sink = self._sink_of(parts, merges=assigner.merges)
         self._engine = WindowEngine(assigner, parts.trigger, parts.evictor, self._buffer, self._sink)
         if assigner.is_global:
             self._sink.time_of = lambda _: self._engine.time
@@ -118,11 +118,11 @@ class WindowRowsOperator(Operator):
     def _late_of(self, context: OperatorContext) -> TakesLate:
         return LateRows(context.spec.config, context.metrics)
 
-    def _sink_of(self, function: Any, rows: pa.Schema, *, merges: bool) -> WindowOutput:
-        spec = self._context.spec
+    def _sink_of(self, parts: WindowParts, *, merges: bool) -> WindowOutput:
+        spec, function = self._context.spec, parts.function
         output = schema_from_text(spec.output_schema)
         if self._config.mode == "aggregate":
-            return AggregatedWindows(self._config, (rows, output), function or {}, self._where)
+            return AggregatedWindows(self._config, (parts.rows, parts.key, output), function or {}, self._where)
         sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
         made = ProcessOutput(output, sides, self._where)
         if self._config.mode == "reduce":

@@ -192,8 +192,8 @@ class WindowRowsJoinOperator(PutsOutPieces, WindowRowsOperator):
         trigger = ProcessingTimeTrigger() if processing else EventTimeTrigger()
         return WindowParts(trigger, None, None, None, self._both.key, self._both.rows)
 
-    def _sink_of(self, function: Any, rows: pa.Schema, *, merges: bool) -> WindowOutput:
-        del function, rows, merges
+    def _sink_of(self, parts: WindowParts, *, merges: bool) -> WindowOutput:
+        del parts, merges
         return self._joined
 
     def _late_of(self, context: OperatorContext) -> TakesLate:
