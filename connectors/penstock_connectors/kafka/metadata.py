@@ -33,9 +33,21 @@ class ClusterMetadata:
     """Asks one cluster; every call ends within about `timeout_ms`."""
 
     def __init__(self, resolved: Mapping[str, str], timeout_ms: int = LOOKUP_TIMEOUT_MS) -> None:
-        """Nothing is sent before the first question."""
+        """Nothing is sent before the first question.
+
+        Raises:
+            ConnectorError: a property is not one of librdkafka's, or its value is wrong.
+        """
         self.bootstrap, self._timeout_s = resolved["bootstrap.servers"], timeout_ms / 1000
-        self._admin = AdminClient({"socket.connection.setup.timeout.ms": "5000", **for_admin(resolved)})
+        try:
+            self._admin = AdminClient({"socket.connection.setup.timeout.ms": "5000", **for_admin(resolved)})
+        except KafkaException as error:
+            reason = error.args[0]
+            text = reason.str() if isinstance(reason, KafkaError) else str(error)
+            raise ConnectorError(
+                f"Kafka at {self.bootstrap}: properties={{...}}: {text}",
+                hint="names and values are librdkafka's, as its CONFIGURATION.md lists them",
+            ) from error
 
     def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
         """Return the partitions of each topic.

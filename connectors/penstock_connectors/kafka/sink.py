@@ -82,13 +82,20 @@ class KafkaSink:
         """
         unknown = ", ".join(sorted(set(options) - set(_DEFAULTS)))
         if unknown:
-            raise UsageError(f"KafkaSink has no argument {unknown}", hint=f"it has: {', '.join(_DEFAULTS)}")
+            known = ", ".join(("bootstrap", "topic", "format", *_DEFAULTS))
+            raise UsageError(f"KafkaSink has no argument {unknown}", hint=f"it has: {known}")
         chosen = SinkOptions(**{**_DEFAULTS, **options})
+        if not isinstance(topic, str):
+            msg = f"KafkaSink: topic={topic!r} is not a topic's name"
+            raise UsageError(msg, hint="a sink has one topic: split the stream with .filter(...), one sink each")
         if not bootstrap or not topic:
             raise UsageError("KafkaSink needs an address and a topic", hint="KafkaSink('host:9092', topic='totals')")
         for name, value, allowed in (("format", format, FORMATS), ("delivery", chosen["delivery"], DELIVERIES)):
             if value not in allowed:
-                raise UsageError(f"KafkaSink: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}")
+                other = "; for another one make the bytes in .map(f) and take raw" if name == "format" else ""
+                raise UsageError(
+                    f"KafkaSink: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}{other}"
+                )
         if not 0 < chosen["chunk_bytes"] <= CHUNK_BYTES:
             wrong = f"KafkaSink: chunk_bytes={chosen['chunk_bytes']!r}"
             raise UsageError(wrong, hint=f"between 1 and {CHUNK_BYTES}")

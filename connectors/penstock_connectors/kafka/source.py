@@ -88,7 +88,8 @@ class KafkaSource:
         """
         unknown = ", ".join(sorted(set(options) - set(_DEFAULTS)))
         if unknown:
-            raise UsageError(f"KafkaSource has no argument {unknown}", hint=f"it has: {', '.join(_DEFAULTS)}")
+            known = ", ".join(("bootstrap", "topic", "schema", "format", *_DEFAULTS))
+            raise UsageError(f"KafkaSource has no argument {unknown}", hint=f"it has: {known}")
         chosen = SourceOptions(**{**_DEFAULTS, **options})
         topics = [topic] if isinstance(topic, str) else list(topic)
         if not bootstrap or not topics or not all(topics):
@@ -98,7 +99,7 @@ class KafkaSource:
             )
         if len(set(topics)) < len(topics):
             raise UsageError(f"KafkaSource: a topic is named twice in {topics}")
-        _one_of("format", format, FORMATS)
+        _one_of("format", format, FORMATS, "; for another one take raw and decode the column value in .map(f)")
         _one_of("on_bad_record", chosen["on_bad_record"], POLICIES)
         _one_of("timestamp_unit", chosen["timestamp_unit"], ("auto", "s", "ms", "us"))
         if (schema is None) != (format == "raw"):
@@ -184,9 +185,9 @@ class KafkaSourceFactory:
             raise ConnectorError(f"Kafka at {cluster.bootstrap}: {', '.join(empty)} has no partitions")
 
 
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+def _one_of(name: str, value: str, allowed: Sequence[str], other: str = "") -> None:
     if value not in allowed:
-        raise UsageError(f"KafkaSource: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}")
+        raise UsageError(f"KafkaSource: {name}={value!r} is not known", hint=f"one of {', '.join(allowed)}{other}")
 
 
 def _as_arrow(schema: Any) -> pa.Schema:

@@ -212,6 +212,16 @@ class DataStream(OperatorHandle):
         """Return the stream without what a `key_by` has made of it."""
         return self
 
+    def connect(self, other: DataStream) -> Any:
+        """Refuse: only keyed streams are connected.
+
+        Raises:
+            GraphError: always; `KeyedStream.connect` is the one to call.
+        """
+        del other
+        msg = "connect: this stream has no key"
+        raise GraphError(msg, hint="key it: a.key_by(...).connect(b.key_by(...)), or .connect(b.broadcast())")
+
     def rebalance(self) -> DataStream:
         """Send batches to the next operator's subtasks in turn."""
         return DataStream(self.environment, self.flow.sent(Rebalance()))
@@ -226,9 +236,13 @@ class DataStream(OperatorHandle):
             if other.environment is not self.environment:
                 msg = "union: the streams belong to different environments"
                 raise GraphError(msg, hint="build them from one ps.Environment")
+            if other.flow.has_event_time != self.flow.has_event_time:
+                msg = "union: one stream has event time and the other has none"
+                way = "give its source watermarks=..., or .assign_timestamps_and_watermarks(...)"
+                raise GraphError(msg, hint=f"give the other one event time too: {way}")
             if not other.flow.schema.equals(self.flow.schema):
                 msg = f"union: the streams differ: {_difference(self.flow.schema, other.flow.schema)}"
-                raise GraphError(msg, hint="bring them to one schema with .select(...); give both or none watermarks")
+                raise GraphError(msg, hint="bring them to one schema with .select(...)")
         upstreams = tuple(u for stream in (self, *others) for u in stream.flow.upstreams)
         types = {stream.flow.row_type for stream in (self, *others)}
         row_type = types.pop() if len(types) == 1 else None

@@ -152,8 +152,9 @@ class Environment:
         return msgspec.structs.replace(graph, settings=_with_own_folders(graph))
 
     def explain(self, name: str = "job") -> str:
-        """Return the three graphs as text: as written, chained, and laid out in slots."""
-        return explain(self.stream_graph(name), self.job_graph(name))
+        """Return the three graphs as text: as written, chained, and laid out in slots; sinks may still be missing."""
+        stream_graph = self.stream_graph(name)
+        return explain(stream_graph, build_job_graph(stream_graph, complete=False))
 
     def execute(self, name: str) -> JobResult:
         """Run the job and wait for its end.

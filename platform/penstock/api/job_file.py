@@ -72,7 +72,7 @@ def execute_file(job: Path) -> None:
         if os.environ.get("PENSTOCK_TRACEBACK"):
             raise
         msg = f"{_place(error, job)}: {type(error).__name__}: {error}"
-        raise UsageError(msg, hint="PENSTOCK_TRACEBACK=1 prints the whole traceback") from error
+        raise UsageError(msg, hint="" if msg.endswith(")") else _hint_of(error)) from error
 
 
 def _located(error: PenstockError, job: Path) -> PenstockError:
@@ -82,9 +82,20 @@ def _located(error: PenstockError, job: Path) -> PenstockError:
     return located
 
 
+def _hint_of(error: Exception) -> str:
+    """Return the way out: of an unknown attribute of ours the nearest one and all that there are."""
+    if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("penstock."):
+        from penstock.graph.validate import near
+
+        return near(str(error.name), [name for name in dir(error.obj) if not name.startswith("_")])
+    return "PENSTOCK_TRACEBACK=1 prints the whole traceback"
+
+
 def _place(error: BaseException, job: Path) -> str:
     if isinstance(error, SyntaxError):
         return f"{error.filename}:{error.lineno}"
     frames: list[Any] = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).resolve().parent == job.resolve().parent]
+    # a frame such as `<string>` is in no file
+    files = [frame for frame in frames if not frame.filename.startswith("<")]
+    own = [frame for frame in files if Path(frame.filename).resolve().parent == job.resolve().parent]
     return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else str(job)

@@ -6,9 +6,10 @@ Every field of `JobSettings` can be given under its own name, or without its `_m
 from __future__ import annotations
 
 import os
+import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args, get_origin
 
 import msgspec
 
@@ -57,6 +58,11 @@ def settings_from(keywords: Mapping[str, Any]) -> JobSettings:
     try:
         return in_range(msgspec.convert(fields, JobSettings))
     except msgspec.ValidationError as error:
+        for name, kind in typing.get_type_hints(JobSettings).items():
+            allowed = get_args(kind) if get_origin(kind) is Literal else ()
+            if allowed and fields.get(name, allowed[0]) not in allowed:
+                msg = f"ps.Environment: {name}={fields[name]!r} is not known"
+                raise UsageError(msg, hint=f"one of {', '.join(allowed)}") from error
         msg = f"ps.Environment: {error}"
         raise UsageError(msg, hint="see the table of settings in the docs") from error
 

@@ -30,6 +30,9 @@ def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where:
     """
     if strategy is None:
         return False
+    if not isinstance(strategy, WatermarkStrategy):
+        msg = f"{where}: watermarks={strategy!r} is no strategy"
+        raise GraphError(msg, hint="for example ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp='ts')")
     if not strategy.has_event_time:
         strategy.validate(tuple(schema.names))
         return False

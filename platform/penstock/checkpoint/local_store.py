@@ -134,9 +134,9 @@ class LocalStore:
     def _guard(self, verb: str, key: str) -> Iterator[None]:
         try:
             yield
-        except FileNotFoundError:
-            raise
         except OSError as error:
+            if isinstance(error, FileNotFoundError) and verb != "write":
+                raise
             msg = f"cannot {verb} {self.uri}/{key}: {error.strerror or error}"
             raise StorageError(msg, hint="check that the folder exists, is writable and has space") from error
 

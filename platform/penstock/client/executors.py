@@ -237,4 +237,14 @@ def run_to_end(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]],
     started_ms = clock.monotonic_ms()
     tell = on_poll or _log_failures()
     state = handle.wait(on_poll=lambda job: tell(handle, job))
-    return JobResult(job_id=handle.job_id, name=handle.name, state=state, duration_ms=clock.monotonic_ms() - started_ms)
+    duration_ms, counts = clock.monotonic_ms() - started_ms, dict[str, Any]()
+    with contextlib.suppress(PenstockError):  # the job has ended, and that is known
+        counts = handle.client.summary(handle.job_id)
+    return JobResult(
+        job_id=handle.job_id,
+        name=handle.name,
+        state=state,
+        duration_ms=duration_ms,
+        checkpoints=counts.get("checkpoints-completed", 0),
+        restarts=counts.get("restarts", 0),
+    )

@@ -6,6 +6,7 @@ milliseconds, sizes are bytes. Secrets are never settings: they come from each p
 
 from __future__ import annotations
 
+import difflib
 import re
 from typing import Any, Literal
 
@@ -164,7 +165,8 @@ def parse_duration_ms(value: str | float, what: str = "duration") -> int:
     """
     if isinstance(value, (int, float)):
         return int(value * 1000)
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*", value)
+    # anything may be given: a function for a session's gap
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)\s*", value if type(value) is str else "")
     if match is None:
         msg = f"{what} {value!r} is not a duration"
         raise UsageError(msg, hint="write for example '500ms', '5s', '1m'")
@@ -202,8 +204,9 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
             target = target.get(parent, {})
         given, leaf = leaf, next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
         if leaf not in target:
-            msg = f"unknown setting {key!r}"
-            raise UsageError(msg, hint=f"known: {', '.join(sorted(plain))}")
+            close = difflib.get_close_matches(key, sorted(plain), n=1)
+            known = f"known: {', '.join(sorted(plain))}"
+            raise UsageError(f"unknown setting {key!r}", hint=f"did you mean {close[0]!r}? {known}" if close else known)
         target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf)
     try:
         return in_range(msgspec.convert(plain, JobSettings, strict=False))

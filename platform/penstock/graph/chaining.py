@@ -18,13 +18,13 @@ from penstock.graph.validate import validate
 DEFAULT_GROUP = "default"
 
 
-def build_job_graph(graph: StreamGraph) -> JobGraph:
-    """Validate the stream graph and fuse it into chains.
+def build_job_graph(graph: StreamGraph, *, complete: bool = True) -> JobGraph:
+    """Validate the stream graph and fuse it into chains; one that is not `complete` may lack sinks: it is shown only.
 
     Raises:
         GraphError: the graph cannot run; the message names the operator and the way out.
     """
-    validate(graph)
+    validate(graph, complete=complete)
     groups = slot_sharing_groups(graph)
     chain_of: dict[int, int] = {}
     chains: dict[int, list[StreamNode]] = {}

@@ -120,8 +120,8 @@ def require_name(name: str, what: str) -> None:
         raise GraphError(msg, hint=_NAME_RULE)
 
 
-def validate(graph: StreamGraph) -> None:
-    """Check the whole graph.
+def validate(graph: StreamGraph, *, complete: bool = True) -> None:
+    """Check the whole graph; of one that is not `complete` outputs may go nowhere.
 
     Raises:
         GraphError: it cannot run as written.
@@ -130,8 +130,9 @@ def validate(graph: StreamGraph) -> None:
     _check_uids(graph)
     for node in graph.nodes:
         _check_parallelism(graph, node)
-        _check_output_used(graph, node)
-        _check_side_outputs(graph, node)
+        if complete:
+            _check_output_used(graph, node)
+            _check_side_outputs(graph, node)
         check_backend(graph, node)
         check_views(graph, node)
     _check_delivery(graph)

@@ -195,5 +195,5 @@ def test_every_public_name_is_there():
 
 
 def test_an_unknown_name_lists_what_there_is():
-    with pytest.raises(AttributeError, match=r"no 'Nothing'; there are: .*Environment"):
+    with pytest.raises(AttributeError, match=r"no 'Nothing' \(there are: .*Environment"):
         ps.Nothing  # noqa: B018

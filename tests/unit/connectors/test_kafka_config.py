@@ -67,7 +67,7 @@ def test_factories_load_by_name():
         ({"bounded": "now"}, "is not an end"),
         ({"discovery_interval": "often"}, "is not a duration"),
         ({"timestamp_unit": "ns"}, "one of auto, s, ms, us"),
-        ({"begin": "earliest"}, "no argument begin.*it has: start"),
+        ({"begin": "earliest"}, "no argument begin.*it has: bootstrap, topic, schema, format, start"),
         ({"properties": {"group.id": "x"}}, "use group="),
         ({"properties": {"enable.auto.commit": True}}, "positions belong to the checkpoint"),
         ({"properties": {"sasl.password": "hunter2"}}, r"write '\$\{ENV:SASL_PASSWORD\}'"),

@@ -1,0 +1,255 @@
+"""Mistakes in a job file and what is said of each: the line, what is wrong, and the way out.
+
+Nothing is started: the job file is run as `penstock run` runs it, with an executor that only takes the job. Mistakes
+that show while a job runs are in `tests/cluster/test_user_failures.py` and `tests/cluster/test_bad_input.py`.
+"""
+
+import re
+
+import pytest
+
+from penstock.api.job_file import planned
+from penstock.core.errors import PenstockError
+
+BEGIN = """\
+from collections.abc import Iterator
+from datetime import datetime
+import polars as pl
+import penstock as ps
+from penstock_connectors.files import FileSink, FileSource
+from penstock_connectors.kafka import KafkaSink, KafkaSource
+class Payment(ps.Schema):
+    merchant: str
+    amount: int
+    country: str
+    ts: datetime
+class Total(ps.Schema):
+    merchant: str
+    n: int
+env = ps.Environment(2, key_groups=4, checkpoint_interval="1s")
+source = KafkaSource("localhost:9092", topic="payments", schema=Payment, bounded=True)
+late = ps.WatermarkStrategy.bounded_out_of_orderness("5s", timestamp="ts")
+timed = env.from_source(source, watermarks=late, uid="timed")
+plain = env.from_source(source, uid="plain")
+keyed = timed.key_by("merchant")
+windows = keyed.window(ps.Tumbling("1m"))
+sink = KafkaSink("localhost:9092", topic="totals")
+"""
+END = '\nenv.execute("job")\n'
+#: Line of the first line of a mistake.
+LINE = BEGIN.count("\n") + 1
+CLASS = """\
+class Last(ps.KeyedProcessFunction):
+    {state}
+    def process(self, row: Payment, ctx) -> {returns}:
+        yield Total(merchant=row.merchant, n=1)
+keyed.process({made}).uid("last")"""
+
+
+def process(state="last: ps.ValueState[int] = ps.value_state()", returns="Iterator[Total]", made="Last()"):
+    return CLASS.format(state=state, returns=returns, made=made)
+
+
+WIDE = """\
+wide = ps.Environment(8, key_groups=4)
+windows = wide.from_source(source, watermarks=late, uid="t").key_by("merchant").window(ps.Tumbling("1m"))
+windows.aggregate(n=ps.count()).uid("w").sink_to(sink, uid="s")
+wide.execute("wide")"""
+ENDLESS = """\
+endless = ps.Environment(1, checkpoint_interval=None)
+endless.from_source(KafkaSource("h:1", topic="t", schema=Payment), uid="p").sink_to(sink, uid="s")
+endless.execute("endless")"""
+#: What is wrong -> the lines, and what is said: the cause, the way out; the line if it is not the last one.
+MISTAKES = {
+    # columns
+    "key: unknown column": ('timed.key_by("merchnat")', "unknown column 'merchnat'", "did you mean 'merchant'"),
+    "key: no column": ("timed.key_by()", "no column is given", "there are: merchant, amount"),
+    "key: an expression": ('timed.key_by(pl.col("a"))', "is not a column's name", r"\.with_columns\(key="),
+    "key: a function without a type": ("timed.key_by(lambda row: row.merchant)", "key_by", "returns=int"),
+    "key: returns= of columns": ('timed.key_by("merchant", returns=int)', "returns=.*for functions", "leave them out"),
+    "aggregate: unknown column": (
+        'windows.aggregate(n=ps.sum("amout"))',
+        "unknown column 'amout'",
+        "did you mean 'amount'",
+    ),
+    "aggregate: a sum of text": ('windows.aggregate(n=ps.sum("country"))', "type string is not supported", "cast"),
+    "aggregate: none": ("windows.aggregate()", "aggregate", "ps.count"),
+    "filter: unknown column": ('timed.filter(pl.col("amnt") > 1)', "unknown column 'amnt'", "did you mean 'amount'"),
+    "select: unknown column": ('timed.select("merchnt")', "'merchnt'", "did you mean 'merchant'"),
+    "top: unknown column": (
+        'timed.window_all(ps.Tumbling("1m")).top(3, by="amuont")',
+        "'amuont'",
+        "did you mean 'amount'",
+    ),
+    # identity
+    "no uid": ("windows.aggregate(n=ps.count()).sink_to(sink, uid='out')", r"has no uid", r"add \.uid\('\.\.\.'\)"),
+    "no uid of a sink": ("plain.sink_to(sink)", "has no uid", r"add uid='\.\.\.'"),
+    "a uid twice": ("plain.sink_to(sink, uid='timed')", "uid 'timed' is given twice", "a uid of its own"),
+    "a uid that is no name": ("plain.sink_to(sink, uid='my sink')", "'my sink' cannot be used", "letters"),
+    "a job's name that is none": ("plain.sink_to(sink, uid='s')\nenv.execute('my job')", "'my job'", "letters"),
+    # event time
+    "watermarks: unknown column": (
+        'env.from_source(source, watermarks=ps.WatermarkStrategy.monotonic(timestamp="time"))',
+        "no column 'time'",
+        "columns: merchant",
+    ),
+    "watermarks: no strategy": ("env.from_source(source, watermarks='5s')", "'5s'", "WatermarkStrategy"),
+    "window without event time": ('plain.key_by("merchant").window(ps.Tumbling("1m"))', "no event time", "watermarks="),
+    "window_all without event time": ('plain.window_all(ps.Tumbling("1m"))', "no event time", "watermarks="),
+    "window: no duration": (
+        'keyed.window(ps.Tumbling("1 minute"))',
+        "'1 minute' is not a duration",
+        "'500ms', '5s', '1m'",
+    ),
+    "window: a function for a gap": (
+        "keyed.window(ps.Session(lambda row: 5))",
+        "is not a duration",
+        "'500ms', '5s', '1m'",
+    ),
+    "window: a text": ('keyed.window("1m")', "'1m'", "ps.Tumbling"),
+    "a union with and without event time": (
+        "timed.union(plain)",
+        "one stream has event time",
+        "assign_timestamps_and_watermarks",
+    ),
+    "a union of other columns": ('timed.union(timed.select("merchant"))', "the streams differ", r"\.select\("),
+    # streams
+    "a sink on a window": ("windows.sink_to(sink, uid='x')", "no attribute 'sink_to'", "there are: .*aggregate"),
+    "a method's name": ("timed.keyby('merchant')", "no attribute 'keyby'", "did you mean 'key_by'"),
+    "a name of the package": ("ps.Tumblin('1m')", "has no .*'Tumblin'", "did you mean 'Tumbling'"),
+    "process without a key": (
+        process().replace("keyed.process", "timed.process"),
+        "no keys|is for keyed streams",
+        r"key_by",
+    ),
+    "process: a lambda": ("keyed.process(lambda row, ctx: [row])", "is no process function", "ps.KeyedProcessFunction"),
+    "process: a class": (process(made="Last"), "it is a class", r"\.process\(Last\(\)\)"),
+    "process: one row": (process(returns="Total"), "must return several rows", r"Iterator\[Row\]"),
+    "state: a dict": (process("last: ps.ValueState[dict] = ps.value_state()"), "has no Arrow type", "use int, float"),
+    "state: no annotation": (
+        process("last = ps.value_state()"),
+        "state 'last' has no type",
+        r"annotate it: last: ps\.ValueState\[int\]",
+    ),
+    "state: only annotated": (
+        process("last: ps.ValueState[int]"),
+        "state 'last' is annotated",
+        r"= ps\.value_state\(\)",
+    ),
+    "state: a map by float": (
+        process("last: ps.MapState[float, int] = ps.map_state()"),
+        "cannot be .* a map key",
+        "use|key",
+    ),
+    "map without a type": ("timed.map(lambda row: row)", "output type is not known", "returns=Row"),
+    "map: no function": ("timed.map(7, returns=Total)", "map", "function"),
+    "map_async of a function": ("timed.map_async(lambda row: row, returns=Total)", "coroutine", "async def|map"),
+    "map_async: no capacity": (
+        "async def f(row) -> Total: ...\ntimed.map_async(f, capacity=0)",
+        "must be positive",
+        "capacity=100",
+    ),
+    "connect without a key": ("timed.connect(keyed)", "this stream has no key", r"key_by"),
+    "connect to a stream without a key": ("keyed.connect(timed)", "the other stream has no key", r"broadcast\(\)"),
+    "join with no stream": ("timed.join(7)", "7 is not a stream", "give the stream"),
+    "a side output that is none": (
+        "windows.aggregate(n=ps.count()).side_output('late')",
+        "no side output 'late'",
+        r"late_to\(tag\)",
+    ),
+    "another environment": (
+        'other = ps.Environment(1)\ntimed.union(other.from_source(source, watermarks=late, uid="o"))',
+        "different environments",
+        "one ps.Environment",
+    ),
+    "an output that goes nowhere": ("windows.aggregate(n=ps.count()).uid('w')", "goes nowhere", r"\.sink_to"),
+    # settings
+    "an unknown setting": ("ps.Environment(paralellism=2)", "paralellism", "did you mean 'parallelism'"),
+    "parallelism beyond the key groups": (
+        WIDE,
+        "parallelism 8 is more than the 4 key groups",
+        "key_groups",
+    ),
+    "parallelism 0": ("plain.sink_to(sink, uid='s').set_parallelism(0)", "parallelism 0|must be|at least", "."),
+    "a duration that is none": (
+        "ps.Environment(checkpoint_interval='soon')",
+        "'soon' is not a duration",
+        "'500ms', '5s', '1m'",
+    ),
+    "a size that is none": ("ps.Environment(managed_memory='much')", "'much' is not a size", "256MB"),
+    "a restart strategy that is none": (
+        "ps.Environment(restart='always')",
+        "'always'",
+        "'fixed-delay', 'exponential-delay'",
+    ),
+    "a backend that is none": ("ps.Environment(state_backend='redis')", "redis", "hashmap"),
+    # connectors
+    "a source that is none": ("env.from_source('payments')", "'payments' is not a source", "KafkaSource"),
+    "a sink that is none": ("plain.sink_to('totals', uid='s')", "'totals' is not a sink", "KafkaSink"),
+    "kafka: an unknown format": (
+        'KafkaSource("h:1", topic="t", schema=Payment, format="avro")',
+        "format='avro' is not known",
+        "json, arrow, raw; .*raw",
+    ),
+    "kafka: an unknown argument": (
+        'KafkaSource("h:1", topic="t", schema=Payment, schema_registry="u")',
+        "no argument schema_registry",
+        "bootstrap, topic, schema",
+    ),
+    "kafka: an unknown delivery": (
+        'KafkaSink("h:1", topic="t", delivery="exactly_once")',
+        "'exactly_once' is not known",
+        "exactly-once",
+    ),
+    "kafka: a start that is none": (
+        'KafkaSource("h:1", topic="t", schema=Payment, start="earlist")',
+        "'earlist'",
+        "'earliest'",
+    ),
+    "kafka: a topic by function": (
+        'KafkaSink("h:1", topic=lambda row: row.country)',
+        "is not a topic's name",
+        "one sink each",
+    ),
+    "kafka: no topic": ('KafkaSink("h:1", topic="")', "needs an address and a topic", r"KafkaSink\('host:9092'"),
+    "kafka: a key that is no column": (
+        "plain.sink_to(KafkaSink('h:1', topic='t', key='merch'), uid='s')",
+        "'merch'",
+        "merchant",
+    ),
+    "kafka: a secret written out": (
+        'KafkaSource("h:1", topic="t", schema=Payment, properties={"sasl.password": "x"})',
+        "is a secret",
+        r"\$\{ENV:SASL_PASSWORD\}",
+    ),
+    "exactly once without checkpoints": (
+        ENDLESS,
+        "without checkpoints nothing would ever be published",
+        "checkpoint_interval",
+    ),
+    # Python
+    "a syntax error": ("env.execute(", r"SyntaxError: '\(' was never closed", "."),
+    "an error of Python": ("1 / 0", "ZeroDivisionError: division by zero", "PENSTOCK_TRACEBACK=1"),
+}
+
+
+def said_of(folder, lines):
+    """Return the one line that the command line would print of a job file."""
+    (folder / "job.py").write_text(BEGIN + lines + END)
+    with pytest.raises(PenstockError) as caught:
+        planned(folder / "job.py", {}, "")
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_with_its_line_its_cause_and_the_way_out(tmp_path, mistake):
+    lines, cause, way = MISTAKES[mistake]
+    said = said_of(tmp_path, lines)
+    assert re.match(r"job\.py:\d+: |\S*job\.py", said), said
+    assert re.search(cause, said), said
+    assert re.search(rf"\(.*{way}.*\)$", said, re.DOTALL), said
+    assert "\n" not in said
+
+
+def test_there_are_enough_of_them():
+    assert len(MISTAKES) >= 60
