@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
 
@@ -124,6 +125,22 @@ def test_a_function_that_raises_ends_the_run_with_its_line(tmp_path, function, w
     assert "job.py:13" in text
 
 
+def test_a_run_ends_with_what_it_has_read_and_written_and_says_when_nothing_is_left_to_do(tmp_path):
+    (tmp_path / "paid.jsonl").write_text('{"user": "a", "amount": 1}\n{"user": \n{"user": "b", "amount": 2}\n')
+    root, paid, out = (str(tmp_path / name) for name in ("root", "paid.jsonl", "out"))
+    text = JOB.format(root=root, paid=paid, out=out, function="lambda row: row")
+    (tmp_path / "job.py").write_text(text.replace("schema=Paid)", "schema=Paid, on_bad_record='skip')"))
+    code, text = said(tmp_path, "penstock.cli.main", "run", "job.py")
+    assert code == 0, text
+    for line in ("read 2 rows from paid", "left out 1 bad records of paid", "wrote 2 rows to out"):
+        assert line in text
+    code, text = said(tmp_path, "penstock.cli.main", "run", "job.py")
+    assert code == 0, text
+    assert re.search(r"nothing was left to do since checkpoint \d+; --fresh starts over", text), text
+    code, text = said(tmp_path, "penstock.cli.main", "run", "job.py", "--fresh", "--json")
+    assert '"rows-read":{"paid":2}' in text
+
+
 ENDLESS = """
 from pathlib import Path
 
@@ -205,6 +222,19 @@ def test_each_failure_of_a_running_job_is_printed_once_and_shown_whole(cluster, 
     log = penstock(cluster, "logs", "endless")
     assert "the last that failed; the job is FAILED" in log
     assert "no such user" in log
+
+
+def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_path):
+    _, printed = endless
+    wait_until(lambda: [j for j in cluster.client().jobs() if j["state"] == "RUNNING"], printed, step=0.1)
+    command = [sys.executable, "-m", "penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url, "--attach"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        first = run.stdout.readline()
+        run.send_signal(signal.SIGINT)
+        text = first + run.stdout.read()
+    assert "endless RUNNING" in first, text
+    assert "endless goes on in the cluster; `penstock stop endless` ends it with a savepoint" in text
+    assert [j["state"] for j in cluster.client().jobs() if j["name"] == "endless"][:1] == ["RUNNING"]
 
 
 def test_a_job_that_waits_for_slots_says_so_and_holds_up_no_smaller_one(tmp_path, cluster, endless):

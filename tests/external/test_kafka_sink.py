@@ -19,7 +19,7 @@ from penstock.core.clock import ManualClock, SystemClock
 from penstock.core.errors import ConnectorError, UndecidedOutputError
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable, FileRef
-from penstock.jobmanager.failover import is_final
+from penstock.jobmanager.failover import Cause, cause_of
 from penstock_connectors.kafka import committer as committer_module
 from penstock_connectors.kafka.committer import StagedCommitter
 from penstock_connectors.kafka.producer import RecordTooLargeError, open_producer
@@ -281,7 +281,7 @@ def test_a_row_larger_than_the_topic_takes_is_no_case_for_another_attempt(kafka,
             else:
                 writer.write(large)
                 writer.prepare_commit(1)
-        assert is_final(f"{type(caught.value).__name__}: {caught.value}")
+        assert cause_of(f"{type(caught.value).__name__}: {caught.value}") is Cause.PERMANENT
         for part in (writer, *stage.opened):
             if part is not None:
                 part.close()

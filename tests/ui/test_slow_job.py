@@ -90,7 +90,8 @@ def test_the_flame_graph_names_the_slow_function(visit, slow_job):
     own = page.get_by_role("list", name="Your own lines").get_by_role("listitem")
     expect(own.first).to_contain_text(re.compile(r"Rate\.process.*rate_orders\.py:\d+"))
     share = lambda item: int(re.search(r"(\d+) %", item.inner_text())[1])
-    assert sum(share(item) for item in own.all()) > 30
+    shares = [share(item) for item in own.all()]
+    assert shares[0] == max(shares) > 0, "how much that is depends on what else the machine does"
 
     tree = page.get_by_role("tree")
     root = tree.get_by_role("treeitem").first

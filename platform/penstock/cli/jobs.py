@@ -88,6 +88,10 @@ def show(
             f"; newest {latest['id']} at {_when(latest['latest_ack_timestamp'])}, {latest['end_to_end_duration']} ms"
         )
     console.print(text)
+    for uid, count in summary["bad-records"].items():
+        console.print(f"bad records of {uid}: {count:,}", markup=False)
+    for name, count in summary["late-records"].items():
+        console.print(f"late rows dropped at {name}: {count:,}", markup=False)
     failed = (checkpoints["latest"] or {}).get("failed")
     if failed:
         at = _when(failed["failure_timestamp"])

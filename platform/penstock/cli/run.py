@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -107,7 +107,14 @@ def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str]) -> li
     from penstock.api.executors import use_executor
 
     with use_executor(executor, overrides) as results:
-        execute_file(job)
+        try:
+            execute_file(job)
+        except KeyboardInterrupt:
+            if isinstance(executor, ClusterExecutor) and executor.submitted is not None:
+                name = executor.submitted.name
+                say(f"\n{name} goes on in the cluster; `penstock stop {name}` ends it with a savepoint,")
+                say(f"`penstock cancel {name}` without, `penstock run ... --attach` shows it again")
+            raise
     if not results:
         msg = f"{job} ran to its end without calling env.execute(...)"
         raise UsageError(msg, hint="end the job file with env.execute('name')")
@@ -117,11 +124,36 @@ def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str]) -> li
 def _tell(results: list[JobResult], *, as_json: bool) -> None:
     for result in results:
         if as_json:
-            print_json({"jobid": result.job_id, "name": result.name, "state": result.state})
+            print_json(_document(result))
         elif result.state in TERMINAL:
             say(f"{result.name} {result.job_id} {result.state} after {result.duration_ms / 1000:.1f} s")
+            for line in totals(result):
+                say(line)
         else:
             say(f"{result.name} {result.job_id} is submitted; `penstock show {result.name}` tells how it is")
+
+
+def _document(result: JobResult) -> dict[str, Any]:
+    document: dict[str, Any] = {"jobid": result.job_id, "name": result.name, "state": result.state}
+    if result.state in TERMINAL:
+        document |= {"checkpoints": result.checkpoints, "restarts": result.restarts}
+        document |= {"rows-read": result.rows_read, "rows-written": result.rows_written}
+        document |= {"bad-records": result.bad_records, "late-records": result.late_rows}
+    return document
+
+
+def totals(result: JobResult) -> list[str]:
+    """Return what a job that has ended has read, written and left out, a line each."""
+    read = sum(result.rows_read.values())
+    if result.state == "FINISHED" and result.restored_checkpoint is not None and not read and not result.restarts:
+        return [f"  nothing was left to do since checkpoint {result.restored_checkpoint}; --fresh starts over"]
+    lines = [f"  read {count:,} rows from {uid}" for uid, count in result.rows_read.items()]
+    lines += [f"  left out {count:,} bad records of {uid}" for uid, count in result.bad_records.items()]
+    lines += [f"  dropped {count:,} late rows at {name}" for name, count in result.late_rows.items()]
+    lines += [f"  wrote {count:,} rows to {uid}" for uid, count in result.rows_written.items()]
+    if result.restarts:
+        lines.append(f"  counted since the last of {result.restarts} restarts")
+    return lines
 
 
 def _check_engine(engine: str, master: str, spark_conf: list[str] | None, *, on_cluster: bool) -> None:

@@ -62,10 +62,13 @@ class ClusterExecutor:
     detached: bool = False
     #: By default that of the environment.
     access: ClientAccess | None = None
+    #: The job that was submitted last.
+    submitted: JobHandle | None = None
 
     def submit(self, graph: JobGraph) -> JobHandle:
         """Submit and return at once."""
-        return submit_graph(RestClient(self.url, self.access), graph, self.options)
+        self.submitted = submit_graph(RestClient(self.url, self.access), graph, self.options)
+        return self.submitted
 
     def execute(self, graph: JobGraph) -> JobResult:
         """Submit and wait for the end (or not, when detached)."""
@@ -240,6 +243,7 @@ def run_to_end(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]],
     duration_ms, counts = clock.monotonic_ms() - started_ms, dict[str, Any]()
     with contextlib.suppress(PenstockError):  # the job has ended, and that is known
         counts = handle.client.summary(handle.job_id)
+        counts["restored"] = (handle.client.checkpoints(handle.job_id)["latest"]["restored"] or {}).get("id")
     return JobResult(
         job_id=handle.job_id,
         name=handle.name,
@@ -247,4 +251,9 @@ def run_to_end(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]],
         duration_ms=duration_ms,
         checkpoints=counts.get("checkpoints-completed", 0),
         restarts=counts.get("restarts", 0),
+        rows_read=counts.get("rows-read", {}),
+        rows_written=counts.get("rows-written", {}),
+        bad_records=counts.get("bad-records", {}),
+        late_rows=counts.get("late-records", {}),
+        restored_checkpoint=counts.get("restored"),
     )

@@ -6,7 +6,7 @@ Implemented by `penstock.client.executors`; called by `penstock.api.environment`
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.graph.job_graph import JobGraph
@@ -23,6 +23,14 @@ class JobResult:
     duration_ms: float
     checkpoints: int = 0
     restarts: int = 0
+    #: Since its last start: rows by the uid of the source or sink.
+    rows_read: dict[str, int] = field(default_factory=dict)
+    rows_written: dict[str, int] = field(default_factory=dict)
+    #: Records that could not be decoded, by the uid of the source; late rows that were dropped, by operators.
+    bad_records: dict[str, int] = field(default_factory=dict)
+    late_rows: dict[str, int] = field(default_factory=dict)
+    #: The checkpoint or savepoint it has begun with.
+    restored_checkpoint: int | None = None
 
 
 class JobHandle(Protocol):

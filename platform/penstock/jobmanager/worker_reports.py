@@ -53,6 +53,8 @@ def _task_state(
     worker_id, report = told
     if report.attempt != deployment.ids.attempt:
         return []
+    if report.metrics:
+        job.metrics[f"{report.vertex_id}/{report.subtask}"] = report.metrics
     commands = deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
     if report.state != "FAILED" or job.step not in (Step.RUNNING, Step.STARTING):
         return commands

@@ -36,6 +36,8 @@ TASK_STATES = (
     "FAILED",
     "RECONCILING",
 )
+#: Operators that rows end in.
+_ENDS = ("sink", "collect")
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
@@ -348,16 +350,22 @@ def progress(detail: JobDetail) -> Json:
     The watermark (ms) is the lowest of all subtasks'.
     """
     sources = {edge.target for edge in detail.edges}
-    tails = {edge.source for edge in detail.edges}
-    read = [s.metrics.get("numRecordsOut", 0) for v in detail.vertices if v.id not in sources for s in v.subtasks]
-    written = [s.metrics.get("numRecordsOut", 0) for v in detail.vertices if v.id not in tails for s in v.subtasks]
+    heads = [vertex for vertex in detail.vertices if vertex.id not in sources]
+    ends = [vertex for vertex in detail.vertices if vertex.operators[-1].kind in _ENDS]
+    read = {v.operators[0].uid: _total(v, "numRecordsIn") for v in heads}
+    written = {v.operators[-1].uid: _total(v, "numRecordsOut") for v in ends}
     marks = [s.metrics.get("currentInputWatermark") for v in detail.vertices if v.id in sources for s in v.subtasks]
     known = [mark for mark in marks if mark is not None and mark > _MIN_WATERMARK_MS]
     summary = detail.summary
     return {
         "state": summary.state,
-        "source-records": sum(read),
-        "records-out": sum(written),
+        "source-records": sum(read.values()),
+        "records-out": sum(written.values()),
+        # since the last start: by uid of source and sink, and by the name of what dropped late rows
+        "rows-read": read,
+        "rows-written": written,
+        "bad-records": {v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords"))},
+        "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
         "watermark": min(known) if known and len(known) == len(marks) else None,
         "checkpoints-completed": summary.checkpoints_completed,
         "checkpoints-failed": summary.checkpoints_failed,
@@ -368,6 +376,11 @@ def progress(detail: JobDetail) -> Json:
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
         "checkpoint-failure": summary.checkpoint_failure,
     }
+
+
+def _total(vertex: VertexView, metric: str) -> int:
+    """Return the sum of a counter over all subtasks."""
+    return int(sum(subtask.metrics.get(metric, 0) for subtask in vertex.subtasks))
 
 
 def _task_counts(tasks: dict[str, int]) -> dict[str, int]:

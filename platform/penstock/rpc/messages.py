@@ -30,6 +30,8 @@ class TaskState(Message, frozen=True, kw_only=True):
     error: str = ""
     #: Long text of a failure (traceback), user frames first.
     detail: str = ""
+    #: Its last metrics, of one that has finished.
+    metrics: dict[str, float] = msgspec.field(default_factory=dict)
 
 
 class InputEnded(Message, frozen=True, kw_only=True):

@@ -27,8 +27,8 @@ class TaskReports:
     deployment: TaskDeployment
     send: Callable[[WorkerReport], None]
 
-    def state(self, state: str, error: str = "", detail: str = "") -> None:
-        """The subtask is in another state."""
+    def state(self, state: str, error: str = "", detail: str = "", metrics: dict[str, float] | None = None) -> None:
+        """The subtask is in another state; `metrics`: its last ones."""
         execution = self.deployment.execution
         self.send(
             TaskState(
@@ -39,6 +39,7 @@ class TaskReports:
                 state=state,
                 error=error,
                 detail=detail,
+                metrics=metrics or {},
             )
         )
 

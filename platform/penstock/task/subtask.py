@@ -364,12 +364,13 @@ class Subtask:
         self.over = True
         self.final_state = state
         self.mailbox.close()
+        metrics = self.metrics.read() if state == "FINISHED" else {}
         failures = self._chain.close() + close_stores(self._stores)
         if failures and state != "FAILED":
             # Nothing can be lost any more (all is published or will be replayed), but it must not go unseen.
             error, detail = describe(failures[0])
             error = f"while closing: {error}"
-        self.reports.state(state, error, detail)
+        self.reports.state(state, error, detail, metrics)
 
     def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
         self._environment.blocking.submit(work, lambda result, error: self.mailbox.post(lambda: done(result, error)))
