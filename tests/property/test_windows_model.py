@@ -4,7 +4,6 @@ The output of any order of batches (also combined), watermarks, freezes, failed 
 rescales, on each backend; late rows are counted or put aside.
 """
 
-from dataclasses import replace
 from decimal import Decimal
 from random import Random
 
@@ -12,7 +11,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import strategies as st
-from tests.property.harness.backends import MEMORY, REMOTE, Backend, leaving, leaving_for_rocksdb, on
+from tests.property.harness.backends import (
+    FILES,
+    MEMORY,
+    REMOTE,
+    REMOTE_FILES,
+    Backend,
+    leaving,
+    leaving_for_rocksdb,
+    on,
+)
 from tests.property.harness.collect import micros, same_rows
 from tests.property.harness.histories import SEEDS, Pace, end, operations, play, step
 from tests.property.harness.job import KEY_GROUPS, Input, Job, batch_of, spec_of
@@ -189,15 +197,7 @@ def drawn_on(backend, ways):
     backend.check(run, way=st.sampled_from(ways), kind=kinds, window=st.sampled_from(WINDOWS), history=OPERATIONS)
 
 
-def in_files(backend):
-    """Numbers go to files, not to RocksDB; few rows are written to them at a time."""
-    return replace(backend, plain=False, budget=200_000)
-
-
-FILES = in_files(Backend("keys_leave", "rocksdb", 3))
-
-
-@on((MEMORY, 80), (FILES, 60), (tuple(map(in_files, REMOTE)), 20))
+@on((MEMORY, 80), (FILES, 60), (REMOTE_FILES, 20))
 def test_any_history_gives_the_models_windows(backend):
     drawn_on(backend, ["plain", "combined", "routed"])
 
@@ -229,7 +229,7 @@ def episodes(random, count):
             yield ("begin_fetch",)
 
 
-LONG = (MEMORY, FILES, in_files(REMOTE[1]), leaving_for_rocksdb(3), Backend("remote", "remote", 3, 500))
+LONG = (MEMORY, FILES, REMOTE_FILES[1], leaving_for_rocksdb(3), Backend("remote", "remote", 3, 500))
 
 
 @pytest.mark.parametrize("seed", range(scaled(1)))
