@@ -136,6 +136,13 @@ class Steps:
         subtask %= len(self.job.subtasks)
         self.mark(subtask, self.pace.mark(further, self.job.marks[subtask]))
 
+    def edge(self, subtask, before):
+        """A watermark that just ends, or just does not, the first open window of a subtask."""
+        subtask %= len(self.job.subtasks)
+        ends = self.job.model.ends(self.job.owned(subtask))
+        if ends and ends[0] - before > self.job.marks[subtask]:
+            self.mark(subtask, ends[0] - before)
+
     def mark(self, subtask, timestamp):
         out = self.job.watermark(subtask, timestamp)
         expected = self.job.model.advance(self.job.owned(subtask), timestamp)
@@ -174,27 +181,31 @@ OPERATIONS = operations(
     step("batch", SEEDS, st.integers(1, 60), times=4),
     step("leap", st.integers(50, 300)),
     step("watermark", st.integers(0, 3), st.integers(0, 250), times=3),
+    step("edge", st.integers(0, 3), st.integers(0, 1), times=2),
     step("copy", st.integers(1, 3)),
     step("checkpoint"),
-    step("start", st.integers(1, 4)),
+    step("rescale", st.integers(1, 4)),
     least=20,
     most=80,
 )
 #: Some state is restored before anything else.
 RESTORED = [("batch", 1, 60), ("checkpoint",), ("batch", 2, 60), ("checkpoint",), ("start", 2)]
+#: One subtask goes on from two that were at different times, one of them just at the end of a window.
+DRIFTED = [*RESTORED, ("batch", 3, 60), *[("edge", 0, 0)] * 3, ("batch", 4, 60), ("rescale", 1)]
 
 
-def run(backend, way, kind, window, history):
+def run(backend, way, kind, window, before, history):
     with job_on(backend, way, kind, window) as job:
         steps = Steps(job, way)
-        play([*(RESTORED if backend.state == "remote" else []), *history], steps, job)
+        play([*before, *history], steps, job)
         end(job, steps)
         assert all(operator._table.panes() == [] for operator in job.operators)
 
 
 def drawn_on(backend, ways):
-    kinds = st.sampled_from(sorted(KEYS))
-    backend.check(run, way=st.sampled_from(ways), kind=kinds, window=st.sampled_from(WINDOWS), history=OPERATIONS)
+    kinds, windows = st.sampled_from(sorted(KEYS)), st.sampled_from(WINDOWS)
+    before = st.sampled_from([RESTORED, DRIFTED] if backend.state == "remote" else [[], DRIFTED])
+    backend.check(run, way=st.sampled_from(ways), kind=kinds, window=windows, before=before, history=OPERATIONS)
 
 
 @on((MEMORY, 80), (FILES, 60), (REMOTE_FILES, 20))
@@ -237,4 +248,4 @@ LONG = (MEMORY, FILES, REMOTE_FILES[1], leaving_for_rocksdb(3), Backend("remote"
 def test_a_long_job(backend, seed):
     random = Random(seed)
     way = random.choice(["plain", "combined", "routed"] if backend.budget == FILES.budget else ["values, combined"])
-    run(backend, way, random.choice(sorted(KEYS)), random.choice(WINDOWS), episodes(random, 20))
+    run(backend, way, random.choice(sorted(KEYS)), random.choice(WINDOWS), RESTORED, episodes(random, 20))

@@ -51,6 +51,10 @@ class Model:
             self.marks[key] = max(self.marks[key], watermark)
         return fired
 
+    def ends(self, keys):
+        """Return when the open windows of these keys end."""
+        return sorted(w.max_timestamp for w, key in self.rows if key in keys and w.max_timestamp > self.marks[key])
+
     def result(self, window, key, rows):
         values = [r["v"] for r in rows if r["v"] is not None]
         timed = sorted(((r[TS_COLUMN], r["v"]) for r in rows if r["v"] is not None), key=lambda p: p[0])
