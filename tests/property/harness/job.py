@@ -60,11 +60,12 @@ class Job:
     """Subtasks of one operator.
 
     A key is a tuple of its columns, or the value where it has one column. `opened` is called with each operator that
-    was opened.
+    was opened; `create` makes one of a kind.
     """
 
-    def __init__(self, spec, inputs, keys, model, backend=MEMORY, *, clock=None, opened=None):
-        self.spec, self.inputs, self.model, self.backend, self.opened = spec, inputs, model, backend, opened
+    def __init__(self, spec, inputs, keys, model, backend=MEMORY, *, clock=None, opened=None, create=create_operator):
+        self.spec, self.inputs, self.model, self.backend = spec, inputs, model, backend
+        self.opened, self.create = opened, create
         self.settings = backend.settings
         self._folder = folder_in_memory()
         self.folder = Path(self._folder.name)
@@ -117,7 +118,7 @@ class Job:
                 limits=self.backend.limits,
             )
         )
-        operator = create_operator(self.spec.kind)
+        operator = self.create(self.spec.kind)
         context = SimpleNamespace(
             spec=self.spec,
             job_name="j",
