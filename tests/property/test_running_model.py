@@ -50,6 +50,10 @@ def run(backend, name, kind, history):
         steps = Steps(job)
         play(history, steps, job)
         steps.question()
+        for ms in (100_000, 5_000):  # hardly a key has a row now
+            steps.tick(ms)
+            steps.batch(ms, 3)
+            steps.question()
 
 
 @on((MEMORY, 80), (FILES, 100), (REMOTE_FILES, 25))

@@ -171,12 +171,14 @@ OPERATIONS = operations(
     step("batch", SEEDS, st.integers(1, 30), times=4),
     step("watermark", st.integers(0, 3), st.integers(0, 150), times=4),
     step("checkpoint", times=2),
-    step("start", st.integers(1, 4)),
+    step("rescale", st.integers(1, 4)),
     least=12,
     most=60,
 )
 #: Some state is restored before anything else.
 RESTORED = [("batch", 1, 30), ("watermark", 0, 100), ("checkpoint",), ("batch", 2, 30), ("checkpoint",), ("start", 2)]
+#: One subtask goes on from two that were at different times.
+DRIFTED = [*RESTORED, ("batch", 3, 30), ("watermark", 0, 150), ("rescale", 1), ("batch", 4, 30)]
 #: A trigger with its number, whether it purges, and an evictor with its number.
 RULES = [
     (*trigger, purges, *evictor)
@@ -186,19 +188,20 @@ RULES = [
 ]
 
 
-def run(backend, window, rule, lateness, history):
+def run(backend, window, rule, lateness, before, history):
     if window == "session" and rule[0] == "delta":  # which cannot merge
         rule = ("count", *rule[1:])
     with job_on(backend, WINDOWS[window], rule, lateness) as job:
         steps = Steps(job)
-        play([*(RESTORED if backend.state == "remote" else []), *history], steps, job)
+        play([*before, *history], steps, job)
         end(job, steps)
 
 
 @on((MEMORY, 100), (leaving(1), 80), (leaving_for_rocksdb(1), 15), (REMOTE, 16))
 def test_any_history_gives_the_models_windows(backend):
-    rules, lateness = st.sampled_from(RULES), st.sampled_from([0, 60])
-    backend.check(run, window=st.sampled_from(sorted(WINDOWS)), rule=rules, lateness=lateness, history=OPERATIONS)
+    drawn = {"window": sorted(WINDOWS), "rule": RULES, "lateness": [0, 60]}
+    drawn["before"] = [RESTORED, DRIFTED] if backend.state == "remote" else [[], DRIFTED]
+    backend.check(run, **{name: st.sampled_from(some) for name, some in drawn.items()}, history=OPERATIONS)
 
 
 def run_zoned(backend, zoned, rule, lateness, history):

@@ -178,7 +178,7 @@ def place(row):
 
 
 OPERATIONS = operations(
-    step("batch", SEEDS, st.integers(1, 60), times=4),
+    step("batch", SEEDS, st.integers(1, 40), times=4),
     step("leap", st.integers(50, 300)),
     step("watermark", st.integers(0, 3), st.integers(0, 250), times=3),
     step("edge", st.integers(0, 3), st.integers(0, 1), times=2),
@@ -210,12 +210,12 @@ def drawn_on(backend, ways):
     backend.check(run, case=st.sampled_from(cases), before=before, history=OPERATIONS)
 
 
-@on((MEMORY, 80), (leaving(3), 60), (leaving_for_rocksdb(3), 15), (REMOTE, 20))
+@on((MEMORY, 70), (leaving(3), 40), (leaving_for_rocksdb(3), 15), (REMOTE, 16))
 def test_any_history_gives_the_models_windows(backend):
     drawn_on(backend, ["plain", "combined", "routed"])
 
 
-@on((MEMORY, 30), (leaving(3), 50), (REMOTE, 15))
+@on((MEMORY, 30), (leaving(3), 30), (REMOTE, 15))
 def test_values_of_any_length_are_the_models(backend):
     drawn_on(backend, ["values", "values, combined"])
 
@@ -248,4 +248,4 @@ def test_a_long_job(backend, seed):
     random = Random(seed)
     way = random.choice(["plain", "combined", "routed", "values, combined"])
     window = random.choice(PLAIN if "combined" in way else WINDOWS)
-    run(backend, (way, random.choice(sorted(KEYS)), window), RESTORED, episodes(random, 20))
+    run(backend, (way, random.choice(sorted(KEYS)), window), RESTORED, episodes(random, 12))
