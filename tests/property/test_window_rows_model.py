@@ -178,7 +178,7 @@ OPERATIONS = operations(
 #: Some state is restored before anything else.
 RESTORED = [("batch", 1, 30), ("watermark", 0, 100), ("checkpoint",), ("batch", 2, 30), ("checkpoint",), ("start", 2)]
 #: One subtask goes on from two that were at different times.
-DRIFTED = [*RESTORED, ("batch", 3, 30), ("watermark", 0, 150), ("rescale", 1), ("batch", 4, 30)]
+DRIFTED = [*RESTORED, ("batch", 3, 30), ("watermark", 0, 260), ("rescale", 1), ("batch", 4, 30)]
 #: A trigger with its number, whether it purges, and an evictor with its number.
 RULES = [
     (*trigger, purges, *evictor)
