@@ -148,6 +148,7 @@ class Steps:
             out = self.job.push(subtask, mine)
             found += out.rows
             aside += out.late
+            assert out.late_schema in (None, SCHEMA)
             dropped += self.job.late_of(subtask) - before
         same(found, again)
         assert dropped == (0 if self.routed else len(late))
