@@ -150,7 +150,8 @@ class Steps:
         self.mark(subtask, self.base + self.pace.mark(further, last) * self.unit)
 
     def mark(self, subtask, timestamp):
-        self.job.model.advance(self.job.owned(subtask), timestamp)
+        if timestamp > self.job.operators[subtask]._watermarks.low:
+            self.job.model.advance(self.job.owned(subtask), timestamp)
         self.compare([self.job.watermark(subtask, timestamp)])
 
     def compare(self, outs):

@@ -129,10 +129,9 @@ class Model:
                 self.fire(key, window)
 
     def advance(self, keys, watermark):
+        """The watermark goes on; a timer behind that of a key's former subtask waits for it, too."""
         for key in keys:
-            if watermark <= self.marks[key]:
-                continue
-            self.marks[key] = watermark
+            self.marks[key] = max(self.marks[key], watermark)
             while due := sorted(
                 [(t, 0, w) for w, known in self.windows[key].items() for t in known.timers if t <= watermark]
                 + [(self.over(w), 1, w) for w in self.windows[key] if w != GLOBAL_WINDOW and self.over(w) <= watermark]
