@@ -3,8 +3,7 @@
 from contextlib import contextmanager
 
 from tests.property.harness.sizes import plain_store
-from tests.property.small_pieces import small_pieces
-from tests.support.sizes import given
+from tests.support.sizes import given, small_pieces
 
 from penstock.config.settings import JobSettings
 
@@ -31,10 +30,6 @@ def settings_are_remote(monkeypatch, local_bytes):
     """Keep so many bytes of what was fetched."""
     monkeypatch.setattr("tests.property.leaving_keys.SETTINGS", JobSettings(state_backend="remote"))
     monkeypatch.setattr("penstock.state.cold_places.ColdPlaces._local_bytes", local_bytes)
-
-
-#: Keys in memory (a few, all), and fetched bytes beyond which some are dropped (at once, after some records, never).
-REMOTE = ((3, 1), (100, 1), (100, 500), (3, 1 << 50))
 
 
 def keys_leave_for_rocksdb(monkeypatch, keys):

@@ -4,15 +4,14 @@ Any order of batches, freezes, compactions, restores, rescales and changes gives
 the model says so.
 """
 
-import copy
-import tempfile
+import pickle
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.running_job import KEYS, OPERATIONS, Job
-from tests.property.running_models import FUNCTIONS, Running, aggregate
-from tests.support.depth import examples
+from tests.property.harness.backends import MEMORY, leaving, on
+from tests.property.harness.histories import SEEDS, operations, play, step
+from tests.property.harness.job import spec_of
+from tests.property.running_models import FUNCTIONS, KEYS, STEPS, Running, Steps, aggregate, job_of
 
 from penstock.core.errors import StateMismatchError
 
@@ -48,7 +47,7 @@ class Versions(Running):
         self.config = Running(self.key, aggregates).config
 
     def add(self, row):
-        key = tuple(row[c] for c in self.key)
+        key = self.name_of(row)
         rows = self.held.setdefault(key, [])
         rows.append(row)
         found = {c: row[c] for c in self.key}
@@ -58,57 +57,57 @@ class Versions(Running):
         return [{**found, "__ts": row["__ts"]}]
 
 
-class ChangingJob(Job):
-    """The job, which may go on as another version of itself."""
+class Changes(Steps):
+    """The steps of a job that may go on as another version of itself."""
 
     wanted = None
 
     def start(self, parallelism):
-        super().start(parallelism) if self.wanted is None else self.go_on(parallelism)
+        """Go on from the newest complete checkpoint, as the version that is wanted now."""
+        kept = self.job.complete
+        if self.wanted is not None:
+            self.job.amend(lambda model: model.change(self.wanted))
+            self.version(self.wanted)
+        super().start(parallelism)
+        self.job.complete = kept
 
-    def go_on(self, parallelism):
-        snapshots, model = self.complete
-        model = copy.deepcopy(model)
-        model.change(self.wanted)
-        kept, self.complete = self.complete, (snapshots, model)
-        try:
-            super().start(parallelism)
-        finally:
-            self.complete = kept
+    def version(self, aggregates):
+        self.job.spec = spec_of(Versions.kind, Versions(self.job.model.key, aggregates).config)
 
-    def change(self, parallelism, chosen):
-        wanted = [ALL[place] for place in sorted(chosen)]
-        snapshots, model = self.complete
-        if snapshots and model.refuses(wanted):
-            held, self.model = self.model, Versions(model.key, wanted)
+    def change(self, parallelism, chosen, fits):
+        """Go on with these aggregates, where it `fits` without those that alone would be refused."""
+        wanted, before = [ALL[place] for place in sorted(chosen)], self.job.spec
+        saved = pickle.loads(self.job.complete.model) if self.job.complete.keyed else None
+        if saved is not None and fits:
+            wanted = [one for one in wanted if not saved.refuses([one])] or saved.aggregates
+        if saved is not None and saved.refuses(wanted):
+            self.version(wanted)
             with pytest.raises(StateMismatchError):
-                self.open(0, 1, snapshots)
-            self.model = held
-            self.attempt += 1
-            self.start(parallelism)
-            return
-        self.wanted = wanted
+                self.job.start(1)
+            self.job.spec = before
+        else:
+            self.wanted = wanted
         self.start(parallelism)
 
 
-CHANGES = st.tuples(st.just("change"), st.integers(1, 3), st.sets(st.integers(0, len(ALL) - 1), min_size=1, max_size=8))
+CHOSEN = st.sets(st.integers(0, len(ALL) - 1), min_size=1, max_size=8)
+OPERATIONS = operations(
+    *STEPS,
+    step("checkpoint", times=3),
+    step("batch", SEEDS, st.integers(1, 40), times=3),
+    step("change", st.integers(1, 3), CHOSEN, st.booleans(), times=4),
+    least=12,
+    most=40,
+)
 
-BATCHES = st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 40))
-SAVES = st.tuples(st.just("save"))
-STEPS = st.one_of(BATCHES, SAVES, CHANGES, BATCHES, SAVES, OPERATIONS.flatmap(st.sampled_from))
+
+@on((MEMORY, 50), (leaving(3), 50))
+def test_any_history_of_versions_gives_the_rows_of_the_model(backend):
+    backend.check(run, kind=st.sampled_from(sorted(KEYS)), history=OPERATIONS)
 
 
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
-@examples(40)
-@given(st.sampled_from(sorted(KEYS)), st.lists(STEPS, min_size=12, max_size=40))
-def test_any_history_of_versions_gives_the_rows_of_the_model(backend, kind, operations):
+def run(backend, kind, history):
     key, keys = KEYS[kind]
     first = [one for one in ALL if one[0] in ("n", "sum_v", "max_x", "var_x")]
-    with tempfile.TemporaryDirectory() as folder:
-        job = ChangingJob(folder, Versions(key, first), keys, backend)
-        job.holds_values = True
-        try:
-            for operation, *arguments in operations:
-                getattr(job, {"restart": "start"}.get(operation, operation))(*arguments)
-        finally:
-            job.close()
+    with job_of(Versions(key, first), keys, backend) as job:
+        play(history, Changes(job), job)

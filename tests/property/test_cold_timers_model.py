@@ -1,117 +1,107 @@
-"""Timers whose keys leave memory all the time against a set of (key, time).
+"""Timers whose keys leave memory all the time, or are fetched, against a set of (time, key).
 
 Few keys and few times, so that a timer is registered again and deleted while it lies in the cold store, and due in
-pieces of one time and of several; freezes between, and restores of what they have saved.
+pieces of one time and of several; freezes, failed uploads, compactions, crashes and rescales between.
 """
 
-import tempfile
-from pathlib import Path
-
-import numpy as np
 import pyarrow as pa
-import pytest
-from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.leaving_keys import keys_leave
-from tests.support.depth import examples
-from tests.support.sizes import sizes
+from tests.property.harness.backends import MEMORY, REMOTE, leaving, leaving_for_rocksdb, on
+from tests.property.harness.histories import operations, play, step
+from tests.property.harness.job import Input, Job, spec_of
 
-from penstock.config.settings import JobSettings
-from penstock.core.keygroup import ALL_HASHES
-from penstock.core.snapshot import FileRef
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_columns
-from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.operators.operator import Operator, OperatorSnapshot
 
 KEYS = pa.schema([pa.field("k", pa.string())])
+SCHEMA = pa.schema([*KEYS, pa.field("time", pa.int64()), pa.field("deleted", pa.bool_())])
+NAMES = "abcdef"
 #: Several fall into one bucket.
 UNIT = 400_000
-CHANGES = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 7), st.booleans()), min_size=1, max_size=6)
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("change"), CHANGES),
-        st.tuples(st.just("change"), CHANGES),
-        st.tuples(st.just("fire"), st.integers(0, 8), st.integers(1, 5)),
-        st.tuples(st.just("restart")),
-    ),
-    max_size=25,
-)
 
 
-class Timers:
-    def __init__(self, folder):
-        self.folder, self.files, self.opened = folder, {}, 0
-        self.model = set()
-        self.open(())
+class Timers(Operator):
+    """Registers and deletes timers as its rows say."""
 
-    def open(self, snapshots):
-        self.opened += 1
-        self.store = open_keyed_state(
-            KeyedStateRequest(
-                uid="op",
-                snapshots=tuple(snapshots),
-                hash_range=ALL_HASHES,
-                settings=JobSettings(state_backend="rocksdb"),
-                read=lambda file: self.files[file.path],
-                directory=self.folder / str(self.opened),
-                writer=f"w{self.opened}",
-                budget=MemoryBudget(1 << 30),
-                limits=sizes(),
-            )
-        )
+    def open(self, context):
+        self.store = context.keyed_state
         self.rows = self.store.row_state(KEYS, leaves=True)
         self.table = self.rows.timers("event")
 
-    def change(self, changes):
-        batch = pa.record_batch({"k": [key for key, *_ in changes]}, schema=KEYS)
-        slots = self.rows.upsert(key_columns(batch, ("k",)), hash_columns(batch, ("k",))).copy()
-        times = np.array([unit * UNIT for _, unit, _ in changes], np.int64)
-        self.table.change(slots, times, np.array([deleted for *_, deleted in changes], np.bool_))
-        for key, unit, deleted in changes:
-            (self.model.discard if deleted else self.model.add)((unit * UNIT, key))
-        self.rows.settle()
+    def process_batch(self, batch, input_index, out):
+        done = 0
+        while done < batch.num_rows:
+            data = batch.data.slice(done, self.rows.most_keys(batch.num_rows - done))
+            slots = self.rows.upsert(key_columns(data, ("k",)), hash_columns(data, ("k",))).copy()
+            times, deleted = data.column("time").to_numpy(), data.column("deleted").to_numpy(zero_copy_only=False)
+            self.table.change(slots, times, deleted)
+            self.rows.settle()
+            done += data.num_rows
 
-    def fire(self, unit, limit):
-        until, fired = unit * UNIT, []
-        due = sorted(timer for timer in self.model if timer[0] <= until)
-        least = self.table.next_time()
-        assert least is not None or not self.model
-        assert all(least <= time for time, _ in self.model)
-        while taken := self.table.take_due(until, limit):
+    def fire(self, until, limit):
+        """Return the timers that are due, as pairs of time and key; a few are taken at a time."""
+        fired = []
+        while taken := self.table.take_due(until, self.rows.most_keys(limit)):
             slots, times = taken
             fired += zip(times.tolist(), self.rows.keys(slots)[0].to_pylist(), strict=True)
             self.rows.settle()
-        assert [time for time, _ in fired] == [time for time, _ in due]
-        assert sorted(fired) == due
-        self.model -= set(due)
+        return fired
 
-    def restart(self):
-        snapshots = []
-        for frozen in self.store.freeze(1):
-            named = {}
-            for encoded in frozen.encode():
-                name = str(len(self.files))
-                self.files[name] = encoded.data
-                named[encoded.position] = FileRef(path=name, length=len(encoded.data))
-            frozen.durable(named)
-            snapshots.append(frozen.snapshot())
-        self.store.close()
-        self.open(snapshots)
+    def snapshot(self, barrier, out):
+        return OperatorSnapshot(keyed=self.store.freeze(barrier.checkpoint_id))
+
+    def notify_complete(self, permit):
+        self.store.completed(permit.checkpoint_id)
 
 
-@pytest.fixture
-def leaving(monkeypatch):
-    """Hardly any key stays in memory."""
-    with keys_leave(monkeypatch, 1):
-        yield
+class Steps:
+    """Timers are registered, deleted and fired."""
+
+    def __init__(self, job):
+        self.job = job
+
+    def change(self, changes):
+        rows = [(key, unit * UNIT, deleted) for key, unit, deleted in changes]
+        for subtask, mine in self.job.parts(rows):
+            self.job.push(subtask, mine)
+        for key, time, deleted in rows:
+            (self.job.model.discard if deleted else self.job.model.add)((time, key))
+
+    def fire(self, unit, limit):
+        for subtask, operator in enumerate(self.job.operators):
+            owned = self.job.owned(subtask)
+            mine = {timer for timer in self.job.model if timer[1] in owned}
+            least = operator.table.next_time()
+            assert least is not None or not mine
+            assert all(least <= time for time, _ in mine)
+            due = sorted(timer for timer in mine if timer[0] <= unit * UNIT)
+            fired = operator.fire(unit * UNIT, limit)
+            assert [time for time, _ in fired] == [time for time, _ in due]
+            assert sorted(fired) == due
+            self.job.model -= set(due)
 
 
-@examples(150)
-@given(operations=OPERATIONS)
-def test_timers_fire_once_and_in_order_wherever_they_lie(leaving, operations):
-    with tempfile.TemporaryDirectory() as folder:
-        timers = Timers(Path(folder))
-        for name, *arguments in [*operations, ("restart",), ("fire", 8, 3)]:
-            getattr(timers, name)(*arguments)
-        timers.store.close()
+CHANGES = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 7), st.booleans()), min_size=1, max_size=6)
+OPERATIONS = operations(
+    step("change", CHANGES, times=8),
+    step("fire", st.integers(0, 8), st.integers(1, 5), times=4),
+    step("checkpoint", times=2),
+    step("rescale", st.integers(1, 3), times=2),
+    least=5,
+    most=40,
+)
+
+
+@on((MEMORY, 30), (leaving(1), 150), (leaving_for_rocksdb(1), 10), (REMOTE, 60))
+def test_timers_fire_once_and_in_order_wherever_they_lie(backend):
+    backend.check(run, history=OPERATIONS)
+
+
+def run(backend, history):
+    with Job(spec_of("timers", {}), (Input(SCHEMA, ("k",)),), NAMES, set(), backend, create=lambda _: Timers()) as job:
+        steps = Steps(job)
+        play(history, steps, job)
+        job.rescale(2)
+        steps.fire(8, 3)
+        assert not job.model

@@ -1,22 +1,26 @@
 """Running aggregates and deduplication over their state against a plain Python model.
 
-Any order of batches, freezes, failed uploads, compactions, restores and rescales, wherever the state is, gives the
+Any order of batches, freezes, failed uploads, compactions, crashes and rescales, wherever the state is, gives the
 model's output, row by row.
 """
 
 import io
-import tempfile
-from contextlib import contextmanager
+from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.running_job import KEYS, OPERATIONS, Job
-from tests.property.running_models import VALUES, Kept, Running
-from tests.property.small_pieces import LOCAL_BYTES, small_pieces
-from tests.support import sizes as state_sizes
-from tests.support.depth import examples
+from tests.property.harness.backends import (
+    FILES,
+    MEMORY,
+    REMOTE,
+    REMOTE_FILES,
+    leaving,
+    leaving_for_rocksdb,
+    on,
+)
+from tests.property.harness.histories import operations, play, step
+from tests.property.running_models import KEYS, OPERATIONS, STEPS, VALUES, Kept, Running, Steps, job_of
 
 from penstock.core.elements import TS_COLUMN
 
@@ -32,130 +36,143 @@ MODELS = {
     "last by a nullable column": lambda key: Kept(key, "last", "v"),
     "first by a nullable column": lambda key: Kept(key, "first", "v"),
 }
+NUMBERS = [name for name in sorted(MODELS) if "any length" not in name]
+EXPIRING = [name for name in NUMBERS if "time" in name]
 
 
-CASES = [(name, backend) for backend in ("hashmap", "rocksdb", "remote") for name in sorted(MODELS)]
-
-
-@contextmanager
-def job_of(name, kind, backend, local_bytes):
+def job_on(backend, name, kind="one"):
     key, keys = KEYS[kind]
-    with tempfile.TemporaryDirectory() as folder, small_pieces():
-        job = Job(folder, MODELS[name](key), keys, backend, local_bytes)
-        try:
-            yield job
-        finally:
-            job.close()
+    return job_of(MODELS[name](key), keys, backend)
 
 
-def run(job, operations):
-    for operation, *arguments in operations:
-        getattr(job, {"restart": "start"}.get(operation, operation))(*arguments)
+def run(backend, name, kind, history):
+    with job_on(backend, name, kind) as job:
+        steps = Steps(job)
+        play(history, steps, job)
+        steps.question()
+        for ms in (100_000, 5_000):  # hardly a key has a row now
+            steps.tick(ms)
+            steps.batch(ms, 3)
+            steps.question()
 
 
-@pytest.mark.parametrize(("name", "backend"), CASES)
-@examples(15)
-@given(st.sampled_from(sorted(KEYS)), OPERATIONS, st.sampled_from(LOCAL_BYTES))
-def test_any_history_gives_the_rows_of_the_model(name, backend, kind, operations, local_bytes):
-    with job_of(name, kind, backend, local_bytes) as job:
-        run(job, operations)
-        job.question()
+@on((MEMORY, 80), (FILES, 100), (REMOTE_FILES, 25))
+def test_any_history_gives_the_rows_of_the_model(backend):
+    backend.check(run, name=st.sampled_from(NUMBERS), kind=st.sampled_from(sorted(KEYS)), history=OPERATIONS)
 
 
-EXPIRING = [name for name in sorted(MODELS) if "any length" not in name and "time" in name]
+@on((MEMORY, 30), (leaving(3), 50), (leaving_for_rocksdb(3), 4), (REMOTE, 15))
+def test_any_history_over_values_of_any_length_gives_the_rows_of_the_model(backend):
+    names = sorted(set(MODELS) - set(NUMBERS))
+    backend.check(run, name=st.sampled_from(names), kind=st.sampled_from(sorted(KEYS)), history=OPERATIONS)
+
+
 #: From here on there is something to be fetched, of which a part has expired.
-BEGIN = [("batch", 1, 20), ("tick", 11_000), ("batch", 2, 10), ("save",), ("tick", -2_500), ("restart", 2)]
-MOVES = st.tuples(st.just("move"), st.sampled_from(["hashmap", "rocksdb", "remote", "remote"]))
+BEGIN = [("batch", 1, 20), ("tick", 11_000), ("batch", 2, 10), ("checkpoint",), ("tick", -2_500), ("start", 2)]
+MOVES = step("move", st.sampled_from([MEMORY, FILES, *REMOTE_FILES[:2]]), times=2)
 
 
-@pytest.mark.parametrize("name", EXPIRING)
-@examples(25)
-@given(st.sampled_from(sorted(KEYS)), st.data(), st.sampled_from(LOCAL_BYTES))
-def test_what_has_expired_stays_so_while_it_is_fetched_dropped_and_elsewhere(name, kind, data, local_bytes):
-    steps = st.one_of(OPERATIONS.flatmap(st.sampled_from), MOVES)
-    with job_of(name, kind, "remote", local_bytes) as job:
-        run(job, [*BEGIN, *data.draw(st.lists(steps, max_size=40))])
-        job.question()
-        job.save()
-        job.start(3)
-        job.question()
-        job.tick(1_000_000)
-        job.batch(3, 30)
-        job.question()
+def run_elsewhere(backend, name, kind, history):
+    with job_on(backend, name, kind) as job:
+        steps = Steps(job)
+        play([*BEGIN, *history], steps, job)
+        steps.question()
+        job.checkpoint()
+        steps.start(3)
+        steps.question()
+        steps.tick(1_000_000)
+        steps.batch(3, 30)
+        steps.question()
+
+
+@on((REMOTE_FILES, 35))
+def test_what_has_expired_stays_so_while_it_is_fetched_dropped_and_elsewhere(backend):
+    history = operations(*STEPS, MOVES, most=40)
+    kinds = st.sampled_from(sorted(KEYS))
+    backend.check(run_elsewhere, name=st.sampled_from(EXPIRING), kind=kinds, history=history)
 
 
 DAY_MS = 86_400_000
+DROPPED, KEPT = REMOTE_FILES[0], REMOTE_FILES[-1]
 
 
 def rows(*keys):
     return [{"a": key, "v": 1, "x": 1.0, **dict.fromkeys("stdb"), TS_COLUMN: 0} for key in keys]
 
 
+@on(DROPPED)
 @pytest.mark.parametrize("name", EXPIRING)
-def test_a_clock_that_is_put_right_ends_nothing_that_is_fetched_anew(name):
-    with job_of(name, "one", "remote", 1) as job:
-        job.tick(3 * DAY_MS)
-        job.give(rows(*range(15)))
-        job.save()
-        job.start(1)
-        job.give(rows(*range(15)))
-        job.save()
-        job.tick(-3 * DAY_MS)
-        for key in [*range(15), *range(15)]:
-            job.give(rows(key))
-            job.question()
-        assert job.subtasks[0][1]._cold.remote[0].dropped_regions > 0
+def test_a_clock_that_is_put_right_ends_nothing_that_is_fetched_anew(backend, name):
+    with job_on(backend, name) as job:
+        steps = Steps(job)
+        steps.tick(3 * DAY_MS)
+        steps.rows(rows(*range(15)))
+        job.checkpoint()
+        steps.start(1)
+        steps.rows(rows(*range(15)))
+        job.checkpoint()
+        steps.tick(-3 * DAY_MS)
+        for place, key in enumerate([*range(15), *range(15)]):
+            steps.rows(rows(key))
+            if place % 6 == 0:
+                steps.question()
+        assert job.stores[0]._cold.remote[0].dropped_regions > 0
 
 
-@pytest.mark.parametrize("backend", ["hashmap", "rocksdb", "remote"])
+@on(MEMORY, FILES, DROPPED)
 def test_time_goes_on_from_the_newest_row_when_the_clock_is_behind_at_a_restart(backend):
-    with job_of("running, for a time", "one", backend, 1) as job:
-        job.give(rows(*range(15)))
-        job.save()
-        job.tick(-30_000)
-        job.start(2)
-        job.tick(30_000 + 9_999)
-        job.give(rows(*range(15)))
-        job.tick(10_000)
-        job.give(rows(1))
-        job.question()
+    with job_on(backend, "running, for a time") as job:
+        steps = Steps(job)
+        steps.rows(rows(*range(15)))
+        job.checkpoint()
+        steps.tick(-30_000)
+        steps.start(2)
+        steps.tick(30_000 + 9_999)
+        steps.rows(rows(*range(15)))
+        steps.tick(10_000)
+        steps.rows(rows(1))
+        steps.question()
 
 
-def test_what_has_expired_takes_no_place_on_the_local_disk_when_it_is_fetched():
-    with job_of("running, for a time", "one", "remote", 1 << 50) as job:
-        job.give(rows(*range(5)))
-        job.tick(5_000)
-        job.give(rows(*range(5, 15)))
-        job.save()
-        job.start(1)
-        job.tick(5_000)
-        job.give(rows(5))
-        job.question()
-        remote = job.subtasks[0][1]._cold.remote[0]
-        assert remote._local.rows_of(0) == 10
+@on(KEPT)
+def test_what_has_expired_takes_no_place_on_the_local_disk_when_it_is_fetched(backend):
+    with job_on(backend, "running, for a time") as job:
+        steps = Steps(job)
+        steps.rows(rows(*range(5)))
+        steps.tick(5_000)
+        steps.rows(rows(*range(5, 15)))
+        job.checkpoint()
+        steps.start(1)
+        steps.tick(5_000)
+        steps.rows(rows(5))
+        steps.question()
+        assert job.stores[0]._cold.remote[0]._local.rows_of(0) == 10
 
 
+@on(FILES)
 @pytest.mark.parametrize("kind", ["one", "two"])
-def test_a_restart_leaves_out_what_has_expired(kind):
-    with job_of("running, for a time", kind, "rocksdb", 1) as job:
-        job.batch(1, 200)
-        job.save()
-        job.tick(10_000)
-        job.start(1)
-        table = job.subtasks[0][0]._table
+def test_a_restart_leaves_out_what_has_expired(backend, kind):
+    with job_on(backend, "running, for a time", kind) as job:
+        steps = Steps(job)
+        steps.batch(1, 200)
+        job.checkpoint()
+        steps.tick(10_000)
+        steps.start(1)
+        table = job.operators[0]._table
         assert len(table._hot.memory.present().slots) == 0
         assert table._cold._rows.rows_of(0) == 0
-        job.batch(2, 200)
-        job.question()
+        steps.batch(2, 200)
+        steps.question()
 
 
-def test_merging_takes_what_has_expired_out_of_the_object_store(monkeypatch):
-    state_sizes.given(monkeypatch, segments_per_tier=3)
-    with job_of("last, for a time", "one", "remote", 1 << 50) as job:
+@on(replace(KEPT, keys=1))
+def test_merging_takes_what_has_expired_out_of_the_object_store(backend):
+    with job_on(backend, "last, for a time") as job:
+        steps = Steps(job)
         for key in range(3):
-            job.give(rows(key))
-            job.save()
-            job.tick(4_000)
-        job.give(rows(9))
-        encoded = job.subtasks[0][1].compaction().run(job.read)
+            steps.rows(rows(key))
+            job.checkpoint()
+            steps.tick(4_000)
+        steps.rows(rows(9))
+        encoded = job.stores[0].compaction().run(job.files.read)
         assert sorted(pq.read_table(io.BytesIO(encoded.data)).column("a").to_pylist()) == [1, 2]

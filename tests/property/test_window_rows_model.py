@@ -1,40 +1,24 @@
 """Windows with triggers and evictors over their state against a plain Python model.
 
-Any order of batches, watermarks, checkpoints, restores and rescales gives the model's output.
+Any order of batches, watermarks, freezes, failed uploads, compactions, crashes and rescales, wherever the state is,
+gives the model's output.
 """
-
-import tempfile
-from pathlib import Path
 
 import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
-from tests.property import leaving_keys
-from tests.property.harness.files import part
-from tests.property.leaving_keys import keys_leave, keys_leave_for_rocksdb
+from tests.property.harness.backends import MEMORY, REMOTE, leaving, leaving_for_rocksdb, on
+from tests.property.harness.histories import SEEDS, Pace, end, operations, play, step
+from tests.property.harness.job import Input, Job, spec_of
 from tests.property.window_rows_model import MINUTE, Model
-from tests.support import sizes as state_sizes
-from tests.support.depth import examples
 
 import penstock as ps
-from penstock.core.clock import ManualClock
-from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
-from penstock.core.keygroup import hash_range_of
-from penstock.core.permits import CommitPermit
+from penstock.core.elements import TS_COLUMN
 from penstock.core.schema import schema_to_text
-from penstock.core.snapshot import FileRef
-from penstock.graph.restore_plan import clip_keyed
-from penstock.kernels.hashing import hash_columns
-from penstock.operators.operator import OperatorMetrics
-from penstock.operators.registry import create_operator
 from penstock.operators.window_assigners import WindowAssigner
-from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
 
-UID, KEY_GROUPS = "rows", 64
 KEYS = [None, "", *(f"key-{i}" for i in range(4))]
 SCHEMA = pa.schema(
     [
@@ -46,26 +30,21 @@ SCHEMA = pa.schema(
 OUTPUT = pa.schema(
     [("k", pa.string()), ("start", pa.int64()), ("end", pa.int64()), ("rows", pa.string()), (TS_COLUMN, pa.int64())]
 )
+#: What the job says of windows, and the model.
 WINDOWS = {
-    "tumbling": {"kind": "tumbling", "size_us": 100},
-    "sliding": {"kind": "sliding", "size_us": 90, "slide_us": 30},
-    "session": {"kind": "session", "gap_us": 30},
-    "global": {"kind": "global"},
-    "spring": {"kind": "sliding", "size_us": 90 * MINUTE, "slide_us": 30 * MINUTE, "time_zone": "Europe/Berlin"},
-    "autumn": {"kind": "tumbling", "size_us": 30 * MINUTE, "time_zone": "Europe/Berlin"},
-    "gaps": {"kind": "sliding", "size_us": 20 * MINUTE, "slide_us": 60 * MINUTE, "time_zone": "Europe/Berlin"},
+    "tumbling": ({"kind": "tumbling", "size_us": 100}, ("time", 100, 100)),
+    "sliding": ({"kind": "sliding", "size_us": 90, "slide_us": 30}, ("time", 90, 30)),
+    "session": ({"kind": "session", "gap_us": 30}, ("session", 30)),
+    "global": ({"kind": "global"}, ("global",)),
 }
-#: When the clock is set.
+#: Windows of the clock in Berlin in minutes, each with when the clock is set.
+CLOCK = {"time_zone": "Europe/Berlin"}
 SPRING, AUTUMN = 1774746000 // 60, 1792890000 // 60
-SHAPES = {
-    "tumbling": ("time", 100, 100),
-    "sliding": ("time", 90, 30),
-    "session": ("session", 30),
-    "global": ("global",),
-    "spring": ("zone", 90, 30),
-    "autumn": ("zone", 30, 30),
-    "gaps": ("zone", 20, 60),
-}
+ZONED = [
+    (({"kind": "sliding", "size_us": 90 * MINUTE, "slide_us": 30 * MINUTE, **CLOCK}, ("zone", 90, 30)), SPRING),
+    (({"kind": "tumbling", "size_us": 30 * MINUTE, **CLOCK}, ("zone", 30, 30)), AUTUMN),
+    (({"kind": "sliding", "size_us": 20 * MINUTE, "slide_us": 60 * MINUTE, **CLOCK}, ("zone", 20, 60)), AUTUMN),
+]
 
 
 class Quiet(ps.Trigger):
@@ -132,252 +111,122 @@ def evictor_of(rule):
     return made
 
 
-class Out:
-    def __init__(self):
-        self.rows, self.late = [], []
-
-    def batch(self, batch):
-        batch.data.validate(full=True)
-        self.rows += [tuple(row.values())[:4] for row in batch.data.to_pylist()]
-
-    def side(self, tag, batch):
-        assert tag == "late"
-        self.late += [(row["k"], row[TS_COLUMN], row["v"]) for row in batch.data.to_pylist()]
-
-    def watermark(self, watermark):
-        pass
+def job_on(backend, window, rule, lateness):
+    config, shape = window
+    config = {
+        "key": ["k"],
+        "window": config,
+        "mode": "apply",
+        "allowed_lateness_us": lateness,
+        "late_to": {"tag": "late", "columns": SCHEMA.names},
+    }
+    functions = cloudpickle.dumps((trigger_of(rule), evictor_of(rule), all_rows, None))
+    spec = spec_of("window_rows", config, payload=functions, output_schema=schema_to_text(OUTPUT))
+    return Job(spec, (Input(SCHEMA, ("k",)),), KEYS, Model(shape, rule, lateness, KEYS), backend)
 
 
-class Job:
-    """Subtasks of the operator and the newest complete checkpoint."""
+class Steps:
+    """Rows that are drawn, and watermarks; event time has a base and a unit."""
 
-    def __init__(self, folder, window, rule, lateness):
-        self.folder, self.rule, self.files = Path(folder), rule, {}
-        self.config = {
-            "key": ["k"],
-            "window": WINDOWS[window],
-            "mode": "apply",
-            "allowed_lateness_us": lateness,
-            "late_to": {"tag": "late", "columns": SCHEMA.names},
-        }
-        self.model = Model(SHAPES[window], rule, lateness, KEYS)
-        self.complete = (None, self.model.copy())
-        self.attempt = self.checkpoint = self.value = self.base = 0
-        self.unit = 1
-        self.subtasks = []
-        batch = pa.RecordBatch.from_pydict({"k": pa.array(KEYS, pa.string())})
-        self.hash = dict(zip(KEYS, hash_columns(batch, ("k",)).tolist(), strict=True))
-        self.restart(1)
+    def __init__(self, job, base=0, unit=1):
+        self.job, self.pace, self.base, self.unit = job, Pace(every=20, rows=100, marks=250), base, unit
+        self.value = 0
 
-    def restart(self, parallelism):
-        self.close()
-        self.attempt += 1
-        saved, model = self.complete
-        self.model = model.copy()
-        self.subtasks = [self.open(hash_range_of(s, parallelism, KEY_GROUPS), s, saved) for s in range(parallelism)]
-
-    def open(self, owned, subtask, saved):
-        keyed, restored = saved or ([], [])
-        request = KeyedStateRequest(
-            uid=UID,
-            snapshots=tuple(c for s in keyed if (c := clip_keyed(s, owned)) is not None),
-            hash_range=owned,
-            settings=leaving_keys.SETTINGS,
-            read=self.read,
-            directory=self.folder / f"{self.attempt}-{subtask}",
-            writer=f"run/v/{subtask}/{self.attempt}",
-            budget=MemoryBudget(64 << 20),
-            limits=state_sizes.sizes(),
-        )
-        store = open_keyed_state(request)
-        operator = create_operator("window_rows")
-        functions = (trigger_of(self.rule), evictor_of(self.rule), all_rows, None)
-        values = {"config": self.config, "uid": UID, "payload": cloudpickle.dumps(functions)}
-        operator.open(Context({**values, "output_schema": schema_to_text(OUTPUT)}, owned, store, tuple(restored)))
-        return operator, store
-
-    def owned(self, subtask):
-        owned = hash_range_of(subtask, len(self.subtasks), KEY_GROUPS)
-        return [key for key in KEYS if self.hash[key] in owned]
-
-    def batch(self, seed, count, around):
-        random = np.random.default_rng(seed)
+    def batch(self, seed, count):
+        random, around = np.random.default_rng(seed), self.pace.batch()
         rows = []
         for _ in range(count):
             self.value += 1
             key = KEYS[int(random.integers(len(KEYS)))]
             time = self.base + int(around + random.integers(-90, 90)) * self.unit
-            rows.append((key, time, self.value))
+            rows.append({"k": key, "v": self.value, TS_COLUMN: time})
         for row in rows:
-            self.model.add(*row)
-        for s, (operator, _) in enumerate(self.subtasks):
-            mine = [dict(zip(("k", TS_COLUMN, "v"), row, strict=True)) for row in rows if row[0] in self.owned(s)]
-            if mine:
-                self.compare(lambda out, o=operator, m=mine: o.process_batch(Batch(batch_of(m)), 0, out), s)
+            self.job.model.add(row["k"], row[TS_COLUMN], row["v"])
+        self.compare([self.job.push(subtask, mine) for subtask, mine in self.job.parts(rows)])
 
-    def watermark(self, subtask, timestamp):
-        operator = self.subtasks[subtask][0]
-        self.model.advance(self.owned(subtask), timestamp)
-        self.compare(lambda out: operator.process_watermark(Watermark(timestamp), out), subtask)
+    def watermark(self, subtask, further):
+        subtask %= len(self.job.subtasks)
+        last = (self.job.marks[subtask] - self.base) // self.unit
+        self.mark(subtask, self.base + self.pace.mark(further, last) * self.unit)
 
-    def compare(self, call, subtask):
-        """What one subtask emits is what the model has for its keys, those of a key in order."""
-        out, keys = Out(), self.owned(subtask)
-        call(out)
-        for key in keys:
-            of_key = [row for row in self.model.out if row[0] == key]
-            assert sorted(map(repr, of_key)) == sorted(repr(row) for row in out.rows if row[0] == key)
-            assert [r for r in self.model.late if r[0] == key] == [r for r in out.late if r[0] == key]
-        self.model.out = [row for row in self.model.out if row[0] not in keys]
-        self.model.late = [row for row in self.model.late if row[0] not in keys]
+    def mark(self, subtask, timestamp):
+        if timestamp > self.job.operators[subtask]._watermarks.low:
+            self.job.model.advance(self.job.owned(subtask), timestamp)
+        self.compare([self.job.watermark(subtask, timestamp)])
 
-    def save(self):
-        self.checkpoint += 1
-        keyed, restored = [], []
-        for operator, _ in self.subtasks:
-            snapshot = operator.snapshot(Barrier(self.checkpoint), Out())
-            restored += snapshot.operator
-            for frozen in snapshot.keyed:
-                assert frozen.copy_pages(1)
-                frozen.durable({e.position: self.write(e) for e in frozen.encode()})
-                keyed.append(frozen.snapshot())
-        self.complete = ((keyed, restored), self.model.copy())
-        for operator, _ in self.subtasks:
-            operator.notify_complete(CommitPermit("j", "r", 1, self.checkpoint, self.checkpoint))
-
-    def read(self, file):
-        return part(self.files[file.path], file)
-
-    def write(self, encoded):
-        name = f"{self.attempt}/{len(self.files)}"
-        self.files[name] = encoded.data
-        return FileRef(path=name, length=len(encoded.data))
-
-    def close(self):
-        for _, store in self.subtasks:
-            store.close()
+    def compare(self, outs):
+        """What was emitted is what the model has; late rows of a key keep their order."""
+        model = self.job.model
+        assert sorted(repr(tuple(row.values())[:4]) for out in outs for row in out.rows) == sorted(map(repr, model.out))
+        late = [((tag, row["k"]), row[TS_COLUMN], row["v"]) for out in outs for tag, row in out.late]
+        expected = [(("late", key), time, value) for key, time, value in model.late]
+        assert sorted(late, key=tag_and_key) == sorted(expected, key=tag_and_key)
+        model.out, model.late = [], []
 
 
-class Context:
-    """What the operator is opened with."""
-
-    def __init__(self, spec, owned, store, restored):
-        self.spec, self.input_schemas = type("Spec", (), spec), (SCHEMA,)
-        self.hash_range, self.keyed_state, self.restored = owned, store, restored
-        self.metrics, self.clock, self.limits = OperatorMetrics(), ManualClock(), state_sizes.sizes()
+def tag_and_key(row):
+    return repr(row[0])
 
 
-def batch_of(rows):
-    return pa.RecordBatch.from_pylist(rows, schema=SCHEMA)
-
-
-OPERATIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("batch"), st.integers(0, 2**31), st.integers(1, 30)),
-        st.tuples(st.just("watermark"), st.integers(0, 3), st.integers(0, 150)),
-        st.tuples(st.just("save")),
-        st.tuples(st.just("restart"), st.integers(1, 4)),
-    ),
-    max_size=40,
+OPERATIONS = operations(
+    step("batch", SEEDS, st.integers(1, 30), times=4),
+    step("watermark", st.integers(0, 3), st.integers(0, 150), times=4),
+    step("checkpoint", times=2),
+    step("rescale", st.integers(1, 4)),
+    least=12,
+    most=60,
 )
-RULES = st.sampled_from(
-    [
-        (*trigger, purges, *evictor)
-        for trigger in [("event", 0), ("count", 3), ("continuous", 40), ("delta", 6), ("quiet", 25)]
-        for purges in (False, True)
-        for evictor in [(None, 0), ("count", 2), ("time", 25), ("after", 1)]
-    ]
-)
+#: Some state is restored before anything else.
+RESTORED = [("batch", 1, 30), ("watermark", 0, 100), ("checkpoint",), ("batch", 2, 30), ("checkpoint",), ("start", 2)]
+#: One subtask goes on from two that were at different times.
+DRIFTED = [*RESTORED, ("batch", 3, 30), ("watermark", 0, 260), ("rescale", 1), ("batch", 4, 30)]
+#: A trigger with its number, whether it purges, and an evictor with its number.
+RULES = [
+    (*trigger, purges, *evictor)
+    for trigger in [("event", 0), ("count", 3), ("continuous", 40), ("delta", 6), ("quiet", 25)]
+    for purges in (False, True)
+    for evictor in [(None, 0), ("count", 2), ("time", 25), ("after", 1)]
+]
 
 
-@pytest.fixture
-def in_pieces(monkeypatch):
-    """No more than two keys come in together, and hardly any stays behind a batch."""
-    state_sizes.given(monkeypatch, incoming_keys=2, many_changes=20, dead_keys=1)
+def run(backend, window, rule, lateness, before, history):
+    if window == "session" and rule[0] == "delta":  # which cannot merge
+        rule = ("count", *rule[1:])
+    with job_on(backend, WINDOWS[window], rule, lateness) as job:
+        steps = Steps(job)
+        play([*before, *history], steps, job)
+        end(job, steps)
 
 
-@pytest.fixture
-def leaving(monkeypatch, in_pieces):
-    with keys_leave(monkeypatch, 1):
-        yield
+@on((MEMORY, 100), (leaving(1), 80), (leaving_for_rocksdb(1), 15), (REMOTE, 16))
+def test_any_history_gives_the_models_windows(backend):
+    drawn = {"window": sorted(WINDOWS), "rule": RULES, "lateness": [0, 60]}
+    drawn["before"] = [RESTORED, DRIFTED] if backend.state == "remote" else [[], DRIFTED]
+    backend.check(run, **{name: st.sampled_from(some) for name, some in drawn.items()}, history=OPERATIONS)
 
 
-@pytest.fixture
-def leaving_for_rocksdb(monkeypatch, in_pieces):
-    keys_leave_for_rocksdb(monkeypatch, 1)
+def run_zoned(backend, zoned, rule, lateness, history):
+    window, minute = zoned
+    with job_on(backend, window, rule, lateness) as job:
+        steps = Steps(job, minute * MINUTE, MINUTE)
+        play(history, steps, job)
+        end(job, steps)
 
 
-@pytest.mark.parametrize("lateness", [0, 60])
-@pytest.mark.parametrize("window", [name for name in WINDOWS if "time_zone" not in WINDOWS[name]])
-@examples(30)
-@given(rule=RULES, operations=OPERATIONS)
-def test_output_is_the_models(window, lateness, rule, operations):
-    with tempfile.TemporaryDirectory() as folder:
-        run(Job(folder, window, rule_of(window, rule), lateness), operations)
+@on((MEMORY, 40))
+def test_windows_of_a_wall_clock_are_the_models_while_the_clock_is_set(backend):
+    rules = [rule for rule in RULES if rule[0] in ("event", "count") and rule[3] != "time"]
+    lateness = st.sampled_from([0, 45 * MINUTE])
+    zoned = st.sampled_from(ZONED)
+    backend.check(run_zoned, zoned=zoned, rule=st.sampled_from(rules), lateness=lateness, history=OPERATIONS)
 
 
-def rule_of(window, rule):
-    return ("count", *rule[1:]) if window == "session" and rule[0] == "delta" else rule
+MANY = {"sliding": {"kind": "sliding", "size_us": 2000, "slide_us": 1}, "session": {"kind": "session", "gap_us": 1}}
 
 
-@pytest.mark.usefixtures("leaving")
-@pytest.mark.parametrize("lateness", [0, 60])
-@pytest.mark.parametrize("window", [name for name in WINDOWS if "time_zone" not in WINDOWS[name]])
-@examples(30)
-@given(rule=RULES, operations=OPERATIONS)
-def test_output_is_the_models_when_keys_leave_memory(window, lateness, rule, operations):
-    with tempfile.TemporaryDirectory() as folder:
-        run(Job(folder, window, rule_of(window, rule), lateness), operations)
-
-
-@pytest.mark.usefixtures("leaving_for_rocksdb")
-@examples(15)
-@given(window=st.sampled_from(["tumbling", "sliding", "session", "global"]), rule=RULES, operations=OPERATIONS)
-def test_output_is_the_models_when_keys_leave_for_rocksdb(window, rule, operations):
-    with tempfile.TemporaryDirectory() as folder:
-        run(Job(folder, window, rule_of(window, rule), 60), operations)
-
-
-@pytest.mark.parametrize(("window", "base"), [("spring", SPRING), ("autumn", AUTUMN), ("gaps", AUTUMN)])
-@examples(30)
-@given(
-    rule=RULES.filter(lambda rule: rule[0] in ("event", "count") and rule[3] != "time"),
-    operations=OPERATIONS,
-    lateness=st.sampled_from([0, 45 * MINUTE]),
-)
-def test_windows_of_a_wall_clock_are_the_models_while_the_clock_is_set(window, base, rule, operations, lateness):
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, window, rule, lateness)
-        job.base, job.unit = base * MINUTE, MINUTE
-        run(job, operations)
-
-
-def run(job, operations):
-    """Do what is drawn, then let the end of time come."""
-    now, marks = 0, {}
-    for name, *arguments in operations:
-        if name == "batch":
-            now += 20
-            job.batch(*arguments, now - 100)
-        elif name == "watermark":
-            subtask = arguments[0] % len(job.subtasks)
-            marks[subtask] = max(marks.get(subtask, -400), now - 250 + arguments[1])
-            job.watermark(subtask, job.base + marks[subtask] * job.unit)
-        else:
-            marks = {} if name == "restart" else marks
-            getattr(job, name)(*arguments)
-    for subtask in range(len(job.subtasks)):
-        job.watermark(subtask, MAX_TIMESTAMP)
-    job.close()
-
-
-@pytest.mark.parametrize("shape", ["sliding", "session"])
-def test_a_watermark_looks_at_the_windows_it_closes_however_many_are_open(shape, monkeypatch):
-    sizes = (
-        {"kind": "sliding", "size_us": 2000, "slide_us": 1} if shape == "sliding" else {"kind": "session", "gap_us": 1}
-    )
-    monkeypatch.setitem(WINDOWS, "many", sizes)
-    monkeypatch.setitem(SHAPES, "many", ("global",))
+@on(MEMORY)
+@pytest.mark.parametrize("shape", sorted(MANY))
+def test_a_watermark_looks_at_the_windows_it_closes_however_many_are_open(backend, shape, monkeypatch):
     looked = []
     cleanup_time = WindowAssigner.cleanup_time
 
@@ -386,15 +235,9 @@ def test_a_watermark_looks_at_the_windows_it_closes_however_many_are_open(shape,
         return cleanup_time(self, window)
 
     monkeypatch.setattr(WindowAssigner, "cleanup_time", counted)
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, "many", ("event", 0, False, None, 0), 0)
-        operator, out = job.subtasks[0][0], Out()
+    with job_on(backend, (MANY[shape], None), ("event", 0, False, None, 0), 0) as job:
         times = range(2000) if shape == "sliding" else range(0, 6000, 3)
-        rows = [{"k": "a", "v": 0, TS_COLUMN: time} for time in (times[:1] if shape == "sliding" else times)]
-        operator.process_batch(Batch(batch_of(rows)), 0, out)
+        job.push(0, [{"k": "a", "v": 0, TS_COLUMN: time} for time in (times[:1] if shape == "sliding" else times)])
         looked.clear()
-        for time in times[:200]:
-            operator.process_watermark(Watermark(time), out)
-        assert len(out.rows) == 200
+        assert sum(len(job.watermark(0, time).rows) for time in times[:200]) == 200
         assert len(looked) < 200 * 8
-        job.close()

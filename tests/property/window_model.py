@@ -5,39 +5,39 @@ from penstock.eventtime.windows import cumulative_windows, is_late, sliding_wind
 
 
 class Model:
-    """Windows as lists of rows; each key has the watermark its subtask had."""
+    """Windows as lists of rows; each key has the watermark its subtask had.
 
-    def __init__(self, key, keys, window, lateness=0, *, values=False):
-        self.key, self.window, self.lateness, self.values = key, window, lateness, values
+    `window` = (size, slide, offset, step of cumulative windows, allowed lateness).
+    """
+
+    def __init__(self, key, keys, window, *, values=False):
+        *self.window, self.lateness = window
+        self.key, self.values = key, values
         self.rows = {}
         self.marks = dict.fromkeys(keys, MIN_TIMESTAMP)
-        self.late = []
 
-    def copy(self):
-        other = Model(self.key, self.marks, self.window, self.lateness, values=self.values)
-        other.rows = {k: list(v) for k, v in self.rows.items()}
-        other.marks = dict(self.marks)
-        return other
+    def name_of(self, row):
+        """Return the key of a row."""
+        return row[self.key[0]] if len(self.key) == 1 else tuple(row[c] for c in self.key)
 
     def windows_of(self, time):
         size, slide, offset, step = self.window
         return cumulative_windows(time, step, size, offset) if step else sliding_windows(time, size, slide, offset)
 
-    def add(self, row):
-        """Put a row into its windows; return those it came too late for, that is, that come out again."""
-        key = tuple(row[c] for c in self.key)
-        windows, mark = self.windows_of(row[TS_COLUMN]), self.marks[key]
-        behind = row[TS_COLUMN] + self.lateness <= mark  # counts where windows leave gaps and the row is in none
-        if all(is_late(w, mark, self.lateness) for w in windows) if windows else behind:
-            self.late.append(row)
-        takes = [w for w in windows if not is_late(w, mark, self.lateness)]
-        for w in takes:
-            self.rows.setdefault((w, key), []).append(row)
-        return {(w, key) for w in takes if is_late(w, mark)}
-
-    def again(self, windows):
-        """Return windows as they are now."""
-        return [self.result(window, key, self.rows[window, key]) for window, key in windows]
+    def add(self, rows):
+        """Put rows into their windows; return the late ones, and the windows that come out again."""
+        again, late = set(), []
+        for row in rows:
+            key = self.name_of(row)
+            windows, mark = self.windows_of(row[TS_COLUMN]), self.marks[key]
+            behind = row[TS_COLUMN] + self.lateness <= mark  # counts where windows leave gaps and the row is in none
+            if all(is_late(w, mark, self.lateness) for w in windows) if windows else behind:
+                late.append(row)
+            takes = [w for w in windows if not is_late(w, mark, self.lateness)]
+            for w in takes:
+                self.rows.setdefault((w, key), []).append(row)
+            again |= {(w, key) for w in takes if is_late(w, mark)}
+        return late, [self.result(window, key, self.rows[window, key]) for window, key in again]
 
     def advance(self, keys, watermark):
         """Return the windows of these keys that fire, in order of windows."""
@@ -51,6 +51,10 @@ class Model:
             self.marks[key] = max(self.marks[key], watermark)
         return fired
 
+    def ends(self, keys):
+        """Return when the open windows of these keys end."""
+        return sorted(w.max_timestamp for w, key in self.rows if key in keys and w.max_timestamp > self.marks[key])
+
     def result(self, window, key, rows):
         values = [r["v"] for r in rows if r["v"] is not None]
         timed = sorted(((r[TS_COLUMN], r["v"]) for r in rows if r["v"] is not None), key=lambda p: p[0])
@@ -58,7 +62,7 @@ class Model:
         latest = max(r[TS_COLUMN] for r in rows)
         mean = sum(floats) / len(floats)
         return {
-            **dict(zip(self.key, key, strict=True)),
+            **dict(zip(self.key, key if isinstance(key, tuple) else (key,), strict=True)),
             "start": window.start,
             "n": len(rows),
             "values": len(values),

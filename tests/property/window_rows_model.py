@@ -48,12 +48,6 @@ class Window:
     def __init__(self):
         self.rows, self.count, self.next, self.last, self.timers = [], 0, None, None, set()
 
-    def copy(self):
-        other = Window()
-        other.rows, other.timers = list(self.rows), set(self.timers)
-        other.count, other.next, other.last = self.count, self.next, self.last
-        return other
-
 
 class Model:
     """All windows; `rule` = (trigger, its number, whether it purges, evictor, its number)."""
@@ -63,12 +57,6 @@ class Model:
         self.windows = {key: {} for key in keys}
         self.marks = dict.fromkeys(keys, MIN_TIMESTAMP)
         self.out, self.late = [], []
-
-    def copy(self):
-        other = Model(self.shape, self.rule, self.lateness, self.windows)
-        other.windows = {k: {w: v.copy() for w, v in ws.items()} for k, ws in self.windows.items()}
-        other.marks = dict(self.marks)
-        return other
 
     def over(self, window):
         return MAX_TIMESTAMP if window == GLOBAL_WINDOW else window.max_timestamp + self.lateness
@@ -141,10 +129,9 @@ class Model:
                 self.fire(key, window)
 
     def advance(self, keys, watermark):
+        """The watermark goes on; a timer behind that of a key's former subtask waits for it, too."""
         for key in keys:
-            if watermark <= self.marks[key]:
-                continue
-            self.marks[key] = watermark
+            self.marks[key] = max(self.marks[key], watermark)
             while due := sorted(
                 [(t, 0, w) for w, known in self.windows[key].items() for t in known.timers if t <= watermark]
                 + [(self.over(w), 1, w) for w in self.windows[key] if w != GLOBAL_WINDOW and self.over(w) <= watermark]

@@ -11,6 +11,11 @@ from penstock.state.limits import StateLimits
 
 _SELF = sys.modules[__name__]
 _given = StateLimits()
+#: The sizes that decide how much one read of remote state fetches.
+_READS = (
+    *("group_rows", "whole_file_bytes", "run_bytes", "regions", "fetched_pieces"),
+    *("fetched_rows", "prefetched_rows", "few_rows", "many_pieces", "region_file_bytes"),
+)
 
 
 def sizes():
@@ -32,3 +37,9 @@ def sized(**changes):
         yield
     finally:
         _SELF._given = before
+
+
+def small_pieces():
+    """Use segments of a few rows a row group, all read by ranges, within a block: remote state in small."""
+    tiny = StateLimits.tiny()
+    return sized(**{name: getattr(tiny, name) for name in _READS})

@@ -11,7 +11,7 @@ class Collector:
 
     def __init__(self):
         #: Late rows are (tag, row).
-        self.rows, self.watermarks, self.late = [], [], []
+        self.rows, self.watermarks, self.late, self.late_schema = [], [], [], None
 
     def batch(self, batch):
         assert batch.num_rows
@@ -21,6 +21,7 @@ class Collector:
     def side(self, tag, batch):
         assert batch.num_rows
         self.late += [(tag, row) for row in batch.data.to_pylist()]
+        self.late_schema = batch.data.schema
 
     def watermark(self, watermark):
         self.watermarks.append(watermark.timestamp)

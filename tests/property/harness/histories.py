@@ -9,6 +9,8 @@ from penstock.core.elements import MAX_TIMESTAMP
 SEEDS = st.integers(0, 2**31)
 #: How a checkpoint ends.
 OUTCOMES = st.sampled_from(["done", "done", "done", "failed", "half", "aborted"])
+#: How one ends that comes to nothing.
+LOST = st.sampled_from(["failed", "half", "aborted"])
 
 
 def step(name, *arguments, times=1):
@@ -16,7 +18,7 @@ def step(name, *arguments, times=1):
     return [st.tuples(st.just(name), *arguments) for _ in range(times)]  # of the same one only one would be drawn
 
 
-CHECKPOINTS = [*step("freeze"), *step("finish", OUTCOMES), *step("compact", st.booleans())]
+CHECKPOINTS = [*step("freeze"), *step("finish", OUTCOMES), *step("lose", LOST), *step("compact", st.booleans())]
 CRASHES = step("start", st.integers(1, 4))
 FETCHES = [*step("begin_fetch"), *step("end_fetch")]
 
@@ -32,8 +34,16 @@ def operations(*steps, least=0, most=60):
 
 def play(history, steps, job):
     """Do what a history says: a step of the model file, else of the job."""
-    for name, *arguments in history:
+
+    def do(name, *arguments):
         (getattr(steps, name, None) or getattr(job, name))(*arguments)
+
+    for name, *arguments in history:
+        if name == "lose":  # what it froze waits for the next one
+            do("freeze")
+            do("finish", *arguments)
+        else:
+            do(name, *arguments)
 
 
 @dataclass

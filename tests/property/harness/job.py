@@ -6,7 +6,6 @@ restarts with another parallelism. A crash takes the model back with the job: mo
 
 import json
 import pickle
-import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -15,7 +14,7 @@ import msgspec
 import pyarrow as pa
 from tests.property.harness.backends import MEMORY
 from tests.property.harness.collect import Collector
-from tests.property.harness.files import Files
+from tests.property.harness.files import Files, folder_in_memory
 
 from penstock.core.clock import ManualClock
 from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark
@@ -61,13 +60,14 @@ class Job:
     """Subtasks of one operator.
 
     A key is a tuple of its columns, or the value where it has one column. `opened` is called with each operator that
-    was opened.
+    was opened; `create` makes one of a kind.
     """
 
-    def __init__(self, spec, inputs, keys, model, backend=MEMORY, *, clock=None, opened=None):
-        self.spec, self.inputs, self.model, self.backend, self.opened = spec, inputs, model, backend, opened
+    def __init__(self, spec, inputs, keys, model, backend=MEMORY, *, clock=None, opened=None, create=create_operator):
+        self.spec, self.inputs, self.model, self.backend = spec, inputs, model, backend
+        self.opened, self.create = opened, create
         self.settings = backend.settings
-        self._folder = tempfile.TemporaryDirectory()
+        self._folder = folder_in_memory()
         self.folder = Path(self._folder.name)
         self.files = Files()
         self.clock = clock or ManualClock(start_ms=0)
@@ -118,7 +118,7 @@ class Job:
                 limits=self.backend.limits,
             )
         )
-        operator = create_operator(self.spec.kind)
+        operator = self.create(self.spec.kind)
         context = SimpleNamespace(
             spec=self.spec,
             job_name="j",

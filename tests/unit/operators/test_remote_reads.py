@@ -6,8 +6,7 @@ import cloudpickle
 import pyarrow as pa
 import pytest
 from tests.property.harness.files import PlainStore, part
-from tests.property.small_pieces import small_pieces
-from tests.support.sizes import sized, sizes
+from tests.support.sizes import sized, sizes, small_pieces
 
 import penstock as ps
 from penstock.config.settings import JobSettings

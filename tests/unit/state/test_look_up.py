@@ -5,13 +5,16 @@ from types import SimpleNamespace
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.support.sizes import given
 
+from penstock.core.clock import ManualClock
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange, key_group_of
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_columns
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.key_counts import HASH, ROWS, KeyCounts
 from penstock.state.key_index import KeyIndex
+from penstock.state.ttl import Ttl, TtlClock
 
 ONE_PANE = PaneTableSpec(
     pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),), single_pane=True
@@ -89,6 +92,35 @@ def test_cold_rows_are_found_and_stay_cold(state, spec):
     assert len(table.counts().hashes) == hot
     state.update(table, [0], [0], [5])
     assert looked_up(table, 0) == [(0, 0, 2, 5)], "what is in memory is newer"
+
+
+@pytest.mark.parametrize("backend", ["hashmap", "rocksdb"])
+def test_a_value_whose_time_has_passed_is_not_shown_though_no_sweep_has_removed_it(state, backend, monkeypatch):
+    given(monkeypatch, hot_keys=1, incoming_keys=1)
+    clock = ManualClock(start_ms=1000)
+    time = TtlClock(clock)
+    rows = state.open(backend=backend).row_state(state.spec.key_schema, leaves=True)
+    table = rows.value("value", (pa.field("n", pa.int64()),), Ttl(time, duration_us=10_000_000))
+    keys = list(range(8))
+    for key in keys:
+        table.write(rows.upsert(*asked(key)), [pa.array([key])])
+        rows.settle()
+        clock.advance(1000)
+        time.tick()
+    held = table.counts().total
+    assert (held == len(keys)) if backend == "hashmap" else (held < len(keys)), "some keys have left memory"
+
+    def shown():
+        found = [table.look_up(*asked(key), 10).to_pylist() for key in keys]
+        return [row["n"] for one in found for row in one]
+
+    assert shown() == keys
+    clock.advance(6000)  # the first five were written 14 to 10 seconds ago
+    time.tick()
+    assert shown() == keys[5:]
+    assert table.counts().total == held, "a question removes nothing"
+    table.write(rows.upsert(*asked(0)), [pa.array([100])])
+    assert shown() == [100, *keys[5:]]
 
 
 def test_rows_of_a_join_in_order_of_time_wherever_they_lie(state):

@@ -3,8 +3,7 @@
 import pyarrow as pa
 import pytest
 from tests.property.harness.files import part
-from tests.property.small_pieces import small_pieces
-from tests.support.sizes import sizes
+from tests.support.sizes import sizes, small_pieces
 
 from penstock.config.settings import JobSettings
 from penstock.core.keygroup import ALL_HASHES
