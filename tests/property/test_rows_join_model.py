@@ -1,68 +1,78 @@
 """Joins by session, and by windows of processing time, over their state against a plain Python model.
 
-Any order of batches, watermarks or ticks, freezes, failed uploads, compactions, restores and rescales gives the
-model's output.
+Any order of batches, watermarks or ticks, freezes, failed uploads, compactions, crashes, restores and rescales gives
+the model's output.
 """
 
-import datetime as dt
-import tempfile
-import zoneinfo
-from types import SimpleNamespace
-
-import pytest
-from hypothesis import given
 from hypothesis import strategies as st
-from tests.property import two_inputs
-from tests.property.leaving_keys import keys_are_remote, keys_leave
-from tests.property.two_inputs import BACKENDS, CONFIG, KEY_NAMES, KEYS, LATE_TO, LEFT, OPERATIONS, RIGHT, UID, run
-from tests.support import sizes as state_sizes
-from tests.support.depth import examples
+from tests.property.harness.backends import DISK, MEMORY, leaving, on, remote
+from tests.property.harness.histories import SEEDS, end, operations, play, step
+from tests.property.harness.job import Job, spec_of
+from tests.property.harness.sides import (
+    KEYS,
+    LATE,
+    PLAIN_RIGHT,
+    Sides,
+    inputs,
+    join_config,
+    joined_in,
+    key_of,
+)
 
-from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, TS_COLUMN, Watermark
+from penstock.core.elements import MIN_TIMESTAMP, TS_COLUMN
 from penstock.eventtime.windows import TimeWindow, sliding_windows
 
-EPOCH = dt.datetime(1970, 1, 1, tzinfo=zoneinfo.ZoneInfo("UTC"))
-#: Rows that are kept as objects hold no lists.
-SCHEMAS = LEFT, RIGHT.remove(RIGHT.get_field_index("tags"))
+LEAVING, REMOTE = leaving(1), remote(1, 1, 40_000, 1 << 50)
+#: The gap of sessions, or the size and slide of windows.
+SESSIONS = [((25,), "inner"), ((8,), "full"), ((60,), "left"), ((15,), "right"), ((25,), "full")]
+OF_PROCESSING_TIME = [((20_000,), "full"), ((50_000, 50_000), "inner"), ((60_000, 20_000), "left")]
+#: Batches are small: each row is kept on its own, and fetched often.
+EVENTS = operations(
+    step("batch", st.integers(0, 1), SEEDS, st.integers(1, 15), times=3),
+    step("watermark", st.integers(0, 3), st.integers(0, 200), times=3),
+    step("checkpoint"),
+    step("rescale", st.integers(1, 4)),
+    least=15,
+    most=40,
+)
+#: Some state is restored before anything else.
+RESTORED = [("batch", 0, 1, 12), ("batch", 1, 2, 12), ("checkpoint",), ("batch", 1, 3, 8), ("rescale", 2)]
+TICKS = operations(
+    step("batch", st.integers(0, 1), SEEDS, st.integers(1, 15), st.just(0), times=3),
+    step("tick", st.integers(0, 40), times=3),
+    step("checkpoint"),
+    step("rescale", st.integers(1, 4)),
+    least=15,
+    most=50,
+)
 
 
 class Model:
     """Rows by key and window, sessions grown together, until the window's end."""
 
-    def __init__(self, window, how):
-        self.window, self.how, self.late, self.now = window, how, 0, None
+    def __init__(self, window, how, *, now=None):
+        """`now`: the time of the clock; None: rows have their own."""
+        self.window, self.how, self.now = window, how, now
         self.kept = {key: {} for key in KEYS}
         self.marks = dict.fromkeys(KEYS, MIN_TIMESTAMP)
 
-    def copy(self):
-        other = Model(self.window, self.how)
-        other.late, other.marks, other.now = self.late, dict(self.marks), self.now
-        other.kept = {
-            key: {w: tuple(list(rows) for rows in sides) for w, sides in windows.items()}
-            for key, windows in self.kept.items()
-        }
-        return other
-
     def row(self, side, row):
-        key, time = row[KEY_NAMES[side]], row[TS_COLUMN] if self.now is None else self.now
-        for window in self.windows_of(self.kept[key], key, time):
+        key, time = key_of(side, row), row[TS_COLUMN] if self.now is None else self.now
+        still = [w for w in self.windows_of(key, time) if w.max_timestamp > self.marks[key]]
+        for window in still:
             self.kept[key].setdefault(window, ([], []))[side].append(row)
-        return []
+        return [] if still else LATE
 
-    def windows_of(self, mine, key, time):
+    def windows_of(self, key, time):
         if len(self.window) == 2:
-            found = sliding_windows(time, *self.window, 0)
-        else:
-            made = TimeWindow(time, time + self.window[0])
-            touched = [w for w in mine if w.start <= made.end and w.end >= made.start]
-            made = TimeWindow(min(w.start for w in [made, *touched]), max(w.end for w in [made, *touched]))
-            found = [made]
-            if made.max_timestamp > self.marks[key]:
-                parts = [mine.pop(w) for w in touched]
-                mine[made] = tuple([row for part in parts for row in part[side]] for side in (0, 1))
-        still = [w for w in found if w.max_timestamp > self.marks[key]]
-        self.late += not still
-        return still
+            return sliding_windows(time, *self.window, 0)
+        mine, made = self.kept[key], TimeWindow(time, time + self.window[0])
+        touched = [w for w in mine if w.start <= made.end and w.end >= made.start]
+        made = TimeWindow(min(w.start for w in [made, *touched]), max(w.end for w in [made, *touched]))
+        parts = [mine.pop(w) for w in touched]
+        if parts:
+            mine[made] = tuple([row for part in parts for row in part[side]] for side in (0, 1))
+        return [made]
 
     def advance(self, keys, watermark):
         found = []
@@ -70,143 +80,74 @@ class Model:
             if self.now is None:
                 self.marks[key] = max(self.marks[key], watermark)
             for window in [w for w in self.kept[key] if w.max_timestamp <= watermark]:
-                found += self.result(window, *self.kept[key].pop(window))
+                found += joined_in(window, self.how, self.kept[key].pop(window), PLAIN_RIGHT)
         return found
 
-    def result(self, window, left, right):
-        pairs = [(a, b) for a in left for b in right]
-        if not right and self.how in ("left", "full"):
-            pairs += [(a, None) for a in left]
-        if not left and self.how in ("right", "full"):
-            pairs += [(None, b) for b in right]
-        bounds = {
-            "window_start": EPOCH + dt.timedelta(microseconds=window.start),
-            "window_end": EPOCH + dt.timedelta(microseconds=window.end),
-            TS_COLUMN: window.max_timestamp,
-        }
-        return [joined(a, b) | bounds for a, b in pairs]
+    def ends(self, keys):
+        """Return when windows end."""
+        return [window.max_timestamp for key in keys for window in self.kept[key]]
 
 
-def joined(left, right):
-    row = two_inputs.joined(left, right and right | {"tags": None})
-    del row["tags"]
-    return row
+class Steps(Sides):
+    """Rows of the right side hold no lists; time passes where the clock says when windows end."""
 
-
-class Job(two_inputs.Job):
-    """Rows of the right side have no list."""
-
-    def drawn(self, random, side, around):
-        row = super().drawn(random, side, around)
+    def draw(self, *drawn):
+        row = super().draw(*drawn)
         row.pop("tags", None)
         return row
 
-    def batch(self, side, seed, count, around):
+    def rows(self, side, rows):
         self.tick(0)
-        super().batch(side, seed, count, around)
+        super().rows(side, rows)
 
     def tick(self, ms):
         """Time passes, and timers that are due fire."""
-        if self.model.now is None:
+        if self.job.model.now is None:
             return
-        self.clock.advance(ms)
-        now = self.clock.now_ms()
-        self.model.now = now * 1000
-        for subtask, (operator, _) in enumerate(self.subtasks):
-            out = two_inputs.Out()
-            if operator.next_timer_ms is not None and operator.next_timer_ms <= now:
-                operator.process_time(now, out)
-                two_inputs.go_on(operator, out)
-            expected = self.model.advance(self.owned(subtask), now * 1000)
-            assert two_inputs.counted(out.rows) == two_inputs.counted(expected)
-
-    def left_over(self):
-        self.checkpoint()
-        return self.rows_of("rows"), self.rows_of("windows")
+        self.job.clock.advance(ms)
+        now = self.job.clock.now_ms()
+        self.job.model.now = now * 1000
+        for subtask, operator in enumerate(self.job.operators):
+            due = operator.next_timer_ms
+            outs = [self.job.time(subtask)] if due is not None and due <= now else []
+            self.compare(outs, self.job.model.advance(self.job.owned(subtask), now * 1000))
 
 
-def spec(window, how, **more):
+def job_on(backend, window, how, *, processing=False):
     sizes = {"kind": "session", "gap_us": window[0]}
     if len(window) == 2:
         sizes = {"kind": "sliding", "size_us": window[0], "slide_us": window[1], "offset_us": 0}
-    late = LATE_TO if how == "full" and not more else {}
-    right = {"late_to": {**late["late_to"], "right": {"tag": "r", "columns": SCHEMAS[1].names}}} if late else {}
-    config = CONFIG | {"how": how, "window": sizes | more} | right
-    return SimpleNamespace(uid=UID, kind="window_rows_join", config=config)
+    late = how == "full" and not processing
+    config = join_config(how, late=late, right=PLAIN_RIGHT)
+    config["window"] = sizes | ({"time": "processing"} if processing else {})
+    model = Model(window, how, now=0 if processing else None)
+    return Job(spec_of("window_rows_join", config), inputs(PLAIN_RIGHT), KEYS, model, backend)
 
 
-@pytest.fixture(autouse=True)
-def tight(monkeypatch):
-    """Everything that happens at large sizes happens here too."""
-    state_sizes.given(monkeypatch, output_rows=5, window_pairs=3, segments_per_tier=3)
+@on((MEMORY, 60), (DISK, 20), (LEAVING, 20), (REMOTE, 10))
+def test_sessions_of_both_sides_are_the_models(backend):
+    backend.check(run, kind=st.sampled_from(SESSIONS), history=EVENTS)
 
 
-@pytest.mark.parametrize(("gap", "how"), [(25, "inner"), (8, "full"), (60, "left"), (15, "right")])
-@examples(12)
-@given(operations=OPERATIONS, backend=BACKENDS)
-def test_sessions_of_both_sides_are_the_models(gap, how, operations, backend):
-    compare(gap, how, operations, backend)
+@on((MEMORY, 40), (DISK, 16), (LEAVING, 16), (REMOTE[0], 8))
+def test_windows_of_processing_time_are_the_models(backend):
+    backend.check(run_of_processing_time, kind=st.sampled_from(OF_PROCESSING_TIME), history=TICKS)
 
 
-@pytest.fixture(params=["rocksdb", "remote"])
-def leaving(request, monkeypatch):
-    """No more than two keys come in together, and hardly any stays behind a batch."""
-    state_sizes.given(monkeypatch, incoming_keys=2)
-    leave = keys_leave(monkeypatch, 1) if request.param == "rocksdb" else keys_are_remote(monkeypatch, 1, 1)
-    with leave:
-        yield request.param
+def run(backend, kind, history):
+    with job_on(backend, *kind) as job:
+        play_all(job, [*(RESTORED if backend.state == "remote" else []), *history])
 
 
-@examples(6)
-@given(operations=OPERATIONS)
-def test_sessions_of_both_sides_are_the_models_when_keys_leave_memory(leaving, operations):
-    compare(25, "full", operations, leaving)
+def run_of_processing_time(backend, kind, history):
+    with job_on(backend, *kind, processing=True) as job:
+        play_all(job, history)
 
 
-def compare(gap, how, operations, backend):
-    with tempfile.TemporaryDirectory() as folder:
-        job = Job(folder, spec((gap,), how), Model((gap,), how), SCHEMAS, backend=backend)
-        run(job, operations)
-        for subtask in range(len(job.subtasks)):
-            job.watermark(subtask, MAX_TIMESTAMP)
-        assert job.left_over() == ([], [])
-        job.close()
-
-
-TICKS = st.lists(
-    st.one_of(
-        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(1, 15), st.just(0)),
-        st.tuples(st.just("batch"), st.integers(0, 1), st.integers(0, 2**31), st.integers(1, 15), st.just(0)),
-        st.tuples(st.just("tick"), st.integers(0, 40)),
-        st.tuples(st.just("tick"), st.integers(0, 40)),
-        st.tuples(st.just("checkpoint")),
-        st.tuples(st.just("freeze")),
-        st.tuples(st.just("finish"), st.sampled_from(["done", "failed", "aborted"])),
-        st.tuples(st.just("restart"), st.integers(1, 4)),
-    ),
-    min_size=15,
-    max_size=50,
-)
-
-
-@pytest.mark.parametrize(
-    ("window", "how"), [((20_000,), "full"), ((50_000, 50_000), "inner"), ((60_000, 20_000), "left")]
-)
-@examples(12)
-@given(operations=TICKS, backend=BACKENDS)
-def test_windows_of_processing_time_are_the_models(window, how, operations, backend):
-    with tempfile.TemporaryDirectory() as folder:
-        model = Model(window, how)
-        model.now = 0
-        job = Job(folder, spec(window, how, time="processing"), model, SCHEMAS, backend=backend)
-        for name, *arguments in operations:
-            getattr(job, name)(*arguments)
-        job.tick(0)
-        for subtask, (operator, _) in enumerate(job.subtasks):
-            out = two_inputs.Out()
-            operator.process_watermark(Watermark(MAX_TIMESTAMP), out)
-            two_inputs.go_on(operator, out)
-            expected = job.model.advance(job.owned(subtask), MAX_TIMESTAMP)
-            assert two_inputs.counted(out.rows) == two_inputs.counted(expected), "no row is lost at the end of input"
-        assert job.left_over() == ([], [])
-        job.close()
+def play_all(job, history):
+    steps = Steps(job)
+    play(history, steps, job)
+    steps.tick(0)
+    end(job, steps)
+    job.checkpoint()
+    assert job.rows_of("rows") == job.rows_of("windows") == [], "a checkpoint holds what is over"

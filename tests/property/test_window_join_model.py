@@ -61,6 +61,10 @@ class Model:
                 found += joined_in(window, self.how, self.kept[key].pop(window))
         return found
 
+    def ends(self, keys):
+        """Return when windows end."""
+        return [window.max_timestamp for key in keys for window in self.kept[key]]
+
 
 def windows_of(window, time):
     *kind, first, second, offset = window
