@@ -1,6 +1,7 @@
 """What the JobManager answers without FastAPI is what the whole API would have answered."""
 
 import asyncio
+import functools
 import hashlib
 import json
 
@@ -76,6 +77,25 @@ async def ask(application, method, path, query="", body=(b"",)):
     return sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent[1:]))
 
 
+def door():
+    """Return a dispatcher and the door to it."""
+    dispatcher = Dispatcher()
+    return dispatcher, Door(dispatcher, ManualClock(), None)
+
+
+def whole():
+    """Return a dispatcher that was asked nothing, and the whole API over it, which is made once."""
+    dispatcher, application = _whole()
+    dispatcher.asked = []
+    return dispatcher, application
+
+
+@functools.cache
+def _whole():
+    dispatcher = Dispatcher()
+    return dispatcher, create_app(dispatcher, ManualClock(), None)
+
+
 @pytest.mark.parametrize(
     ("method", "path", "query", "body", "status"),
     [
@@ -95,9 +115,8 @@ async def ask(application, method, path, query="", body=(b"",)):
 )
 async def test_the_door_and_the_whole_api_say_the_same(method, path, query, body, status):
     answers, asked = [], []
-    for make in (Door, create_app):
-        dispatcher = Dispatcher()
-        answers.append(await ask(make(dispatcher, ManualClock(), None), method, path, query, body))
+    for dispatcher, application in (door(), whole()):
+        answers.append(await ask(application, method, path, query, body))
         asked.append(dispatcher.asked)
     assert answers[0] == answers[1]
     assert asked[0] == asked[1]
@@ -105,9 +124,8 @@ async def test_the_door_and_the_whole_api_say_the_same(method, path, query, body
 
 
 async def test_a_graph_that_is_not_the_one_that_was_sent_is_refused():
-    for make in (Door, create_app):
-        dispatcher = Dispatcher()
-        application, path = make(dispatcher, ManualClock(), None), "/v1/penstock/submit"
+    path = "/v1/penstock/submit"
+    for dispatcher, application in (door(), whole()):
         status, answer = await ask(
             application, "POST", path, f"sha256={hashlib.sha256(b'graph').hexdigest()}", (b"grapf",)
         )

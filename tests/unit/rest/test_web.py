@@ -1,5 +1,6 @@
 """The web interface's files: served as they are, under a policy that lets a page load nothing from elsewhere."""
 
+import functools
 import re
 from html.parser import HTMLParser
 
@@ -11,6 +12,12 @@ from penstock.rest.app import create_app
 from penstock.rest.web import FOLDER
 
 FILES = sorted(path.name for path in FOLDER.iterdir())
+
+
+@functools.cache
+def application():
+    """Return the application, which is made once: pages are the same whoever asks."""
+    return create_app(Dispatcher(), ManualClock(), lambda: None)
 
 
 async def get(path, headers=()):
@@ -28,7 +35,7 @@ async def get(path, headers=()):
         "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"", "headers": list(headers),
         "client": ("127.0.0.1", 1), "server": ("x", 80),
     }  # fmt: skip
-    await create_app(Dispatcher(), ManualClock(), lambda: None)(scope, receive, send)
+    await application()(scope, receive, send)
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent[1:])
 
