@@ -292,7 +292,7 @@ def test_whatever_happens_in_between_at_any_step(world_of, graph_of, store, name
             break
         if world.lost:
             world = successor(world_of, world, 2)
-        mended(world).pass_time(20_000)
+        mended(world).pass_time(12_000)
         runs = running(world)[0]
         told = world.operations.get("t")
         if world.terminal is None:
