@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+from functools import cache
 
 import pytest
 
@@ -57,6 +58,19 @@ class Dispatcher:
         return (TASKMANAGER,)
 
 
+@cache
+def _made(make):
+    dispatcher = Dispatcher()
+    return dispatcher, make(dispatcher, ManualClock(), None)
+
+
+def made(make):
+    """Return a dispatcher that was asked nothing, and an application over it, which takes half a second to make."""
+    dispatcher, application = _made(make)
+    dispatcher.asked.clear()
+    return dispatcher, application
+
+
 async def ask(application, method, path, query="", body=(b"",)):
     parts = [{"type": "http.request", "body": p, "more_body": i < len(body) - 1} for i, p in enumerate(body)]
     sent = []
@@ -96,9 +110,9 @@ async def ask(application, method, path, query="", body=(b"",)):
 async def test_the_door_and_the_whole_api_say_the_same(method, path, query, body, status):
     answers, asked = [], []
     for make in (Door, create_app):
-        dispatcher = Dispatcher()
-        answers.append(await ask(make(dispatcher, ManualClock(), None), method, path, query, body))
-        asked.append(dispatcher.asked)
+        dispatcher, application = made(make)
+        answers.append(await ask(application, method, path, query, body))
+        asked.append(tuple(dispatcher.asked))
     assert answers[0] == answers[1]
     assert asked[0] == asked[1]
     assert answers[0][0] == status
@@ -106,8 +120,7 @@ async def test_the_door_and_the_whole_api_say_the_same(method, path, query, body
 
 async def test_a_graph_that_is_not_the_one_that_was_sent_is_refused():
     for make in (Door, create_app):
-        dispatcher = Dispatcher()
-        application, path = make(dispatcher, ManualClock(), None), "/v1/penstock/submit"
+        (dispatcher, application), path = made(make), "/v1/penstock/submit"
         status, answer = await ask(
             application, "POST", path, f"sha256={hashlib.sha256(b'graph').hexdigest()}", (b"grapf",)
         )

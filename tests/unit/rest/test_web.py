@@ -1,6 +1,7 @@
 """The web interface's files: served as they are, under a policy that lets a page load nothing from elsewhere."""
 
 import re
+from functools import cache
 from html.parser import HTMLParser
 
 import pytest
@@ -11,6 +12,12 @@ from penstock.rest.app import create_app
 from penstock.rest.web import FOLDER
 
 FILES = sorted(path.name for path in FOLDER.iterdir())
+
+
+@cache
+def whole_api():
+    """The application, which takes half a second to make: it knows nothing of the requests before."""
+    return create_app(Dispatcher(), ManualClock(), lambda: None)
 
 
 async def get(path, headers=()):
@@ -28,7 +35,7 @@ async def get(path, headers=()):
         "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"", "headers": list(headers),
         "client": ("127.0.0.1", 1), "server": ("x", 80),
     }  # fmt: skip
-    await create_app(Dispatcher(), ManualClock(), lambda: None)(scope, receive, send)
+    await whole_api()(scope, receive, send)
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent[1:])
 
