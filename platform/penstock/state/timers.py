@@ -185,12 +185,15 @@ class TimerTable:
 
     def _take_here(self, until: int, limit: int) -> tuple[I32, I64] | None:
         cold = None if self._cold is None else self._cold.take(self._state.index.schema, until, limit)
-        if cold is None:
+        if self._cold is None or cold is None:
             return self._take_in_memory(until, limit)
         slots = self._state.upsert(cold.keys, cold.hashes)
         self._enter(slots, cold.times, np.zeros(len(slots), np.bool_))
         before = self._take_in_memory(cold.reached - 1, limit) if cold.more else None
-        return before or self._take_in_memory(cold.reached, limit)
+        found = before or self._take_in_memory(cold.reached, limit)
+        if cold.more and found is not None:  # one that was registered again in memory may be among those left there
+            self._cold.forget(self._state.index.view(), *found)
+        return found
 
     def _forget_deleted(self) -> None:
         """Timers came that were deleted in memory since the last freeze: the log does not know yet."""
