@@ -41,7 +41,9 @@ penstock.kernels.warm.keep()
 WITHOUT_SERVERS = {"unit", "property", "sim", "golden", "tidy", "ui"}
 WITH_BROWSER = {"ui", "airflow", "flink_tools", ""}
 # depth of a run: the levels it runs, all when empty (tests/support/depth.py says what else it changes)
-DEPTHS = {"fast": ["tests/unit", "tests/property", "tests/sim", "tests/tidy"], "nightly": []}
+_FAST_SIM = ("seeds", "directed", "mutants")
+FAST = ["tests/unit", "tests/property", *(f"tests/sim/test_{name}.py" for name in _FAST_SIM), "tests/tidy"]
+DEPTHS = {"fast": FAST, "nightly": []}
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 USAGE = "usage: python3 infra/bootstrap.py demo [--kafka] | test [fast|nightly] [ARGUMENTS] | setup | servers | airflow"
 

@@ -16,7 +16,7 @@ from minio.error import S3Error
 from tests.cluster import proc_tree
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, create_topics, read_windows, verdict
-from tests.cluster.stage import graph_of
+from tests.cluster.stage import cli, graph_of
 from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
@@ -334,7 +334,15 @@ class Scene:
     def check_exact(self):
         found = self.verdict()
         assert found.exact, f"{found}\n{self.diagnosis()}"
+        if "jobmanager" in self.cluster.restarts:
+            self.check_whole()
         return found
+
+    def check_whole(self):
+        """Every file that the job's log names is there and whole: another leader came, and retention went on."""
+        root = f"{self.stage.root(self.name)}/{self.name}"
+        said = cli("state", "fsck", root, cwd=self.folder, environment=self.stage.environment)
+        assert said.code == 0, f"{said}\n{self.diagnosis()}"
 
     def with_job(self, **changes):
         return replace(self.job, **changes)

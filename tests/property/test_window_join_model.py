@@ -5,6 +5,7 @@ Any order of batches, watermarks, freezes, failed uploads, compactions, restores
 
 from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.property.harness.backends import DISK, MEMORY, Backend, leaving_for_rocksdb, on
@@ -93,6 +94,22 @@ def run(backend, kind, history):
             assert not operator._panes
         job.checkpoint()
         assert job.rows_of("left") == job.rows_of("right") == [], "a checkpoint holds rows that were cleaned"
+
+
+@on(MEMORY, DISK)
+@pytest.mark.parametrize("kind", KINDS[1:], ids=str)
+def test_a_window_that_one_subtask_has_closed_does_not_come_again(backend, kind):
+    with job_on(backend, *kind) as job:
+        steps = Sides(job)
+        for turn in range(4):
+            job.rescale(2)
+            for side in (0, 1):
+                steps.batch(side, turn, 40, 150 * turn)
+            ends = sorted(set(job.model.ends(job.owned(0))))
+            end = ends[len(ends) // 2]
+            steps.mark(0, end)
+            job.rescale(1)
+            steps.mark(0, end)
 
 
 @on(Backend("remote-all-1", "remote", 100, 1))

@@ -34,17 +34,32 @@ class Checks:
         self._named: set[tuple[str, int]] = set()
         #: Files the newest checkpoint names.
         self.newest: set[str] = set()
+        #: Key of an entry in the store -> its nonce, and the files it names.
+        self._entries: dict[str, tuple[str, set[str]]] = {}
 
     # --- the store ----------------------------------------------------------------------------------------------------
 
     def put(self, key: str, data: bytes) -> None:
         """An object was written."""
-        if key.startswith(_MANIFESTS):
-            self._appended(decode_manifest(data))
+        if not key.startswith(_MANIFESTS):
+            return
+        manifest = decode_manifest(data)
+        nonce, _ = self._entries.get(key, ("", set()))
+        if not nonce:
+            self._appended(manifest)
+        elif nonce != manifest.nonce or files_of(manifest):
+            self._world.scheduler.fail(f"entry {manifest.sequence} was written again, and not without its files alone")
+        else:
+            self._world.swarm.seen("entry-emptied")
+        self._entries[key] = manifest.nonce, files_of(manifest)
 
     def deleted(self, key: str) -> None:
         """An object was deleted."""
         name = key.removeprefix(f"{JOB}/")
+        self._entries.pop(key, None)
+        naming = next((entry for entry, (_, files) in self._entries.items() if name in files), None)
+        if naming is not None:
+            self._world.scheduler.fail(f"{name} was deleted, {naming} names it")
         if name in self.newest:
             self._world.scheduler.fail(f"{name} was deleted, the newest checkpoint names it")
         if not key.startswith(_MANIFESTS):

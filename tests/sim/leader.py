@@ -141,8 +141,8 @@ class Leader:
                 self._call("read log", partial(store.read, list_files=list_files), self._log_read)
             case cmd.AppendManifest(tag, manifest):
                 self._call(f"append {tag}", partial(store.append, tag, manifest), partial(self._appended, tag))
-            case cmd.DeleteEntries(sequences, files):
-                self._call("delete", partial(store.delete, sequences, files), lambda _result, _error: None)
+            case cmd.DeleteEntries(sequences, files, emptied):
+                self._call("delete", partial(store.delete, sequences, files, emptied), lambda _result, _error: None)
             case cmd.RequestSlots(count, wait):
                 self._tell(self._pool.request(self.run.job_id, count, self.world.clock.now_ms(), wait=wait))
             case cmd.RecordRescale():

@@ -83,6 +83,12 @@ def _segments_forgotten(patch: Patch) -> None:
     patch.setattr(PaneTable, "freeze", forgetful)
 
 
+def _names_stay(patch: Patch) -> None:
+    """Entries that retention keeps for their place are not written again without their files."""
+    delete = ManifestLog.delete
+    patch.setattr(ManifestLog, "delete", lambda self, sequences, _emptied=(): delete(self, sequences))
+
+
 def _delete_on_abort(patch: Patch) -> None:
     abort = Checkpointing._abort
 
@@ -299,6 +305,7 @@ MUTANTS = (
     ),
     Mutant("delete on abort", _delete_on_abort, {"upload-delayed": 0.4}, _CRASHES, _SLOW, _HASTY),
     Mutant("tombstone without scope", _tombstone_without_scope, {}, _CRASHES, _SLOW),
+    Mutant("an entry before a seal names removed files", _names_stay, {}, {"jobmanager-killed": 1.0}, _SLOW),
     Mutant("publish before the manifest", _publish_before_manifest, {"upload-delayed": 0.3}, _CRASHES),
     Mutant("marker compared across runs", _marker_across_runs, {}, {}, {**_SLOW, "phases": _RESCALE}),
     Mutant("watermark overtakes rows", _watermark_overtakes, {}, {}, {}, {"buffer_timeout_ms": 30}),

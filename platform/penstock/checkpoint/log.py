@@ -59,6 +59,8 @@ class ManifestLog:
         self._sealed = False
         #: Nonces of appends whose fate is unknown: found later in the log, they are ours.
         self._undecided: set[str] = set()
+        #: Entries to be written again without files, by sequence.
+        self._emptied: dict[int, Manifest] = {}
 
     @property
     def last_sequence(self) -> int:
@@ -112,8 +114,19 @@ class ManifestLog:
             found.append(self._entry(manifest))
         return tuple(found)
 
-    def delete(self, sequences: tuple[int, ...]) -> None:
-        """Remove entries that `checkpoint.retention` gave up; call only after one's own append succeeded."""
+    def delete(self, sequences: tuple[int, ...], emptied: tuple[Manifest, ...] = ()) -> None:
+        """Remove entries that `checkpoint.retention` gave up, write those again that name no files any more.
+
+        Call only after one's own append succeeded. An entry that is written again keeps its nonce: it stays its
+        writer's. One that could not be written is tried first the next time, before anything is removed.
+
+        Raises:
+            StorageError: the store failed; call no more of it for what entries no longer name.
+        """
+        self._emptied.update({manifest.sequence: manifest for manifest in emptied})
+        for sequence, manifest in tuple(self._emptied.items()):
+            self._store.put(key_of(sequence), encode_manifest(manifest))
+            del self._emptied[sequence]
         for sequence in sequences:
             self._store.delete(key_of(sequence))
 

@@ -1,8 +1,9 @@
 """The manifest: one JSON document per entry of the dense log; a checkpoint exists when its manifest was appended.
 
 Entries are `manifests/<sequence, 20 digits>.json`; kinds: `checkpoint`, `savepoint` (recorded, not a recovery point),
-`seal` (a new leader's first entry) and `end` (the job reached a terminal state). Written by `checkpoint.log`, read by
-recovery and offline tools.
+`seal` (a new leader's first entry), `end` (the job reached a terminal state) and `fence` (a checkpoint that is no
+longer retained, kept for its place before a seal; it names no file). Written by `checkpoint.log`, read by recovery and
+offline tools.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the log."""
 
     version: int = FORMAT_VERSION
-    kind: Literal["checkpoint", "savepoint", "seal", "end"]
+    kind: Literal["checkpoint", "savepoint", "seal", "end", "fence"]
     sequence: int
     job_id: str
     job_name: str

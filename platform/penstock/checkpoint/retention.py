@@ -2,7 +2,7 @@
 
 Called by the job after its own append succeeded, never otherwise. A file goes when no kept manifest names it; seals
 stay for ever (they are what refuses an old leader), and so does the entry right before a seal: its writer may still
-ask for it.
+ask for it. Both are rewritten without files, so that no entry in the store names a file that is gone.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ class RetentionPlan:
     sequences: tuple[int, ...]
     files: tuple[str, ...]
     kept: tuple[Manifest, ...]
+    #: Entries of `kept` to be written again, because they name files no longer.
+    emptied: tuple[Manifest, ...] = ()
 
 
 def files_of(manifest: Manifest) -> set[str]:
@@ -52,6 +54,7 @@ def plan_retention(
     checkpoints = [m.sequence for m in history if m.kind == "checkpoint" and m.sequence not in abandoned]
     oldest = checkpoints[-max(1, retained)] if len(checkpoints) >= max(1, retained) else -1
     kept: list[Manifest] = []
+    emptied: list[Manifest] = []
     dropped: list[int] = []
     needed = set(in_use)
     for index, manifest in enumerate(history):
@@ -62,8 +65,11 @@ def plan_retention(
             kept.append(manifest)
         elif manifest.kind == "seal" or before_seal:
             # Kept for its place in the log; its files are not.
-            kept.append(msgspec.structs.replace(manifest, subtasks=(), pending=()))
+            kind = "fence" if manifest.kind in ("checkpoint", "savepoint") else manifest.kind
+            empty = msgspec.structs.replace(manifest, kind=kind, subtasks=(), pending=())
+            kept.append(empty)
+            emptied += [empty] if empty != manifest else []
         else:
             dropped.append(manifest.sequence)
     named: set[str] = set().union(*(files_of(m) for m in history))
-    return RetentionPlan(tuple(dropped), tuple(sorted(named - needed)), tuple(kept))
+    return RetentionPlan(tuple(dropped), tuple(sorted(named - needed)), tuple(kept), tuple(emptied))

@@ -378,7 +378,8 @@ class Checkpointing:
         self._manifests = plan.kept
         swept = set(self.sweeper.appended(plan.kept, now_ms)) - owed
         files = tuple(sorted({*plan.files, *swept}))
-        return [DeleteEntries(plan.sequences, files)] if plan.sequences or files else []
+        found = plan.sequences or plan.emptied or files
+        return [DeleteEntries(plan.sequences, files, plan.emptied)] if found else []
 
     def _advance_ending(self) -> list[CheckpointCommand]:
         ending = self.last_cut

@@ -81,6 +81,8 @@ class DeleteEntries:
 
     sequences: tuple[int, ...]
     files: tuple[str, ...]
+    #: Entries that stay, and name none of the files any more.
+    emptied: tuple[Manifest, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -207,7 +207,8 @@ class Dispatcher:
             UsageError: nothing can be written there, or the token is of another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        if self.changes.require_own(found, request_id, "stop") is not None:
+        known = self.changes.require_own(found, request_id, "stop")
+        if known is not None and known.status != "FAILED":  # what has failed may be asked for again
             return request_id
         event = StopRequested(request_id, await savepoint_target(found, uri, request_id, probe=True), drain)
         return self._operate(found, request_id, event)
@@ -398,7 +399,7 @@ class Dispatcher:
     def _operate(self, job: KnownJob, request_id: str, event: Event) -> str:
         kind = kind_of(event)
         self.changes.require_own(job, request_id, kind)
-        if self._operations.known(request_id):
+        if self._operations.known(request_id) and self._operations.status(request_id).status != "FAILED":
             return request_id  # asked again
         self._operations.begin(request_id, job.record.job_id, kind)
         try:

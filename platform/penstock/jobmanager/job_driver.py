@@ -242,7 +242,7 @@ class JobDriver:
 
     async def _delete(self, command: cmd.DeleteEntries) -> None:
         try:
-            await self._in_thread(self._parts.store.delete, command.sequences, command.files)
+            await self._in_thread(self._parts.store.delete, command.sequences, command.files, command.emptied)
         except PenstockError as error:
             if self.master is not None:
                 self.master.story.add(self._parts.clock.now_ms(), "retention", f"not everything was deleted: {error}")

@@ -135,9 +135,9 @@ class JobStore:
             failpoints.hit("jobmanager.during_stop", **where)
         return entry
 
-    def delete(self, sequences: tuple[int, ...], files: tuple[str, ...]) -> None:
+    def delete(self, sequences: tuple[int, ...], files: tuple[str, ...], emptied: tuple[Manifest, ...] = ()) -> None:
         """Remove what retention gave up: entries first, so that no entry ever names a missing file."""
-        self._opened().delete(sequences)
+        self._opened().delete(sequences, emptied)
         for path in files:
             self._store.delete(path)
 

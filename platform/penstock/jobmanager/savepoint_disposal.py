@@ -126,7 +126,7 @@ def _reads(folder: str, savepoint: str) -> bool:
     """Whether a retained checkpoint names a file of the savepoint, or a run begins there that has none yet."""
     store = open_store(folder)
     history = present_manifests(read_entries(store, lambda key: _manifest(store, key)))
-    covered = {m.run_id for m in history if m.kind == "checkpoint"}
+    covered = {m.run_id for m in history if m.kind in ("checkpoint", "fence")}
     for manifest in history:
         if manifest.kind == "checkpoint" and any(_inside(path, savepoint) for path in _paths(manifest)):
             return True

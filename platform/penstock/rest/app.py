@@ -13,6 +13,7 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 
 import penstock
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
@@ -74,7 +75,10 @@ def create_app(
     watch.add_routes(router, jobs or watch.JobWatch(dispatcher, clock))
     web.add_routes(app)
     app.include_router(router, prefix="/v1")
-    app.include_router(router, include_in_schema=False)
+    for route in router.routes:  # as they are: to make each of them anew takes long
+        if isinstance(route, APIRoute):
+            route.include_in_schema = False
+    app.router.routes += router.routes
 
     metric_routes.add_prometheus(app, figures)
 

@@ -102,8 +102,9 @@ def verify(uri: str, *, checkpoint: int | None = None) -> Report:
 
 
 def _without_removed(store: ObjectStore, report: Report) -> None:
-    """Forget the damage of entries that are gone: retention of a running job removes them, and then their files."""
-    there = {join_uri(store.uri, key) for key in store.list(PREFIX)}
+    """Forget the damage of entries that are gone, or name no file any more: retention of a running job does that."""
+    naming = (manifest for manifest in read_log(store) if manifest.subtasks or manifest.pending)
+    there = {join_uri(store.uri, PREFIX, f"{manifest.sequence:020d}.json") for manifest in naming}
     report.damaged = [damage for damage in report.damaged if damage.manifest in there]
 
 

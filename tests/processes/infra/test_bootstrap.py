@@ -161,12 +161,16 @@ def test_airflow_is_installed_when_a_path_may_need_it(bootstrap, arguments, want
     assert bootstrap._wants_airflow(arguments) is wanted
 
 
+SIM = [f"tests/sim/test_{name}.py" for name in ("seeds", "directed", "mutants")]
+FAST = ["tests/unit", "tests/property", *SIM, "tests/tidy"]
+
+
 @pytest.mark.parametrize(
     ("given", "depth", "levels", "workers"),
     [
         ([], "gate", [], "-n4"),
         (["-x"], "gate", [], "-n4"),
-        (["fast"], "fast", ["tests/unit", "tests/property", "tests/sim", "tests/tidy"], "-n2"),
+        (["fast"], "fast", FAST, "-n2"),
         (["nightly", "-x"], "nightly", [], "-n4"),
         (["fast", "tests/sim"], "fast", ["tests/sim"], None),
         (["tests/unit/core"], "gate", ["tests/unit/core"], None),

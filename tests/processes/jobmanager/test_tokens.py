@@ -10,6 +10,7 @@ from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.core.errors import UsageError
 from penstock.graph.job_graph import decode_graph, encode_graph
 from penstock.graph.rescale import RescaleTo
+from penstock.jobmanager.commands import OperationEnded
 from penstock.jobmanager.last_cut import LastCut
 from penstock.jobmanager.submit_options import SubmitOptions
 
@@ -79,6 +80,20 @@ async def test_a_token_is_for_one_kind_of_request_under_every_leader(cluster_of,
     with pytest.raises(UsageError, match="'stopped' was given to a request for a stop already"):
         await new.dispatcher.savepoint(job, target, token="stopped")
     assert await new.dispatcher.stop(job, uri=target, token="stopped") == "stopped"
+
+
+@pytest.mark.parametrize("kind", ["savepoint", "stop"])
+async def test_what_has_failed_may_be_asked_for_again_with_its_token(cluster_of, encoded, tmp_path, kind):
+    """Such as what was refused because the job was just being restarted."""
+    manager, _ = await cluster_of()
+    ask = manager.dispatcher
+    job = await ask.submit(encoded(parallelism=1))
+    await running(manager, job)
+    ask._operations.end(OperationEnded("nightly", error="the job is not running", kind=kind), job)
+    for _ in range(2):
+        request = await getattr(ask, kind)(job, uri=str(tmp_path / "saved"), token="nightly")
+        assert (await ask.wait_operation(request, 10_000)).status == "COMPLETED"
+    assert [entry.kind for entry in await ask.story(job)].count("request") == 1, "what is done is not done again"
 
 
 async def test_the_token_of_a_stop_that_an_earlier_leader_took_is_for_stops_alone(cluster_of, encoded, tmp_path):

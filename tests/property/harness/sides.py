@@ -122,6 +122,8 @@ class Sides:
         """Draw a row; with a longer step many have the same time."""
         self.drawn += 1
         time = (around + random.randrange(-40, 40) * random.randrange(1, 6)) // step * step
+        if random.random() < 0.1:  # exactly at a watermark
+            time = max(random.choice(self.job.marks), around - 200)
         key, number, null = random.choice(KEYS), random.randrange(100), random.random() < 0.3
         row = {"id": self.drawn, TS_COLUMN: time}
         if side:
@@ -152,8 +154,9 @@ class Sides:
         """Give a subtask a watermark not before its last one."""
         subtask %= len(self.job.subtasks)
         mark = self.pace.mark(further, self.job.marks[subtask])
-        # no later than this a row or a window ends: at some watermarks exactly
+        # rows and windows end at some watermarks exactly, and just behind some
         ends = self.job.model.ends(self.job.owned(subtask)) if further % 2 and hasattr(self.job.model, "ends") else ()
+        ends = [end - (further % 8 == 3) for end in ends]
         self.mark(subtask, max((end for end in ends if self.job.marks[subtask] < end <= mark), default=mark))
 
     def mark(self, subtask, timestamp):

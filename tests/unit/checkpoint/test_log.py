@@ -74,7 +74,8 @@ def test_an_old_leader_cannot_take_a_place_that_retention_freed(log_of, manifest
     for number in range(2, 8):
         new.append(manifest_of(checkpoint_id=number))
         plan = plan_retention([e.manifest for e in new.read()], 1)
-        new.delete(plan.sequences)
+        new.delete(plan.sequences, plan.emptied)
+    assert [e.manifest.kind for e in new.read()] == ["seal", "fence", "seal", "checkpoint"]
     with pytest.raises(LeadershipLostError):
         old.append(manifest_of(checkpoint_id=2))
 

@@ -61,6 +61,20 @@ def test_seals_and_the_entry_before_one_stay_for_their_place_not_for_their_files
     assert plan.sequences == (2,)
     assert plan.files == ("a", "b")
     assert plan_retention(plan.kept, 1).files == ()
+    (fence,) = plan.emptied
+    assert (fence.kind, fence.sequence, fence.nonce, files_of(fence)) == ("fence", 3, history[2].nonce, set())
+    assert plan_retention(plan.kept, 1).emptied == ()
+
+
+def test_a_seal_and_an_end_that_name_output_stay_what_they_are_without_it(manifest_of):
+    history = [
+        manifest_of("end", sequence=1, pending=(output("pending/1"),)),
+        manifest_of("seal", sequence=2, generation=2, pending=(output("pending/1"),)),
+        manifest_of(sequence=3),
+    ]
+    plan = plan_retention(history, 1)
+    assert [(m.kind, m.sequence, m.pending) for m in plan.emptied] == [("end", 1, ()), ("seal", 2, ())]
+    assert plan.files == ("pending/1",)
 
 
 def test_fewer_checkpoints_than_are_retained(manifest_of):

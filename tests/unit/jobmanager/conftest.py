@@ -300,8 +300,8 @@ class World:
                     self._send(worker_id, message)
             case cmd.AppendManifest(tag, manifest):
                 self._append(tag, manifest)
-            case cmd.DeleteEntries(sequences, files):
-                self.log.delete(sequences)
+            case cmd.DeleteEntries(sequences, files, emptied):
+                self.log.delete(sequences, emptied)
                 for path in files:
                     self.store.delete(path)
             case cmd.DiscoverSplits(uid, epoch, known, _):

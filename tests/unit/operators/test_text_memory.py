@@ -32,12 +32,12 @@ WINDOWS = {
     "session_aggregate": {"window": {"kind": "session", "gap_us": 100}},
 }
 STATES = {"running_aggregate": "running", "window_aggregate": "panes", "session_aggregate": "sessions"}
-KEYS, SIZE, LIMIT, ROUNDS = 24_000, 2_000, 6 << 20, 2
+KEYS, SIZE, LIMIT, ROUNDS = 12_000, 1_000, 6 << 20, 2
 
 
 def text(key, number):
     """What a key has in a round: the least comes last."""
-    return f"{ROUNDS - number}-{key:06}-" + "x" * 200
+    return f"{ROUNDS - number}-{key:06}-" + "x" * 410
 
 
 class Out:

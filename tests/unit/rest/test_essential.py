@@ -1,9 +1,9 @@
 """What the JobManager answers without FastAPI is what the whole API would have answered."""
 
 import asyncio
+import functools
 import hashlib
 import json
-from functools import cache
 
 import pytest
 
@@ -58,19 +58,6 @@ class Dispatcher:
         return (TASKMANAGER,)
 
 
-@cache
-def _made(make):
-    dispatcher = Dispatcher()
-    return dispatcher, make(dispatcher, ManualClock(), None)
-
-
-def made(make):
-    """Return a dispatcher that was asked nothing, and an application over it, which takes half a second to make."""
-    dispatcher, application = _made(make)
-    dispatcher.asked.clear()
-    return dispatcher, application
-
-
 async def ask(application, method, path, query="", body=(b"",)):
     parts = [{"type": "http.request", "body": p, "more_body": i < len(body) - 1} for i, p in enumerate(body)]
     sent = []
@@ -88,6 +75,25 @@ async def ask(application, method, path, query="", body=(b"",)):
     }  # fmt: skip
     await application(scope, receive, send)
     return sent[0]["status"], json.loads(b"".join(m.get("body", b"") for m in sent[1:]))
+
+
+def door():
+    """Return a dispatcher and the door to it."""
+    dispatcher = Dispatcher()
+    return dispatcher, Door(dispatcher, ManualClock(), None)
+
+
+def whole():
+    """Return a dispatcher that was asked nothing, and the whole API over it, which is made once."""
+    dispatcher, application = _whole()
+    dispatcher.asked = []
+    return dispatcher, application
+
+
+@functools.cache
+def _whole():
+    dispatcher = Dispatcher()
+    return dispatcher, create_app(dispatcher, ManualClock(), None)
 
 
 @pytest.mark.parametrize(
@@ -109,18 +115,17 @@ async def ask(application, method, path, query="", body=(b"",)):
 )
 async def test_the_door_and_the_whole_api_say_the_same(method, path, query, body, status):
     answers, asked = [], []
-    for make in (Door, create_app):
-        dispatcher, application = made(make)
+    for dispatcher, application in (door(), whole()):
         answers.append(await ask(application, method, path, query, body))
-        asked.append(tuple(dispatcher.asked))
+        asked.append(dispatcher.asked)
     assert answers[0] == answers[1]
     assert asked[0] == asked[1]
     assert answers[0][0] == status
 
 
 async def test_a_graph_that_is_not_the_one_that_was_sent_is_refused():
-    for make in (Door, create_app):
-        (dispatcher, application), path = made(make), "/v1/penstock/submit"
+    path = "/v1/penstock/submit"
+    for dispatcher, application in (door(), whole()):
         status, answer = await ask(
             application, "POST", path, f"sha256={hashlib.sha256(b'graph').hexdigest()}", (b"grapf",)
         )

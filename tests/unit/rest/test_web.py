@@ -1,7 +1,7 @@
 """The web interface's files: served as they are, under a policy that lets a page load nothing from elsewhere."""
 
+import functools
 import re
-from functools import cache
 from html.parser import HTMLParser
 
 import pytest
@@ -14,9 +14,9 @@ from penstock.rest.web import FOLDER
 FILES = sorted(path.name for path in FOLDER.iterdir())
 
 
-@cache
-def whole_api():
-    """The application, which takes half a second to make: it knows nothing of the requests before."""
+@functools.cache
+def application():
+    """Return the application, which is made once: pages are the same whoever asks."""
     return create_app(Dispatcher(), ManualClock(), lambda: None)
 
 
@@ -35,7 +35,7 @@ async def get(path, headers=()):
         "raw_path": path.encode(), "root_path": "", "scheme": "http", "query_string": b"", "headers": list(headers),
         "client": ("127.0.0.1", 1), "server": ("x", 80),
     }  # fmt: skip
-    await whole_api()(scope, receive, send)
+    await application()(scope, receive, send)
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent[1:])
 

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import polars as pl
 import pyarrow as pa
 import pytest
+from tests.support.depth import scaled
 
 import penstock as ps
 from penstock.checkpoint.local_store import LocalStore
@@ -103,13 +104,13 @@ def shared_out(frame, tasks, chance, by=None):
     return [frame.filter(pl.col("__task") == task).drop("__task") for task in range(tasks)]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(scaled(20)))
 def test_it_is_what_is_written_here(tmp_path, seed):
     chance = random.Random(seed)
-    users = chance.sample(range(5_000), 700)
-    lists = [(u, entry, chance.randrange(99)) for u in users[:150] for entry in chance.sample(range(-50, 50), 4)]
-    lists += [(users[0], entry, entry) for entry in range(100, 400)]
-    words = [(u, word, chance.randrange(99)) for u in users[:200] for word in chance.sample("abcdefg", 3)]
+    users = chance.sample(range(5_000), 250)
+    lists = [(u, entry, chance.randrange(99)) for u in users[:60] for entry in chance.sample(range(-50, 50), 4)]
+    lists += [(users[0], entry, entry) for entry in range(100, 250)]
+    words = [(u, word, chance.randrange(99)) for u in users[:80] for word in chance.sample("abcdefg", 3)]
     panes = [(u, at * 10_000_000, 1, u) for u in users for at in chance.sample(range(5), 2)]
     timers = [(u, chance.randrange(10**9)) for u in users]
     states = {

@@ -132,7 +132,7 @@ def test_many_keys_at_the_end_of_the_range_make_the_file_grow(tmp_path, monkeypa
     given(monkeypatch, sparse_bytes=sparse)
     owned = HashRange(0, 1_000_000)
     table = Table(tmp_path, owned)
-    slots = table.slots([(n, 0) for n in range(3000)], [1_000_000 - n // 100 for n in range(3000)])
+    slots = table.slots([(n, 0) for n in range(1500)], [1_000_000 - n // 100 for n in range(1500)])
     table.put(slots, slots)
     assert table.get(slots) == slots.tolist()
     assert table.rows._file.capacity > module._FIRST_RECORDS
@@ -143,11 +143,11 @@ def test_many_keys_at_the_end_of_the_range_make_the_file_grow(tmp_path, monkeypa
 def test_keys_that_stand_far_behind_their_home_are_found(tmp_path, monkeypatch, sparse):
     given(monkeypatch, sparse_bytes=sparse)
     table = Table(tmp_path, HashRange(0, 1_000_000))
-    slots = table.slots([(n, 0) for n in range(2600)], [500_000] * 2500 + [500_000 + 100 * n for n in range(100)])
+    slots = table.slots([(n, 0) for n in range(900)], [500_000] * 800 + [500_000 + 100 * n for n in range(100)])
     table.put(slots[::2], slots[::2])
     table.put(slots[1::2], slots[1::2])
     assert table.get(slots) == slots.tolist()
-    assert table.rows.rows_of(0) == 2600
+    assert table.rows.rows_of(0) == 900
     table.rows.close()
 
 
