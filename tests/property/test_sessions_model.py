@@ -196,7 +196,7 @@ OPERATIONS = operations(
     step("checkpoint"),
     step("start", st.integers(1, 4)),
     least=20,
-    most=80,
+    most=60,
 )
 #: Some state is restored before anything else; then by one subtask from two that were at different times.
 RESTORED = [("batch", 1, 40), ("watermark", 0, 150), ("checkpoint",), ("batch", 2, 40), ("checkpoint",), ("start", 2)]

@@ -174,7 +174,7 @@ OPERATIONS = operations(
     step("checkpoint", times=2),
     step("rescale", st.integers(1, 4)),
     least=12,
-    most=60,
+    most=40,
 )
 #: Some state is restored before anything else.
 RESTORED = [("batch", 1, 30), ("watermark", 0, 100), ("checkpoint",), ("batch", 2, 30), ("checkpoint",), ("start", 2)]

@@ -186,8 +186,8 @@ OPERATIONS = operations(
     step("copy", st.integers(1, 3)),
     step("checkpoint"),
     step("rescale", st.integers(1, 4)),
-    least=20,
-    most=80,
+    least=15,
+    most=50,
 )
 #: Some state is restored before anything else.
 RESTORED = [("batch", 1, 60), ("checkpoint",), ("batch", 2, 60), ("checkpoint",), ("start", 2)]
@@ -249,4 +249,4 @@ def test_a_long_job(backend, seed):
     random = Random(seed)
     way = random.choice(["plain", "combined", "routed", "values, combined"])
     window = random.choice(PLAIN if "combined" in way else WINDOWS)
-    run(backend, (way, random.choice(sorted(KEYS)), window), RESTORED, episodes(random, 12))
+    run(backend, (way, random.choice(sorted(KEYS)), window), RESTORED, episodes(random, 8))
