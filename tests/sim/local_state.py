@@ -5,7 +5,6 @@ Counts keys that leave memory, changes that are written to the disk before a bar
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from tests.support.memory import folder_in_memory
 
 from penstock.state.changes import Changes
 from penstock.state.cold_places import ColdPlaces
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def local_state(swarm: Swarm) -> Iterator[Path]:
     """Give a folder for cold state; at the end its stores are closed and it is removed."""
     opened: list[Any] = []
-    with tempfile.TemporaryDirectory(prefix="penstock-sim-") as folder, pytest.MonkeyPatch.context() as patch:
+    with folder_in_memory() as folder, pytest.MonkeyPatch.context() as patch:
         _noted(patch, PaneTable, "_evict", lambda _table, _result: swarm.seen("keys-evicted"))
         _noted(patch, Changes, "spill", lambda _changes, _result: swarm.seen("changes-spilled"))
         _noted(patch, ColdPlaces, "_open_store", lambda _places, store: opened.append(store))

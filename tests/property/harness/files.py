@@ -1,7 +1,4 @@
-"""A store of files in memory, a folder there, and a cold store that is a dict."""
-
-import os
-import tempfile
+"""A store of files in memory, and a cold store that is a dict."""
 
 from penstock.core.snapshot import FileRef
 
@@ -9,12 +6,6 @@ from penstock.core.snapshot import FileRef
 def part(data, file):
     """Return the bytes that a reference names."""
     return data[file.offset : file.offset + file.length] if file.length else data
-
-
-def folder_in_memory():
-    """Return a temporary folder in memory, where the system has one: each RocksDB that is opened waits for its disk."""
-    memory = "/dev/shm"
-    return tempfile.TemporaryDirectory(prefix="pt-", dir=memory if os.access(memory, os.W_OK) else None)
 
 
 class Files:

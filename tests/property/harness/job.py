@@ -14,7 +14,8 @@ import msgspec
 import pyarrow as pa
 from tests.property.harness.backends import MEMORY
 from tests.property.harness.collect import Collector
-from tests.property.harness.files import Files, folder_in_memory
+from tests.property.harness.files import Files
+from tests.support.memory import folder_in_memory
 
 from penstock.core.clock import ManualClock
 from penstock.core.elements import MIN_TIMESTAMP, Barrier, Batch, Watermark
