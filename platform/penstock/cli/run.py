@@ -151,6 +151,7 @@ def totals(result: JobResult) -> list[str]:
     lines += [f"  left out {count:,} bad records of {uid}" for uid, count in result.bad_records.items()]
     lines += [f"  dropped {count:,} late rows at {name}" for name, count in result.late_rows.items()]
     lines += [f"  wrote {count:,} rows to {uid}" for uid, count in result.rows_written.items()]
+    lines += [f"  {warning}" for warning in result.warnings]
     if result.restarts:
         lines.append(f"  counted since the last of {result.restarts} restarts")
     return lines

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from penstock.client.failures import FailureWatch
+from penstock.client.failures import FailureWatch, doubts
 from penstock.client.handle import TERMINAL, JobHandle, located
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.client.rest_client import RestClient
@@ -255,5 +255,6 @@ def run_to_end(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]],
         rows_written=counts.get("rows-written", {}),
         bad_records=counts.get("bad-records", {}),
         late_rows=counts.get("late-records", {}),
+        warnings=tuple(doubts(counts).values()),
         restored_checkpoint=counts.get("restored"),
     )

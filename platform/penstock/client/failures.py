@@ -5,6 +5,7 @@ Used by `penstock run` (`cli.progress`), and by `client.executors` for a plain `
 
 from __future__ import annotations
 
+import datetime as dt
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,22 @@ from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
     from penstock.client.handle import JobHandle
+
+
+def doubts(summary: dict[str, Any]) -> dict[str, str]:
+    """Return, by source, what is odd about the event times of its rows in a `RestClient.summary`."""
+    way = (
+        "if their numbers are seconds, say so: timestamp_unit='s' of the source, or unit='s' of the watermark strategy"
+    )
+    return {
+        uid: f"{found['rows']:,} rows of {uid} have event times before 1990, such as {_day(found['example'])}: {way}"
+        for uid, found in summary.get("doubtful-times", {}).items()
+    }
+
+
+def _day(timestamp_ms: int) -> str:
+    moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=timestamp_ms)
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
 
 
 class FailureWatch:
@@ -23,6 +40,7 @@ class FailureWatch:
         self._told_ms = -1
         self._failed_checkpoints = 0
         self._waits_for = ""
+        self._doubted: set[str] = set()
 
     def look(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
         """Return a line for each thing that is new in a `RestClient.summary`, oldest first."""
@@ -36,6 +54,8 @@ class FailureWatch:
         if summary["waits-for"] and summary["waits-for"] != self._waits_for:
             lines.append(f"{handle.name} waits for slots: it needs {summary['waits-for']}")
         self._waits_for = summary["waits-for"]
+        lines += [doubt for uid, doubt in doubts(summary).items() if uid not in self._doubted]
+        self._doubted |= doubts(summary).keys()
         return lines
 
     def _failures(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:

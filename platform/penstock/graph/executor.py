@@ -29,6 +29,8 @@ class JobResult:
     #: Records that could not be decoded, by the uid of the source; late rows that were dropped, by operators.
     bad_records: dict[str, int] = field(default_factory=dict)
     late_rows: dict[str, int] = field(default_factory=dict)
+    #: What is odd about its input, a sentence each.
+    warnings: tuple[str, ...] = ()
     #: The checkpoint or savepoint it has begun with.
     restored_checkpoint: int | None = None
 

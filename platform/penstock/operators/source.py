@@ -8,6 +8,7 @@ and each split's own watermark, so that after a restore a row is late exactly if
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -39,12 +40,14 @@ if TYPE_CHECKING:
     from penstock.connector.source import SourceBatch
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
-    from penstock.operators.event_time import Bools
+    from penstock.operators.event_time import Bools, Int64s
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.operators.source_watermarks import SourceWatermarks
 
 BadRecordPolicy = Literal["fail", "skip", "dead-letter"]
 
+#: 1990: earlier times are more often numbers of another unit than events.
+_DOUBTFUL_BEFORE_US = 631_152_000_000_000
 #: Rows asked of the reader in one poll: large enough for kernels, small enough that a barrier waits only milliseconds.
 POLL_ROWS = 65_536
 #: Names of the saved states.
@@ -198,6 +201,8 @@ class SourceOperator(Operator):
                 index = None if index is None else index[good]
                 if data.num_rows == 0:
                     return False
+            if int(times.max()) < _DOUBTFUL_BEFORE_US:
+                self._doubt(times)
         for split_id in source.split_ids:
             self._watermarks.active(split_id)
         self._set_idle(out, idle=False)
@@ -259,6 +264,16 @@ class SourceOperator(Operator):
         out.watermark(Watermark(MAX_TIMESTAMP))
         self._ended = True
         return True
+
+    def _doubt(self, times: Int64s) -> None:
+        """Count rows all of whose times lie before 1990, as those of seconds do that were taken for milliseconds."""
+        assert self._times is not None  # noqa: S101 - only called with event time
+        extra = self._context.metrics.extra
+        if "oldTimestamps" not in extra:
+            text = "%s: event time %r of rows is as early as %d ms after 1970: are its numbers of another unit?"
+            logging.getLogger(__name__).warning(text, self._where, self._times.name, int(times.max()) // 1000)
+        self._count("oldTimestamps", len(times))
+        extra["oldTimestampMs"] = float(int(times.max()) // 1000)
 
     # --- bad records -----------------------------------------------------------------------------------------------
 

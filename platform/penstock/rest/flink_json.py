@@ -365,6 +365,8 @@ def progress(detail: JobDetail) -> Json:
         "rows-read": read,
         "rows-written": written,
         "bad-records": {v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords"))},
+        # rows whose event time lies before 1990, and such a time (ms)
+        "doubtful-times": {v.operators[0].uid: doubt for v in heads if (doubt := _doubt(v)) is not None},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
         "watermark": min(known) if known and len(known) == len(marks) else None,
         "checkpoints-completed": summary.checkpoints_completed,
@@ -376,6 +378,13 @@ def progress(detail: JobDetail) -> Json:
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
         "checkpoint-failure": summary.checkpoint_failure,
     }
+
+
+def _doubt(vertex: VertexView) -> Json | None:
+    rows = _total(vertex, "oldTimestamps")
+    if not rows:
+        return None
+    return {"rows": rows, "example": max(int(s.metrics.get("oldTimestampMs", 0)) for s in vertex.subtasks)}
 
 
 def _total(vertex: VertexView, metric: str) -> int:

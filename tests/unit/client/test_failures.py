@@ -66,6 +66,17 @@ def test_a_failure_is_told_later_if_nobody_answers_now(job):
     assert len(watch.look(job, summary(restarts=1))) == 1
 
 
+def test_times_before_1990_are_told_once_with_the_settings(job):
+    watch = FailureWatch()
+    odd = summary(**{"doubtful-times": {"payments": {"rows": 1200, "example": 1_700_000_000}}})
+    (line,) = watch.look(job, odd)
+    assert line.startswith(
+        "1,200 rows of payments have event times before 1990, such as 1970-01-20 16:13:20: if their "
+    )
+    assert "timestamp_unit='s' of the source, or unit='s' of the watermark strategy" in line
+    assert watch.look(job, odd) == []
+
+
 def test_a_failed_checkpoint_and_slots_that_are_waited_for_are_told_once(job):
     watch = FailureWatch()
     troubled = summary(**{

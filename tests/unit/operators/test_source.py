@@ -61,6 +61,19 @@ def test_every_kind_of_time_becomes_microseconds(bench, reader, out, column, raw
     assert out.elements[0].data.column(TS_COLUMN).to_pylist() == [1_700_000_000_000_000]
 
 
+def test_seconds_that_were_taken_for_milliseconds_are_counted_and_logged_once(bench, reader, out, caplog):
+    schema = pa.schema([SCHEMA.field(0), pa.field("ts", pa.int64())])
+    operator = opened(bench, WatermarkStrategy.monotonic(timestamp="ts", unit="ms"), schema)
+    operator.add_splits(splits("a"), no_more=False)
+    for _ in range(2):
+        poll(operator, reader, out, PollResult((batch([1_700_000_000, 1_700_000_001], schema=schema),)))
+    poll(operator, reader, out, PollResult((batch([1_700_000_000_000], schema=schema),)))
+    extra = operator._context.metrics.extra
+    assert (extra["oldTimestamps"], extra["oldTimestampMs"]) == (4.0, 1_700_000_001.0)
+    (line,) = caplog.messages
+    assert "source 'in': event time 'ts' of rows is as early as 1700000001 ms after 1970" in line
+
+
 def test_a_text_column_is_no_event_time(bench, reader):
     schema = pa.schema([SCHEMA.field(0), pa.field("ts", pa.string())])
     with pytest.raises(GraphError, match="'ts' is string, which is no event time"):
