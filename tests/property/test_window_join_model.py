@@ -79,7 +79,7 @@ def job_on(backend, window, how):
     return Job(spec_of("window_join", config), inputs(), KEYS, Model(window, how), backend)
 
 
-@on((MEMORY, 120), (DISK, 40), (leaving_for_rocksdb(1), 100), (REMOTE_ROWS, 16))
+@on((MEMORY, 120), (DISK, 30), (leaving_for_rocksdb(1), 60), (REMOTE_ROWS, 16))
 def test_output_is_the_models(backend):
     backend.check(run, kind=st.sampled_from(KINDS), history=OPERATIONS)
 
