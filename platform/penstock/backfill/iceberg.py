@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.backfill.avro_blocks import require_whole
 from penstock.backfill.table_files import TableFile, file_at
 from penstock.checkpoint.stores import open_store
 from penstock.core.errors import ConnectorError, PenstockError, UsageError
@@ -175,6 +176,7 @@ def _snapshot(uri: str, metadata: TableMetadata, io: FileIO, wanted: int | None)
     }
     named = f"{uri}{_AT}{snapshot.snapshot_id}"
     try:
+        _require_whole(io, snapshot.manifest_list)
         files = dict(_data_files(named, snapshot.manifests(io), io, moved))
     except PenstockError:
         raise
@@ -195,6 +197,7 @@ def _data_files(
     from pyiceberg.manifest import FileFormat, ManifestContent
 
     for manifest in manifests:
+        _require_whole(io, manifest.manifest_path)
         for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
             found = entry.data_file
             if manifest.content == ManifestContent.DELETES:
@@ -203,6 +206,12 @@ def _data_files(
             if found.file_format != FileFormat.PARQUET:
                 raise UsageError(f"{named} has {found.file_path}, which is {found.file_format.value}", hint=_REWRITE)
             yield file_at(found.file_path, found.file_size_in_bytes), moved[manifest.partition_spec_id]
+
+
+def _require_whole(io: FileIO, path: str) -> None:
+    """Look whether a list of manifests or a manifest has all its blocks."""
+    with io.new_input(path).open() as file:
+        require_whole(file.read())
 
 
 def _require_pyiceberg(uri: str) -> None:
