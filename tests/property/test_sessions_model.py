@@ -142,17 +142,8 @@ class Steps:
 
     def rows(self, rows):
         late, again = self.job.model.add(rows)
-        found, aside, dropped = [], [], 0
-        for subtask, mine in self.job.parts(rows):
-            before = self.job.late_of(subtask)
-            out = self.job.push(subtask, mine)
-            found += out.rows
-            aside += out.late
-            assert out.late_schema in (None, SCHEMA)
-            dropped += self.job.late_of(subtask) - before
-        same(found, again)
-        assert dropped == (0 if self.routed else len(late))
-        assert sorted(map(repr, aside)) == sorted(repr(("late", row)) for row in late if self.routed)
+        sent = ((subtask, self.job.batch(mine)) for subtask, mine in self.job.parts(rows))
+        same(self.job.push_with_late(sent, late, routed=self.routed), again)
 
     def watermark(self, subtask, further):
         subtask %= len(self.job.subtasks)

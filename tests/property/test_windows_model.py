@@ -107,17 +107,8 @@ class Steps:
     def batch(self, seed, count):
         rows = drawn(seed, count, list(self.job.hash), self.job.model.key, self.pace.batch())
         late, again = self.job.model.add(rows)
-        found, aside, dropped = [], [], 0
-        for subtask, batch in self.sent(rows, combined=seed % 4 != 3):
-            before = self.job.late_of(subtask)
-            out = self.job.process(subtask, batch)
-            found += out.rows
-            aside += out.late
-            assert out.late_schema in (None, SCHEMA)
-            dropped += self.job.late_of(subtask) - before
-        same(found, again)
-        assert dropped == (0 if self.routed else len(late))
-        assert sorted(map(repr, aside)) == sorted(repr(("late", row)) for row in late if self.routed)
+        sent = self.sent(rows, combined=seed % 4 != 3)
+        same(self.job.push_with_late(sent, late, routed=self.routed), again)
 
     def sent(self, rows, *, combined):
         """Yield what the exchange sends to each subtask."""

@@ -163,10 +163,31 @@ class Job:
             if mine:
                 yield subtask, mine
 
+    def batch(self, rows, side=0):
+        """Return rows as one batch."""
+        # a slice at an odd offset: validity bits do not begin with a byte
+        return Batch(batch_of([rows[0], *rows], self.inputs[side].schema).slice(1))
+
     def push(self, subtask, rows, side=0):
         """Give rows to a subtask as one batch; return what it emits."""
-        # a slice at an odd offset: validity bits do not begin with a byte
-        return self.process(subtask, Batch(batch_of([rows[0], *rows], self.inputs[side].schema).slice(1)), side)
+        return self.process(subtask, self.batch(rows, side), side)
+
+    def push_with_late(self, sent, late, *, routed):
+        """Give (subtask, batch) one after another; return the rows that are emitted.
+
+        The late rows have to be put aside as they are, or to be counted where they are not routed.
+        """
+        found, aside, dropped = [], [], 0
+        for subtask, batch in sent:
+            before = self.late_of(subtask)
+            out = self.process(subtask, batch)
+            found += out.rows
+            aside += out.late
+            assert out.late_schema in (None, self.inputs[0].schema)
+            dropped += self.late_of(subtask) - before
+        assert dropped == (0 if routed else len(late))
+        assert sorted(map(repr, aside)) == sorted(repr(("late", row)) for row in late if routed)
+        return found
 
     def process(self, subtask, batch, side=0):
         """Give a batch to a subtask; return what it emits."""
