@@ -1,4 +1,4 @@
-"""What a savepoint says by itself of the job that was stopped with it."""
+"""Read the input positions of a stopped job from its savepoint."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a user is told when something fails: at once, with the error and the user's line, and how it goes on."""
+"""Failures reach the user at once: the error, the line in the job file, and the next attempt."""
 
 import os
 import re

@@ -27,7 +27,7 @@ class Found(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """What a window function makes of a window."""
+    """A row that a window function returns."""
 
     key: str | None
     first: int

@@ -1,4 +1,4 @@
-"""What has made a job fail: whether a restart can help; pure.
+"""Classifies failures: whether a restart can help; pure.
 
 Used by `jobmanager.job_master`, which restarts the whole job on any failure (decision 3), and by `jobmanager.restart`.
 """
@@ -25,7 +25,7 @@ _USER_CODE = ("UserFunctionError", "ColumnError")
 
 
 class Cause(enum.Enum):
-    """What has failed."""
+    """The class of a failure."""
 
     #: A process, a machine, an outside system: it may be there again.
     TRANSIENT = "transient"

@@ -15,7 +15,7 @@ class JobManagerLimits:
     #: Between two tries to begin a job that is recorded, and how many there are.
     recover_retry_ms: int = 2_000
     recover_tries: int = 30
-    #: Until whoever gave a verdict on an upgrade is told that it is not durable yet.
+    #: How long a verdict on an upgrade may take to become durable before its sender gets an error.
     verdict_ms: int = 20_000
     #: Ended jobs whose last run is still shown in full.
     kept_ended: int = 50

@@ -112,7 +112,7 @@ class RestartPolicy:
         self.proven = self._checkpointed = True
 
     def resumed(self, restored: Manifest | None, run_id: str) -> None:
-        """A deployment of that run starts from `restored`: a checkpoint of its own may be an earlier leader's."""
+        """A deployment starts from `restored`: a checkpoint of this run proves its functions, whoever led it."""
         self.proven = self.proven or (restored is not None and restored.run_id == run_id)
 
     def on_failure(self, cause: Cause, now_ms: int, chance: float) -> int | None:

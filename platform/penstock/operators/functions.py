@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from penstock.operators.operator import Collector, OperatorContext
 
 
-#: Of an exception's text, and of the faults of one row, so much is told in the error's line.
+#: Limits of the one-line error: characters of the exception's text, and invalid fields of a row.
 _MOST_TEXT = 400
 _MOST_FAULTS = 3
 #: What to do where a worker lacks what a function needs.

@@ -75,7 +75,7 @@ def create_app(
     watch.add_routes(router, jobs or watch.JobWatch(dispatcher, clock))
     web.add_routes(app)
     app.include_router(router, prefix="/v1")
-    for route in router.routes:  # as they are: to make each of them anew takes long
+    for route in router.routes:  # reused: building each of them a second time is slow
         if isinstance(route, APIRoute):
             route.include_in_schema = False
     app.router.routes += router.routes
