@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from penstock.connector.source import SourceBatch
     from penstock.core.elements import Barrier
     from penstock.core.permits import CommitPermit
-    from penstock.operators.event_time import Bools, Int64s
+    from penstock.operators.event_time import Bools
     from penstock.operators.operator import Collector, OperatorContext
     from penstock.operators.source_watermarks import SourceWatermarks
 
@@ -201,8 +201,8 @@ class SourceOperator(Operator):
                 index = None if index is None else index[good]
                 if data.num_rows == 0:
                     return False
-            if int(times.max()) < _DOUBTFUL_BEFORE_US:
-                self._doubt(times)
+            if times[0] < _DOUBTFUL_BEFORE_US and (latest := int(times.max())) < _DOUBTFUL_BEFORE_US:
+                self._doubt(len(times), latest // 1000)
         for split_id in source.split_ids:
             self._watermarks.active(split_id)
         self._set_idle(out, idle=False)
@@ -265,15 +265,15 @@ class SourceOperator(Operator):
         self._ended = True
         return True
 
-    def _doubt(self, times: Int64s) -> None:
-        """Count rows all of whose times lie before 1990, as those of seconds do that were taken for milliseconds."""
+    def _doubt(self, rows: int, latest_ms: int) -> None:
+        """Count rows of a batch whose times all lie before 1990: numbers of another unit, as seconds read as ms."""
         assert self._times is not None  # noqa: S101 - only called with event time
         extra = self._context.metrics.extra
         if "oldTimestamps" not in extra:
             text = "%s: event time %r of rows is as early as %d ms after 1970: are its numbers of another unit?"
-            logging.getLogger(__name__).warning(text, self._where, self._times.name, int(times.max()) // 1000)
-        self._count("oldTimestamps", len(times))
-        extra["oldTimestampMs"] = float(int(times.max()) // 1000)
+            logging.getLogger(__name__).warning(text, self._where, self._times.name, latest_ms)
+        self._count("oldTimestamps", rows)
+        extra["oldTimestampMs"] = float(latest_ms)
 
     # --- bad records -----------------------------------------------------------------------------------------------
 
