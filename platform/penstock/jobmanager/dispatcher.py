@@ -207,8 +207,7 @@ class Dispatcher:
             UsageError: nothing can be written there, or the token is of another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        known = self.changes.require_own(found, request_id, "stop")
-        if known is not None and known.status != "FAILED":  # what has failed may be asked for again
+        if self._asked(found, request_id, "stop"):
             return request_id
         event = StopRequested(request_id, await savepoint_target(found, uri, request_id, probe=True), drain)
         return self._operate(found, request_id, event)
@@ -220,8 +219,8 @@ class Dispatcher:
             UsageError: nothing can be written there, or the token is of another request.
         """
         found, request_id = self._find(job), token or self._parts.rand.token()
-        self.changes.require_own(found, request_id, "savepoint")
-        place = await savepoint_target(found, uri, request_id, probe=not self._operations.known(request_id))
+        probe = not self._asked(found, request_id, "savepoint")
+        place = await savepoint_target(found, uri, request_id, probe=probe)
         return self._operate(found, request_id, SavepointRequested(request_id, place))
 
     async def trigger_checkpoint(self, job: str) -> str:
@@ -396,11 +395,15 @@ class Dispatcher:
     def _find(self, name: str) -> KnownJob:
         return find_job(self._jobs, name)
 
+    def _asked(self, job: KnownJob, request_id: str, kind: str) -> bool:
+        """Whether that was asked for before; what has failed may be asked for again. Raises as `require_own`."""
+        known = self.changes.require_own(job, request_id, kind)
+        return known is not None and known.status != "FAILED"
+
     def _operate(self, job: KnownJob, request_id: str, event: Event) -> str:
         kind = kind_of(event)
-        self.changes.require_own(job, request_id, kind)
-        if self._operations.known(request_id) and self._operations.status(request_id).status != "FAILED":
-            return request_id  # asked again
+        if self._asked(job, request_id, kind):
+            return request_id
         self._operations.begin(request_id, job.record.job_id, kind)
         try:
             job.post(event)
