@@ -166,11 +166,9 @@ def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
         return importlib.import_module(f"penstock.{name}")
     if name not in _NAMES:
-        import difflib
+        from penstock.core.names import near
 
-        close = difflib.get_close_matches(name, _NAMES, n=1)
-        meant = f"did you mean {close[0]!r}? " if close else ""
-        msg = f"penstock has no {name!r} ({meant}there are: {', '.join(sorted(_NAMES))})"
+        msg = f"penstock has no {name!r} ({near(name, sorted(_NAMES))})"
         raise AttributeError(msg)
     if _NAMES[name].startswith("penstock.api."):
         _wire()

@@ -42,10 +42,8 @@ class ClusterMetadata:
         try:
             self._admin = AdminClient({"socket.connection.setup.timeout.ms": "5000", **for_admin(resolved)})
         except KafkaException as error:
-            reason = error.args[0]
-            text = reason.str() if isinstance(reason, KafkaError) else str(error)
             raise ConnectorError(
-                f"Kafka at {self.bootstrap}: properties={{...}}: {text}",
+                f"Kafka at {self.bootstrap}: properties={{...}}: {_text_of(error)}",
                 hint="names and values are librdkafka's, as its CONFIGURATION.md lists them",
             ) from error
 
@@ -111,14 +109,18 @@ class ClusterMetadata:
             reason = error.args[0]
             if isinstance(reason, KafkaError) and reason.code() in _NO_ANSWER:
                 raise self._unreachable(reason.str()) from error
-            text = reason.str() if isinstance(reason, KafkaError) else str(error)
-            raise ConnectorError(f"Kafka at {self.bootstrap}: {text}") from error
+            raise ConnectorError(f"Kafka at {self.bootstrap}: {_text_of(error)}") from error
 
     def _unreachable(self, why: str) -> ConnectorError:
         return ConnectorError(
             f"Kafka at {self.bootstrap} cannot be reached within {self._timeout_s:.0f} s: {why}",
             hint="is the broker running, is the address right, and do the security properties fit?",
         )
+
+
+def _text_of(error: KafkaException) -> str:
+    reason = error.args[0]
+    return str(reason.str()) if isinstance(reason, KafkaError) else str(error)
 
 
 def _some(topics: Mapping[str, Any]) -> str:

@@ -14,11 +14,12 @@ from penstock.api.operator_handle import OperatorHandle, StreamSink
 from penstock.api.row_functions import compile_function
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
+from penstock.core.names import near
 from penstock.core.schema import schema_to_text
 from penstock.core.views import plain_schema
 from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec, Rebalance
 from penstock.graph.stream_graph import StreamNode, Upstream
-from penstock.graph.validate import near, require_key_types, require_name, require_unique
+from penstock.graph.validate import require_key_types, require_name, require_unique
 from penstock.operators.columns import without_ts
 
 if TYPE_CHECKING:

@@ -85,7 +85,7 @@ def _located(error: PenstockError, job: Path) -> PenstockError:
 def _hint_of(error: Exception) -> str:
     """Return the way out: of an unknown attribute of ours the nearest one and all that there are."""
     if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("penstock."):
-        from penstock.graph.validate import near
+        from penstock.core.names import near
 
         return near(str(error.name), [name for name in dir(error.obj) if not name.startswith("_")])
     return "PENSTOCK_TRACEBACK=1 prints the whole traceback"

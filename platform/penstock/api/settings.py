@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.config.settings import JobSettings, RestartStrategy, in_range, parse_bytes, parse_duration_ms
 from penstock.core.errors import UsageError
-from penstock.graph.validate import near
+from penstock.core.names import near
 
 _FIELDS = JobSettings.__struct_fields__
 #: Where checkpoints lie unless said otherwise, below the working directory.

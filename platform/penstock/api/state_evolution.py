@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from penstock.core.errors import GraphError
 from penstock.core.evolution import DEFAULT, WAS, default_text
-from penstock.graph.validate import near
+from penstock.core.names import near
 
 
 def evolving(schema: pa.Schema, row_type: Any, renamed: Mapping[str, str], where: str) -> pa.Schema:

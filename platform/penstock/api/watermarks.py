@@ -19,7 +19,13 @@ if TYPE_CHECKING:
 
     from penstock.api.data_stream import DataStream
 
+_EXAMPLE = "for example ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp='ts')"
 __all__ = ["WatermarkStrategy", "assigned", "check_strategy", "code_of", "require_time"]
+
+
+def _require_strategy(strategy: object, where: str) -> None:
+    if not isinstance(strategy, WatermarkStrategy):
+        raise GraphError(f"{where}: {strategy!r} is no watermark strategy", hint=_EXAMPLE)
 
 
 def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -> bool:
@@ -30,9 +36,7 @@ def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where:
     """
     if strategy is None:
         return False
-    if not isinstance(strategy, WatermarkStrategy):
-        msg = f"{where}: watermarks={strategy!r} is no strategy"
-        raise GraphError(msg, hint="for example ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp='ts')")
+    _require_strategy(strategy, where)
     if not strategy.has_event_time:
         strategy.validate(tuple(schema.names))
         return False
@@ -60,9 +64,9 @@ def assigned(stream: DataStream, strategy: WatermarkStrategy) -> DataStream:
         GraphError: no strategy with event time, one that does not fit the columns, or alignment.
     """
     where = "assign_timestamps_and_watermarks"
+    _require_strategy(strategy, where)
     if not strategy.has_event_time:
-        msg = f"{where}: {strategy!r} gives no event time"
-        raise GraphError(msg, hint="for example ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp='ts')")
+        raise GraphError(f"{where}: {strategy!r} gives no event time", hint=_EXAMPLE)
     if strategy.alignment_group:
         msg = f"{where}: only sources can wait for each other (alignment group {strategy.alignment_group!r})"
         raise GraphError(msg, hint="give env.from_source(..., watermarks=...) the strategy with the alignment")

@@ -18,9 +18,9 @@ from penstock.backfill.table_reader import TableConfig, TablePart, table_spec, t
 from penstock.connector.sink import load_factory
 from penstock.connector.source import HistorySplit, SourceSpec, SourceSplit
 from penstock.core.errors import UsageError
+from penstock.core.names import near
 from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import JobGraph, JobVertex
-from penstock.graph.validate import near
 from penstock.operators.source import bad_record_policy
 
 

@@ -11,9 +11,9 @@ from collections.abc import Collection
 import msgspec
 
 from penstock.core.errors import UsageError
+from penstock.core.names import near
 from penstock.eventtime.strategy import strategy_from_builtins
 from penstock.graph.job_graph import Broadcast, JobGraph, JobVertex, OperatorSpec
-from penstock.graph.validate import near
 from penstock.operators.reduce_function import REDUCED
 
 #: Kinds whose result follows from the rows of a key and their event times.

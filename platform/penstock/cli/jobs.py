@@ -20,6 +20,7 @@ from penstock.cli.options import (
     say,
 )
 from penstock.cli.terminal import terminal
+from penstock.client.failures import next_attempt
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
@@ -108,15 +109,14 @@ def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str
     if not entries:
         return []
     newest = entries[0]
-    soon_ms = summary["next-attempt-in-ms"]
     facts = [
         f"at {_when(newest['timestamp'])}",
-        *([f"in {newest['taskName']}"] if newest["taskName"] else []),
-        *([f"restart {summary['restarts']}"] if summary["restarts"] else []),
-        *([f"next attempt in {soon_ms / 1000:.1f} s"] if soon_ms is not None else []),
+        f"in {newest['taskName']}" if newest["taskName"] else "",
+        f"restart {summary['restarts']}" if summary["restarts"] else "",
+        next_attempt(summary),
     ]
     text = str(newest["stacktrace"]).strip()
-    head = [f"last failure ({', '.join(facts)}): {newest['exceptionName']}"]
+    head = [f"last failure ({', '.join(filter(None, facts))}): {newest['exceptionName']}"]
     return head if text == newest["exceptionName"] else [*head, text]
 
 

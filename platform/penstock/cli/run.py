@@ -127,7 +127,7 @@ def _tell(results: list[JobResult], *, as_json: bool) -> None:
             print_json(_document(result))
         elif result.state in TERMINAL:
             say(f"{result.name} {result.job_id} {result.state} after {result.duration_ms / 1000:.1f} s")
-            for line in totals(result):
+            for line in _totals(result):
                 say(line)
         else:
             say(f"{result.name} {result.job_id} is submitted; `penstock show {result.name}` tells how it is")
@@ -142,7 +142,7 @@ def _document(result: JobResult) -> dict[str, Any]:
     return document
 
 
-def totals(result: JobResult) -> list[str]:
+def _totals(result: JobResult) -> list[str]:
     """Return what a job that has ended has read, written and left out, a line each."""
     read = sum(result.rows_read.values())
     if result.state == "FINISHED" and result.restored_checkpoint is not None and not read and not result.restarts:

@@ -163,20 +163,21 @@ commands.command("rekey")(rekey)
 
 
 def _listed(uri: str) -> list[dict[str, Any]]:
+    from penstock.checkpoint.log import PREFIX, key_of
     from penstock.checkpoint.stores import join_uri, open_store
     from penstock.core.errors import NotFoundError
     from penstock.snapshots import opening
 
     store = open_store(uri.rstrip("/"))
     jobs = opening.jobs_of(store)
-    if not jobs and not store.list("manifests/"):
+    if not jobs and not store.list(PREFIX):
         return [summary_of(opened(uri))]
     found: list[dict[str, Any]] = []
     for folder in [join_uri(uri, job) for job in jobs] or [uri]:
         job_store = open_store(folder)
         for manifest in opening.read_log(job_store):
             if manifest.kind == "checkpoint":
-                where = join_uri(job_store.uri, "manifests", f"{manifest.sequence:020d}.json")
+                where = join_uri(job_store.uri, key_of(manifest.sequence))
                 found.append(summary_of(opening.Snapshot(where, job_store, manifest)))
         found += [summary_of(opened(savepoint)) for savepoint in opening.savepoints_of(job_store)]
     if not found:

@@ -26,6 +26,12 @@ def doubts(summary: dict[str, Any]) -> dict[str, str]:
     }
 
 
+def next_attempt(summary: dict[str, Any]) -> str:
+    """Return when a job starts again after a failure, in words; empty when it does not wait for that."""
+    soon_ms = summary["next-attempt-in-ms"]
+    return "" if soon_ms is None else f"next attempt in {soon_ms / 1000:.1f} s"
+
+
 def _day(timestamp_ms: int) -> str:
     moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=timestamp_ms)
     return moment.strftime("%Y-%m-%d %H:%M:%S")
@@ -54,8 +60,9 @@ class FailureWatch:
         if summary["waits-for"] and summary["waits-for"] != self._waits_for:
             lines.append(f"{handle.name} waits for slots: it needs {summary['waits-for']}")
         self._waits_for = summary["waits-for"]
-        lines += [doubt for uid, doubt in doubts(summary).items() if uid not in self._doubted]
-        self._doubted |= doubts(summary).keys()
+        doubted = doubts(summary)
+        lines += [doubt for uid, doubt in doubted.items() if uid not in self._doubted]
+        self._doubted |= doubted.keys()
         return lines
 
     def _failures(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
@@ -71,7 +78,6 @@ class FailureWatch:
         for error, alike in groupby(entry["exceptionName"] for entry in reversed(new)):
             times = sum(1 for _ in alike)
             lines.append(f"{handle.name} failed{f' {times} times' if times > 1 else ''}: {error}")
-        soon_ms = summary["next-attempt-in-ms"]
-        after = f"next attempt in {soon_ms / 1000:.1f} s" if soon_ms is not None else f"it is {summary['state']} again"
+        after = next_attempt(summary) or f"it is {summary['state']} again"
         lines[-1] += f" (restart {summary['restarts']}, {after}; see `penstock show {handle.name}`)"
         return lines

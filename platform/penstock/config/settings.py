@@ -6,13 +6,13 @@ milliseconds, sizes are bytes. Secrets are never settings: they come from each p
 
 from __future__ import annotations
 
-import difflib
 import re
 from typing import Any, Literal
 
 import msgspec
 
 from penstock.core.errors import UsageError
+from penstock.core.names import near
 
 _HINT = "see the table of settings in the docs"
 _UNITS_MS = {"ms": 1.0, "s": 1e3, "m": 60e3, "min": 60e3, "h": 3600e3, "d": 86400e3}
@@ -21,7 +21,7 @@ _UNITS_BYTES = {"B": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30, "TB": 1 << 
 
 
 class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens after a failure; names as Flink's.
+    """The restart strategy of a job, with Flink's names.
 
     What no restart can help ends the job with every kind (`jobmanager.failover`).
     """
@@ -204,9 +204,7 @@ def with_overrides(settings: JobSettings, overrides: dict[str, str]) -> JobSetti
             target = target.get(parent, {})
         given, leaf = leaf, next((name for name in (leaf, f"{leaf}_ms", f"{leaf}_bytes") if name in target), leaf)
         if leaf not in target:
-            close = difflib.get_close_matches(key, sorted(plain), n=1)
-            known = f"known: {', '.join(sorted(plain))}"
-            raise UsageError(f"unknown setting {key!r}", hint=f"did you mean {close[0]!r}? {known}" if close else known)
+            raise UsageError(f"unknown setting {key!r}", hint=near(key, sorted(plain)))
         target[leaf] = text if given == leaf and text.strip().isdigit() else _typed(text, leaf)
     try:
         return in_range(msgspec.convert(plain, JobSettings, strict=False))

@@ -34,6 +34,8 @@ class Broadcast(msgspec.Struct, frozen=True, tag="broadcast"):
 Partitioner = Forward | KeyGroup | Rebalance | Broadcast
 
 
+#: Kinds of operators that have no output.
+ENDS = frozenset({"sink", "collect"})
 #: Kinds whose state is not by key.
 _UNKEYED_KINDS = frozenset({"source", "sink", "window_top", "map_async", "plain_process", "assign_watermarks"})
 

@@ -15,11 +15,11 @@ from penstock.core.aggregate_evolution import evolve_state, require_same_window
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import EVOLVES, MIGRATES, MIGRATES_BY, is_migrated
 from penstock.core.join_evolution import require_same_join
+from penstock.core.names import near
 from penstock.core.snapshot import Committable, OperatorStateSnapshot, SubtaskSnapshot
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.graph.redistribute import TASK_STATE_PREFIX
 from penstock.graph.unkeyed_check import begun, judged
-from penstock.graph.validate import near
 from penstock.graph.verdicts import ALLOW, StateVerdict
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from typing import Any
 
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import MODE, evolve, fits_by_name, shown_by_name
+from penstock.core.names import near
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.redistribute import TASK_STATE_PREFIX
-from penstock.graph.validate import near
 from penstock.graph.verdicts import ALLOW, StateVerdict
 
 _WINDOWS = ("window_aggregate", "zoned_window", "window_rows", "processing_window", "session_aggregate")

@@ -6,14 +6,14 @@ own line; `validate` looks at the whole graph and is called by `penstock.graph.c
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import GraphError
+from penstock.core.names import near
 from penstock.graph.backend_check import check_backend
-from penstock.graph.job_graph import KeyGroup
+from penstock.graph.job_graph import ENDS, KeyGroup
 from penstock.graph.stream_graph import StreamGraph, StreamNode
 from penstock.graph.view_check import check_views
 
@@ -24,18 +24,8 @@ if TYPE_CHECKING:
 WINDOW_COLUMNS = ("window_start", "window_end")
 #: Key column types whose hash is the same here and in Spark (`penstock.kernels` and PROTOCOLS know the same list).
 KEY_TYPES = "int8-int64, uint8-uint32, bool, float32, float64, string, binary, date, timestamp, decimal128"
-#: Kinds of operators that have no output.
-_ENDS = frozenset({"sink", "collect"})
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _NAME_RULE = "use letters, digits, '-', '_' and '.', at most 100, beginning with a letter or digit"
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """Return a hint for a misspelt name: the nearest one when there is any, and all that are known."""
-    names = list(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    listed = f"there are: {', '.join(names)}" if names else "there are none"
-    return f"did you mean {close[0]!r}? {listed}" if close else listed
 
 
 def require_columns(columns: Sequence[str], known: Sequence[str], where: str) -> None:
@@ -167,7 +157,7 @@ def _check_parallelism(graph: StreamGraph, node: StreamNode) -> None:
 
 
 def _check_output_used(graph: StreamGraph, node: StreamNode) -> None:
-    if node.operator.kind not in _ENDS and not graph.out_edges(node.id):
+    if node.operator.kind not in ENDS and not graph.out_edges(node.id):
         msg = f"the output of {node.label} goes nowhere"
         raise GraphError(msg, hint="end it with .sink_to(...), or take the operator out")
 

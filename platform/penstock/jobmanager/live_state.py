@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, first_hash_of, key_group_of, key_groups_of, subtask_of
-from penstock.graph.validate import near
+from penstock.core.names import near
 from penstock.jobmanager.questions import Questions, Worker
 from penstock.jobmanager.views import JobDetail, SubtaskView, VertexView
 from penstock.rpc.worker_commands import AskSubtask

@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from penstock.core.errors import StateMismatchError, UsageError
 from penstock.core.evolution import NAME, fits_by_name, shown_by_name
+from penstock.core.names import near
 from penstock.core.schema import schema_from_text
-from penstock.graph.validate import near
 from penstock.operators.process_collections import ObjectCodec
 from penstock.state.row_columns import plain_values
 

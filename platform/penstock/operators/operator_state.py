@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from penstock.core.errors import StateMismatchError
 from penstock.core.evolution import MODE, Evolution, conform, evolve, value_columns
+from penstock.core.names import near
 from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.graph.validate import near
 from penstock.operators.functions import UserFunctionError
 from penstock.operators.process_values import ValueCodec
 from penstock.operators.state_items import from_items, to_items

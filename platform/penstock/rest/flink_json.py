@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.graph.job_graph import ENDS
 from penstock.rest.java_throwable import serialized_throwable
 
 if TYPE_CHECKING:
@@ -36,8 +37,6 @@ TASK_STATES = (
     "FAILED",
     "RECONCILING",
 )
-#: Operators that rows end in.
-_ENDS = ("sink", "collect")
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
@@ -351,7 +350,7 @@ def progress(detail: JobDetail) -> Json:
     """
     sources = {edge.target for edge in detail.edges}
     heads = [vertex for vertex in detail.vertices if vertex.id not in sources]
-    ends = [vertex for vertex in detail.vertices if vertex.operators[-1].kind in _ENDS]
+    ends = [vertex for vertex in detail.vertices if vertex.operators[-1].kind in ENDS]
     read = {v.operators[0].uid: _total(v, "numRecordsIn") for v in heads}
     written = {v.operators[-1].uid: _total(v, "numRecordsOut") for v in ends}
     marks = [s.metrics.get("currentInputWatermark") for v in detail.vertices if v.id in sources for s in v.subtasks]

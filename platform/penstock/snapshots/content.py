@@ -12,9 +12,9 @@ from penstock.checkpoint.manifest import Manifest
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import NotFoundError, UsageError
 from penstock.core.evolution import FIRST_VALUE_ID, field_id
+from penstock.core.names import near
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
-from penstock.graph.validate import near
 from penstock.state.accumulators import FIRST_ENTRY, KEY_IDS, NAMESPACE, ROW
 
 if TYPE_CHECKING:

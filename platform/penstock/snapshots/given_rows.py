@@ -14,9 +14,9 @@ import polars as pl
 import pyarrow as pa
 
 from penstock.core.errors import UsageError
+from penstock.core.names import near
 from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import JobGraph, OperatorSpec
-from penstock.graph.validate import near
 from penstock.kernels.hashing import hash_columns
 from penstock.snapshots.content import identity_of
 from penstock.state.accumulators import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ

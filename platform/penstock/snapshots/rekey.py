@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from penstock.core.errors import NotFoundError
 from penstock.core.keygroup import HashRange
+from penstock.core.names import near
 from penstock.core.schema import schema_from_text, schema_to_text
-from penstock.graph.validate import near
 from penstock.snapshots import recut
 from penstock.snapshots.cuts import Loads, ranges_by_size
 from penstock.snapshots.key_expressions import KeyColumn, keys_of, parsed

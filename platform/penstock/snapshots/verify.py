@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from penstock.checkpoint.log import PREFIX, sequence_of
+from penstock.checkpoint.log import PREFIX, key_of, sequence_of
 from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.recovery import present_manifests
 from penstock.checkpoint.retention import files_of
@@ -91,7 +91,7 @@ def verify(uri: str, *, checkpoint: int | None = None) -> Report:
             continue
         where = snapshot.uri
         if whole_job:
-            where = join_uri(snapshot.store.uri, PREFIX, f"{manifest.sequence:020d}.json")
+            where = join_uri(snapshot.store.uri, key_of(manifest.sequence))
         remedy = _remedy(manifest, newest)
         check.manifest(Snapshot(where, snapshot.store, manifest), remedy)
     if whole_job or snapshot.manifest.kind == "savepoint":
@@ -104,7 +104,7 @@ def verify(uri: str, *, checkpoint: int | None = None) -> Report:
 def _without_removed(store: ObjectStore, report: Report) -> None:
     """Forget the damage of entries that are gone, or name no file any more: retention of a running job does that."""
     naming = (manifest for manifest in read_log(store) if manifest.subtasks or manifest.pending)
-    there = {join_uri(store.uri, PREFIX, f"{manifest.sequence:020d}.json") for manifest in naming}
+    there = {join_uri(store.uri, key_of(manifest.sequence)) for manifest in naming}
     report.damaged = [damage for damage in report.damaged if damage.manifest in there]
 
 

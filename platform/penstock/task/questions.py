@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from penstock.core.errors import NotFoundError, PenstockError, UsageError
 from penstock.core.keygroup import HashRange, key_group_of, key_groups_of, subtask_of
-from penstock.graph.validate import near
+from penstock.core.names import near
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.rpc.messages import SubtaskAnswer
