@@ -12,10 +12,12 @@ from urllib.parse import quote, unquote
 
 from tests.airflow.conftest import ROOT
 from tests.cluster.proc_tree import alive
-from tests.support.waiting import wait_until
+from tests.support.waiting import patience, wait_until
 from tests.ui.browser import patience_ms
 
 LIMIT_S = 300
+#: Airflow's SQLite waits up to 60 s for its lock: whoever asks has to wait longer.
+API_S = 120
 SIZE = {"width": 1366, "height": 768}
 #: Of a picture; until the page has drawn what it has asked for.
 MOST_BYTES, SETTLED_MS = 150_000, 2_500
@@ -85,7 +87,7 @@ class Airflow:
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
         )  # fmt: skip
         try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
+            with urllib.request.urlopen(request, timeout=API_S * patience()) as answer:
                 status, said = answer.status, answer.read()
         except urllib.error.HTTPError as error:
             status, said = error.code, error.read()

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import polars as pl
 from tests.cluster.savepoints import rows_read
+from tests.support.files import files_below
 from tests.support.waiting import wait_until
 
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
@@ -132,7 +133,7 @@ class Place:
 
     def read(self):
         """The rows a reader outside sees, judged: their number, and those of a drain."""
-        files = [p for p in self.output.rglob("*") if p.is_file() and not p.name.startswith(".")]
+        files = files_below(self.output, "[!.]*")
         rows = pl.concat([pl.read_parquet(p) for p in files]).rows() if files else []
         counted = [row for row in rows if row[1] > 0]
         judge(counted)

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.cluster import proc_tree
+from tests.support.files import files_below
 from tests.support.waiting import patience, wait_until
 
 MASTER = "local-cluster[2,1,1024]"
@@ -106,7 +107,7 @@ class OnExecutors:
 
     def kept(self, pattern):
         """Names of what executors keep on their disks of shuffles and of what was told to be kept, if of that form."""
-        return [path.name for path in (self._folder / "local").rglob("*") if re.fullmatch(pattern, path.name)]
+        return [path.name for path in files_below(self._folder / "local") if re.fullmatch(pattern, path.name)]
 
     def end(self):
         """Wait for the end; return the exit code, what was printed, and what was said."""

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from pyiceberg.catalog.sql import SqlCatalog
 from tests.spark.executors import MASTER, OnExecutors, executors
 from tests.spark.golden import KINDS, SECOND, TWO, Golden
+from tests.support.files import files_below
 
 from penstock.backfill.engine import LocalEngine
 from penstock.backfill.spark import BackfillFailedError, SparkEngine
@@ -172,7 +173,7 @@ def test_an_executor_that_is_killed_changes_nothing(tmp_path):
     golden = Golden("process", tmp_path, rows=6_000)
     cuts = (1_500, 1_400, 1_990)
     with OnExecutors(tmp_path, *golden.command(cuts, "--master", MASTER), **golden.environment) as program:
-        program.wait(lambda: any((tmp_path / "savepoint").rglob("*.parquet")), "the first file of a part")
+        program.wait(lambda: files_below(tmp_path / "savepoint", "*.parquet"), "the first file of a part")
         # others are still to come, and rows of the stage before lie on this executor
         program.kill(executors(program.process.pid)[:1])
         code, out, said = program.end()

@@ -12,6 +12,7 @@ from tests.spark.gates import Gate
 from tests.spark.golden import PARTS, Golden
 from tests.spark.test_backfill import keyed, positions
 from tests.spark.test_killed_executors import require_none
+from tests.support.files import files_below
 
 from penstock.snapshots.verify import verify
 
@@ -116,16 +117,12 @@ class Stitched(Golden):
         return told, self.content(told["savepoint"])
 
 
-def parquet_files(folder):
-    return list(folder.rglob("*.parquet"))
-
-
 def test_a_stitched_backfill(tmp_path):
     """While the table is read the executor that reads, behind that both, with the rows they keep of table and topic."""
     job = Stitched(tmp_path)
     told_here, here = job.undisturbed()
     assert told_here["tables"] == {"orders": {"orders-0": [0, 400], "orders-1": [0, 390]}}
-    files, there = len(parquet_files(tmp_path / "here")), tmp_path / "there"
+    files, there = len(files_below(tmp_path / "here", "*.parquet")), tmp_path / "there"
     with (
         Gate(tmp_path / "reading") as reading,
         Gate(tmp_path / "behind") as behind,
@@ -133,13 +130,13 @@ def test_a_stitched_backfill(tmp_path):
     ):
         reader = reading.wait(program.process)
         program.wait(lambda: len(program.kept(r"rdd_\d+_\d+")) == PIECES - 1, "the rows of all other pieces")
-        assert not parquet_files(there)
+        assert not files_below(there, "*.parquet")
         program.kill([program.executor_of(reader)])
         reading.killed()
         reading.let_through(reading.wait(program.process))
         worker = behind.wait(program.process)
         others = files * (PARTS - 1) // PARTS
-        program.wait(lambda: len(parquet_files(there)) == others, "the files of all other parts")
+        program.wait(lambda: len(files_below(there, "*.parquet")) == others, "the files of all other parts")
         behind.lift()
         program.kill({program.executor_of(worker), *executors(program.process.pid)})
         again = reading.wait(program.process)  # rows of the table that were kept are computed again

@@ -4,6 +4,7 @@ import polars as pl
 import pytest
 from tests.spark.executors import MASTER, OnExecutors, executors
 from tests.spark.gates import Gate
+from tests.support.files import files_below
 from tests.unit.snapshots.test_rekey import job
 
 import penstock as ps
@@ -64,7 +65,7 @@ def test_a_repartition(savepoint, tmp_path, tries):
     ):
         reader = gate.wait(program.process)
         others = len(undisturbed[0]) - 1
-        program.wait(lambda: len(list(there.rglob("*.parquet"))) == others, "the files of all other tasks")
+        program.wait(lambda: len(files_below(there, "*.parquet")) == others, "the files of all other tasks")
         gate.lift()
         program.kill([program.executor_of(reader)])
         code, _, said = program.end()
