@@ -8,6 +8,7 @@ from tests.cluster import proc_tree
 from tests.cluster.job_file import Job
 from tests.cluster.orders import Feed, Orders, create_topics, read_windows, verdict
 from tests.cluster.stage import cli, start_cli
+from tests.support.interrupts import interruptible
 from tests.support.waiting import wait_until
 
 from penstock.client.rest_client import RestClient
@@ -131,7 +132,8 @@ def test_run_ended_by_ctrl_c_can_be_resumed(stage, console, work):
     job, feed = work
     path = stage.folder / f"{job.name}.py"
     feed.start()
-    process = start_cli("run", path, cwd=stage.folder, environment=console.environment)
+    with interruptible():
+        process = start_cli("run", path, cwd=stage.folder, environment=console.environment)
     try:
         wait_until(lambda: read_windows(stage.bootstrap, job.sink), "output of the first run", step=0.5)
         tree = proc_tree.descendants(process.pid)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.support.interrupts import interruptible
 from tests.support.waiting import wait_until
 
 from penstock.client.handle import TERMINAL
@@ -228,7 +229,9 @@ def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_pat
     _, printed = endless
     wait_until(lambda: [j for j in cluster.client().jobs() if j["state"] == "RUNNING"], printed, step=0.1)
     command = [sys.executable, "-m", "penstock.cli.main", "run", "job.py", "--cluster", cluster.rest_url, "--attach"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+    with interruptible():
+        run = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with run:
         first = run.stdout.readline()
         run.send_signal(signal.SIGINT)
         text = first + run.stdout.read()

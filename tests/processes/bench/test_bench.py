@@ -1,9 +1,9 @@
 """A benchmark that is interrupted."""
 
 import os
-import signal
 
 import pytest
+from tests.support.interrupts import interruptible
 
 from penstock.bench import measure
 from penstock.bench.options import BenchOptions
@@ -18,11 +18,7 @@ def test_an_interrupted_bench_leaves_no_process_behind(tmp_path, monkeypatch):
     monkeypatch.setattr(measure, "become_reaper", lambda: None)
     meters = []
     monkeypatch.setattr(measure, "TreeMeter", lambda pid: meters.append(pid) or TreeMeter(pid))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' shell has made of it
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            measure.run_child("of:nothing", BenchOptions(), tmp_path, child="sleeps")
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interruptible(), pytest.raises(KeyboardInterrupt):
+        measure.run_child("of:nothing", BenchOptions(), tmp_path, child="sleeps")
     with pytest.raises(ProcessLookupError):
         os.kill(meters[0], 0)

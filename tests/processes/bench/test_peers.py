@@ -6,6 +6,7 @@ import sys
 
 import pytest
 from tests.cluster import proc_tree
+from tests.support.interrupts import interruptible
 
 from penstock.bench.peers import Contest, Peer, Trial, merged, peers_of, ratios, run_peers
 from penstock.cli import main
@@ -153,12 +154,8 @@ os.kill(os.getppid(), {int(number)})
 time.sleep(600)
 """
     made = folder(peer("interrupted", program))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the tests' shell has made of it
-    try:
-        with pytest.raises((KeyboardInterrupt, SystemExit)), _ended_by_a_signal():
-            run_peers(contest(made), ours=1.0)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with interruptible(), pytest.raises((KeyboardInterrupt, SystemExit)), _ended_by_a_signal():
+        run_peers(contest(made), ours=1.0)
     assert not proc_tree.alive(int(told.read_text()))
 
 
