@@ -190,6 +190,9 @@ handle = env.submit("order-totals")
 assert_type(handle, ps.JobHandle)
 assert_type(handle.wait(timeout_ms=1000), str)
 assert_type(totals.execute_and_collect(), pl.DataFrame)
+assert_type(totals.execute_and_collect("first", limit=10), pl.DataFrame)
+assert_type(env.from_collection([{"user_id": 1}], Order), ps.DataStream)
+totals.print()
 assert_type(orders.key_by("user_id").interval_join(orders.key_by("user_id"), "-5s", 2.5, suffix="_b"), ps.DataStream)
 
 

@@ -17,39 +17,50 @@ from penstock.core.views import plain_schema
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.regions import endless_sources
 from penstock.graph.stream_graph import StreamNode
-from penstock.operators.collect import read_collected
+from penstock.operators.collect import read_collected, read_first
 
 if TYPE_CHECKING:
     from penstock.api.data_stream import DataStream
 
 
-def collect(stream: DataStream, name: str) -> pl.DataFrame:
+def collect(stream: DataStream, name: str, limit: int | None) -> pl.DataFrame:
     """Run the job whose only end is `stream` and return its rows; their order is not defined.
 
     The rows pass through a folder of this machine, and checkpoints lie in it too: every call starts from nothing.
-    The first error of a function of the user's ends the job.
+    The first error of a function of the user's ends the job. With `limit`, the job is cancelled at so many rows.
 
     Raises:
-        GraphError: a source is not bounded.
+        GraphError: a source is not bounded, and there is no limit; the limit is below 1.
         JobFailedError: it failed.
     """
     environment, where = stream.environment, call_site()
+    if limit is not None and limit < 1:
+        msg = f"{where}: execute_and_collect: limit must be at least 1, not {limit}"
+        raise GraphError(msg, hint="leave it out for all rows")
     schema = plain_schema(stream.schema)
     with tempfile.TemporaryDirectory(prefix="penstock-collect-") as folder:
+        rows = f"{folder}/rows"
         spec = OperatorSpec(
             uid="collect",
             name="Collect",
             kind="collect",
-            config={"folder": f"{folder}/rows", "schema": schema_to_text(schema)},
+            config={"folder": rows, "schema": schema_to_text(schema), **({"limit": limit} if limit else {})},
         )
         end = stream.append_node(StreamNode(id=0, operator=spec, where=where))
         try:
             graph = environment.job_graph(name, only=[end])
         finally:
             environment.builder.remove(end)
-        if endless := endless_sources(graph):
+        if limit is None and (endless := endless_sources(graph)):
             msg = f"{where}: execute_and_collect would never end: {endless[0]} is not bounded"
-            raise GraphError(msg, hint="give the source an end (bounded=...), or use .sink_to(...) and env.execute")
+            raise GraphError(msg, hint="give the source an end (bounded=...), or limit=100 for the first 100 rows")
         settings = msgspec.structs.replace(failing_at_once(graph.settings), checkpoint_root=f"{folder}/checkpoints")
-        current_executor().executor.execute(msgspec.structs.replace(graph, settings=settings))
-        return pl.DataFrame(pl.from_arrow(read_collected(f"{folder}/rows", schema)))
+        graph = msgspec.structs.replace(graph, settings=settings)
+        executor = current_executor().executor
+        if limit is None:
+            executor.execute(graph)
+            collected = read_collected(rows, schema)
+        else:
+            executor.execute(graph, enough=lambda: read_first(rows, schema, limit).num_rows == limit)
+            collected = read_first(rows, schema, limit)
+        return pl.DataFrame(pl.from_arrow(collected))

@@ -332,11 +332,24 @@ class DataStream(OperatorHandle):
         )
         return StreamSink(self.environment, self.append_node(StreamNode(id=0, operator=spec, where=call_site())))
 
-    def execute_and_collect(self, name: str = "collect") -> pl.DataFrame:
-        """Run the job up to here on a bounded input and return its rows; for tests and notebooks."""
+    def print(self, name: str = "print") -> StreamSink:
+        """Print each row as a line of JSON that begins with `name> `, for a look at a stream.
+
+        An embedded job shows the lines where it runs; on a cluster they are in `penstock logs`. Rows may be printed
+        again after a restart.
+        """
+        require_name(name, "name")
+        spec = OperatorSpec(uid="", name=f"Print: {name}", kind="print", config={"name": name})
+        return StreamSink(self.environment, self.append_node(StreamNode(id=0, operator=spec, where=call_site())))
+
+    def execute_and_collect(self, name: str = "collect", *, limit: int | None = None) -> pl.DataFrame:
+        """Run the job up to here and return its rows; for tests and notebooks.
+
+        The input must be bounded, or `limit` given: the job is cancelled as soon as there are so many rows.
+        """
         from penstock.api.collect import collect
 
-        return collect(self, name)
+        return collect(self, name, limit)
 
     # --- for the other modules of this package
     # -------------------------------------------------------------------------------

@@ -138,6 +138,21 @@ class Environment:
         row_type = row_type if isinstance(row_type, type) else None
         return DataStream(self, Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type), node)
 
+    def from_collection(
+        self, rows: Any, row_type: Any = None, *, watermarks: WatermarkStrategy | None = None, uid: str = "collection"
+    ) -> DataStream:
+        """Read rows of this process, for tests, notebooks and small tables: at most 16 MiB, in their order.
+
+        `rows` are row objects or dicts of `row_type` (a `ps.Schema`, dataclass, NamedTuple or Arrow schema); or a
+        Polars DataFrame or Arrow table, which needs no type.
+
+        Raises:
+            GraphError: rows that do not fit the type, or more than 16 MiB.
+        """
+        from penstock.api.from_collection import collection_source
+
+        return self.from_source(collection_source(rows, row_type), watermarks=watermarks, uid=uid)
+
     def stream_graph(self, name: str = "job", *, only: Collection[int] | None = None) -> StreamGraph:
         """Return the graph as written; with `only`, just these operators and what they are fed by."""
         return self.builder.build(name, self.settings, only=only, require_uids=self.require_uids)

@@ -16,6 +16,8 @@ from penstock.core.errors import JobFailedError, PenstockError, UsageError
 from penstock.graph.executor import JobResult
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from penstock.graph.job_graph import JobGraph
 
 
@@ -30,7 +32,8 @@ class _Planned:
         msg = f"job {graph.name!r} goes on behind env.submit(...), and is only planned here"
         raise UsageError(msg, hint="end the file with env.execute(...)")
 
-    def execute(self, graph: JobGraph) -> JobResult:
+    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
+        del enough
         self.graphs.append(graph)
         return JobResult(job_id="0" * 32, name=graph.name, state="FINISHED", duration_ms=0.0)
 

@@ -42,6 +42,7 @@ _NEVER = {
     "map_async": "what it has under way is not by key, and its answers come in any order",
     "broadcast_process": "a broadcast stream has no place in a backfill",
     "collect": "execute_and_collect() has no sink that publishes once",
+    "print": "print() has no sink that publishes once",
 }
 
 

@@ -57,10 +57,10 @@ class JobProgress:
             return
         self._begin()
         if self._live is None:
-            self._console.print(text, markup=False)
+            self._console.print(text, markup=False, soft_wrap=True)
         else:
             self._notes = [*self._notes[-7:], text]
-            self._live.console.print(text, markup=False)
+            self._live.console.print(text, markup=False, soft_wrap=True)
 
     def on_poll(self, handle: JobHandle, job: dict[str, Any]) -> None:
         """Show the newest state, at most as often as the display needs it."""
@@ -80,7 +80,7 @@ class JobProgress:
         if self._live is not None:
             self._live.update(_panel(job, summary, rate))
         else:
-            self._console.print(_line(job, summary, rate), markup=False)
+            self._console.print(_line(job, summary, rate), markup=False, soft_wrap=True)
 
     def _begin(self) -> None:
         """Start the display; what draws it is imported now, when the job is under way."""

@@ -91,7 +91,7 @@ def run(
             executor = spark_executor(master, spark_conf, host, taskmanagers=taskmanagers, insecure=insecure)
             executor.options = options
         elif not on_cluster:
-            executor = EmbeddedExecutor(options=options)
+            executor = EmbeddedExecutor(options=options, on_printed=progress.note)
             stack.callback(executor.close)
             executor.launch()
         else:

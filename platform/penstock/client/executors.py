@@ -17,6 +17,7 @@ import msgspec
 from penstock.client.failures import FailureWatch, doubts
 from penstock.client.handle import TERMINAL, JobHandle, located
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+from penstock.client.printed import PrintedRows
 from penstock.client.rest_client import RestClient
 from penstock.config.settings import failing_at_once
 from penstock.core.clock import SystemClock
@@ -70,12 +71,12 @@ class ClusterExecutor:
         self.submitted = submit_graph(RestClient(self.url, self.access), graph, self.options)
         return self.submitted
 
-    def execute(self, graph: JobGraph) -> JobResult:
+    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
         """Submit and wait for the end (or not, when detached)."""
         handle = self.submit(graph)
         if self.detached:
             return JobResult(job_id=handle.job_id, name=handle.name, state=handle.status(), duration_ms=0.0)
-        return run_to_end(handle, self.on_poll)
+        return run_to_end(handle, self.on_poll, enough)
 
 
 @dataclass(kw_only=True)
@@ -89,6 +90,8 @@ class EmbeddedExecutor:
     environment: dict[str, str] = field(default_factory=dict)
     on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
     on_started: Callable[[LocalCluster, JobHandle], None] | None = None
+    #: Shows a line of `stream.print()`.
+    on_printed: Callable[[str], None] = print
     _launched: LocalCluster | None = None
 
     def launch(self) -> None:
@@ -108,7 +111,7 @@ class EmbeddedExecutor:
         """Start a cluster that lives as long as this process, and submit."""
         return self._submit_to(self._started(graph), graph)
 
-    def execute(self, graph: JobGraph) -> JobResult:
+    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
         """Start a cluster, run the job to its end, end the cluster.
 
         A job whose input ends fails at the first error of a function of the user's: nobody watches over its restarts.
@@ -118,13 +121,16 @@ class EmbeddedExecutor:
         cluster = self._started(graph)
         try:
             handle = self._submit_to(cluster, graph)
+            printed = PrintedRows(cluster.directory, graph)
 
             def on_poll(job: JobHandle, state: dict[str, Any]) -> None:
                 _check(cluster)
+                for line in printed.look():
+                    self.on_printed(line)
                 if self.on_poll is not None:
                     self.on_poll(job, state)
 
-            return run_to_end(handle, on_poll)
+            return run_to_end(handle, on_poll, enough)
         finally:
             cluster.close()
 
@@ -230,8 +236,12 @@ def _log_failures() -> Callable[[JobHandle, dict[str, Any]], None]:
     return look
 
 
-def run_to_end(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]], None] | None) -> JobResult:
-    """Wait for the end of a job.
+def run_to_end(
+    handle: JobHandle,
+    on_poll: Callable[[JobHandle, dict[str, Any]], None] | None,
+    enough: Callable[[], bool] | None = None,
+) -> JobResult:
+    """Wait for the end of a job; cancel it as soon as `enough` says so.
 
     Raises:
         PenstockError: it failed or was cancelled.
@@ -239,7 +249,13 @@ def run_to_end(handle: JobHandle, on_poll: Callable[[JobHandle, dict[str, Any]],
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
     tell = on_poll or _log_failures()
-    state = handle.wait(on_poll=lambda job: tell(handle, job))
+
+    def look(job: dict[str, Any]) -> None:
+        tell(handle, job)
+        if enough is not None and job["state"] == "RUNNING" and enough():
+            handle.cancel()
+
+    state = handle.wait(on_poll=look)
     duration_ms, counts = clock.monotonic_ms() - started_ms, dict[str, Any]()
     with contextlib.suppress(PenstockError):  # the job has ended, and that is known
         counts = handle.client.summary(handle.job_id)

@@ -103,7 +103,7 @@ class SparkExecutor:
         msg = f"--engine spark runs {graph.name} to its end, and env.submit does not wait for it"
         raise UsageError(msg, hint="use env.execute, or `penstock cluster start --provider spark`")
 
-    def execute(self, graph: JobGraph) -> JobResult:
+    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
         """Start the cluster, run the job to its end, end the cluster.
 
         Raises:
@@ -127,4 +127,4 @@ class SparkExecutor:
                 self.on_poll(handle, job)
 
         with SparkCluster(config, spark, lost.set) as cluster:
-            return run_to_end(submit_graph(cluster.jobmanager.client(), graph, self.options), look)
+            return run_to_end(submit_graph(cluster.jobmanager.client(), graph, self.options), look, enough)

@@ -70,8 +70,8 @@ class JobHandle(Protocol):
 class JobExecutor(Protocol):
     """Runs job graphs: an embedded cluster or a remote one."""
 
-    def execute(self, graph: JobGraph) -> JobResult:
-        """Run the job and wait for its end.
+    def execute(self, graph: JobGraph, *, enough: Callable[[], bool] | None = None) -> JobResult:
+        """Run the job and wait for its end; cancel it as soon as `enough` says so.
 
         Raises:
             JobFailedError: the job ended FAILED.

@@ -35,7 +35,7 @@ Partitioner = Forward | KeyGroup | Rebalance | Broadcast
 
 
 #: Kinds of operators that have no output.
-ENDS = frozenset({"sink", "collect"})
+ENDS = frozenset({"sink", "collect", "print"})
 #: Kinds whose state is not by key.
 _UNKEYED_KINDS = frozenset({"source", "sink", "window_top", "map_async", "plain_process", "assign_watermarks"})
 

@@ -159,7 +159,7 @@ def _check_parallelism(graph: StreamGraph, node: StreamNode) -> None:
 def _check_output_used(graph: StreamGraph, node: StreamNode) -> None:
     if node.operator.kind not in ENDS and not graph.out_edges(node.id):
         msg = f"the output of {node.label} goes nowhere"
-        raise GraphError(msg, hint="end it with .sink_to(...), or take the operator out")
+        raise GraphError(msg, hint="end it with .sink_to(...) or .print(), or take the operator out")
 
 
 def _check_side_outputs(graph: StreamGraph, node: StreamNode) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from penstock.graph.stream_graph import StreamGraph, StreamNode
 
 #: Kinds of operators that hand views on, or make them plain themselves.
-_TAKE = frozenset({"project", "sink", "collect"})
+_TAKE = frozenset({"project", "sink", "collect", "print"})
 
 
 def check_views(graph: StreamGraph, node: StreamNode) -> None:

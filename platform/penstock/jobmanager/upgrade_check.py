@@ -13,7 +13,7 @@ from penstock.checkpoint.manifest import Manifest
 from penstock.checkpoint.upgrade_record import UpgradePolicy
 from penstock.connector.sink import SinkSpec
 from penstock.core.errors import PenstockError, UsageError
-from penstock.graph.job_graph import JobGraph
+from penstock.graph.job_graph import ENDS, JobGraph
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states, require_fit
 from penstock.jobmanager.deployment import publishing_sinks
@@ -26,7 +26,7 @@ def sink_deliveries(graph: JobGraph) -> dict[str, str]:
         for operator in vertex.operators:
             if operator.kind == "sink":
                 found[operator.uid] = str(msgspec.convert(operator.config["sink"], SinkSpec).delivery)
-            elif operator.kind == "collect":
+            elif operator.kind in ENDS:
                 found[operator.uid] = "none"
     return found
 

@@ -43,6 +43,7 @@ OPERATORS = {
     "map_async": "penstock.operators.map_async:MapAsyncOperator",
     "sink": "penstock.operators.sink:SinkOperator",
     "collect": "penstock.operators.collect:CollectOperator",
+    "print": "penstock.operators.printing:PrintOperator",
 }
 
 

@@ -85,7 +85,7 @@ class RowEncoder:
             plain = not any(issubclass(kind, dict) for kind in set(map(type, rows)))
             values = list(zip(*map(self._attributes if plain else self._values, rows), strict=True))
         except (AttributeError, KeyError) as error:
-            msg = f"{self._where}: a returned row has no field {error}"
+            msg = f"{self._where}: a row has no field {error}"
             raise ColumnError(msg, hint=f"rows must have: {', '.join(self.schema.names)}") from error
         except TypeError as error:
             msg = f"{self._where}: {error}"

@@ -163,6 +163,15 @@ MISTAKES = {
         "one ps.Environment",
     ),
     "an output that goes nowhere": ("windows.aggregate(n=ps.count()).uid('w')", "goes nowhere", r"\.sink_to"),
+    "rows without a type": ("env.from_collection([{'n': 1}])", "row type is not known", "a Polars DataFrame"),
+    "rows of another type": ("env.from_collection([{'n': 1}], Total)", "a row has no field 'merchant'", "merchant, n"),
+    "a name for print": ("plain.print('my rows')", "'my rows' cannot be used", "letters"),
+    "collect from an endless source": (
+        ENDLESS.replace('.sink_to(sink, uid="s")', ".execute_and_collect()"),
+        "would never end",
+        "limit=100",
+    ),
+    "a limit of 0": ("plain.execute_and_collect(limit=0)", "limit must be at least 1, not 0", "leave it out"),
     # settings
     "an unknown setting": ("ps.Environment(paralellism=2)", "paralellism", "did you mean 'parallelism'"),
     "parallelism beyond the key groups": (

@@ -4,7 +4,7 @@ import pyarrow as pa
 
 from penstock.core.elements import Barrier, Batch
 from penstock.graph.job_graph import OperatorSpec
-from penstock.operators.collect import read_collected
+from penstock.operators.collect import read_collected, read_first
 from penstock.operators.columns import with_ts
 from penstock.operators.registry import create_operator
 
@@ -55,3 +55,31 @@ def test_a_start_from_nothing_drops_everything_of_its_subtasks(bench, tmp_path):
         operator.close()
     opened(bench, tmp_path, subtask=0, parallelism=2)
     assert collected(tmp_path) == [1]
+
+
+def test_a_limit_bounds_each_file_and_is_read_while_it_is_written(bench, tmp_path):
+    operator = create_operator("collect")
+    spec = OperatorSpec(uid="c", name="c", kind="collect", config={"folder": str(tmp_path), "limit": 4})
+    operator.open(bench.context(spec, with_ts(SCHEMA)))
+    assert first(tmp_path, 4) == []
+    feed(operator, 1, 2, 3)
+    assert first(tmp_path, 2) == [1, 2]
+    feed(operator, 4, 5)
+    feed(operator, 6)
+    assert first(tmp_path, 9) == [1, 2, 3, 4]
+    operator.close()
+    assert collected(tmp_path) == [1, 2, 3, 4]
+
+
+def test_what_stands_before_a_half_written_batch_is_read(bench, tmp_path):
+    operator = opened(bench, tmp_path)
+    feed(operator, 1)
+    feed(operator, 2)
+    operator.close()
+    (path,) = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-40])
+    assert first(tmp_path, 9) == [1]
+
+
+def first(folder, limit):
+    return read_first(str(folder), SCHEMA, limit).column("v").to_pylist()
