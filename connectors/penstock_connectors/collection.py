@@ -31,8 +31,8 @@ class _Rows:
         del split
         return self._table.slice(position, count).to_batches()[0]
 
-    def due(self, elapsed_ms: float) -> int | None:
-        del elapsed_ms
+    def due(self, elapsed_ms: float) -> None:
+        """No rate bounds them."""
 
 
 class CollectionSourceFactory:

@@ -64,7 +64,9 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
 
 def execute_file(job: Path) -> None:
     """Run a job file; an error of its own comes with its line."""
-    sys.path.insert(0, str(job.resolve().parent))
+    folder = job.resolve().parent
+    sys.path.insert(0, str(folder))
+    _forget_namesakes(folder)
     try:
         runpy.run_path(str(job), run_name="__main__")
     except PenstockError as error:
@@ -76,6 +78,16 @@ def execute_file(job: Path) -> None:
             raise
         msg = f"{_place(error, job)}: {type(error).__name__}: {error}"
         raise UsageError(msg, hint="" if msg.endswith(")") else _hint_of(error)) from error
+
+
+def _forget_namesakes(folder: Path) -> None:
+    """Forget modules of the same names as those in this folder: the other version of a job has brought them along."""
+    for name, module in list(sys.modules.items()):
+        place = getattr(module, "__file__", None)
+        root = name.partition(".")[0]
+        beside = (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file()
+        if beside and name != "__main__" and place and folder not in Path(place).resolve().parents:
+            del sys.modules[name]
 
 
 def _located(error: PenstockError, job: Path) -> PenstockError:

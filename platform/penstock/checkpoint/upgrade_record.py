@@ -36,6 +36,8 @@ class UpgradePolicy(msgspec.Struct, frozen=True, kw_only=True):
     accept: tuple[str, ...] = ()
     #: State the new version leaves behind: `uid` or `uid/state`.
     allow_non_restored_state: tuple[str, ...] = ()
+    #: The new version has the parallelism of the running one, whatever its file says.
+    keep_parallelism: bool = True
 
 
 class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,6 +58,8 @@ class UpgradeRecord(msgspec.Struct, frozen=True, kw_only=True):
     savepoint: str = ""
     #: Wall time by which the present phase is over.
     deadline_ms: int = 0
+    #: Uid -> subtasks of the running version, of the new one's file, of the new one as it runs, where these differ.
+    parallelism: dict[str, tuple[int, int, int]] = {}
     #: Why it ended otherwise than completed.
     reason: str = ""
 

@@ -55,7 +55,9 @@ def upgrade(
     allow_non_restored_state: Annotated[
         list[str] | None, typer.Option(metavar="UID[/STATE]", help="Leave behind state that it no longer has.")
     ] = None,
-    parallelism: Annotated[int | None, typer.Option(help="Overrides the new version's own.")] = None,
+    parallelism: Annotated[
+        int | None, typer.Option(help="Of the new version; without it the running version's is kept.")
+    ] = None,
     settings: SettingsOption = None,
     token: TokenOption = "",
     detached: Annotated[bool, typer.Option(help="Return once it is asked for; see --status.")] = False,
@@ -86,6 +88,7 @@ def upgrade(
             _judge_or_tell(client, find_job(client, job)["jid"], (healthy, unhealthy), as_json=json)
             return
         found, overrides = job_to_change(client, job, token), parse_overrides(settings or [], parallelism)
+        options["keep_parallelism"] = "parallelism" not in overrides
         graph = planned(new, overrides, found.name)
         if detached:
             _tell_asked(found, asked(found, graph, token, options), as_json=json)
@@ -110,10 +113,15 @@ class _Progress:
     def __init__(self, *, silent: bool) -> None:
         self._silent = silent
         self._last = ""
+        self._parallelism_told = False
 
     def show(self, view: dict[str, Any]) -> None:
         """Print what is new of `RestClient.newest_upgrade`."""
         text = _described(view)
+        if not (self._silent or self._parallelism_told):
+            self._parallelism_told = True
+            for line in _parallelism(view):
+                say(line)
         if not self._silent and text != self._last:
             say(text)
         self._last = text
@@ -128,6 +136,19 @@ def _described(view: dict[str, Any]) -> str:
         text += f", {restarts['seen']} of {restarts['allowed']} restarts, {held['rows']} rows held"
         return text + (", healthy only by --healthy" if view["confirm"] else "")
     return f"{view['phase']}{view['reason'] and ': ' + view['reason']}"
+
+
+def _parallelism(view: dict[str, Any]) -> list[str]:
+    """Return a line for each operator that has another parallelism than before, or than the new version's file says."""
+    lines = []
+    for uid, count in view["parallelism"].items():
+        if count["now"] == count["before"]:
+            lines.append(
+                f"{uid} keeps parallelism {count['now']}, its file says {count['file']}; --parallelism says otherwise"
+            )
+        else:
+            lines.append(f"{uid}: parallelism {count['before']} -> {count['now']}")
+    return lines
 
 
 def _judge_or_tell(client: RestClient, job_id: str, word: tuple[bool, bool], *, as_json: bool) -> None:

@@ -54,6 +54,8 @@ class UpgradeOptions(TypedDict, total=False):
     #: Sinks (uids) that cannot hold output: a roll-back leaves in place what they have written.
     accept: tuple[str, ...]
     allow_non_restored_state: tuple[str, ...]
+    #: By default true: the new version has the parallelism of the running one, whatever its file says.
+    keep_parallelism: bool
 
 
 class RestClient:

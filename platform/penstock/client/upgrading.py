@@ -25,13 +25,18 @@ _GRACE_MS = 900_000.0
 def asked(handle: JobHandle, graph: JobGraph, token: str, options: UpgradeOptions) -> str:
     """Ask for an upgrade and return the id of the request at once: the token, if one is given.
 
+    The graph is sent with the states that its operators declare, so that one that does not fit is refused before the
+    old version stops.
+
     Raises:
         PenstockError: it was refused.
     """
+    from penstock.snapshots.declared import with_states
+
     sent = dict(options)
     if sent.get("target"):
         sent["target"] = _located(str(sent["target"]))
-    return handle.client.upgrade(handle.job_id, encode_graph(graph), token=token, **sent)  # type: ignore[arg-type]
+    return handle.client.upgrade(handle.job_id, encode_graph(with_states(graph)), token=token, **sent)  # type: ignore[arg-type]
 
 
 def upgraded(
@@ -65,7 +70,8 @@ def upgraded(
 def _verdict(name: str, operation: dict[str, Any]) -> str:
     if "failure-cause" in operation:
         msg = f"job {name} was not upgraded: {operation['failure-cause'].get('stack-trace')}"
-        raise PenstockError(msg, hint="see `penstock story`, and the new version's failures with `penstock show`")
+        more = "see `penstock story`, and the new version's failures with `penstock show`"
+        raise PenstockError(msg, hint="" if msg.endswith(")") else more)
     return str(operation.get("location", ""))
 
 

@@ -1,7 +1,7 @@
 """Another parallelism for a job graph, as it is; pure.
 
-Called by `jobmanager.dispatcher` when a running job is to be rescaled. Vertices that are joined by forward edges change
-together, operators that choose among the rows of all keys stay one.
+Called by `jobmanager.changes` when a running job is rescaled or upgraded. Vertices that are joined by forward edges
+change together, operators that choose among the rows of all keys stay one.
 """
 
 from __future__ import annotations
@@ -66,6 +66,42 @@ def rescaled(graph: JobGraph, parallelism: int | None, by_uid: Mapping[str, int]
         settings = msgspec.structs.replace(settings, parallelism=parallelism)
     vertices = tuple(msgspec.structs.replace(v, parallelism=chosen.get(v.id, v.parallelism)) for v in graph.vertices)
     return msgspec.structs.replace(graph, vertices=vertices, settings=settings)
+
+
+@dataclass(frozen=True, slots=True)
+class KeptParallelism:
+    """Another version of a running job with the parallelism of the running one."""
+
+    graph: JobGraph
+    #: Uid of a vertex's first operator -> subtasks: of the running version, of the new one's file, of `graph`. Only
+    #: where these are not all the same.
+    changes: dict[str, tuple[int, int, int]]
+
+
+def keeping_parallelism(old: JobGraph, new: JobGraph, *, keep: bool) -> KeptParallelism:
+    """Return `new` with the parallelism of `old` if `keep`, else as it is, and what differs.
+
+    Operators are the same by uid. One that `old` does not have gets the job's own parallelism if its file gave it no
+    other. A parallelism is at most the number of key groups.
+    """
+    running = {operator.uid: vertex.parallelism for vertex in old.vertices for operator in vertex.operators}
+    before, own, most = old.settings.parallelism, new.settings.parallelism, new.settings.key_groups
+    chosen = {vertex.id: vertex.parallelism for vertex in new.vertices}
+    for group in alike(new) if keep else ():
+        if any(is_single(vertex) for vertex in group):
+            continue
+        known = [running[op.uid] for vertex in group for op in vertex.operators if op.uid in running]
+        count = max(known) if known else before if all(v.parallelism == own for v in group) else group[0].parallelism
+        chosen.update((vertex.id, min(count, most)) for vertex in group)
+    changes = {}
+    for vertex in new.vertices:
+        uid = vertex.operators[0].uid
+        counts = (running.get(uid, vertex.parallelism), vertex.parallelism, chosen[vertex.id])
+        if len(set(counts)) > 1:
+            changes[uid] = counts
+    settings = msgspec.structs.replace(new.settings, parallelism=before) if keep else new.settings
+    vertices = tuple(msgspec.structs.replace(v, parallelism=chosen[v.id]) for v in new.vertices)
+    return KeptParallelism(msgspec.structs.replace(new, vertices=vertices, settings=settings), changes)
 
 
 def within(graph: JobGraph, bounds: Mapping[str, tuple[int, int]], slots: int) -> dict[str, int]:

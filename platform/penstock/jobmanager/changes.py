@@ -21,7 +21,7 @@ from penstock.core.errors import UnansweredError, UsageError
 from penstock.core.rand import Rand
 from penstock.graph.job_graph import JobGraph
 from penstock.graph.regions import required_slots
-from penstock.graph.rescale import RescaleTo
+from penstock.graph.rescale import RescaleTo, keeping_parallelism
 from penstock.graph.submitted import read_submitted
 from penstock.jobmanager import enumerators
 from penstock.jobmanager.autoscaler import Autoscaler
@@ -104,6 +104,8 @@ class Changes:
             settings = msgspec.structs.replace(new.settings, checkpoint_root=found.graph.settings.checkpoint_root)
             new = msgspec.structs.replace(new, settings=settings)
         require_upgradable(found.graph, new, policy)
+        kept = keeping_parallelism(found.graph, new, keep=policy.keep_parallelism)
+        new = kept.graph
         needed, there = required_slots(new), self._slots(found)
         if needed > there:
             msg = f"the new version needs {needed} slots, there are {there} for it"
@@ -112,7 +114,8 @@ class Changes:
         uri = "" if policy.from_checkpoint else await savepoint_target(found, policy.target, request_id, probe=True)
         if parts.operations.known(request_id):  # asked again meanwhile
             return request_id
-        event = UpgradeRequested(request_id, parts.rand.token(16), parts.rand.token(16), new, policy, uri)
+        runs = (parts.rand.token(16), parts.rand.token(16))
+        event = UpgradeRequested(request_id, *runs, new, policy, uri, kept.changes)
         parts.operate(found, request_id, event)
         return request_id
 
@@ -248,6 +251,7 @@ def _view(record: UpgradeRecord, upgrading: Upgrading | None, job: KnownJob) -> 
         deadline_ms=record.deadline_ms,
         held_rows=sum(c.rows for c in held),
         held_sinks=tuple(sorted({c.uid for c in held})),
+        parallelism=record.parallelism,
         reason=record.reason,
     )
 

@@ -5,7 +5,7 @@ Made by the job driver (production) and by the simulator; workers' reports trave
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.checkpoint.log import LogEntry
@@ -175,6 +175,8 @@ class UpgradeRequested:
     policy: UpgradePolicy
     #: Where the savepoint goes; unused when it goes on from a checkpoint.
     uri: str = ""
+    #: See `UpgradeRecord.parallelism`.
+    parallelism: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,7 @@ class Upgrading:
             other=encode_graph(request.graph),
             savepoint="" if request.policy.from_checkpoint else request.uri,
             deadline_ms=job.now_ms + request.policy.deadline_ms,
+            parallelism=request.parallelism,
         )
         self._begin()
         self.phase = Phase.INTENT

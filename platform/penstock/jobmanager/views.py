@@ -216,6 +216,8 @@ class UpgradeView(_View, frozen=True, kw_only=True):
     #: Output that is held back, of sinks that can hold it.
     held_rows: int = 0
     held_sinks: tuple[str, ...] = ()
+    #: See `UpgradeRecord.parallelism`.
+    parallelism: dict[str, tuple[int, int, int]] = {}
     reason: str = ""
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _NAMES = frozenset(
     {
         "token", "from-checkpoint", "target", "checkpoints", "max-restarts", "deadline", "confirm", "rollback",
-        "accept", "allow-non-restored-state",
+        "accept", "allow-non-restored-state", "keep-parallelism",
     }
 )  # fmt: skip
 
@@ -55,6 +55,11 @@ def add_routes(router: APIRouter, dispatcher: Dispatcher) -> None:
             "confirm": view.confirm,
             "deadline": view.deadline_ms,
             "held": {"rows": view.held_rows, "sinks": list(view.held_sinks)},
+            # by uid, where these differ
+            "parallelism": {
+                uid: {"before": before, "file": said, "now": now}
+                for uid, (before, said, now) in view.parallelism.items()
+            },
             "reason": view.reason,
         }
 
@@ -86,6 +91,7 @@ def policy_of(query: Mapping[str, str]) -> UpgradePolicy:
         rollback=query.get("rollback", "true") == "true",
         accept=_names(query, "accept"),
         allow_non_restored_state=_names(query, "allow-non-restored-state"),
+        keep_parallelism=query.get("keep-parallelism", "true") == "true",
     )
 
 

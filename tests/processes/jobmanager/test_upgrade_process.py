@@ -156,7 +156,7 @@ async def test_what_cannot_be_an_upgrade_is_refused_at_once(cluster_of, encoded)
         "?deadline=soon": newer(encoded()),
         "?checkpoints=1": newer(encoded(checkpoint_interval_ms=None)),
         "?token=a": newer(encoded(), name="another"),
-        "?token=b": newer(encoded(parallelism=9)),
+        "?token=b&keep-parallelism=false": newer(encoded(parallelism=9)),
         "?token=c": newer(encoded(delivery="at-least-once")),
         "?token=d": newer(encoded(), settings=JobSettings(checkpoint_root="elsewhere", checkpoint_interval_ms=20)),
     }

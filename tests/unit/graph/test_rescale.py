@@ -1,10 +1,11 @@
 """Another parallelism for a graph as it is: what changes together, what stays one, what is refused."""
 
+import msgspec
 import pytest
 
 from penstock.core.errors import UsageError
 from penstock.graph.regions import required_slots
-from penstock.graph.rescale import RescaleTo, rescaled, within
+from penstock.graph.rescale import RescaleTo, keeping_parallelism, rescaled, within
 
 
 def widths(graph):
@@ -79,3 +80,33 @@ def test_bounds_take_as_many_subtasks_as_there_are_slots(job):
         within(job, {source: (3, 2)}, 9)
     with pytest.raises(UsageError, match="no vertex"):
         within(job, {"x": (1, 2)}, 9)
+
+
+def test_a_new_version_keeps_the_parallelism_that_runs(job):
+    running = rescaled(job, 5, {"out": 3})
+    kept = keeping_parallelism(running, job, keep=True)
+    assert widths(kept.graph) == {"in": 5, "window": 5, "out": 3}
+    assert kept.graph.settings.parallelism == 5
+    assert kept.changes == {"in": (5, 2, 5), "window": (5, 2, 5), "out": (3, 1, 3)}
+    assert keeping_parallelism(job, job, keep=True).changes == {}
+
+
+def test_a_new_version_that_is_told_its_parallelism_has_it(job):
+    kept = keeping_parallelism(rescaled(job, 5, {}), job, keep=False)
+    assert kept.graph == job
+    assert kept.changes == {"in": (5, 2, 2), "window": (5, 2, 2)}
+
+
+def test_an_operator_that_the_running_version_lacks_has_the_jobs_own_parallelism_or_its_files(graphs, job):
+    window = graphs.window(graphs.source("second"), name="other")
+    graphs.sink(window, name="more", parallelism=1)
+    wider = graphs.job_graph()
+    found = widths(keeping_parallelism(rescaled(job, 5, {}), wider, keep=True).graph)
+    assert found == {"in": 5, "window": 5, "out": 1, "second": 5, "other": 5, "more": 1}
+
+
+def test_a_new_version_has_no_more_subtasks_than_key_groups(job):
+    few = msgspec.structs.replace(job, settings=msgspec.structs.replace(job.settings, key_groups=4))
+    kept = keeping_parallelism(rescaled(job, 5, {}), few, keep=True)
+    assert widths(kept.graph) == {"in": 4, "window": 4, "out": 1}
+    assert kept.changes["window"] == (5, 2, 4)
