@@ -43,7 +43,7 @@ class KafkaStage:
         place = TopicPartition(topic, partition, offset)
         self.admin.delete_records([place])[place].result(30)
 
-    def produce(self, topic, values, partition=0, *, transaction=None, keys=None, timestamps=None):
+    def produce(self, topic, values, partition=0, *, transaction=None, keys=None, timestamps=None, headers=None):
         """Write; `transaction`: None, "commit", "abort" or "open" (left open; returns the producer)."""
         options = {} if transaction is None else {"transactional.id": f"{self.prefix}w-{uuid.uuid4().hex[:6]}"}
         producer = Producer({**self.resolved, **options})
@@ -52,6 +52,7 @@ class KafkaStage:
             producer.begin_transaction()
         for i, value in enumerate(values):
             extra = {} if timestamps is None else {"timestamp": timestamps[i]}
+            extra |= {} if headers is None else {"headers": headers[i]}
             producer.produce(topic, value, keys[i] if keys else None, partition, **extra)
         assert producer.flush(30) == 0
         if transaction == "commit":
@@ -62,6 +63,10 @@ class KafkaStage:
 
     def read(self, topic, *, committed=True):
         """All messages visible now, as (partition, offset, key, value)."""
+        return [(m.partition(), m.offset(), m.key(), m.value()) for m in self.messages(topic, committed=committed)]
+
+    def messages(self, topic, *, committed=True):
+        """All messages visible now, by partition and offset."""
         level = "read_committed" if committed else "read_uncommitted"
         consumer = Consumer(
             {
@@ -81,14 +86,14 @@ class KafkaStage:
                 if message.error():
                     ended.add(message.partition())
                 else:
-                    out.append((message.partition(), message.offset(), message.key(), message.value()))
+                    out.append(message)
             return len(ended) == partitions
 
         try:
             wait_until(at_the_end, lambda: f"the end of {topic}: {len(out)} messages, ends of {ended}", step=0)
         finally:
             consumer.close()
-        return sorted(out, key=lambda m: m[:2])
+        return sorted(out, key=lambda m: (m.partition(), m.offset()))
 
     def values(self, topic, *, committed=True):
         return [value for _, _, _, value in self.read(topic, committed=committed)]

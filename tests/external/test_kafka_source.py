@@ -230,9 +230,14 @@ def test_bad_records_are_skipped_and_counted(kafka, open_reader):
     assert positions(stage.reader.snapshot()) == {f"{topic}-0": 5}
 
 
-def test_bad_records_go_to_the_dead_letters(kafka, open_reader):
+def test_bad_records_go_to_the_dead_letters_with_all_that_they_had(kafka, open_reader):
     topic, letters = kafka.topic("bad"), kafka.topic("letters")
-    kafka.produce(topic, BAD)
+    keys = [None if i == 2 else f"k{i}".encode() for i in range(len(BAD))]
+    headers = [
+        [("trace", f"t{i}".encode()), ("trace", None), ("empty", b"")] if i != 3 else None for i in range(len(BAD))
+    ]
+    times = [1_700_000_000_000 + i for i in range(len(BAD))]
+    kafka.produce(topic, BAD, keys=keys, headers=headers, timestamps=times)
     stage = open_reader(topic, on_bad_record="dead-letter", dead_letter_topic=letters, bounded="latest").to_end()
     assert ids(stage.rows()) == [1, 2]
     rows = pa.Table.from_batches([b.dead_letters for b in stage.batches if b.dead_letters is not None]).to_pylist()
@@ -240,10 +245,23 @@ def test_bad_records_go_to_the_dead_letters(kafka, open_reader):
         (BAD[i], topic, 0, i) for i in (1, 2, 3)
     ]
     assert "not JSON" in rows[0]["error"]
+    assert [r["key"] for r in rows] == keys[1:4]
+    assert [round(r["timestamp"].timestamp() * 1000) for r in rows] == times[1:4]
+    assert [[(h["name"], h["value"]) for h in r["headers"]] for r in rows] == [headers[1], headers[2], []]
     stage.reader.snapshot()
-    written = kafka.read(letters)
-    assert [value for *_, value in written] == [BAD[1], BAD[2], BAD[3]]
-    assert json.loads(written[2][2]) == {k: rows[2][k] for k in ("topic", "partition", "offset", "error")}
+    written = kafka.messages(letters)
+    assert [(m.value(), m.key(), m.timestamp()[1]) for m in written] == [(BAD[i], keys[i], times[i]) for i in (1, 2, 3)]
+    for message, row, index in zip(written, rows, (1, 2, 3), strict=True):
+        place = [(f"penstock.{name}", str(row[name]).encode()) for name in ("topic", "partition", "offset", "error")]
+        assert message.headers() == [*(headers[index] or []), *place]
+
+
+def test_dead_letters_before_the_end_of_a_split_alone(kafka, open_reader):
+    topic = kafka.topic("bad")
+    kafka.produce(topic, [b"x", b"y", b"z"], keys=[b"a", b"b", b"c"])
+    stage = open_reader(topic, on_bad_record="dead-letter", bounded={(topic, 0): 2}).to_end()
+    rows = pa.Table.from_batches([b.dead_letters for b in stage.batches if b.dead_letters is not None]).to_pylist()
+    assert [(r["value"], r["key"]) for r in rows] == [(b"x", b"a"), (b"y", b"b")]
 
 
 def test_only_bad_records_still_move_the_position(kafka, open_reader):

@@ -10,11 +10,11 @@ from tests.property.pools import pooled
 from tests.support.depth import examples
 
 from penstock.connector.source import PollResult, SourceBatch
-from penstock.connector.staging import DEAD_LETTER_SCHEMA
+from penstock.connector.staging import dead_letters
 from penstock.operators.source_batches import TOGETHER_BYTES, WORTH_ANOTHER_ROWS, measure_of, read_more, together
 
 NAMES = ("a", "b", "c")
-LETTERS = pa.record_batch([[b"x"], ["t"], [0], [1], ["why"]], schema=DEAD_LETTER_SCHEMA)
+LETTERS = dead_letters(value=[b"x"], topic=["t"], partition=[0], offset=[1], error=["why"])
 
 
 @st.composite

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from penstock.connector.source import HistorySplit, PollResult, SourceBatch, SourceSpec, SourceSplit
-from penstock.connector.staging import DEAD_LETTER_SCHEMA
+from penstock.connector.staging import dead_letters
 from penstock.core.errors import BadRecordError, ConnectorError, GraphError, UsageError
 from penstock.core.schema import arrow_schema_of, schema_from_text, schema_to_text
 from penstock_connectors.files.cursors import BLOCK_BYTES, open_cursor
@@ -264,11 +264,9 @@ class FileReader:
 
 
 def _letters(path: str, bad: tuple[BadLine, ...]) -> pa.RecordBatch:
-    columns: list[list[Any]] = [
-        [line.value for line in bad],
-        [path] * len(bad),
-        [None] * len(bad),
-        [line.offset for line in bad],
-        [line.reason for line in bad],
-    ]
-    return pa.record_batch(columns, schema=DEAD_LETTER_SCHEMA)
+    return dead_letters(
+        value=[line.value for line in bad],
+        topic=[path] * len(bad),
+        offset=[line.offset for line in bad],
+        error=[line.reason for line in bad],
+    )

@@ -1,7 +1,8 @@
 """Writes messages that are no rows to a topic, at least once: acknowledged before the checkpoint that passes them.
 
-Used by the source reader when `dead_letter_topic` is given. The value is the original one; headers are not written,
-the place and the reason are in the key: `{"topic":...,"partition":...,"offset":...,"error":...}`.
+Used by the source reader when `dead_letter_topic` is given. Key, value, timestamp and headers are those of the message.
+More headers say where it was and why it is no row: `penstock.topic`, `penstock.partition`, `penstock.offset` and
+`penstock.error`, all texts.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
-from penstock_connectors.formats.json_encode import encode_json
-from penstock_connectors.kafka.producer import ProducerError, open_producer
+from penstock_connectors.kafka.producer import ProducerError, producer_properties
+from penstock_connectors.kafka.producer_plain import Letter, PlainProducer
 
 FLUSH_TIMEOUT_MS = 30_000
+_PLACE = ("topic", "partition", "offset", "error")
 
 
 class DeadLetterWriter:
@@ -22,13 +24,17 @@ class DeadLetterWriter:
     def __init__(self, resolved: Mapping[str, str], topic: str) -> None:
         """Start the client."""
         self._topic = topic
-        self._producer = open_producer(resolved)
+        # few messages, and only this producer takes headers
+        self._producer = PlainProducer(producer_properties(resolved))
         self._pending = False
 
     def write(self, letters: pa.RecordBatch) -> None:
         """Queue the letters (columns of the SPI's `DEAD_LETTER_SCHEMA`)."""
-        place = letters.drop_columns(["value"])
-        self._producer.send(self._topic, letters.column("value"), encode_json(place))
+        for letter in letters.to_pylist():
+            headers = [(header["name"], header["value"]) for header in letter["headers"] or ()]
+            headers += [(f"penstock.{name}", str(letter[name]).encode()) for name in _PLACE]
+            time_ms = None if letter["timestamp"] is None else round(letter["timestamp"].timestamp() * 1000)
+            self._producer.send_one(self._topic, Letter(letter["value"], letter["key"], time_ms, headers))
         self._pending = True
 
     def flush(self) -> None:

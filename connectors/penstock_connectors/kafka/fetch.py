@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -48,6 +48,16 @@ class FetchProblem:
     place: Place | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """What a message has besides its value."""
+
+    key: bytes | None
+    #: Milliseconds; None when unknown.
+    timestamp_ms: int | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
 @dataclass(slots=True)
 class Fetched:
     """What one fetch gave; row i of the columns is one message."""
@@ -61,6 +71,24 @@ class Fetched:
     key: pa.LargeBinaryArray | None = None
     timestamp: np.ndarray[Any, Any] | None = None
     places: list[Place] = field(default_factory=list)
+    #: Returns the envelopes of some rows, until the next fetch; None unless asked for.
+    envelopes: Callable[[Sequence[int]], list[Envelope]] | None = None
+
+    def where(self, keep: np.ndarray[Any, Any]) -> Fetched:
+        """Return the messages for which `keep` is true."""
+        import numpy as np
+        import pyarrow as pa
+
+        mask, rows, envelopes = pa.array(keep), np.flatnonzero(keep), self.envelopes
+        return Fetched(
+            value=self.value.filter(mask),
+            slot=self.slot[keep],
+            offset=self.offset[keep],
+            key=None if self.key is None else self.key.filter(mask),
+            timestamp=None if self.timestamp is None else self.timestamp[keep],
+            places=self.places,
+            envelopes=None if envelopes is None else lambda some: envelopes(rows[list(some)].tolist()),
+        )
 
 
 @dataclass(slots=True)
@@ -111,12 +139,14 @@ class Fetcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FetchSettings:
-    """How to fetch: resolved client properties, and which columns are wanted besides the value."""
+    """How to fetch: resolved client properties, and what is wanted besides the value."""
 
     properties: Mapping[str, str]
     wake: Callable[[], None]
     keys: bool = False
     timestamps: bool = False
+    #: Whether the envelopes of single messages will be asked for.
+    envelopes: bool = False
     #: Of the compiled fetcher; more messages in one go leave the processor's cache and are slower.
     most_messages: int = 10_000
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,15 @@ import pyarrow as pa
 from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka import _kernels as kernels
 from penstock_connectors.kafka import librdkafka as lib
-from penstock_connectors.kafka.fetch import Fetched, FetchProblem, FetchResult, FetchSettings, Place, client_properties
+from penstock_connectors.kafka.fetch import (
+    Envelope,
+    Fetched,
+    FetchProblem,
+    FetchResult,
+    FetchSettings,
+    Place,
+    client_properties,
+)
 
 #: Byte positions of address and size in a message struct, and the columns' names.
 _VALUE, _KEY = (24, "payload", "size"), (40, "key", "key_size")
@@ -39,6 +48,8 @@ class FastFetcher:
         self._structs = np.empty(settings.most_messages, lib.MESSAGE)
         self._times = np.empty(settings.most_messages, np.int64)
         self._scratch = np.empty(1, np.int64)
+        #: Messages of the last fetch that are still there for their envelopes.
+        self._kept = 0
         self._places: list[Place] = []
         self._slots: dict[Place, int] = {}
         self._topics: dict[int, np.ndarray[Any, Any]] = {}
@@ -77,6 +88,7 @@ class FastFetcher:
     def fetch(self, max_messages: int) -> FetchResult:
         """Return what is queued."""
         result = FetchResult()
+        self._free()
         self._hungry = False
         most = min(max_messages, self._settings.most_messages)
         count = lib.consume_batch_queue(self._queue, 0, self._messages.ctypes.data, most)
@@ -88,11 +100,12 @@ class FastFetcher:
             raise ConnectorError(f"Kafka consumer: {lib.error_text(lib.last_error())}")
         result.drained = count < most
         if count:
-            self._hungry = False
+            self._hungry, self._kept = False, int(count)
             try:
-                self._columns(int(count), result)
+                self._columns(self._kept, result)
             finally:
-                kernels.free(self._messages.ctypes.data, count)
+                if not self._settings.envelopes:
+                    self._free()
         self._serve_events(result)
         return result
 
@@ -119,6 +132,7 @@ class FastFetcher:
         if not self._client:
             return
         client, self._client = self._client, 0
+        self._free()
         lib.queue_io_event_enable(self._queue, -1, None, 0)
         os.write(self._writer, _STOP)
         self._thread.join(5)
@@ -128,6 +142,12 @@ class FastFetcher:
         lib.destroy_flags(client, 0x8)
         os.close(self._writer)
         os.close(self._reader)
+
+    def _free(self) -> None:
+        """Give the messages of the last fetch back to the client."""
+        kept, self._kept = self._kept, 0
+        if kept:
+            kernels.free(self._messages.ctypes.data, kept)
 
     def _columns(self, count: int, result: FetchResult) -> None:
         settings = self._settings
@@ -151,6 +171,7 @@ class FastFetcher:
             positions = np.full(len(self._places), -1, np.int64)
             kernels.positions(structs.ctypes.data, len(structs), slots.ctypes.data, positions.ctypes.data)
             result.positions = {self._places[s]: int(positions[s]) for s in np.flatnonzero(positions >= 0).tolist()}
+            pointers = self._messages[:count] if rows is None else self._messages[rows]
             result.messages = Fetched(
                 value=_binary(structs, _VALUE),
                 slot=slots,
@@ -158,6 +179,7 @@ class FastFetcher:
                 key=_binary(structs, _KEY) if settings.keys else None,
                 timestamp=stamps.copy() if settings.timestamps else None,
                 places=self._places,
+                envelopes=functools.partial(_envelopes, structs, pointers) if settings.envelopes else None,
             )
             for place, (row, _) in list(ended.items()):
                 later = rows is not None and bool((rows[slots == self._slots[place]] > row).any())
@@ -212,6 +234,24 @@ class FastFetcher:
             while _STOP not in os.read(self._reader, 4096):
                 if self._hungry:
                     self._settings.wake()
+
+
+def _envelopes(structs: Any, pointers: Any, some: Sequence[int]) -> list[Envelope]:
+    return [_envelope(structs[row], int(pointers[row])) for row in some]
+
+
+def _envelope(message: Any, pointer: int) -> Envelope:
+    key = ctypes.string_at(int(message["key"]), int(message["key_size"])) if message["key"] else None
+    kind, found = ctypes.c_int(), ctypes.c_void_p()
+    time_ms = lib.message_timestamp(pointer, ctypes.byref(kind))
+    headers: list[tuple[str, bytes | None]] = []
+    if lib.message_headers(pointer, ctypes.byref(found)) == 0:
+        name, value, size = ctypes.c_char_p(), ctypes.c_void_p(), ctypes.c_size_t()
+        places = ctypes.byref(name), ctypes.byref(value), ctypes.byref(size)
+        while lib.header_get_all(found, len(headers), *places) == 0:
+            data = None if value.value is None else ctypes.string_at(value.value, size.value)
+            headers.append(((name.value or b"").decode(errors="replace"), data))
+    return Envelope(key, time_ms if kind.value else None, tuple(headers))
 
 
 def _topic_name(handle: int) -> str:

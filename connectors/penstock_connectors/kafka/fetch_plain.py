@@ -18,7 +18,15 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from penstock.core.errors import ConnectorError
-from penstock_connectors.kafka.fetch import Fetched, FetchProblem, FetchResult, FetchSettings, Place, client_properties
+from penstock_connectors.kafka.fetch import (
+    Envelope,
+    Fetched,
+    FetchProblem,
+    FetchResult,
+    FetchSettings,
+    Place,
+    client_properties,
+)
 
 _BATCH, _QUEUED_BATCHES, _WAIT_S = 1000, 4, 0.1
 _PARTITION_EOF = -191
@@ -159,4 +167,12 @@ class PlainFetcher:
                 key=pa.array([m.key() for m in rows], pa.large_binary()) if wanted.keys else None,
                 timestamp=np.array([m.timestamp()[1] for m in rows], np.int64) if wanted.timestamps else None,
                 places=self._places,
+                envelopes=(lambda some: [_envelope(rows[row]) for row in some]) if wanted.envelopes else None,
             )
+
+
+def _envelope(message: Message) -> Envelope:
+    kind, time_ms = message.timestamp()
+    headers: Any = message.headers() or ()
+    key: Any = message.key()
+    return Envelope(key, time_ms if kind else None, tuple(headers))

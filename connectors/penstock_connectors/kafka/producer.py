@@ -97,16 +97,17 @@ class MessageProducer(Protocol):
         """Free it; an open transaction stays open; idempotent."""
 
 
+def producer_properties(resolved: Mapping[str, str]) -> dict[str, str]:
+    """Return a producer's properties: ours, over them the user's, over them what must not change."""
+    fixed = {"enable.idempotence": "true", "delivery.report.only.error": "true"}
+    return {**WRITE_PROPERTIES, **for_producer(resolved), **fixed}
+
+
 def open_producer(
     resolved: Mapping[str, str], transactional_id: str | None = None, timeout_ms: int = 60_000
 ) -> MessageProducer:
     """Return the fast producer, or the plain one where that cannot work (or `PENSTOCK_KAFKA_PLAIN=1` says so)."""
-    properties = {
-        **WRITE_PROPERTIES,
-        **for_producer(resolved),
-        "enable.idempotence": "true",
-        "delivery.report.only.error": "true",
-    }
+    properties = producer_properties(resolved)
     if transactional_id is not None:
         properties |= {"transactional.id": transactional_id, "transaction.timeout.ms": str(timeout_ms)}
     if os.environ.get("PENSTOCK_KAFKA_PLAIN") != "1":

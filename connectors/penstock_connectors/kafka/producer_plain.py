@@ -9,6 +9,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,17 @@ from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError, RecordTooLargeError
 
 _SHARED = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.", "log_level", "socket.")
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One message with all that it has."""
+
+    value: bytes | None
+    key: bytes | None
+    #: None: the time of sending.
+    timestamp_ms: int | None
+    headers: list[tuple[str, bytes | None]]
 
 
 class PlainProducer:
@@ -49,19 +61,28 @@ class PlainProducer:
         """Queue messages."""
         keys = [None] * len(value) if key is None else key.to_pylist()
         deadline = time.monotonic() + SEND_TIMEOUT_MS / 1000
-        producer = self._open()
         for payload, k in zip(value.to_pylist(), keys, strict=True):
-            while True:
-                try:
-                    producer.produce(topic, payload, k)
-                    break
-                except BufferError:
-                    producer.poll(0.05)
-                    if time.monotonic() > deadline:
-                        raise ProducerError(f"Kafka producer, topic {topic}: its queue was full for too long") from None
-                except KafkaException as error:
-                    raise self._fatal or self._error("produce", error) from error
+            self._produce(topic, {"value": payload, "key": k}, deadline)
         self._call("poll", lambda p: p.poll(0))
+
+    def send_one(self, topic: str, letter: Letter) -> None:
+        """Queue one message with headers and a time of its own; waits as `send` does."""
+        more: dict[str, Any] = {} if letter.timestamp_ms is None else {"timestamp": letter.timestamp_ms}
+        message = {"value": letter.value, "key": letter.key, "headers": letter.headers, **more}
+        self._produce(topic, message, time.monotonic() + SEND_TIMEOUT_MS / 1000)
+
+    def _produce(self, topic: str, message: dict[str, Any], deadline: float) -> None:
+        producer = self._open()
+        while True:
+            try:
+                producer.produce(topic, **message)
+                return
+            except BufferError:
+                producer.poll(0.05)
+                if time.monotonic() > deadline:
+                    raise ProducerError(f"Kafka producer, topic {topic}: its queue was full for too long") from None
+            except KafkaException as error:
+                raise self._fatal or self._error("produce", error) from error
 
     def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
         """Set the group's offset inside the transaction."""

@@ -145,7 +145,9 @@ class KafkaReader:
             raw = self._config["format"] == "raw"
             group = self._config["group"] or f"penstock.{self._context.job_name}.{self._context.uid}"
             properties = {**self._resolved, "group.id": group}
-            self._fetcher = open_fetcher(FetchSettings(properties, wake, keys=raw, timestamps=raw))
+            letters = self._config["on_bad_record"] == "dead-letter"
+            settings = FetchSettings(properties, wake, keys=raw, timestamps=raw, envelopes=letters)
+            self._fetcher = open_fetcher(settings)
         return self._fetcher
 
     def _dead_letter_writer(self) -> Any:
@@ -187,19 +189,7 @@ class KafkaReader:
             elif position.stop is not None:
                 limits[slot] = position.stop
         keep = found.offset < limits[found.slot]
-        if keep.all():
-            return found
-        import pyarrow as pa
-
-        mask = pa.array(keep)
-        return Fetched(
-            value=found.value.filter(mask),
-            slot=found.slot[keep],
-            offset=found.offset[keep],
-            key=None if found.key is None else found.key.filter(mask),
-            timestamp=None if found.timestamp is None else found.timestamp[keep],
-            places=found.places,
-        )
+        return found if keep.all() else found.where(keep)
 
     def _source_batch(self, found: Fetched, rows: Rows) -> SourceBatch:
         counts = np.bincount(rows.slot, minlength=len(found.places))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.connector.staging import DEAD_LETTER_SCHEMA
+from penstock.connector.staging import dead_letters
 from penstock.core.errors import BadRecordError
 from penstock_connectors.formats.arrow_stream import decode_arrow
 from penstock_connectors.formats.decoded import Decoded
@@ -89,11 +89,15 @@ def _raw(found: Fetched, schema: pa.Schema) -> pa.RecordBatch:
 def _dead_letters(found: Fetched, decoded: Decoded) -> pa.RecordBatch:
     index = [bad.index for bad in decoded.bad]
     places = [found.places[slot] for slot in found.slot[index].tolist()]
-    columns = [
-        found.value.take(pa.array(index)).cast(pa.binary()),
-        pa.array([topic for topic, _ in places], pa.string()),
-        pa.array([partition for _, partition in places], pa.int32()),
-        pa.array(found.offset[index], pa.int64()),
-        pa.array([bad.reason for bad in decoded.bad], pa.string()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, schema=DEAD_LETTER_SCHEMA)
+    envelopes = found.envelopes(index) if found.envelopes is not None else []
+    times = [None if e.timestamp_ms is None else e.timestamp_ms * 1000 for e in envelopes]
+    headers = [[{"name": name, "value": value} for name, value in e.headers] for e in envelopes]
+    more: dict[str, list[Any]] = {"key": [e.key for e in envelopes], "timestamp": times, "headers": headers}
+    return dead_letters(
+        value=found.value.take(pa.array(index)).cast(pa.binary()),
+        topic=[topic for topic, _ in places],
+        partition=[partition for _, partition in places],
+        offset=found.offset[index].tolist(),
+        error=[bad.reason for bad in decoded.bad],
+        **(more if envelopes else {}),
+    )

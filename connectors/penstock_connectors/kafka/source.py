@@ -66,7 +66,8 @@ class KafkaSource:
         bounded: False, `latest` (the end when the job starts), `{"timestamp": ...}` or `{(topic, partition): offset}`.
         group: offsets of completed checkpoints are committed under this name, for monitoring only.
         on_bad_record: what becomes of a message that is no row: `fail` the job, `skip` and count it, or `dead-letter`:
-            hand it to the dead letter output, and write it to `dead_letter_topic` if that is given (at least once).
+            hand it to the dead letter output, and write it to `dead_letter_topic` if that is given: at least once, with
+            its key, timestamp and headers.
         dead_letter_topic: see `on_bad_record`; it must exist.
         discovery_interval: how often new partitions are looked for; None = never.
         timestamp_unit: unit of integer times in JSON; `auto` takes the magnitude (see `formats.timestamps`).

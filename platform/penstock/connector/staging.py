@@ -6,14 +6,15 @@ committers.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-#: Columns of the side output `dead-letter`: the raw bytes, where they were (for files: path, null, byte), and why.
+#: Columns of the side output `dead-letter`: the record's bytes, where it was (for files: path, null, byte), why it is
+#: there, and of a Kafka message its key, timestamp and headers.
 DEAD_LETTER_SCHEMA = pa.schema(
     [
         pa.field("value", pa.binary()),
@@ -21,10 +22,19 @@ DEAD_LETTER_SCHEMA = pa.schema(
         pa.field("partition", pa.int32()),
         pa.field("offset", pa.int64()),
         pa.field("error", pa.string(), nullable=False),
+        pa.field("key", pa.binary()),
+        pa.field("timestamp", pa.timestamp("us", "UTC")),
+        pa.field("headers", pa.list_(pa.struct([("name", pa.string()), ("value", pa.binary())]))),
     ]
 )
 #: Tag of the side output that carries dead letters.
 DEAD_LETTER_TAG = "dead-letter"
+
+
+def dead_letters(**columns: Sequence[Any]) -> pa.RecordBatch:
+    """Return dead letters of some columns of `DEAD_LETTER_SCHEMA`, `value` among them; the others are null."""
+    nothing = [None] * len(columns["value"])
+    return pa.record_batch([columns.get(name, nothing) for name in DEAD_LETTER_SCHEMA.names], schema=DEAD_LETTER_SCHEMA)
 
 
 def encode_chunk(schema: pa.Schema, batches: Sequence[pa.RecordBatch]) -> bytes:

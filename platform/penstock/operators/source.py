@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.connector.sink import load_factory
 from penstock.connector.source import PollResult, SourceContext, SourceFactory, SourceReader, SourceSpec, SourceSplit
-from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG
+from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG, dead_letters
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP, Batch, Watermark, WatermarkStatus
 from penstock.core.errors import BadRecordError
 from penstock.core.schema import schema_from_text
@@ -296,17 +296,14 @@ class SourceOperator(Operator):
             taken = keep_rows(raw, bad)
             lines = pl.DataFrame(pl.from_arrow(taken)).write_ndjson().encode().splitlines()
             index = np.zeros(len(rows), np.int64) if source.split_index is None else source.split_index[rows]
-            columns: list[list[Any]] = [
-                lines,
-                [source.split_ids[i] for i in index.tolist()],
-                [None] * len(rows),
-                [None] * len(rows),
-            ]
-            columns.append([error] * len(rows))
-            self._dead_letters(pa.record_batch(columns, schema=DEAD_LETTER_SCHEMA), out)
+            splits = [source.split_ids[i] for i in index.tolist()]
+            self._dead_letters(dead_letters(value=lines, topic=splits, error=[error] * len(rows)), out)
 
     def _dead_letters(self, letters: pa.RecordBatch, out: Collector) -> None:
         self._count("deadLetters", letters.num_rows)
+        for field in DEAD_LETTER_SCHEMA:  # a connector may leave out what it does not know
+            if field.nullable and field.name not in letters.schema.names:
+                letters = letters.append_column(field, pa.nulls(letters.num_rows, field.type))
         out.side(DEAD_LETTER_TAG, Batch(conform(letters, DEAD_LETTER_SCHEMA, self._where)))
 
     def _count(self, name: str, rows: int) -> None:

@@ -10,7 +10,7 @@ from tests.property.pools import pooled
 from tests.unit.operators.scripted_source import MONOTONIC, SCHEMA, batch, opened, poll, scripted_reader, splits
 
 from penstock.connector.source import PollResult, SourceBatch, SourceSplit
-from penstock.connector.staging import DEAD_LETTER_SCHEMA
+from penstock.connector.staging import DEAD_LETTER_SCHEMA, dead_letters
 from penstock.core.elements import MAX_TIMESTAMP, TS_COLUMN, Barrier, Batch, Watermark
 from penstock.core.errors import BadRecordError, GraphError
 from penstock.core.permits import CommitPermit
@@ -143,7 +143,8 @@ def test_dead_letters_of_the_connector_are_passed_on(bench, reader, out):
     poll(operator, reader, out, PollResult((batch([], dead_letters=letters),)))
     (passed,) = out.sides["dead-letter"]
     assert passed.schema == DEAD_LETTER_SCHEMA
-    assert passed.to_pylist() == [{"value": b"?", "topic": "t", "partition": 1, "offset": 2, "error": "why"}]
+    known = {"value": b"?", "topic": "t", "partition": 1, "offset": 2, "error": "why"}
+    assert passed.to_pylist() == [{**known, "key": None, "timestamp": None, "headers": None}]
     assert out.elements == []
 
 
@@ -349,7 +350,7 @@ def test_large_batches_stay_what_they_are(bench, reader, out):
 
 
 def test_batches_with_dead_letters_or_without_a_time_are_judged_one_by_one(bench, reader, out):
-    letters = pa.record_batch([[b"x"], ["t"], [0], [1], ["why"]], schema=DEAD_LETTER_SCHEMA)
+    letters = dead_letters(value=[b"x"], topic=["t"], partition=[0], offset=[1], error=["why"])
     operator = opened(bench, policy="dead-letter")
     operator.add_splits(splits("a", "b"), no_more=False)
     parts = (batch([5]), batch([6], dead_letters=letters), batch([None, 9], ("b",)), batch([8]))
