@@ -55,6 +55,9 @@ class Scenario(Protocol):
     def begin(self) -> None:
         """The job runs: begin to produce, where that is needed."""
 
+    def killed(self, kills: int) -> None:
+        """So many workers have been killed: a producer goes on with the next part of the input."""
+
     def expected(self) -> Windows:
         """Compute the windows from the input, sharing no code with the engine."""
 
@@ -71,6 +74,7 @@ class Killer:
 
     events: int
     note: Callable[[str], None]
+    killed: Callable[[int], None]
     cluster: LocalCluster | None = None
     kills: int = 0
     summary: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +92,7 @@ class Killer:
         victim = workers[self.kills % len(workers)]
         os.kill(int(victim["pid"]), signal.SIGKILL)
         self.kills += 1
+        self.killed(self.kills)
         self.note(f"killed worker {victim['id']} (pid {victim['pid']}) with SIGKILL")
 
 
@@ -151,7 +156,7 @@ def _run(scenario: Scenario, events: int, progress: JobProgress) -> dict[str, An
     from penstock.api.environment import use_executor
 
     scenario.prepare()
-    killer = Killer(events, progress.note)
+    killer = Killer(events, progress.note, scenario.killed)
 
     begun = False
 

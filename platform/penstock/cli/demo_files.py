@@ -78,6 +78,9 @@ class FilesScenario:
     def begin(self) -> None:
         """The generator is part of the job."""
 
+    def killed(self, kills: int) -> None:
+        """The generator goes on by itself."""
+
     def expected(self) -> Windows:
         """Compute the windows from the generator's published formula, written here a second time."""
         number = np.arange(self.events, dtype=np.int64)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cli.demo import DISORDER_SECONDS, PARALLELISM, WINDOW_SECONDS
+from penstock.cli.demo import DISORDER_SECONDS, KILLS, PARALLELISM, WINDOW_SECONDS
 from penstock.cli.oracle import OutputRow, Windows, expected_windows
 from penstock.core.clock import SystemClock
 from penstock.core.errors import ConnectorError, PenstockError
@@ -31,6 +31,7 @@ _EVENTS_PER_EVENT_TIME_MS = 5
 _RATE_PER_SECOND = 50_000
 _CHUNK = 1_000
 _READ_IDLE_SECONDS = 5.0
+_WAIT_SECONDS = 0.5
 _BUCKET = "penstock-demo"
 
 
@@ -56,7 +57,8 @@ class KafkaScenario:
         self._servers: list[KafkaServer | MinioServer] = []
         self._producer_error: BaseException | None = None
         self._producer: threading.Thread | None = None
-        self._closing = threading.Event()
+        self._closing, self._killed = threading.Event(), threading.Event()
+        self._kills = 0
         run = os.urandom(3).hex() if bootstrap else ""
         self._orders, self._totals = f"orders{run}", f"totals{run}"
 
@@ -116,6 +118,11 @@ class KafkaScenario:
         self._producer = threading.Thread(target=self._produce, name="demo-producer", daemon=True)
         self._producer.start()
 
+    def killed(self, kills: int) -> None:
+        """Produce the next part: no kill comes when everything has been read already."""
+        self._kills = kills
+        self._killed.set()
+
     def expected(self) -> Windows:
         """Read the input topic back with a plain consumer and compute its windows."""
         if self._producer is not None:
@@ -167,6 +174,11 @@ class KafkaScenario:
             producer = Producer({"bootstrap.servers": self.bootstrap, "linger.ms": 20, "enable.idempotence": True})
             started_ms = clock.monotonic_ms()
             for low in range(0, self.events, _CHUNK):
+                while self._kills < low * (KILLS + 1) // self.events:
+                    if self._closing.is_set():
+                        return
+                    self._killed.wait(_WAIT_SECONDS)
+                    self._killed.clear()
                 for index, value in _orders(low, min(low + _CHUNK, self.events)):
                     producer.produce(self._orders, value, partition=index % _PARTITIONS)
                 producer.poll(0)
