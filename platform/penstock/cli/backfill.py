@@ -51,7 +51,9 @@ def backfill(
     settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a job over its source's history up to a cut; `penstock run --from` goes on from there.
+    """Run a job over its source's history.
+
+    Up to a cut; `penstock run --from` goes on from there.
 
     What the job's sinks would have written is staged in the savepoint and published by that start, once. With
     --history the first part comes from Parquet files, and the topic takes over where they end.

@@ -42,7 +42,10 @@ def bench(
     settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a benchmark on an embedded cluster; a wrong answer gives no figure and exit code 1."""
+    """Run a benchmark on an embedded cluster.
+
+    A wrong answer gives no figure and exit code 1.
+    """
     if list_:
         _list(as_json=json)
         return

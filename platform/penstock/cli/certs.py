@@ -63,7 +63,10 @@ def certs(
         bool, typer.Option("--client-certificates", help="REST asks its clients for a certificate too.")
     ] = False,
 ) -> None:
-    """Make certificates, tokens and a secret for a cluster; again, only what is missing or runs out is made."""
+    """Make certificates, tokens and a secret.
+
+    A second call makes only what is missing or expires.
+    """
     try:
         import cryptography  # noqa: F401 - asked for first, so that nothing is half made without it
     except ImportError as error:

@@ -60,7 +60,9 @@ def check(
     settings: SettingsOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Say whether a snapshot's state fits a job: same, migrates, new, dropped or blocked; exit code 1 if one is.
+    """Say whether a snapshot's state fits a job.
+
+    State by state: same, migrates, new, dropped or blocked; exit code 1 if one is blocked.
 
     A checkpoint's job must be unchanged too. With --backfill: whether its operators give in a backfill what they give
     live; exit code 1 if one does not and is not accepted. With --history also: whether the tables fit, and where the

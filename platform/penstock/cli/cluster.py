@@ -46,7 +46,9 @@ from penstock.core.errors import PenstockError, UsageError
 if TYPE_CHECKING:
     from penstock.client.spark_cluster import SparkCluster
 
-commands = typer.Typer(help="A local standalone cluster.", no_args_is_help=True, add_completion=False)
+commands = typer.Typer(
+    help="A local standalone cluster.", no_args_is_help=True, add_completion=False, rich_markup_mode=None
+)
 commands.command("certs")(certs)
 TimeoutOption = Annotated[
     str, typer.Option(metavar="TIME", help="Of MIN..MAX: one that is unused for so long is released (60s).")
@@ -129,7 +131,7 @@ def serve(
     master: str = "",
     spark_conf: SparkConfOption = None,
 ) -> None:
-    """Run a cluster in the foreground; what `start` puts into the background."""
+    """Run a cluster in the foreground."""
     directory = home() / "cluster"
     bounds = taskmanager_bounds(taskmanagers, slots, taskmanager_timeout, on_spark=bool(master))
     config = LocalClusterConfig(
@@ -180,7 +182,7 @@ def status(*, cluster: Annotated[str | None, typer.Option()] = None, json: JsonO
 
 @commands.command("stop")
 def stop() -> None:
-    """Stop the local cluster; running jobs keep their checkpoints."""
+    """Stop the local cluster; jobs keep their checkpoints."""
     if not cluster_file().exists():
         msg = "no local cluster runs"
         raise UsageError(msg, hint="`penstock cluster start` starts one")

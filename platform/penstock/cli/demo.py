@@ -107,7 +107,7 @@ def demo(
     s3_endpoint: Annotated[str | None, typer.Option(help="Use this S3 (credentials: PENSTOCK_S3_*).")] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run the main job, kill a worker twice, and check that every window came out exactly once."""
+    """Run a job, kill two workers, and check every result."""
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
     with contextlib.ExitStack() as stack:

@@ -32,7 +32,10 @@ def explain(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show the time budget of a job, the partition that holds its watermark back, or the autoscaler's decisions."""
+    """Show what a job spends its time on.
+
+    Or the partition that holds its watermark back, or the autoscaler's decisions.
+    """
     with connect(cluster) as client:
         job_id = find_job(client, job)["jid"]
         match what:

@@ -53,7 +53,10 @@ def show(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show one job: vertices with rates, checkpoints, the last failure; or what its state is, or its hottest keys."""
+    """Show one job.
+
+    Vertices with rates, checkpoints, and the last failure; or its state, or its hottest keys.
+    """
     with connect(cluster) as client:
         found = find_job(client, job)
         if state or hot_keys:
@@ -121,7 +124,10 @@ def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str
 
 
 def cancel(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Cancel a job and wait for its end; its checkpoints are kept and a later run resumes them."""
+    """Cancel a job and wait for its end.
+
+    Its checkpoints are kept, and a later run goes on from them.
+    """
     with connect(cluster) as client:
         found = job_to_change(client, job)
         found.cancel()
@@ -143,7 +149,7 @@ def stop(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Stop a job with a savepoint and print where it lies."""
+    """Stop a job with a savepoint and print its place."""
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
         uri = found.stop(drain=drain, target=target, token=token)
@@ -160,7 +166,10 @@ def savepoint(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Take a savepoint of a running job and print where it lies."""
+    """Take a savepoint of a running job.
+
+    Its place is printed.
+    """
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
         location = found.savepoint(uri, token=token)
@@ -168,7 +177,7 @@ def savepoint(
 
 
 def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Print what the job's coordinator saw and decided, and those before it."""
+    """Print what happened to a job, event by event."""
     with connect(cluster) as client:
         entries = client.story(find_job(client, job)["jid"])
     if json:
@@ -183,7 +192,10 @@ def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption =
 
 
 def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
-    """Print the tail of the logs of a job's workers; without any, that of the last worker that failed."""
+    """Print the end of the logs of a job's workers.
+
+    Where it has none, that of the last worker that failed.
+    """
     with connect(cluster) as client:
         found = find_job(client, job)
         workers = client.workers(found["jid"])

@@ -24,7 +24,10 @@ def get(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Print what a state of a running job holds for one key right now (read uncommitted)."""
+    """Print the state of a key in a running job.
+
+    As it is right now (read uncommitted).
+    """
     with connect(cluster) as client:
         found = client.state_value(find_job(client, job)["jid"], uid, name, key, limit)
     if json:

@@ -56,11 +56,21 @@ class _Commands(TyperGroup):
         module, _, name = _COMMANDS[cmd_name].partition(":")
         found = getattr(importlib.import_module(module), name)
         if not isinstance(found, typer.Typer):
-            function, found = found, typer.Typer(add_completion=False)
+            function, found = found, typer.Typer(add_completion=False, rich_markup_mode=None)
             found.command(cmd_name)(function)
         command = typer.main.get_command(found)
         command.name = cmd_name
+        _without_opposites(command)
         return command
+
+
+def _without_opposites(command: Any) -> None:
+    """Take away `--no-x` of each switch `--x` that is off anyway."""
+    for below in getattr(command, "commands", {}).values():
+        _without_opposites(below)
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False) and parameter.default is False:
+            parameter.secondary_opts = []
 
 
 commands = typer.Typer(
@@ -70,6 +80,8 @@ commands = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
+    # plain text wraps at any width, where tables cut the names of options off
+    rich_markup_mode=None,
 )
 
 

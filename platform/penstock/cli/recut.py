@@ -58,7 +58,10 @@ def repartition(
     checkpoint: CheckpointOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a snapshot anew as a savepoint, merged, with another number of key groups; nothing has to run."""
+    """Give a snapshot other key groups.
+
+    It is written again as a savepoint, merged. No cluster is needed.
+    """
     from penstock.snapshots.recut import Run, in_turn
     from penstock.snapshots.repartition import repartition as write_anew
 
@@ -89,7 +92,10 @@ def rekey(
     checkpoint: CheckpointOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Write a snapshot anew as a savepoint with another key for one operator's state; nothing has to run."""
+    """Give an operator's state another key.
+
+    The snapshot is written again as a savepoint. No cluster is needed.
+    """
     from penstock.snapshots.rekey import Engine, InMemory
     from penstock.snapshots.rekey import rekey as write_anew
 

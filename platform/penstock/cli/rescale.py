@@ -24,7 +24,10 @@ def rescale(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Give a running job another parallelism; it goes on from a checkpoint, or as before if there are no slots."""
+    """Give a running job another parallelism.
+
+    It goes on from a checkpoint, or as before if there are no slots.
+    """
     vertices = dict(map(_of, vertex or []))
     with connect(cluster) as client:
         found = job_to_change(client, job, token)

@@ -65,7 +65,10 @@ def run(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a job file; it resumes its own newest checkpoint (identity: checkpoint root and job name)."""
+    """Run a job file.
+
+    It goes on from its own newest checkpoint: that of the same checkpoint root and job name.
+    """
     if not job.is_file():
         msg = f"there is no job file {job}"
         raise UsageError(msg, hint="pass the path of a Python file")

@@ -20,7 +20,12 @@ from penstock.core.errors import UsageError
 if TYPE_CHECKING:
     from penstock.checkpoint.manifest import Manifest
 
-commands = typer.Typer(help="Look at snapshots, and at the state of running jobs.", no_args_is_help=True)
+commands = typer.Typer(
+    help="Look at snapshots, and at the state of running jobs.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+)
 commands.command("get")(get)
 
 
@@ -30,7 +35,7 @@ def list_snapshots(
     *,
     json: JsonOption = False,
 ) -> None:
-    """List the snapshots at a place: checkpoints and savepoints of every job."""
+    """List the checkpoints and savepoints at a place."""
     found = _listed(uri)
     if json:
         print_json(found)
@@ -45,7 +50,10 @@ def list_snapshots(
 
 @commands.command("show")
 def show(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOption = False) -> None:
-    """Show what one snapshot holds: its states with their columns and sizes."""
+    """Show the states of a snapshot.
+
+    With their columns and sizes.
+    """
     from penstock.snapshots.content import states_of
 
     snapshot = opened(uri, checkpoint)
@@ -117,7 +125,10 @@ def diff(
     *,
     json: JsonOption = False,
 ) -> None:
-    """Say which states of two snapshots differ, and in how many rows; exit code 1 when some do."""
+    """Compare the states of two snapshots.
+
+    Says in how many rows each differs; exit code 1 when one does.
+    """
     from penstock.snapshots.compare import diff as compare
 
     found = compare(opened(uri), opened(other))
@@ -135,7 +146,10 @@ def diff(
 
 @commands.command("fsck")
 def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOption = False) -> None:
-    """Verify every file a snapshot names, of a job's folder in all checkpoints; exit code 1 when one is damaged."""
+    """Verify the files of snapshots.
+
+    Every file that a snapshot names, of a job's folder in all checkpoints; exit code 1 when one is damaged.
+    """
     from penstock.snapshots.verify import verify
 
     report = verify(uri, checkpoint=checkpoint)

@@ -64,7 +64,9 @@ def upgrade(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Replace a running job by another version, and go back to the old one if that is not healthy in time.
+    """Replace a running job by another version.
+
+    The old version comes back if the new one is not healthy in time.
 
     The old version is stopped with a savepoint, the new one goes on from there with its output held back. Healthy, it
     is released; else it is discarded, and the old version goes on from the same savepoint.

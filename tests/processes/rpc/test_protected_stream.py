@@ -122,10 +122,18 @@ class Forger:
         self.call = self.channel.stream_stream(PATH)()
 
     async def send(self, *messages):
-        """Send; return the status the stream ended with, and what came."""
+        """Send each message after the answer to the one before; return the status of the end, and what came.
+
+        A message that is written after the end has come would have grpc forget the status.
+        """
         answers = []
         try:
-            for message in messages:
+            for message in messages[:-1]:
+                await self.call.write(message)
+                if (answer := await self.call.read()) is aio.EOF:
+                    return await self.call.code(), answers
+                answers.append(answer)
+            for message in messages[-1:]:
                 await self.call.write(message)
             while (answer := await self.call.read()) is not aio.EOF:
                 answers.append(answer)
@@ -134,7 +142,8 @@ class Forger:
             code = error.code()
         except asyncio.InvalidStateError:
             code = await self.call.code()
-        await self.channel.close()
+        finally:
+            await self.channel.close()
         return code, answers
 
 

@@ -3,6 +3,8 @@
 import sys
 
 import pytest
+import typer
+from typer.core import TyperGroup
 
 from penstock.cli import main
 
@@ -37,3 +39,30 @@ def test_ctrl_c_says_so_and_ends_with_130(monkeypatch, capsys):
     monkeypatch.setattr("penstock.cli.jobs.connect", interrupted)
     assert run("list", monkeypatch=monkeypatch) == 130
     assert capsys.readouterr().err.count("penstock: interrupted") == 1
+
+
+def commands_of(command, name="penstock"):
+    """Return every command by its whole name."""
+    if not isinstance(command, TyperGroup):
+        return {name: command}
+    found = {name: command}
+    for below in command.list_commands(None):
+        found |= commands_of(command.get_command(None, below), f"{name} {below}")
+    return found
+
+
+def test_help_fits_80_columns_with_every_name_whole():
+    for name, command in commands_of(typer.main.get_command(main.commands)).items():
+        text = command.get_help(typer.Context(command, info_name=name, terminal_width=80, max_content_width=80))
+        assert max(map(len, text.splitlines())) <= 80, name
+        assert "…" not in text, name
+        assert "..." not in text.replace("[ARGS]...", "").replace("MIN..MAX", "").replace(",...", ""), text
+        assert "--no-no-" not in text, name
+        shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+        for option in (option for parameter in shown for option in parameter.opts if option[:2] == "--"):
+            assert option in text, name
+
+
+def test_a_switch_that_is_off_has_no_opposite(monkeypatch, capsys):
+    assert run("run", "job.py", "--no-fresh", monkeypatch=monkeypatch) == 2
+    assert "No such option: --no-fresh" in capsys.readouterr().err
