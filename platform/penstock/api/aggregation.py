@@ -55,6 +55,8 @@ def with_conditions(
         return stream, aggregates
     import polars as pl
 
+    from penstock.api.keyed_stream import with_hidden_columns
+
     require_unique([value.name for value in aggregates], where)
     columns: dict[str, Any] = {}
     plain: list[Aggregate] = []
@@ -73,7 +75,7 @@ def with_conditions(
         shown = pl.lit(True) if value.column is None else pl.col(value.column)
         columns[name] = pl.when(condition).then(shown)
         plain.append(msgspec.structs.replace(value, column=name, condition=None))
-    return stream.with_hidden_columns(columns), plain
+    return with_hidden_columns(stream, columns), plain
 
 
 def _renamed(name: str, value: Any, where: str) -> Aggregate:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from penstock.api.appending import append_operator
 from penstock.api.windows import ALL, require_event_time_window
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import require_columns, require_no_window_columns
@@ -60,9 +61,9 @@ class AllWindowedStream:
         Raises:
             GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
         """
-        from penstock.api.key_selector import without_computed
+        from penstock.api.key_selector import without_columns
 
-        return self._alone(without_computed(self._of_all().aggregate(*aggregates, **named), (ALL,)))
+        return self._alone(without_columns(self._of_all().aggregate(*aggregates, **named), (ALL,)))
 
     def reduce(self, function: Callable[[Any, Any], Any]) -> DataStream:
         """Put the rows of each window together, two at a time, into one row of the same columns."""
@@ -117,9 +118,9 @@ class AllWindowedStream:
         validate_top({**config, "local": True}, stream.flow.schema)
         name = f"Top {count} by {by}({self._window.label})"
         first = OperatorSpec(uid="", name=f"Local{name}", kind="window_top", config={**config, "local": True})
-        thinned = stream.append_operator(first, stream.flow.schema)
+        thinned = append_operator(stream, first, stream.flow.schema)
         spec = OperatorSpec(uid="", name=name, kind="window_top", config={**config, "local": False}, stateful=True)
-        return self._alone(thinned.append_operator(spec, stream.flow.schema, stream.flow.row_type))
+        return self._alone(append_operator(thinned, spec, stream.flow.schema, stream.flow.row_type))
 
     def max_by(self, by: str, *, ties: bool = True) -> DataStream:
         """Keep the rows of each window that have the greatest value of a column; without `ties` the first of them."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
+from penstock.api.appending import append_node
 from penstock.api.call_site import call_site
 from penstock.api.executors import current_executor
 from penstock.config.settings import failing_at_once
@@ -46,7 +47,7 @@ def collect(stream: DataStream, name: str, limit: int | None) -> pl.DataFrame:
             kind="collect",
             config={"folder": rows, "schema": schema_to_text(schema), **({"limit": limit} if limit else {})},
         )
-        end = stream.append_node(StreamNode(id=0, operator=spec, where=where))
+        end = append_node(stream, StreamNode(id=0, operator=spec, where=where))
         try:
             graph = environment.job_graph(name, only=[end])
         finally:

@@ -129,7 +129,7 @@ def compile_two_input(
             raise GraphError(f"{where}: it has no {method} method", hint=f"write def {method}(self, row, ctx)")
         called = f"{where}, {method}"
         annotated, result = annotations_of(getattr(type(function), method), called, needed=returns is None)
-        given.append(input_type(annotated, stream.flow.row_type, stream.rows, called))
+        given.append(input_type(annotated, stream.flow.row_type, stream.flow.rows, called))
         if result is not None and result is not type(None):
             results.append(result)
     written = Written(shape.kind, where, _keys(streams, where), (function, tuple(given)))
@@ -143,7 +143,7 @@ def _keys(streams: tuple[Any, Any], where: str) -> dict[str, Any]:
     keys = getattr(second, "keys", None)
     if keys is not None:
         require_equal_keys(JoinSides(first.keys, keys, ""), first.flow.schema, second.flow.schema, where)
-    hidden = first.computed_config() | ({} if keys is None else second.computed_config("second_computed"))
+    hidden = first.flow.computed_config() | ({} if keys is None else second.flow.computed_config("second_computed"))
     return {"key": list(first.keys), "second_key": None if keys is None else list(keys), **hidden}
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import msgspec
 
+from penstock.api.appending import append_node, append_operator, append_process
 from penstock.api.call_site import call_site
 from penstock.api.flow import Flow
 from penstock.api.operator_handle import OperatorHandle, StreamSink
@@ -15,7 +16,6 @@ from penstock.api.row_functions import compile_function
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
 from penstock.core.names import near
-from penstock.core.schema import schema_to_text
 from penstock.core.views import plain_schema
 from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec, Rebalance
 from penstock.graph.stream_graph import StreamNode, Upstream
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from penstock.api.expressions import ColumnLike, Mode
     from penstock.api.joined_streams import JoinedStreams
     from penstock.api.keyed_stream import KeyedStream
-    from penstock.api.process import Process
     from penstock.api.two_inputs import How, LateTo
     from penstock.api.windows import Window
     from penstock.eventtime.strategy import WatermarkStrategy
@@ -57,12 +56,6 @@ class DataStream(OperatorHandle):
     def columns(self) -> list[str]:
         """Names of the columns."""
         return list(self.schema.names)
-
-    @property
-    def rows(self) -> pa.Schema:
-        """Arrow schema of the rows as functions see them, with `__ts` when they have event time."""
-        schema: pa.Schema = self.flow.schema
-        return schema
 
     # --- column operations
     # ---------------------------------------------------------------------------------------------------
@@ -131,7 +124,7 @@ class DataStream(OperatorHandle):
         )
         config = {"capacity": capacity, "timeout_ms": timeout_ms, "ordered": ordered}
         spec = msgspec.structs.replace(made.spec, config=config, stateful=True)
-        return self.append_operator(spec, made.schema, made.row_type)
+        return append_operator(self, spec, made.schema, made.row_type)
 
     def process(
         self, function: ProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
@@ -147,7 +140,7 @@ class DataStream(OperatorHandle):
         """
         from penstock.api.process import compile_plain_process
 
-        return self.append_process(compile_plain_process(function, returns, side_outputs or {}, stream=self))
+        return append_process(self, compile_plain_process(function, returns, side_outputs or {}, stream=self))
 
     # --- event time
     # --------------------------------------------------------------------------------------------------------------
@@ -186,7 +179,7 @@ class DataStream(OperatorHandle):
         Raises:
             GraphError: no column, one that does not exist, or a key of a type that is not known or cannot be one.
         """
-        from penstock.api.keyed_stream import KeyedStream
+        from penstock.api.keyed_stream import KeyedStream, unkeyed
 
         if any(not isinstance(column, str) and callable(column) for column in columns):
             from penstock.api.key_selector import keyed_by
@@ -194,7 +187,7 @@ class DataStream(OperatorHandle):
             if len(columns) > 1:
                 way = "let one function return a tuple: lambda row: (row.a, f(row))"
                 raise GraphError("key_by: a function stands alone", hint=way)
-            return keyed_by(self.unkeyed(), columns[0], returns, name)
+            return keyed_by(unkeyed(self), columns[0], returns, name)
         if returns is not None or name != "key":
             raise GraphError("key_by: returns= and name= are for functions", hint="leave them out for columns")
         if not columns:
@@ -208,10 +201,6 @@ class DataStream(OperatorHandle):
         require_key_types(columns, flow.schema, "key_by")
         require_unique(columns, "key_by")
         return KeyedStream(self.environment, flow, tuple(columns))
-
-    def unkeyed(self) -> DataStream:
-        """Return the stream without what a `key_by` has made of it."""
-        return self
 
     def connect(self, other: DataStream) -> Any:
         """Refuse: only keyed streams are connected.
@@ -291,6 +280,7 @@ class DataStream(OperatorHandle):
         Windows of event time, or of processing time where the window says so; all that there are.
         """
         from penstock.api.all_windowed_stream import AllWindowedStream
+        from penstock.api.keyed_stream import unkeyed
         from penstock.api.windows import require_window
 
         where = f"window_all({require_window(window).label})"
@@ -298,7 +288,7 @@ class DataStream(OperatorHandle):
             msg = f"{where}: the stream has no event time"
             way = "ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp=...)"
             raise GraphError(msg, hint=f"give env.from_source(..., watermarks={way})")
-        return AllWindowedStream(self.unkeyed(), window)
+        return AllWindowedStream(unkeyed(self), window)
 
     def count_window_all(self, size: int, slide: int | None = None) -> AllWindowedStream:
         """Group all rows by number: every `size` of them once; with `slide`, every `slide` the last `size`.
@@ -307,10 +297,11 @@ class DataStream(OperatorHandle):
         out. Needs no event time.
         """
         from penstock.api.all_windowed_stream import AllWindowedStream
+        from penstock.api.keyed_stream import unkeyed
         from penstock.api.windowed_stream import counted
         from penstock.api.windows import Global
 
-        return AllWindowedStream(self.unkeyed(), Global(), counted(size, slide, "count_window_all"))
+        return AllWindowedStream(unkeyed(self), Global(), counted(size, slide, "count_window_all"))
 
     # --- ends
     # ----------------------------------------------------------------------------------------------------------------
@@ -330,7 +321,7 @@ class DataStream(OperatorHandle):
             config={"sink": msgspec.to_builtins(sink.spec(given))},
             stateful=True,
         )
-        return StreamSink(self.environment, self.append_node(StreamNode(id=0, operator=spec, where=call_site())))
+        return StreamSink(self.environment, append_node(self, StreamNode(id=0, operator=spec, where=call_site())))
 
     def print(self, name: str = "print") -> StreamSink:
         """Print each row as a line of JSON that begins with `name> `, for a look at a stream.
@@ -340,7 +331,7 @@ class DataStream(OperatorHandle):
         """
         require_name(name, "name")
         spec = OperatorSpec(uid="", name=f"Print: {name}", kind="print", config={"name": name})
-        return StreamSink(self.environment, self.append_node(StreamNode(id=0, operator=spec, where=call_site())))
+        return StreamSink(self.environment, append_node(self, StreamNode(id=0, operator=spec, where=call_site())))
 
     def execute_and_collect(self, name: str = "collect", *, limit: int | None = None) -> pl.DataFrame:
         """Run the job up to here and return its rows; for tests and notebooks.
@@ -351,52 +342,15 @@ class DataStream(OperatorHandle):
 
         return collect(self, name, limit)
 
-    # --- for the other modules of this package
-    # -------------------------------------------------------------------------------
-
     def _project(self, mode: Mode, columns: Any, named: dict[str, Any], row_type: Any = None) -> DataStream:
         from penstock.api.expressions import project
 
         projection = project(mode, columns, named, self.flow.schema)
-        return self.append_operator(projection.spec, projection.schema, row_type)
+        return append_operator(self, projection.spec, projection.schema, row_type)
 
     def _function(self, kind: Any, function: Any, returns: Any) -> DataStream:
         made = compile_function(kind, function, returns, schema=self.flow.schema, row_type=self.flow.row_type)
-        return self.append_operator(made.spec, made.schema, made.row_type)
-
-    def append_node(
-        self, node: StreamNode, edge: pa.Schema | None = None, combine: dict[str, Any] | None = None
-    ) -> int:
-        text = schema_to_text(self.flow.schema if edge is None else edge)
-        return self.environment.builder.add(node, [(upstream, text) for upstream in self.flow.upstreams], combine)
-
-    def append_process(self, made: Process) -> DataStream:
-        """Add a process function with its side outputs."""
-        stream = self.append_operator(made.spec, made.schema, made.row_type)
-        if made.sides:
-            self.environment.builder.update(stream.flow.upstreams[0].node, side_outputs=made.sides)
-        return stream
-
-    def append_operator(
-        self,
-        spec: OperatorSpec,
-        schema: pa.Schema,
-        row_type: Any = None,
-        edge: pa.Schema | None = None,
-        *,
-        combine: bool = False,
-    ) -> DataStream:
-        """Add an operator behind this stream and return its output; `edge`: the only columns it is to be sent.
-
-        `combine`: its rows may be combined before they are sent to it.
-        """
-        spec = msgspec.structs.replace(spec, output_schema=schema_to_text(schema))
-        node = self.append_node(
-            StreamNode(id=0, operator=spec, where=call_site()), edge, spec.config if combine else None
-        )
-        return DataStream(
-            self.environment, Flow(upstreams=(Upstream(node=node),), schema=schema, row_type=row_type), node
-        )
+        return append_operator(self, made.spec, made.schema, made.row_type)
 
 
 def _difference(left: pa.Schema, right: pa.Schema) -> str:

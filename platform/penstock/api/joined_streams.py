@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.api.keyed_stream import without_computed
 from penstock.api.two_inputs import How, LateTo, append_two_input, late_config
 from penstock.api.windows import Global, is_aligned, require_window
 from penstock.core.errors import GraphError
@@ -107,7 +108,7 @@ class EqualTo:
         kind = "window_join" if aligned else "window_rows_join"
         spec = OperatorSpec(uid="", name=name, kind=kind, config=config, stateful=True)
         made = append_two_input(self._left, self._right, spec, window_join_schema(config, left, right))
-        return self._left.without_computed(made)
+        return without_computed(made, self._left)
 
 
 def _keyed(stream: DataStream, columns: tuple[Any, ...], returns: Any) -> KeyedStream:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin
 import msgspec
 import pyarrow as pa
 
+from penstock.api.appending import append_operator
 from penstock.api.keyed_stream import KeyedStream
 from penstock.api.row_functions import input_type, is_row_type, pickled
 from penstock.api.windows import ALL
@@ -67,7 +68,7 @@ def keyed_as_one(stream: DataStream) -> KeyedStream:
     return _keyed(stream, OperatorSpec(uid="", name="AllRows", kind="constant_key"), keys)
 
 
-def without_computed(stream: DataStream, names: tuple[str, ...]) -> DataStream:
+def without_columns(stream: DataStream, names: tuple[str, ...]) -> DataStream:
     """Return an operator's output without the columns of a computed key; what is said of it is said of the operator."""
     from penstock.api.data_stream import DataStream
 
@@ -81,14 +82,13 @@ def without_computed(stream: DataStream, names: tuple[str, ...]) -> DataStream:
 def _keyed(stream: DataStream, spec: OperatorSpec, keys: pa.Schema) -> KeyedStream:
     schema = stream.flow.schema
     columns = pa.schema([*without_ts(schema), *keys])
-    made = stream.append_operator(
-        spec, with_ts(columns) if stream.flow.has_event_time else columns, stream.flow.row_type
+    made = append_operator(
+        stream, spec, with_ts(columns) if stream.flow.has_event_time else columns, stream.flow.row_type
     )
     names = tuple(keys.names)
     upstreams = tuple(msgspec.structs.replace(u, partitioner=KeyGroup(names)) for u in made.flow.upstreams)
-    return KeyedStream(
-        stream.environment, msgspec.structs.replace(made.flow, upstreams=upstreams), names, computed_of=stream
-    )
+    flow = msgspec.structs.replace(made.flow, upstreams=upstreams, computed=names, computed_of=stream)
+    return KeyedStream(stream.environment, flow, names)
 
 
 def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> tuple[Any, Any]:

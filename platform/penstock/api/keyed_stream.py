@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, overload
 
+import msgspec
+
+from penstock.api.appending import append_operator, append_process
 from penstock.api.data_stream import DataStream
 from penstock.api.windows import Global, Window, require_window
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec
 from penstock.graph.validate import require_columns, require_no_window_columns, require_unique
-from penstock.operators.columns import visible
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import pyarrow as pa
 
     from penstock.api.aggregates import Aggregate
     from penstock.api.connected_streams import BroadcastConnectedStream, ConnectedStreams
@@ -29,46 +29,15 @@ if TYPE_CHECKING:
 class KeyedStream(DataStream):
     """A stream whose rows of one key meet in one subtask of the next operator."""
 
-    def __init__(
-        self, environment: Environment, flow: Flow, keys: tuple[str, ...], computed_of: DataStream | None = None
-    ) -> None:
-        """Made by `DataStream.key_by`; `computed_of`: the stream whose rows the key was computed of, if it was."""
+    def __init__(self, environment: Environment, flow: Flow, keys: tuple[str, ...]) -> None:
+        """Made by `DataStream.key_by`."""
         super().__init__(environment, flow)
         self._keys = keys
-        self._computed_of = computed_of
 
     @property
     def keys(self) -> tuple[str, ...]:
         """Names of the key columns."""
         return self._keys
-
-    @property
-    def computed(self) -> tuple[str, ...]:
-        """The key columns, where a function has computed them."""
-        return () if self._computed_of is None else self._keys
-
-    @property
-    def rows(self) -> pa.Schema:
-        """Arrow schema of the rows as functions see them, with `__ts` when they have event time."""
-        return visible(self.flow.schema, self.computed)
-
-    def computed_config(self, name: str = "computed") -> dict[str, Any]:
-        """Return what an operator with a Python function is told of a computed key."""
-        return {name: list(self.computed)} if self.computed else {}
-
-    def unkeyed(self) -> DataStream:
-        """Return the stream without what a `key_by` has made of it."""
-        if self._computed_of is not None:
-            return self._computed_of
-        return DataStream(self.environment, self.flow.as_made())
-
-    def without_computed(self, made: DataStream) -> DataStream:
-        """Return whole rows that came of this stream's without a computed key."""
-        if not self.computed:
-            return made
-        from penstock.api.key_selector import without_computed
-
-        return without_computed(made, self.computed)
 
     def window(self, window: Window) -> WindowedStream:
         """Group the rows of each key into windows of event time, or of processing time where the window says so."""
@@ -115,7 +84,7 @@ class KeyedStream(DataStream):
         config: dict[str, Any] = {"key": list(self.keys), "aggregates": [value.to_config() for value in wanted]}
         config |= row_ttl_options(ttl, "aggregate")
         spec = OperatorSpec(uid="", name="Aggregate", kind="running_aggregate", config=config, stateful=True)
-        return stream.append_operator(spec, running_schema(config, stream.flow.schema))
+        return append_operator(stream, spec, running_schema(config, stream.flow.schema))
 
     def deduplicate(
         self, *, keep: Literal["first", "last"] = "first", by: str | None = None, ttl: TimeToLive = None
@@ -139,7 +108,7 @@ class KeyedStream(DataStream):
         config = {"key": list(self.keys), "keep": keep, "by": by, **row_ttl_options(ttl, "deduplicate")}
         validate_deduplicate(config, self.flow.schema)
         spec = OperatorSpec(uid="", name=f"Deduplicate(keep {keep})", kind="deduplicate", config=config, stateful=True)
-        return self.without_computed(self.append_operator(spec, self.flow.schema, self.flow.row_type))
+        return without_computed(append_operator(self, spec, self.flow.schema, self.flow.row_type), self)
 
     def reduce(self, function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> DataStream:
         """Put the rows of each key together, two at a time, and emit for every row what there is as of it.
@@ -153,7 +122,7 @@ class KeyedStream(DataStream):
         from penstock.api.process import reduced
 
         made = reduced(function, ttl, stream=self)
-        return self.append_operator(made.spec, made.schema, made.row_type)
+        return append_operator(self, made.spec, made.schema, made.row_type)
 
     def process(  # type: ignore[override] # a keyed stream is for functions with keys
         self, function: KeyedProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
@@ -168,7 +137,7 @@ class KeyedStream(DataStream):
         """
         from penstock.api.process import compile_process
 
-        return self.append_process(compile_process(function, returns, side_outputs or {}, stream=self))
+        return append_process(self, compile_process(function, returns, side_outputs or {}, stream=self))
 
     def interval_join(
         self,
@@ -213,7 +182,7 @@ class KeyedStream(DataStream):
         validate_join(config, left, right, "interval_join")
         name = f"IntervalJoin({'' if how == 'inner' else f'{how}, '}{lower}, {upper})"
         spec = OperatorSpec(uid="", name=name, kind="interval_join", config=config, stateful=True)
-        return self.without_computed(append_two_input(self, other, spec, join_schema(config, left, right)))
+        return without_computed(append_two_input(self, other, spec, join_schema(config, left, right)), self)
 
     def temporal_join(
         self,
@@ -249,7 +218,7 @@ class KeyedStream(DataStream):
         validate_temporal_join(config, left, right, "temporal_join")
         name = f"TemporalJoin({how})"
         spec = OperatorSpec(uid="", name=name, kind="temporal_join", config=config, stateful=True)
-        return self.without_computed(append_two_input(self, versions, spec, temporal_join_schema(config, left, right)))
+        return without_computed(append_two_input(self, versions, spec, temporal_join_schema(config, left, right)), self)
 
     @overload  # a keyed stream is never a broadcast one
     def connect(self, other: KeyedStream) -> ConnectedStreams: ...  # type: ignore[overload-overlap]
@@ -274,8 +243,27 @@ class KeyedStream(DataStream):
         msg = "connect: the other stream has no key"
         raise GraphError(msg, hint="key it too: other.key_by(...); or other.broadcast(), for a broadcast state")
 
-    def with_hidden_columns(self, columns: dict[str, Any]) -> KeyedStream:
-        """Return the stream with columns that are computed before rows are sent to their keys."""
-        before = DataStream(self.environment, self.flow.as_made())
-        flow = before.with_columns(**columns).flow.sent(KeyGroup(self._keys))
-        return KeyedStream(self.environment, flow, self._keys, self._computed_of)
+
+def unkeyed(stream: DataStream) -> DataStream:
+    """Return a stream without what a `key_by` has made of it."""
+    if not isinstance(stream, KeyedStream):
+        return stream
+    before: DataStream | None = stream.flow.computed_of
+    return DataStream(stream.environment, stream.flow.as_made()) if before is None else before
+
+
+def with_hidden_columns(stream: KeyedStream, columns: dict[str, Any]) -> KeyedStream:
+    """Return a stream with columns that are computed before rows are sent to their keys."""
+    before = DataStream(stream.environment, stream.flow.as_made())
+    flow = before.with_columns(**columns).flow.sent(KeyGroup(stream.keys))
+    computed = {"computed": stream.flow.computed, "computed_of": stream.flow.computed_of}
+    return KeyedStream(stream.environment, msgspec.structs.replace(flow, **computed), stream.keys)
+
+
+def without_computed(made: DataStream, keyed: DataStream) -> DataStream:
+    """Return whole rows that came of a keyed stream's without a computed key."""
+    if not keyed.flow.computed:
+        return made
+    from penstock.api.key_selector import without_columns
+
+    return without_columns(made, keyed.flow.computed)

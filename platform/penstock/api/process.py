@@ -50,7 +50,7 @@ def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, strea
             type, or it cannot be pickled.
     """
     written, output_type = _written(function, returns, stream, KeyedProcessFunction)
-    written = msgspec.structs.replace(written, keys={"key": list(stream.keys), **stream.computed_config()})
+    written = msgspec.structs.replace(written, keys={"key": list(stream.keys), **stream.flow.computed_config()})
     return process_of(written, output_type, sides, stream.flow.schema)
 
 
@@ -80,7 +80,7 @@ def _written(function: Any, returns: Any, stream: DataStream, base: Any) -> tupl
             f"{where}: it has no process method", hint="write def process(self, row, ctx) -> Iterator[Out]"
         )
     annotated, result = annotations_of(type(function).process, where, needed=returns is None)
-    given = input_type(annotated, stream.flow.row_type, stream.rows, where)
+    given = input_type(annotated, stream.flow.row_type, stream.flow.rows, where)
     output_type = returns if returns is not None else result_type("flat_map", result, where)
     return Written("process", where, {}, (function, given)), output_type
 
@@ -94,13 +94,13 @@ def reduced(function: Any, ttl: TimeToLive, *, stream: KeyedStream) -> Process:
     where = f"reduce({getattr(function, '__name__', type(function).__name__)})"
     if not callable(function):
         raise GraphError(f"{where}: it is not a function", hint="pass a function of two rows")
-    schema = stream.rows
+    schema = stream.flow.rows
     rows = without_ts(schema)
     validate_rows({}, rows, where)
     row_type = stream.flow.row_type or named_tuple_of("Row", rows.names)
     config = {
         "key": list(stream.keys),
-        **stream.computed_config(),
+        **stream.flow.computed_config(),
         "states": {REDUCED: schema_to_text(rows)},
         "sides": {},
         "kinds": {REDUCED: {"kind": "reducing", **ttl_options(ttl, where)}},

@@ -73,7 +73,7 @@ def append_two_input(
     ]
     late = spec.config.get("late_to", {})
     sides = {
-        late[side]["tag"]: schema_to_text(stream.rows)
+        late[side]["tag"]: schema_to_text(stream.flow.rows)
         for side, stream in zip(SIDES, (first, second), strict=True)
         if side in late
     }
@@ -100,7 +100,7 @@ def late_config(late_to: LateTo | None, left: DataStream, right: DataStream, whe
     if len(set(late_to.values())) < len(late_to):
         msg = f"{where}: late_to has one tag for both sides, whose columns differ"
         raise GraphError(msg, hint="give each side a tag of its own")
-    columns = {"left": left.rows.names, "right": right.rows.names}
+    columns = {"left": left.flow.rows.names, "right": right.flow.rows.names}
     return {"late_to": {side: {"tag": tag, "columns": columns[side]} for side, tag in late_to.items()}}
 
 

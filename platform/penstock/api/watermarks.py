@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.api.appending import append_operator
 from penstock.core.errors import GraphError
 from penstock.eventtime.strategy import WatermarkStrategy, strategy_to_builtins
 from penstock.graph.job_graph import OperatorSpec
@@ -81,7 +82,7 @@ def assigned(stream: DataStream, strategy: WatermarkStrategy) -> DataStream:
         python=strategy.kind == "generator",
         stateful=True,
     )
-    return stream.append_operator(spec, with_ts(schema), stream.flow.row_type)
+    return append_operator(stream, spec, with_ts(schema), stream.flow.row_type)
 
 
 def require_time(data_type: pa.DataType, what: str, where: str) -> None:

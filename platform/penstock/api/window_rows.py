@@ -10,6 +10,7 @@ import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from penstock.api.appending import append_operator
 from penstock.api.row_functions import is_row_type, output_schema, pickled, result_type
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
@@ -72,7 +73,7 @@ def reduced(rows: WindowRows, function: Any) -> DataStream:
     flow = rows.stream.flow
     if not callable(function):
         raise GraphError(f"reduce: {function!r} is not a function", hint="pass a function of two rows")
-    return _operator(rows, {**rows.config, "mode": "reduce"}, function, (rows.stream.rows, flow.row_type))
+    return _operator(rows, {**rows.config, "mode": "reduce"}, function, (rows.stream.flow.rows, flow.row_type))
 
 
 def applied(rows: WindowRows, function: Any, returns: Any, *, of_all: bool = False) -> DataStream:
@@ -119,10 +120,10 @@ def _operator(rows: WindowRows, config: dict[str, Any], function: Any, output: t
     stream, where = rows.stream, f"window({rows.window.label}).{config['mode']}"
     validate_rows(config, rows.schema, where)
     row_type = stream.flow.row_type if rows.edge is None else None
-    if any(value["column"] in stream.computed for value in config.get("aggregates", ())):
+    if any(value["column"] in stream.flow.computed for value in config.get("aggregates", ())):
         row_type = None  # rows with the key, which is asked for
     else:
-        config = {**config, **stream.computed_config()}
+        config = {**config, **stream.flow.computed_config()}
     payload = (_trigger_of(rows, where), _evictor_of(rows, where), function, row_type)
     spec = OperatorSpec(
         uid="",
@@ -133,10 +134,10 @@ def _operator(rows: WindowRows, config: dict[str, Any], function: Any, output: t
         python=True,
         stateful=True,
     )
-    made = stream.append_operator(spec, *output, rows.edge)
+    made = append_operator(stream, spec, *output, edge=rows.edge)
     sides = dict(config.get("sides", {}))
     if "late_to" in config:
-        sides[config["late_to"]["tag"]] = schema_to_text(stream.rows)
+        sides[config["late_to"]["tag"]] = schema_to_text(stream.flow.rows)
     if sides:
         made.environment.builder.update(made.flow.upstreams[0].node, side_outputs=sides)
     return made

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from penstock.api.aggregation import wanted_aggregates, with_conditions
+from penstock.api.appending import append_operator
 from penstock.api.windows import ALL, Global, Session
 from penstock.config.settings import parse_duration_ms
 from penstock.core.elements import TS_COLUMN
@@ -172,11 +173,11 @@ class WindowedStream:
         spec = OperatorSpec(uid="", name=name, kind=self._kind, config=config, stateful=True)
         rows = stream.flow.schema if self._window.time == "event" else with_ts(stream.flow.schema)
         combine = self._kind in ("window_aggregate", "processing_window") and parse(config).combines
-        output = stream.append_operator(
-            spec, output_schema(config, rows), edge=self._edge(stream, wanted), combine=combine
+        output = append_operator(
+            stream, spec, output_schema(config, rows), edge=self._edge(stream, wanted), combine=combine
         )
         if self._options.late_tag is not None:
-            late = {self._options.late_tag: schema_to_text(self._stream.rows)}
+            late = {self._options.late_tag: schema_to_text(self._stream.flow.rows)}
             output.environment.builder.update(output.flow.upstreams[0].node, side_outputs=late)
         return output
 
@@ -198,7 +199,7 @@ class WindowedStream:
         if stream.keys == (ALL,):
             config["of_all"] = True
         if self._options.late_tag is not None:
-            config["late_to"] = {"tag": self._options.late_tag, "columns": list(self._stream.rows.names)}
+            config["late_to"] = {"tag": self._options.late_tag, "columns": list(self._stream.flow.rows.names)}
         return config
 
     def _rows(self, stream: KeyedStream, edge: pa.Schema | None = None) -> WindowRows:

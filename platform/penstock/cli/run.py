@@ -65,10 +65,7 @@ def run(
     ] = None,
     json: JsonOption = False,
 ) -> None:
-    """Run a job file.
-
-    It goes on from its own newest checkpoint: that of the same checkpoint root and job name.
-    """
+    """Run a job file; it goes on from its newest checkpoint."""
     if not job.is_file():
         msg = f"there is no job file {job}"
         raise UsageError(msg, hint="pass the path of a Python file")

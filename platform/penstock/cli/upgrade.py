@@ -56,7 +56,7 @@ def upgrade(
         list[str] | None, typer.Option(metavar="UID[/STATE]", help="Leave behind state that it no longer has.")
     ] = None,
     parallelism: Annotated[
-        int | None, typer.Option(help="Of the new version; without it the running version's is kept.")
+        int | None, typer.Option(help="Of the new version; default: that of the running one.")
     ] = None,
     settings: SettingsOption = None,
     token: TokenOption = "",
@@ -66,10 +66,8 @@ def upgrade(
 ) -> None:
     """Replace a running job by another version.
 
-    The old version comes back if the new one is not healthy in time.
-
-    The old version is stopped with a savepoint, the new one goes on from there with its output held back. Healthy, it
-    is released; else it is discarded, and the old version goes on from the same savepoint.
+    The old version stops with a savepoint, and the new one goes on from there with its output held back. If it is
+    healthy in time, its output is released. Else it is discarded, and the old version goes on from that savepoint.
     """
     if (new is None) != (status or healthy or unhealthy):
         msg = "give either the new version's file, or one of --status, --healthy and --unhealthy"

@@ -56,7 +56,7 @@ def operator_of(env, stream):
 def test_the_key_is_computed_before_the_shuffle_and_leads_what_is_aggregated(env, orders, sink):
     keyed = orders.key_by(bucket)
     assert keyed.keys == ("key",)
-    assert keyed.rows.equals(orders.flow.schema)
+    assert keyed.flow.rows.equals(orders.flow.schema)
     totals = keyed.window(ps.Tumbling("10s")).aggregate(n=ps.count(), total=ps.sum("amount")).uid("totals")
     assert totals.columns == ["key", "window_start", "window_end", "n", "total"]
     assert totals.schema.field("key") == pa.field("key", pa.int64(), nullable=False)
@@ -127,7 +127,7 @@ def test_what_is_said_behind_it_is_said_of_the_operator(env, orders, sink):
 def test_keyed_anew_the_key_before_is_gone(env, orders):
     again = orders.key_by(bucket).key_by(by_day)
     assert again.keys == ("key_0", "key_1")
-    assert again.rows.equals(orders.flow.schema)
+    assert again.flow.rows.equals(orders.flow.schema)
     assert orders.key_by("user_id").key_by(bucket).aggregate(n=ps.count()).columns == ["key", "n"]
     (edge,) = [e for e in env.builder._edges if e.target == again.flow.upstreams[0].node]
     assert edge.partitioner is None, "rows are sent to their new key alone"

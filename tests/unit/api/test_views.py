@@ -10,6 +10,7 @@ from tests.unit.api.test_streams import refused
 
 import penstock as ps
 from penstock.api.executors import use_executor
+from penstock.api.keyed_stream import unkeyed
 from penstock.core.schema import schema_from_text
 
 VIEWS = pa.schema(
@@ -79,9 +80,7 @@ REFUSED = {
     "window_all behind key_by": lambda rows: (
         rows.key_by("n").window_all(ps.Tumbling("1s")).aggregate(c=ps.count()).uid("all")
     ),
-    "map behind a union of one": lambda rows: (
-        rows.rebalance().union().key_by("n").unkeyed().map(length, returns=NUMBER)
-    ),
+    "map behind a union of one": lambda rows: unkeyed(rows.rebalance().union().key_by("n")).map(length, returns=NUMBER),
 }
 CAST = (pl.col("s").cast(pl.String), pl.col("b").cast(pl.Binary))
 
@@ -140,7 +139,7 @@ def texts(edge):
 
 def test_a_stream_without_its_key_has_its_views_again(rows):
     assert types_of(rows.key_by("n").schema) == PLAIN
-    assert types_of(rows.key_by("n").key_by("s").unkeyed().schema) == types_of(VIEWS)
+    assert types_of(unkeyed(rows.key_by("n").key_by("s")).schema) == types_of(VIEWS)
     assert types_of(rows.key_by("n").select(pl.col("s"), "b").schema) == PLAIN
 
 
