@@ -10,6 +10,7 @@ does not wait for its end.
 | `parallelism` | instead of the job's own |
 | `from_uri` | a savepoint to start from; empty: the job's own newest checkpoint, if there is one |
 | `settings` | settings of the job, such as `{"checkpoint_interval_ms": 5000}` |
+| `environment` | variables that the job file reads |
 | `fresh` | begin a new history, whatever checkpoints there are |
 | `on_kill` | what happens to the job when a user ends the task while it waits |
 
@@ -34,6 +35,7 @@ with DAG(
         "parallelism": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Parallelism"),
         "from_uri": Param(None, type=["string", "null"], title="Savepoint", description="Folder or s3:// address."),
         "settings": Param({}, type="object", title="Settings", description="Names as in docs/settings.md."),
+        "environment": Param({}, type="object", title="Variables"),
         "fresh": Param(False, type="boolean", title="Begin a new history"),
         "on_kill": Param("cancel", enum=["cancel", "keep"], title="When a user ends the task while it waits"),
     },
@@ -43,6 +45,10 @@ with DAG(
         job_file="{{ params.job_file }}",
         parallelism="{{ params.parallelism }}",
         from_uri="{{ params.from_uri }}",
-        options={"settings": "{{ params.settings | tojson }}", "fresh": "{{ params.fresh }}"},
+        options={
+            "settings": "{{ params.settings | tojson }}",
+            "environment": "{{ params.environment | tojson }}",
+            "fresh": "{{ params.fresh }}",
+        },
         on_kill="{{ params.on_kill }}",
     )

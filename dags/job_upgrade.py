@@ -10,11 +10,12 @@ nobody outside has seen a row of the new one, and the run fails with the reason 
 |---|---|
 | `job` | id or name of the running job |
 | `job_file` | path of the new version on the workers; same job name and checkpoint root |
-| `parallelism` | instead of the new version's own |
+| `parallelism` | of the new version; empty: that of the running one |
 | `checkpoints` | so many it has to complete |
 | `max_restarts` | so many restarts it may take meanwhile |
 | `deadline` | by when it has to be healthy, from its start: `5m`, `90s` |
 | `settings` | settings of the job, such as `{"checkpoint_interval_ms": 5000}` |
+| `environment` | variables that the job file reads |
 | `allow_non_restored_state` | state that the new version no longer has: `["totals", "dedup/seen"]` |
 | `on_kill` | when a user ends the task while it waits: the old version runs again, or the upgrade goes on |
 
@@ -42,6 +43,7 @@ with DAG(
         "max_restarts": Param(0, type="integer", minimum=0, title="Restarts allowed"),
         "deadline": Param("5m", type="string", pattern=r"^[0-9]+(ms|s|m|h|d)$", title="Healthy within"),
         "settings": Param({}, type="object", title="Settings", description="Names as in docs/settings.md."),
+        "environment": Param({}, type="object", title="Variables"),
         "allow_non_restored_state": Param([], type="array", items={"type": "string"}, title="State to leave behind"),
         "on_kill": Param("take_back", enum=["take_back", "keep"], title="When a user ends the task while it waits"),
     },
@@ -49,6 +51,7 @@ with DAG(
     new = {"job": "{{ params.job }}", "job_file": "{{ params.job_file }}", "parallelism": "{{ params.parallelism }}"}
     fit = {
         "settings": "{{ params.settings | tojson }}",
+        "environment": "{{ params.environment | tojson }}",
         "allow_non_restored_state": "{{ params.allow_non_restored_state | tojson }}",
     }
     trial = {name: f"{{{{ params.{name} }}}}" for name in ("checkpoints", "max_restarts", "deadline")}

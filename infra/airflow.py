@@ -1,4 +1,4 @@
-"""A complete local Airflow beside a penstock cluster: `infra/airflow.py start|stop|status`.
+"""A complete local Airflow beside a penstock cluster: `infra/airflow.py start|stop|status|env`.
 
 Starts what of it does not run: a cluster (unless one is given), API server, scheduler, triggerer and dag-processor,
 each a process of its own on the loopback interface, with the DAGs of `dags/` and the connection `penstock_default`.
@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import secrets
+import shlex
 import signal
 import subprocess
 import sys
@@ -142,6 +143,11 @@ class LocalAirflow:
                 raise AirflowError(f"{what}; logs are in {self.home}")
             time.sleep(0.2)
 
+    def exports(self) -> str:
+        """Lines for a shell, in which `airflow` and `penstock` then are those that run here."""
+        own = {name: value for name, value in self._environment().items() if os.environ.get(name) != value}
+        return "\n".join(f"export {name}={shlex.quote(value)}" for name, value in sorted(own.items()))
+
     def _environment(self) -> dict[str, str]:
         cluster = urlsplit(self.record["cluster"] or "http://127.0.0.1:8081")
         connection = {"conn_type": "penstock", "host": cluster.hostname, "port": cluster.port, "schema": cluster.scheme}
@@ -188,7 +194,7 @@ def alive(pid: int | None) -> bool:
 def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="infra/airflow.py", description="A complete local Airflow and a cluster.")
-    parser.add_argument("command", choices=["start", "stop", "status"])
+    parser.add_argument("command", choices=["start", "stop", "status", "env"])
     parser.add_argument("--home", type=Path, default=ROOT / ".airflow", help="folder of its database and logs")
     parser.add_argument("--port", type=int, default=18080, help="of UI and REST API")
     parser.add_argument("--cluster", default="", help="URL of a penstock cluster; default: one of its own")
@@ -209,6 +215,9 @@ def main() -> int:
     if not airflow.healthy():
         print("not running")
         return 3
+    if given.command == "env":
+        print(airflow.exports())
+        return 0
     print(f"Airflow at {airflow.url} (user admin, password {airflow.password})")
     print(f"penstock at {airflow.record['cluster']}")
     return 0

@@ -51,7 +51,7 @@ def look(client: RestClient, name: str, seen: Seen, window_seconds: int) -> tupl
         if job["state"] == "FAILED" and int(job["end-time"]) > seen.failed_ms:
             at_ms = int(job["end-time"])
             now = replace(now, failed_ms=max(now.failed_ms, at_ms), changed=True)
-            events.append({"kind": "failed", **about, "cause": root_cause(client, job["jid"]), "at_ms": at_ms})
+            events.append({"kind": "failed", **about, "cause": root_cause(client, job["jid"])[0], "at_ms": at_ms})
     running = [job for job in jobs if job["state"] == "RUNNING"]
     if running:
         watermark = client.summary(running[0]["jid"])["watermark"]

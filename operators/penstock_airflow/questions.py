@@ -22,6 +22,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     kind: Literal["wait", "done", "failed", "lost", "timeout"]
     value: dict[str, Any] = {}
     text: str = ""
+    #: Whether the same request would fail again: the cause lies in the job or its input.
+    final: bool = False
 
 
 class Started(msgspec.Struct, frozen=True, tag="started"):
@@ -161,11 +163,13 @@ def decoded(document: dict[str, Any]) -> Question:
     return found
 
 
-def root_cause(client: RestClient, job_id: str) -> str:
-    """Return the last line of a job's newest failure."""
-    text = str(client.exceptions(job_id).get("root-exception") or "it tells no cause")
+def root_cause(client: RestClient, job_id: str) -> tuple[str, bool]:
+    """Return the last line of a job's newest failure, and whether a new start would fail again."""
+    found = client.exceptions(job_id)
+    text = str(found.get("root-exception") or "it tells no cause")
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else text
+    newest = [entry["failureLabels"].get("cause") for entry in found["exceptionHistory"]["entries"][:1]]
+    return lines[-1] if lines else text, newest[:1] in (["permanent"], ["user code"])
 
 
 def _done(job: dict[str, Any]) -> Answer:
@@ -179,5 +183,8 @@ def _ended(client: RestClient, job: dict[str, Any], good: set[str]) -> Answer:
         return Answer(kind="wait", text=f"the job is {state}")
     if state in good:
         return _done(job)
-    why = f": {root_cause(client, job['jid'])}" if state == "FAILED" else ""
-    return Answer(kind="failed", text=f"job {job['name']!r} ({job['jid']}) is {state}{why}")
+    text = f"job {job['name']!r} ({job['jid']}) is {state}"
+    if state != "FAILED":
+        return Answer(kind="failed", text=text)
+    why, final = root_cause(client, job["jid"])
+    return Answer(kind="failed", text=f"{text}: {why}", final=final)

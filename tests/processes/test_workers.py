@@ -21,6 +21,10 @@ def thread_names(pid):
     return [(task / "comm").read_text(encoding="utf-8").strip() for task in tasks]
 
 
+def command_of(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode()
+
+
 def parent_of(pid):
     return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
 
@@ -51,6 +55,12 @@ async def test_a_worker_gives_way_to_its_supervisor(stage):
     ready = await stage.jobmanager.ready("w")
     own = os.getpriority(os.PRIO_PROCESS, os.getpid())
     assert os.getpriority(os.PRIO_PROCESS, ready.pid) == min(19, own + 5)
+
+
+async def test_ps_shows_the_job_and_the_worker(stage):
+    stage.start("w-1", job_name="order-totals")
+    ready = await stage.jobmanager.ready("w-1")
+    assert command_of(ready.pid) == "penstock worker order-totals w-1"
 
 
 async def test_an_exit_is_reported_at_once_with_the_last_lines_of_the_log(stage):

@@ -15,6 +15,7 @@ from penstock.network.memory import MemoryNetwork
 from penstock.rpc import messages as msg
 from penstock.task.environment import TaskEnvironment
 from penstock.task.runtime import TaskRuntime
+from penstock.task.slow_calls import SlowCalls
 from penstock.task.step import StepResult
 
 if TYPE_CHECKING:
@@ -133,6 +134,7 @@ class Worker:
             report=self._report,
             background=Background(self, "background"),
             blocking=Background(self, "blocking"),
+            slow_calls=SlowCalls(world.clock),
             managed_memory_bytes=world.plan.managed_memory_bytes,
             state_dir=world.folder / self.worker_id,
             limits=world.plan.limits.changed(inline_state_bytes=small, inline_staged_bytes=small),

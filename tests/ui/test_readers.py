@@ -1,5 +1,6 @@
 """Every page, light and dark, on a laptop and on something narrow: names, headings, contrast, and the keyboard."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,27 @@ def test_a_vertex_is_chosen_by_keyboard_and_keeps_the_focus_over_refreshes(visit
     with page.expect_response(lambda response: response.url.endswith("/health")):
         pass
     expect(card).to_be_focused()
+
+
+@pytest.mark.parametrize("width", [400, 500])
+def test_the_header_fits_a_narrow_window(visit, slow_job, width):
+    page = opened(visit, "jobs/JOB", slow_job.job_id)
+    page.set_viewport_size({"width": width, "height": 800})
+    outside = page.evaluate(
+        """() => [...document.querySelectorAll(".top *")].map((e) => [e, e.getBoundingClientRect()])
+            .filter(([e, box]) => box.width && box.bottom > 0 && (box.left < 0 || box.right > innerWidth + 0.5))
+            .map(([e]) => e.outerHTML)"""
+    )
+    assert outside == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_every_vertex_says_how_far_its_event_time_is(visit, slow_job):
+    page = opened(visit, "jobs/JOB", slow_job.job_id)
+    cards = page.get_by_role("region", name="Job graph").get_by_role("button")
+    expect(cards).to_have_count(3)
+    for card in cards.all():
+        expect(card).to_contain_text(re.compile(r"event time .*\d"))
 
 
 def test_the_colours_can_be_chosen_and_are_remembered(visit, slow_job):

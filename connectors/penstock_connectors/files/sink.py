@@ -78,6 +78,7 @@ class FileSink:
             config=msgspec.to_builtins(config),
             delivery="exactly-once",
             schema=schema_to_text(input_schema),
+            place=config.path,
         )
 
 

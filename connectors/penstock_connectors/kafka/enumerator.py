@@ -34,10 +34,11 @@ class KafkaEnumerator:
         Raises:
             ConnectorError: the broker cannot be reached or a topic does not exist.
         """
-        if self._cluster is None:
+        cluster = self._cluster  # `close` may be called meanwhile
+        if cluster is None:
             resolved = resolve(self._config["bootstrap"], self._config["properties"])
-            self._cluster = ClusterMetadata(resolved, self._timeout_ms)
-        found = self._cluster.partitions(self._config["topics"])
+            cluster = self._cluster = ClusterMetadata(resolved, self._timeout_ms)
+        found = cluster.partitions(self._config["topics"])
         places: list[Place] = [
             (topic, partition)
             for topic, partitions in found.items()
@@ -47,13 +48,13 @@ class KafkaEnumerator:
         bounded = self._config["bounded"]
         if self._at_start or (bounded is not None and not known):
             # ends before starts: what is written in between is then beyond the end, never skipped
-            stops = stop_offsets(bounded, places, self._cluster)
-            starts = start_offsets(self._config["start"], places, self._cluster, self._config["group"])
+            stops = stop_offsets(bounded, places, cluster)
+            starts = start_offsets(self._config["start"], places, cluster, self._config["group"])
         elif bounded is not None:
             return ()  # a bounded input is what was there when the job first started
         else:
             stops = {}
-            starts = self._cluster.offsets(places, "earliest")
+            starts = cluster.offsets(places, "earliest")
         self._at_start = False
         return tuple(_split(place, starts[place], stops.get(place)) for place in places)
 

@@ -5,6 +5,7 @@ Used by the enumerator (JobManager) and by the checks before a job starts; impor
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
@@ -29,8 +30,13 @@ _NO_ANSWER = {
 }
 
 
+#: Brokers that are all known to be down for so long are not waited for.
+_DOWN_S = 3.0
+_LOOK_S = 0.5
+
+
 class ClusterMetadata:
-    """Asks one cluster; every call ends within about `timeout_ms`."""
+    """Asks one cluster; every call ends within about `timeout_ms`, and sooner where no broker can be connected to."""
 
     def __init__(self, resolved: Mapping[str, str], timeout_ms: int = LOOKUP_TIMEOUT_MS) -> None:
         """Nothing is sent before the first question.
@@ -39,8 +45,11 @@ class ClusterMetadata:
             ConnectorError: a property is not one of librdkafka's, or its value is wrong.
         """
         self.bootstrap, self._timeout_s = resolved["bootstrap.servers"], timeout_ms / 1000
+        #: What the client says of its connections since it has begun.
+        self._down: list[str] = []
         try:
-            self._admin = AdminClient({"socket.connection.setup.timeout.ms": "5000", **for_admin(resolved)})
+            options: dict[str, Any] = {**for_admin(resolved), "error_cb": self._heard}
+            self._admin = AdminClient(options)
         except KafkaException as error:
             raise ConnectorError(
                 f"Kafka at {self.bootstrap}: properties={{...}}: {_text_of(error)}",
@@ -53,7 +62,7 @@ class ClusterMetadata:
         Raises:
             ConnectorError: unreachable, or a topic does not exist.
         """
-        found = self._call(lambda: self._admin.list_topics(timeout=self._timeout_s)).topics
+        found = self._listed().topics
         missing = [topic for topic in topics if topic not in found or found[topic].error is not None]
         if missing:
             raise ConnectorError(
@@ -87,7 +96,7 @@ class ClusterMetadata:
 
     def broker_setting(self, name: str) -> int | None:
         """Return a numeric setting of a broker, or None when it is not told (no permission, unknown)."""
-        brokers = self._call(lambda: self._admin.list_topics(timeout=self._timeout_s)).brokers
+        brokers = self._listed().brokers
         if not brokers:
             return None
         resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
@@ -96,6 +105,28 @@ class ClusterMetadata:
             return int(asked.result(self._timeout_s)[name].value)
         except (KafkaException, KeyError, TypeError, ValueError):
             return None
+
+    def _heard(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self._down.append(error.str())
+
+    def _listed(self) -> Any:
+        """Return brokers and topics; look in between whether there is a broker at all."""
+        begun = time.monotonic()
+        while True:
+            left = self._timeout_s - (time.monotonic() - begun)
+            try:
+                self._admin.poll(0)
+                return self._admin.list_topics(timeout=max(0.1, min(_LOOK_S, left)))
+            except KafkaException as error:
+                reason = error.args[0]
+                waited = time.monotonic() - begun
+                passing = isinstance(reason, KafkaError) and reason.code() in _NO_ANSWER
+                if passing and waited < self._timeout_s and not (self._down and waited >= _DOWN_S):
+                    continue
+                if passing:
+                    raise self._unreachable(self._down[-1] if self._down else reason.str(), waited) from error
+                raise ConnectorError(f"Kafka at {self.bootstrap}: {_text_of(error)}") from error
 
     def _wait(self, future: Future[Any]) -> Any:
         return self._call(lambda: future.result(self._timeout_s + 1))
@@ -111,9 +142,10 @@ class ClusterMetadata:
                 raise self._unreachable(reason.str()) from error
             raise ConnectorError(f"Kafka at {self.bootstrap}: {_text_of(error)}") from error
 
-    def _unreachable(self, why: str) -> ConnectorError:
+    def _unreachable(self, why: str, waited_s: float | None = None) -> ConnectorError:
+        seconds = self._timeout_s if waited_s is None else waited_s
         return ConnectorError(
-            f"Kafka at {self.bootstrap} cannot be reached within {self._timeout_s:.0f} s: {why}",
+            f"Kafka at {self.bootstrap} cannot be reached within {seconds:.0f} s: {why}",
             hint="is the broker running, is the address right, and do the security properties fit?",
         )
 

@@ -46,6 +46,13 @@ _FOR_KAFKA_PYTHON = {
     "sasl.password": "sasl_plain_password",
     "sasl.kerberos.service.name": "sasl_kerberos_name",
 }
+#: A connection that does not answer is given up and made again within seconds, by every client; under the user's own.
+_CONNECTION_PROPERTIES = {
+    "socket.connection.setup.timeout.ms": "5000",
+    "socket.timeout.ms": "10000",
+    "socket.keepalive.enable": "true",
+    "reconnect.backoff.max.ms": "1000",
+}
 #: Milliseconds a connection may take before a broker counts as unreachable, for look-ups.
 LOOKUP_TIMEOUT_MS = 10_000
 
@@ -90,7 +97,7 @@ def resolve(bootstrap: str, properties: Mapping[str, str]) -> dict[str, str]:
 
     resolved = {name: _REFERENCE.sub(value_of, text) for name, text in properties.items()}
     # level 0: failures come to us as events and exceptions, and not as lines on somebody's terminal
-    return {"log_level": "0", **resolved, "bootstrap.servers": bootstrap}
+    return {"log_level": "0", **_CONNECTION_PROPERTIES, **resolved, "bootstrap.servers": bootstrap}
 
 
 def for_kafka_python(resolved: Mapping[str, str]) -> dict[str, Any]:
@@ -103,7 +110,8 @@ def for_kafka_python(resolved: Mapping[str, str]) -> dict[str, Any]:
     if resolved.get("ssl.endpoint.identification.algorithm") == "none":
         options["ssl_check_hostname"] = False
     # its default of 30 s between attempts would make recovery wait
-    return {"reconnect_backoff_max_ms": 1000, **options, "bootstrap_servers": resolved["bootstrap.servers"].split(",")}
+    limits = {"reconnect_backoff_max_ms": 1000, "request_timeout_ms": 10_000}
+    return {**limits, **options, "bootstrap_servers": resolved["bootstrap.servers"].split(",")}
 
 
 _CONSUMER_ONLY = (

@@ -125,6 +125,7 @@ class KafkaSink:
             delivery=self._delivery,
             schema=schema_to_text(input_schema),
             preload=[*PRELOAD[self._delivery], "penstock_connectors.kafka.preload"],
+            place=f"topic {self._config['topic']} at {self._config['bootstrap']}",
         )
 
 

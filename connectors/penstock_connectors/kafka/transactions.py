@@ -43,6 +43,13 @@ RETRIABLE = (
     errors.RequestTimedOutError,
     errors.UnstableOffsetCommitError,
 )
+#: The connection may be dead: the next attempt takes a new one, and does not wait for this one.
+_UNANSWERED = (
+    errors.NodeNotReadyError,
+    errors.KafkaConnectionError,
+    errors.KafkaTimeoutError,
+    errors.RequestTimedOutError,
+)
 #: EndTxn's ways to say that this very transaction cannot be ended (any more).
 NOT_ENDABLE = (
     errors.InvalidTxnStateError,
@@ -98,24 +105,33 @@ class TransactionAdmin:
         """
         # it logs each lost connection; failures reach the caller as exceptions
         logging.getLogger("kafka").setLevel(logging.CRITICAL)
-        options = for_kafka_python(resolved)
+        self._resolved, self._timeout_ms = resolved, timeout_ms
+        self._admin = self._connected()
+
+    def _connected(self) -> Any:
+        """Return a new client.
+
+        Raises:
+            ConnectorError: the cluster cannot be reached.
+        """
         # made in two steps: a constructor that fails leaves a thread behind, which only the object can end
-        self._admin: Any = KafkaAdminClient.__new__(KafkaAdminClient)
+        admin: Any = KafkaAdminClient.__new__(KafkaAdminClient)
+        limits = {
+            "bootstrap_timeout_ms": self._timeout_ms,
+            "proxy_url": "direct://",
+            "max_in_flight_requests_per_connection": 2 * _IN_FLIGHT,
+        }
         try:
-            limits = {
-                "bootstrap_timeout_ms": timeout_ms,
-                "proxy_url": "direct://",
-                "max_in_flight_requests_per_connection": 2 * _IN_FLIGHT,
-            }
-            self._admin.__init__(**options, **limits)
+            admin.__init__(**for_kafka_python(self._resolved), **limits)
         except errors.KafkaError as error:
             with contextlib.suppress(Exception):
-                self._admin._client.close()  # noqa: SLF001
-                self._admin._net.stop()  # noqa: SLF001
+                admin._client.close()  # noqa: SLF001
+                admin._net.stop()  # noqa: SLF001
             raise ConnectorError(
-                f"Kafka at {resolved['bootstrap.servers']} cannot be reached: {error}",
+                f"Kafka at {self._resolved['bootstrap.servers']} cannot be reached: {error}",
                 hint="is the broker running, and do the security properties fit?",
             ) from error
+        return admin
 
     def close(self) -> None:
         """Disconnect."""
@@ -275,12 +291,22 @@ class TransactionAdmin:
             try:
                 return attempt()
             except RETRIABLE as error:
-                if not isinstance(error, errors.ConcurrentTransactionsError | errors.UnstableOffsetCommitError):
+                if isinstance(error, _UNANSWERED):
+                    self._reconnect()
+                elif not isinstance(error, errors.ConcurrentTransactionsError | errors.UnstableOffsetCommitError):
                     self._forget(coordinated)
                 if time.monotonic() + pause > end:
                     raise ConnectorError(f"Kafka did not settle within {RETRY_LIMIT_S:.0f} s: {error!r}") from error
                 time.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_S)
+
+    def _reconnect(self) -> None:
+        """Take a new connection for the next attempt; where that fails, the attempt tells."""
+        old = self._admin
+        with contextlib.suppress(ConnectorError):
+            self._admin = self._connected()
+            with contextlib.suppress(Exception):  # it may be in any state
+                old.close()
 
     def _forget(self, names: Iterable[str]) -> None:
         """Drop cached coordinators, so that the next attempt looks them up again."""

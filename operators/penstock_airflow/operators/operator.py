@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 import msgspec
 from airflow.sdk import Asset, BaseOperator, Context
-from airflow.sdk.exceptions import AirflowException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
@@ -113,7 +113,7 @@ class PenstockOperator(BaseOperator):
             raise AirflowException(msg)
         if answer.kind != "done":
             attempts.end()
-            raise self.failure(answer.text)
+            raise (AirflowFailException if answer.final else self.failure)(answer.text)
         result = self.finished(context, answer.value)
         attempts.end()
         tell_assets(context, self.outlets, answer.value)

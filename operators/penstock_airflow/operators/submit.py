@@ -25,7 +25,8 @@ class SubmitJobOperator(CommandOperator):
     A job of the same name and checkpoint root that runs already is taken for this one (with `options["attach"]` false
     the task fails then: for a start whose `from_uri` matters). Retried, cleared or run by another worker after the
     first was killed, the task finds the job it has submitted. It submits again only when that job was cancelled or
-    failed, or had ended and the task is cleared after its success.
+    failed, or had ended and the task is cleared after its success. A job that failed on its input or in a function of
+    the user's fails the task without a retry.
 
     `from_uri` is a savepoint to start from. `options` are further ones of `penstock run`: `fresh`, `no_claim`,
     `accept_duplicates` (true or false), `name` (instead of the file's), `allow_non_restored_state` (a list), `settings`

@@ -38,6 +38,7 @@ from penstock.state.budget import MemoryBudget
 from penstock.task.environment import TaskEnvironment
 from penstock.task.restore import ChainServices, build_chain, input_watermark_state, open_chain
 from penstock.task.savepoint import SavepointWriter
+from penstock.task.slow_calls import SlowCalls
 
 if TYPE_CHECKING:
     from penstock.operators.operator import OperatorSnapshot
@@ -103,6 +104,7 @@ class _Part:
             report=lambda _message: None,
             background=cast("Any", None),
             blocking=cast("Any", None),
+            slow_calls=SlowCalls(clock),
             managed_memory_bytes=stage.memory_bytes,
             state_dir=Path(self._folder.name),
             create_operator=operators_of(self._store, self._prefix),

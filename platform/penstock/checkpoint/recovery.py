@@ -133,14 +133,19 @@ def plan_recovery(
 
 
 def _next_id(live: tuple[LogEntry, ...]) -> int:
-    """Return an id no leader of a run has used: before a run's second seal, ids may have been used without a trace."""
+    """Return an id that no earlier leader of a run has used.
+
+    A leader may give ids without a trace in the log. So ids jump where the seal of a run has another leader's
+    generation than the one before. A leader knows its own ids (`jobmanager.checkpointing`).
+    """
     used = 0
-    runs: set[str] = set()
+    generations: dict[str, int] = {}
     for entry in live:
-        if entry.manifest.kind == "seal":
-            used += _UNSEEN_IDS if entry.manifest.run_id in runs else 0
-            runs.add(entry.manifest.run_id)
-        used = max(used, entry.manifest.checkpoint_id or 0)
+        manifest = entry.manifest
+        if manifest.kind == "seal":
+            used += _UNSEEN_IDS if generations.get(manifest.run_id, manifest.generation) != manifest.generation else 0
+            generations[manifest.run_id] = manifest.generation
+        used = max(used, manifest.checkpoint_id or 0)
     return used + 1
 
 

@@ -20,7 +20,9 @@ from typing import Any
 from penstock.core.errors import StorageError, UsageError
 
 _CONNECT_S = 3.0
-_READ_S = 30.0
+#: Without an answer for so long a request is made again, on a new connection. A large object takes the disk longer.
+_READ_S, _LARGE_READ_S = 10.0, 30.0
+_LARGE_BYTES = 8 << 20
 _RETRIES = 3
 _URL_LIFETIME = dt.timedelta(minutes=10)
 _MISSING = frozenset({"NoSuchKey", "NoSuchObject"})
@@ -39,9 +41,13 @@ def _client_of(
     access: str,
     secret: str,
     region: str,
-    retries: int,
+    patience: tuple[int, float],
 ) -> tuple[Any, Any]:
-    """One client and connection pool per process and endpoint (connections must not cross a fork)."""
+    """One client and connection pool per process and endpoint (connections must not cross a fork).
+
+    `patience`: how often a request is made again, and how many seconds each answer may take.
+    """
+    retries, read_s = patience
     try:
         import urllib3
         from minio import Minio
@@ -51,7 +57,7 @@ def _client_of(
     parts = urllib.parse.urlsplit(endpoint if "://" in endpoint else f"https://{endpoint}")
     pool = urllib3.PoolManager(
         maxsize=16,
-        timeout=urllib3.Timeout(connect=_CONNECT_S, read=_READ_S),
+        timeout=urllib3.Timeout(connect=_CONNECT_S, read=read_s),
         retries=urllib3.Retry(total=retries, backoff_factor=0.1, status_forcelist=(500, 502, 503, 504)),
     )
     client = Minio(
@@ -105,7 +111,8 @@ class S3Store:
                 source.seek(0)
             else:
                 source = io.BytesIO(data)
-            self._client[0].put_object(self._bucket, self._prefix + key, source, len(data))
+            client, _ = self._client_for(_LARGE_READ_S if len(data) > _LARGE_BYTES else _READ_S)
+            client.put_object(self._bucket, self._prefix + key, source, len(data))
 
     def put_if_absent(self, key: str, data: bytes) -> bool:
         """Write only when the key does not exist; False when it does."""
@@ -128,6 +135,9 @@ class S3Store:
 
     @property
     def _client(self) -> tuple[Any, Any]:
+        return self._client_for(_READ_S)
+
+    def _client_for(self, read_s: float) -> tuple[Any, Any]:
         env = os.environ
         return _client_of(
             os.getpid(),
@@ -135,7 +145,7 @@ class S3Store:
             env.get("PENSTOCK_S3_ACCESS_KEY", ""),
             env.get("PENSTOCK_S3_SECRET_KEY", ""),
             env.get("PENSTOCK_S3_REGION", "us-east-1"),
-            self._retries,
+            (self._retries, read_s),
         )
 
     def _get(self, key: str, offset: int, length: int | None) -> tuple[bytes, str]:
@@ -180,4 +190,20 @@ class S3Store:
         except (MinioException, HTTPError, OSError) as error:
             if isinstance(error, FileNotFoundError):
                 raise
-            raise self._error(verb, key, "", str(error).splitlines()[0][:300]) from error
+            raise self._error(verb, key, "", _reason(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return why a server did not answer, without the client's own account of its attempts."""
+    from urllib3 import exceptions as of
+
+    while isinstance(error, of.MaxRetryError) and error.reason is not None:
+        error = error.reason
+    if isinstance(error, of.NameResolutionError):
+        return "its host is not known"
+    if isinstance(error, of.ConnectTimeoutError) and not isinstance(error, of.NewConnectionError):
+        return f"no connection within {_CONNECT_S:.0f} s"
+    if isinstance(error, of.ReadTimeoutError):
+        return "no answer in time"
+    said = str(error).splitlines()[0]
+    return said.rpartition("] ")[2][:300] if isinstance(error, of.NewConnectionError) else said[:300]

@@ -38,6 +38,7 @@ from penstock.cli.spark import (
     spark_settings,
     taskmanager_bounds,
 )
+from penstock.client.kernels import compile_kernels
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
 from penstock.config.security import FOLDER_VARIABLE
 from penstock.core.clock import SystemClock
@@ -89,6 +90,7 @@ def start(
     if record.exists() and _alive(jsonlib.loads(record.read_text(encoding="utf-8"))["pid"]):
         msg = f"a cluster runs already ({record})"
         raise UsageError(msg, hint="stop it with `penstock cluster stop`")
+    compile_kernels()  # here, where it is seen
     home().mkdir(parents=True, exist_ok=True)
     record.unlink(missing_ok=True)
     log = home() / "cluster.log"

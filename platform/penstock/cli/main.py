@@ -33,6 +33,7 @@ _COMMANDS = {
     "jobmanager": "penstock.cli.processes:jobmanager",
     "taskmanager": "penstock.cli.processes:taskmanager",
     "cluster": "penstock.cli.cluster:commands",
+    "compile": "penstock.cli.compiling:compile_all",
     "check": "penstock.cli.check:check",
     "state": "penstock.cli.state:commands",
     "backfill": "penstock.cli.backfill:backfill",

@@ -47,6 +47,7 @@ class FailureWatch:
         self._failed_checkpoints = 0
         self._waits_for = ""
         self._doubted: set[str] = set()
+        self._slow: set[str] = set()
 
     def look(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
         """Return a line for each thing that is new in a `RestClient.summary`, oldest first."""
@@ -60,6 +61,9 @@ class FailureWatch:
         if summary["waits-for"] and summary["waits-for"] != self._waits_for:
             lines.append(f"{handle.name} waits for slots: it needs {summary['waits-for']}")
         self._waits_for = summary["waits-for"]
+        slow = {call["what"] for call in summary.get("slow-calls", ())}
+        lines += [f"{handle.name}: {what} takes more than 5 s" for what in sorted(slow - self._slow)]
+        self._slow = slow
         doubted = doubts(summary)
         lines += [doubt for uid, doubt in doubted.items() if uid not in self._doubted]
         self._doubted |= doubted.keys()

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from penstock.client.access import access_of
+from penstock.client.kernels import compile_kernels
 from penstock.client.ports import free_port
 from penstock.client.processes import ChildProcess
 from penstock.client.rest_client import RestClient
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _WATCH_MS = 50.0
-#: The first start on a machine compiles all kernels, which takes a minute or more when its cores are busy.
+#: A busy machine takes more than a minute to import what a TaskManager needs.
 _REGISTER_TIMEOUT_MS = 300_000
 _MAX_RESTARTS = 20
 #: Below those of outgoing connections and of the servers that tests start.
@@ -59,6 +60,10 @@ class LocalClusterConfig:
     data_hosts: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     restart_dead: bool = True
+    #: Where the JobManager listens for TaskManagers; 0: a free port.
+    rpc_port: int = 0
+    #: `host:port` that TaskManagers dial instead, such as that of a proxy; empty: where the JobManager listens.
+    rpc_dialled: str = ""
     #: Slots that it will have at most: a larger job is refused. 0: more may come.
     most_slots: int = 0
 
@@ -109,8 +114,14 @@ class LocalCluster:
             raise
 
     def launch(self) -> None:
-        """Start all processes and wait for none."""
-        self.rpc_address = f"{self._config.rpc_host}:{free_port(self._config.rpc_host, RPC_PORTS, SystemRand())}"
+        """Start all processes and wait for none; the first time on a machine, when the kernels are compiled.
+
+        Raises:
+            PenstockError: the kernels cannot be compiled.
+        """
+        compile_kernels()
+        port = self._config.rpc_port or free_port(self._config.rpc_host, RPC_PORTS, SystemRand())
+        self.rpc_address = f"{self._config.rpc_host}:{port}"
         self._start_jobmanager()
         for index in range(self._config.taskmanagers):
             child = self._child(f"taskmanager-{index}", self._taskmanager_arguments(index))
@@ -193,7 +204,7 @@ class LocalCluster:
         hosts = self._config.data_hosts
         return [
             "taskmanager",
-            "--jobmanager", self.rpc_address,
+            "--jobmanager", self._config.rpc_dialled or self.rpc_address,
             "--slots", str(self._slots or 0),
             "--id", f"tm-{index}",
             "--work-dir", str(self.directory / f"tm-{index}"),

@@ -38,6 +38,8 @@ class SinkSpec(msgspec.Struct, frozen=True, kw_only=True):
     schema: str
     #: Modules the workers' template imports before it forks, so that workers start at once; none may start a thread.
     preload: list[str] = []
+    #: Where it writes, for messages: `topic totals at broker:9092`.
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
+import msgspec
+
 from penstock.graph.fingerprint import fingerprint
 from penstock.graph.job_graph import Forward, JobEdge, JobGraph, JobVertex
 from penstock.graph.regions import connected
@@ -116,7 +118,7 @@ def _vertex(graph: StreamGraph, chain: Sequence[StreamNode], group: str) -> JobV
     return JobVertex(
         id=vertex_id_of(chain[0].operator.uid),
         name=" -> ".join(n.operator.name for n in chain),
-        operators=tuple(n.operator for n in chain),
+        operators=tuple(msgspec.structs.replace(n.operator, where=n.where) for n in chain),
         parallelism=graph.parallelism(chain[0]),
         slot_sharing_group=group,
     )

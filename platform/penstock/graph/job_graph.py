@@ -60,6 +60,8 @@ class OperatorSpec(msgspec.Struct, frozen=True, kw_only=True):
     operator_states: dict[str, str] = {}
     #: Output schema as text (`core.schema.schema_to_text`), with `__ts` when event time is set; empty for sinks.
     output_schema: str = ""
+    #: File and line of the user's call, for error messages.
+    where: str = ""
 
     @property
     def keyed(self) -> bool:

@@ -28,6 +28,7 @@ from penstock.jobmanager.log_entries import appended_text, end_entry, told_by
 from penstock.jobmanager.recover import JobIdentity, ended_as, recover, stop_of
 from penstock.jobmanager.restart import RestartPolicy
 from penstock.jobmanager.scheduler import Slot
+from penstock.jobmanager.slow_calls import SlowWork
 from penstock.jobmanager.status import JobStatus, StatusMachine
 from penstock.jobmanager.upgrading import RELEASE_TAG, Situation
 from penstock.jobmanager.waiting_requests import UserRequest, WaitingRequests
@@ -58,6 +59,7 @@ class JobMaster:
         self.checkpointing = Checkpointing(graph.settings.checkpoint_root)
         self.deployment: Deployment | None = None
         self.metrics: dict[str, dict[str, float]] = {}
+        self.slow_work = SlowWork()
         self.restarts = 0
         self.error = ""
         self._rand = rand
@@ -305,6 +307,7 @@ class JobMaster:
         commands = self.checkpointing.halt(reason, now_ms)
         workers = self.deployment.workers.values() if self.deployment is not None else ()
         self.deployment = None
+        self.slow_work.halted()
         commands += self.in_place.halted(reason) + self._held.halt(workers, now_ms)
         return [*commands, cmd.CloseEnumerators()]
 

@@ -62,6 +62,7 @@ def summary_of(
         waits_for=waits_for,
         next_attempt_in_ms=max(0, at_ms - now_ms) if (at_ms := master.next_attempt_ms) >= 0 else -1,
         checkpoint_failure=history.last_failure,
+        slow_calls=tuple((slow.what, slow.since_ms) for slow in master.slow_work.going_on),
     )
 
 

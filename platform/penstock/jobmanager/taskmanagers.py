@@ -126,6 +126,7 @@ class TaskManagers:
                 python_path=settings.python_path,
                 managed_memory_bytes=settings.managed_memory_bytes,
                 preload=_preload_of(graph),
+                job_name=graph.name,
             )
         )
 

@@ -90,6 +90,8 @@ class JobSummary(_View, frozen=True, kw_only=True):
     next_attempt_in_ms: int = -1
     #: Why the newest of the checkpoints that failed did.
     checkpoint_failure: str = ""
+    #: Calls to outside systems that take long: what each does, and since when.
+    slow_calls: tuple[tuple[str, int], ...] = ()
 
     @property
     def terminal(self) -> bool:

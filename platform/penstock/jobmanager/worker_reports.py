@@ -28,6 +28,8 @@ def steps_of(job: JobMaster, worker_id: str, report: msg.WorkerReport, now_ms: i
             return deployment.worker_ready(worker_id, report.endpoint, report.pid)
         case msg.WorkerMetrics():
             job.metrics.update(report.tasks)
+            for line in job.slow_work.reported(worker_id, report.slow, now_ms):
+                job.story.add(now_ms, "slow", line)
             return job.alignment.limits(job.metrics, deployment, now_ms)
         case msg.TaskState():
             return _task_state(job, deployment, (worker_id, report), now_ms)

@@ -69,6 +69,12 @@ def function(declared: Callable[..., Any]) -> Any:
     return None if code is None else native.load(code, name)
 
 
+def held(package: str) -> frozenset[str]:
+    """Return the modules of a package whose kernels a usable file has."""
+    found = _read(_path(package))
+    return frozenset() if found is None else frozenset(found.sources)
+
+
 def save(kernels: Iterable[Kernel]) -> None:
     """Write the bundles of the packages in which numba had to make a kernel; a failure leaves things as they are."""
     if os.environ.get(FOLDER) == "0":
@@ -117,13 +123,19 @@ def _read(path: Path) -> _Bundle | None:
     return None
 
 
-def _path(package: str) -> Path:
-    """Beside numba's cache where that can be written, else in the user's."""
+def folder() -> Path:
+    """Return the folder of the files: beside numba's cache where that can be written, else in the user's."""
     given = os.environ.get(FOLDER)
-    folder = Path(given) if given else Path(__file__).parent / "__pycache__"
-    if not given and not os.access(folder if folder.exists() else folder.parent, os.W_OK):
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "penstock" / "kernels"
-    return folder / f"{package}.{sys.implementation.cache_tag}.kernels"
+    if given:
+        return Path(given)
+    own = Path(__file__).parent / "__pycache__"
+    if os.access(own if own.exists() else own.parent, os.W_OK):
+        return own
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "penstock" / "kernels"
+
+
+def _path(package: str) -> Path:
+    return folder() / f"{package}.{sys.implementation.cache_tag}.kernels"
 
 
 def _digest(path: str) -> str:

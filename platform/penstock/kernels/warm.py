@@ -15,7 +15,7 @@ from penstock.kernels.compile import compiled_count, kernels
 __all__ = ["compiled_count", "keep", "warm"]
 
 #: One a line: several hands add to it.
-_MODULES = (
+MODULES = (
     "columns",
     "values",
     "hashing",
@@ -41,7 +41,7 @@ def warm(clock: Clock | None = None) -> float:
     """Load all kernels and return the seconds it took."""
     clock = clock or SystemClock()
     begin = clock.monotonic_ms()
-    for name in _MODULES:
+    for name in MODULES:
         importlib.import_module(f"penstock.kernels.{name}")
     return (clock.monotonic_ms() - begin) / 1000
 

@@ -74,8 +74,9 @@ class OperatorContext:
     restored: tuple[OperatorStateSnapshot, ...]
     #: Asks the task loop to call again soon, from any thread (a reader has data, a commit has finished).
     wake: Callable[[], None]
-    #: Runs a blocking piece of work off the subtask's thread; `done(result, error)` comes back as a mail in it.
-    run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+    #: Runs a blocking piece of work off the subtask's thread; `done(result, error)` comes back as a mail in it. The
+    #: text says what it does and to whom, for people who wait for it.
+    run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None], str], None]
     #: Tells the JobManager that these committables are published (their marker was read back).
     report_published: Callable[[tuple[str, ...]], None]
     #: Verified read of a staged file.

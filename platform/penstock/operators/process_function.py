@@ -16,6 +16,7 @@ from penstock.operators.timer_queue import TimerQueue
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
+    from penstock.operators.broadcast_state import BroadcastContext
     from penstock.operators.migrate import MigrateValues
     from penstock.operators.state_ttl import TimeToLive
 
@@ -298,7 +299,7 @@ class ProcessFunction:
     def open(self, ctx: OpenContext) -> None:
         """Called once in every subtask before the first row."""
 
-    def process(self, row: Any, ctx: Any) -> Any:
+    def process(self, row: Any, ctx: RowContext) -> Any:
         """Take one row, yield any number."""
         raise NotImplementedError
 
@@ -319,11 +320,11 @@ class KeyedProcessFunction:
     def open(self, ctx: OpenContext) -> None:
         """Called once in every subtask before the first row."""
 
-    def process(self, row: Any, ctx: Any) -> Any:
+    def process(self, row: Any, ctx: ProcessContext) -> Any:
         """Take one row, yield any number."""
         raise NotImplementedError
 
-    def on_timer(self, timestamp: int, ctx: Any) -> Any:
+    def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
         """A timer of the current key is due; yield any number of rows."""
 
     def close(self) -> None:
@@ -340,15 +341,15 @@ class KeyedCoProcessFunction:
     def open(self, ctx: OpenContext) -> None:
         """Called once in every subtask before the first row."""
 
-    def process1(self, row: Any, ctx: Any) -> Any:
+    def process1(self, row: Any, ctx: ProcessContext) -> Any:
         """Take one row of the first stream, yield any number."""
         raise NotImplementedError
 
-    def process2(self, row: Any, ctx: Any) -> Any:
+    def process2(self, row: Any, ctx: ProcessContext) -> Any:
         """Take one row of the second stream, yield any number."""
         raise NotImplementedError
 
-    def on_timer(self, timestamp: int, ctx: Any) -> Any:
+    def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
         """A timer of the current key is due; yield any number of rows."""
 
     def close(self) -> None:
@@ -366,15 +367,15 @@ class KeyedBroadcastProcessFunction:
     def open(self, ctx: OpenContext) -> None:
         """Called once in every subtask before the first row."""
 
-    def process(self, row: Any, ctx: Any) -> Any:
+    def process(self, row: Any, ctx: ProcessContext) -> Any:
         """Take one row of the keyed stream, yield any number."""
         raise NotImplementedError
 
-    def process_broadcast(self, row: Any, ctx: Any) -> Any:
+    def process_broadcast(self, row: Any, ctx: BroadcastContext) -> Any:
         """Take one row of the broadcast stream, yield any number (each subtask yields its own)."""
         raise NotImplementedError
 
-    def on_timer(self, timestamp: int, ctx: Any) -> Any:
+    def on_timer(self, timestamp: int, ctx: ProcessContext) -> Any:
         """A timer of the current key is due; yield any number of rows."""
 
     def close(self) -> None:

@@ -221,7 +221,9 @@ class SinkOperator(Operator):
             return
         publication = _Publication(self._committers, self._permit, committables, self._context.read_file)
         self._publication = publication
-        self._context.run_async(publication.run, self._published)
+        newest = max(committable.checkpoint_id for committable in committables)
+        what = f"{self._where} ({self._context.subtask}): publishing checkpoint {newest}"
+        self._context.run_async(publication.run, self._published, f"{what} to {self._spec.place or 'its target'}")
 
     def _published(self, result: Any, error: BaseException | None) -> None:
         """The publication has ended; back in the subtask's thread, where raising fails the task."""

@@ -113,6 +113,27 @@ def of_checkpoints(view: CheckpointsView, detail: JobDetail, now_ms: int) -> lis
     return found
 
 
+def of_rows(summary: dict[str, Any]) -> list[Finding]:
+    """Return what a job waits for outside, and what was left out or is odd of its rows, from `flink_json.progress`."""
+    found = []
+    for number, call in enumerate(summary.get("slow-calls", ())):
+        text = "Output or a checkpoint waits for it. See whether the outside system answers."
+        found.append(Finding("slow-call", WARN, f"Slow: {call['what']}", text, subtask=number, since_ms=call["since"]))
+    for uid, count in summary["bad-records"].items():
+        text = "They could not be decoded. on_bad_record='dead-letter' of the source keeps them."
+        found.append(Finding("bad-records", WARN, f"{count:,} bad records of {uid} were left out", text, operator=uid))
+    for uid, doubt in summary["doubtful-times"].items():
+        title = f"{doubt['rows']:,} rows of {uid} have event times before 1990"
+        text = "If their numbers are seconds, say so: timestamp_unit='s' of the source, or unit='s' of the strategy."
+        found.append(Finding("old-times", WARN, title, text, operator=uid))
+    for name, count in summary["late-records"].items():
+        text = (
+            "They came after the watermark. A larger bound out of orderness waits for them, .late_to(tag) keeps them."
+        )
+        found.append(Finding("late-rows", NEUTRAL, f"{count:,} late rows were dropped at {name}", text, operator=name))
+    return found
+
+
 class Since:
     """Remembers when a finding was first seen, and how long event time has not moved."""
 

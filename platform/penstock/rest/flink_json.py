@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from penstock.graph.job_graph import ENDS
+from penstock.jobmanager.failover import cause_of
 from penstock.rest.java_throwable import serialized_throwable
 
 if TYPE_CHECKING:
@@ -281,7 +282,8 @@ def exceptions(views: tuple[ExceptionView, ...]) -> Json:
                     "taskName": view.task or None,
                     "endpoint": view.worker_id or None,
                     "taskManagerId": view.taskmanager_id or None,
-                    "failureLabels": {},
+                    # of Flink's failure enrichers: `permanent`, `user code` or `transient`
+                    "failureLabels": {"cause": cause_of(view.error).value},
                     "concurrentExceptions": [],
                 }
                 for view in views
@@ -376,6 +378,7 @@ def progress(detail: JobDetail) -> Json:
         "waits-for": summary.waits_for,
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
         "checkpoint-failure": summary.checkpoint_failure,
+        "slow-calls": [{"what": what, "since": since_ms} for what, since_ms in summary.slow_calls],
     }
 
 

@@ -96,6 +96,7 @@ def job_values(detail: JobDetail, checkpoints: CheckpointsView, now_ms: int) -> 
     return {
         "numRestarts": summary.restarts,
         "fullRestarts": summary.restarts,
+        "slowCalls": len(summary.slow_calls),
         "uptime": spent if summary.state == "RUNNING" else _NEVER if summary.terminal else 0,
         "runningTime": spent if summary.state == "RUNNING" else 0,
         "restartingTime": spent if summary.state == "RESTARTING" else 0,

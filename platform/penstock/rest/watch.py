@@ -11,7 +11,8 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from penstock.rest.diagnosis import Finding, Since, diagnose, of_checkpoints
+from penstock.rest.diagnosis import Finding, Since, diagnose, of_checkpoints, of_rows
+from penstock.rest.flink_json import progress
 from penstock.rest.job_load import JobLoad, LoadHistory, load_of, mean_of
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class JobWatch:
         if load.state == "RUNNING" and load.measured:
             findings += job.since.still(mean, now_ms)
             findings += of_checkpoints(self._dispatcher.checkpoints(job_id), detail, now_ms)
+        findings += of_rows(progress(detail))
         # What is well comes behind what is not.
         findings.sort(key=lambda finding: finding.level == "good")
         job.findings = job.since.told(findings, now_ms)

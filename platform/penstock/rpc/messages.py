@@ -95,6 +95,17 @@ class SavepointWritten(Message, frozen=True, kw_only=True):
     error: str = ""
 
 
+class SlowCall(msgspec.Struct, frozen=True, kw_only=True):
+    """A call to an outside system that takes long."""
+
+    #: Of this call in its worker.
+    number: int
+    #: What it does, and to whom.
+    what: str
+    #: How long it has taken so far.
+    for_ms: int
+
+
 class WorkerMetrics(Message, frozen=True, kw_only=True):
     """Counters of all subtasks of a worker.
 
@@ -105,6 +116,8 @@ class WorkerMetrics(Message, frozen=True, kw_only=True):
     job_id: str
     tasks: dict[str, dict[str, float]]
     worker: dict[str, float]
+    #: Calls of the job that are slow right now.
+    slow: tuple[SlowCall, ...] = ()
 
 
 class WorkerReady(Message, frozen=True, kw_only=True):
@@ -245,6 +258,8 @@ class StartWorker(Message, frozen=True, kw_only=True):
     managed_memory_bytes: int
     #: Modules the template imports beforehand for this job.
     preload: tuple[str, ...] = ()
+    #: For people.
+    job_name: str = ""
 
 
 class StopWorker(Message, frozen=True, kw_only=True):

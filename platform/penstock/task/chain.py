@@ -194,6 +194,14 @@ class Chain:
         return emitted
 
     @property
+    def at_work(self) -> OperatorSpec | None:
+        """The operator that the chain was in when it raised: at its work, or as the last one that was opened."""
+        place = self.budget.place
+        if place < len(self.links):
+            return self.links[place].spec
+        return self._opened[-1].spec if len(self._opened) < len(self.links) and self._opened else None
+
+    @property
     def next_timer_ms(self) -> float | None:
         """When (wall-clock time) the next timer of an operator is due; None: no operator waits for one."""
         if not self._timed:

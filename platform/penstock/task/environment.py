@@ -17,6 +17,7 @@ from penstock.operators.registry import create_operator
 from penstock.rpc.messages import WorkerMessage
 from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.remote_log import Gather, one_by_one
+from penstock.task.slow_calls import SlowCalls
 
 if TYPE_CHECKING:
     from penstock.core.snapshot import FileRef
@@ -58,6 +59,8 @@ class TaskEnvironment:
     gather: Gather = one_by_one
     #: Sizes of state and uploads of all subtasks.
     limits: StateLimits = PRODUCTION
+    #: Calls to outside systems that are under way.
+    slow_calls: SlowCalls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,9 +8,13 @@ from __future__ import annotations
 import sysconfig
 import traceback
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from penstock.core.errors import PenstockError
 from penstock.core.secrets import redact
+
+if TYPE_CHECKING:
+    from penstock.graph.job_graph import OperatorSpec
 
 _ENGINE = str(Path(__file__).resolve().parents[1])
 _OURS = (_ENGINE, *(str(path) for path in map(Path, sysconfig.get_paths().values()) if path.name != "scripts"))
@@ -19,12 +23,14 @@ _MAX_DETAIL = 16_000
 _MAX_LINE = 2_000
 
 
-def describe(error: BaseException) -> tuple[str, str]:
-    """Return one line and the long text of an error."""
+def describe(error: BaseException, operator: OperatorSpec | None = None) -> tuple[str, str]:
+    """Return one line and the long text of an error; `operator`: where it was raised."""
     user = user_frames(error)
+    text, hint = (error.message, error.hint) if isinstance(error, PenstockError) else (str(error), "")
+    place = _place(error, operator)
     # The name stands in front for a PenstockError too: `jobmanager.failover` knows by it what no restart can help.
-    line = f"{type(error).__name__}: {error}"[:_MAX_DETAIL].strip()
-    line = " ".join(line.split()) or type(error).__name__
+    line = f"{type(error).__name__}: {text}"[: _MAX_LINE - len(place) - len(hint) - 3].strip()
+    line = " ".join(f"{line}{place}{f' ({hint})' if hint else ''}".split()) or type(error).__name__
     if user and not isinstance(error, PenstockError):
         line = f"{line} (in {user[-1].name}, {Path(user[-1].filename).name}:{user[-1].lineno})"
     parts = []
@@ -32,6 +38,15 @@ def describe(error: BaseException) -> tuple[str, str]:
         parts += ["In your code:\n", *traceback.format_list(user), f"{type(error).__name__}: {error}\n\nAll frames:\n"]
     parts += traceback.format_exception(error)
     return redact(line)[:_MAX_LINE], redact("".join(parts)[:_MAX_DETAIL])
+
+
+def _place(error: BaseException, operator: OperatorSpec | None) -> str:
+    """Return which operator of the job file raised an error, as far as its text does not say it."""
+    text = str(error)
+    if operator is None or (repr(operator.uid) in text and (not operator.where or ".py:" in text)):
+        return ""
+    at = f" at {operator.where}" if operator.where else ""
+    return f"; operator {operator.uid!r}{at}"
 
 
 def user_frames(error: BaseException) -> list[traceback.FrameSummary]:

@@ -40,7 +40,7 @@ class ChainServices:
     """What the operators of one subtask may ask of it; see `OperatorContext`."""
 
     wake: Callable[[], None]
-    run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None]], None]
+    run_async: Callable[[Callable[[], Any], Callable[[Any, BaseException | None], None], str], None]
     report_published: Callable[[tuple[str, ...]], None]
     read_file: Callable[[FileRef], bytes]
     #: The subtask's share of the worker's managed memory.

@@ -90,6 +90,8 @@ class TaskRuntime:
         #: What the next deployment of a job needs besides: `graph.deployment.encode_peers`.
         self._peers: dict[str, bytes] = {}
         self._uploaders: dict[tuple[str, str], tuple[Uploader, Callable[[FileRef], bytes]]] = {}
+        #: Jobs with slow calls when metrics were last asked for.
+        self._told_slow: set[str] = set()
         #: Numbers of checkpoint objects, never repeated in the life of this worker.
         self._object_numbers = itertools.count(1)
 
@@ -129,13 +131,17 @@ class TaskRuntime:
 
     def metrics(self, worker: dict[str, float]) -> list[WorkerMetrics]:
         """Return the latest metrics of all subtasks, a message a job; `worker` are the process's own."""
-        found = []
-        for job_id, job in self._jobs.items():
-            tasks = {subtask.metric_name: subtask.metrics.latest for subtask in job.subtasks if subtask.metrics.latest}
-            if tasks:
-                found.append(
-                    WorkerMetrics(worker_id=self._environment.worker_id, job_id=job_id, tasks=tasks, worker=worker)
-                )
+        found, own = [], self._environment.worker_id
+        slow = self._environment.slow_calls.slow()
+        self._told_slow = {job_id for job_id in self._told_slow if job_id not in slow}
+        # a job whose slow calls have ended is told once more, although it may have no subtask here yet
+        for job_id in {**self._jobs, **slow, **dict.fromkeys(self._told_slow)}:
+            subtasks = self._jobs[job_id].subtasks if job_id in self._jobs else []
+            tasks = {subtask.metric_name: subtask.metrics.latest for subtask in subtasks if subtask.metrics.latest}
+            calls = slow.get(job_id, ())
+            if tasks or calls or job_id in self._told_slow:
+                found.append(WorkerMetrics(worker_id=own, job_id=job_id, tasks=tasks, worker=worker, slow=calls))
+        self._told_slow = set(slow)
         return found
 
     def release_ended(self) -> None:
@@ -212,6 +218,7 @@ class TaskRuntime:
                 environment.background,
                 lambda: next(self._object_numbers),
                 environment.limits,
+                lambda what, work: environment.slow_calls.watched(deployment.job_id, what, work),
             )
             self._uploaders = {key: (uploader, lambda ref: read_file(store, ref))}
         uploader, read = self._uploaders[key]
@@ -272,7 +279,9 @@ class TaskRuntime:
                 PendingResolved(job_id=job_id, generation=generation, published=published or (), error=text)
             )
 
-        environment.blocking.submit(lambda: resolve_pending(command, environment), done)
+        what = f"recovery: publishing {len(command.committables)} outputs of earlier runs"
+        work = environment.slow_calls.watched(job_id, what, lambda: resolve_pending(command, environment))
+        environment.blocking.submit(work, done)
 
     def _savepoint(self, command: WriteSavepoint) -> None:
         environment = self._environment
@@ -288,7 +297,11 @@ class TaskRuntime:
                 )
             )
 
-        environment.blocking.submit(lambda: write_savepoint(command, environment.open_store), done)
+        what = f"copying the savepoint to {command.uri}"
+        work = environment.slow_calls.watched(
+            command.job_id, what, lambda: write_savepoint(command, environment.open_store)
+        )
+        environment.blocking.submit(work, done)
 
 
 def _tell_source(subtask: Subtask, call: Callable[[Any], None]) -> None:

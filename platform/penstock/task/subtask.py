@@ -354,7 +354,7 @@ class Subtask:
         return StepResult.DONE
 
     def _fail(self, error: BaseException) -> None:
-        line, detail = describe(error)
+        line, detail = describe(error, self._chain.at_work)
         logging.getLogger(__name__).error("subtask %s failed: %s", self.metric_name, detail or line)
         self._end("FAILED", line, detail)
 
@@ -372,5 +372,6 @@ class Subtask:
             error = f"while closing: {error}"
         self.reports.state(state, error, detail, metrics)
 
-    def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def _run_async(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None], what: str) -> None:
+        work = self._environment.slow_calls.watched(self.deployment.job_id, what, work)
         self._environment.blocking.submit(work, lambda result, error: self.mailbox.post(lambda: done(result, error)))

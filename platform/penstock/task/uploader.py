@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import checksum_of
@@ -56,12 +57,13 @@ class Uploader:
         background: Background,
         next_number: Callable[[], int],
         limits: StateLimits = PRODUCTION,
+        watched: Callable[[str, Callable[[], Any]], Callable[[], Any]] = lambda _, work: work,
     ) -> None:
-        """`prefix` is `<run>/<worker>`; numbers must never repeat under one prefix.
+        """`prefix` is `<run>/<worker>`; numbers must never repeat under one prefix; `watched`: of `task.slow_calls`.
 
         A request is refused while more than `limits.queued_bytes` wait: the checkpoint is declined, the state stays.
         """
-        self._limits = limits
+        self._limits, self._watched = limits, watched
         self._store = store
         self._prefix = prefix
         self._background = background
@@ -102,8 +104,9 @@ class Uploader:
                     return
                 self._running += 1
                 group = self._take_group()
+            what = f"writing {sum(r.size for r in group):,} bytes of a checkpoint to {self._store.uri}"
             self._background.submit(
-                lambda group=group: self._write_group(group),  # type: ignore[misc]
+                self._watched(what, lambda group=group: self._write_group(group)),  # type: ignore[misc]
                 lambda refs, error, group=group: self._finish(group, refs, error),  # type: ignore[misc]
             )
 

@@ -39,6 +39,18 @@ def name_process(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
+def title_process(title: str) -> None:
+    """Set the command line that `ps` shows, cut to the length of the one that the process was started with."""
+    if sys.platform != "linux":
+        return
+    # fields 48 and 49 of proc(5): where the arguments lie; the name before may hold spaces
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    start, end = int(fields[45]), int(fields[46])
+    if end > start > 0:
+        text = title.encode()[: end - start - 1]
+        ctypes.memmove(start, text + bytes(end - start - len(text)), end - start)
+
+
 def give_way() -> None:
     """Let JobManager and TaskManager run first: among many busy workers they would miss their heartbeats."""
     os.nice(_NICE)

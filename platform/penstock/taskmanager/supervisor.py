@@ -296,6 +296,7 @@ class Supervisor:
             key=workers_key(self._config.security.secret, command.job_id),
             certificates=() if tls is None else (str(tls.certificate), str(tls.key), str(tls.ca)),
             log_format=self._config.log_format,
+            job_name=command.job_name,
         )
         worker = WorkerProcess(spec, self._relay, self._worker_ended)
         self._workers[command.worker_id] = worker

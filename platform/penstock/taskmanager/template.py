@@ -30,6 +30,7 @@ from penstock.taskmanager.lineage import (
     name_process,
     take_default_signals,
     thread_names,
+    title_process,
 )
 from penstock.taskmanager.logs import redirect_output
 from penstock.taskmanager.template_messages import (
@@ -88,7 +89,11 @@ def warm_up() -> str:
     if error:
         return error
     operators = importlib.import_module("penstock.operators.registry").OPERATORS.values()
-    importlib.import_module("penstock.kernels.warm").warm()
+    kernels = importlib.import_module("penstock.kernels.warm")
+    if importlib.import_module("penstock.kernels.build").lacking([f"penstock.kernels.{n}" for n in kernels.MODULES]):
+        sys.stderr.write("compiling the kernels, once for this installation; `penstock compile` does it beforehand\n")
+        sys.stderr.flush()
+    kernels.warm()
     return _import(tuple(sorted({path.partition(":")[0] for path in operators})))
 
 
@@ -192,6 +197,7 @@ def become_worker(request: ForkWorker, descriptor: int) -> int:
     spec = request.spec
     arm_lease(START_LEASE_MS)
     name_process(f"ps-worker-{spec.slot}")
+    title_process(f"penstock worker {spec.job_name} {spec.worker_id}")
     redirect_output(Path(spec.log_path))
     configure_logs(
         spec.log_format, process="worker", worker=spec.worker_id, taskmanager=spec.taskmanager_id, job=spec.job_id

@@ -37,6 +37,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     log_format: Literal["text", "json"] = "text"
     #: Put in front of `sys.path`: installed requirements, then the job's own folders.
     import_path: tuple[str, ...] = ()
+    #: For people.
+    job_name: str = ""
 
 
 class ForkWorker(msgspec.Struct, frozen=True, tag=True):

@@ -145,6 +145,7 @@ def _start_runtime(
     from penstock.task.environment import TaskEnvironment
     from penstock.task.runtime import TaskRuntime
     from penstock.task.sampler import StackSampler
+    from penstock.task.slow_calls import SlowCalls
     from penstock.task.threads import ParallelReads, ThreadBackground, ThreadDriver
 
     tls = Tls(*map(Path, spec.certificates)) if spec.certificates else None
@@ -155,6 +156,7 @@ def _start_runtime(
         clock=clock,
         network=network,
         report=report,
+        slow_calls=SlowCalls(clock),
         background=ThreadBackground("ps-background", BACKGROUND_THREADS),
         blocking=ThreadBackground("ps-blocking", BLOCKING_THREADS),
         gather=ParallelReads(ThreadBackground("ps-reads", READING_THREADS)),

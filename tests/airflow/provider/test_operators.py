@@ -155,7 +155,7 @@ def test_a_job_that_fails_is_told_with_its_cause(client, tmp_path, name):
     text = text.replace("orders.key_by(", "orders.filter(lambda row: 1 / 0 > 1).key_by(")
     path = write_job(tmp_path, name, text=text)
     instance = Instance(name)
-    with pytest.raises(AirflowException, match=r"is FAILED: .*division by zero"):
+    with pytest.raises(AirflowFailException, match=r"is FAILED: .*division by zero"):
         run(submit(path), instance)
     assert instance.stored["penstock"]["ended"]
 

@@ -53,7 +53,9 @@ def test_a_healthy_version_takes_over_whoever_waits_for_it(client, name, running
     assert done["job_id"] == running
     assert "savepoint" in done["location"]
     assert client.newest_upgrade(running)["phase"] == "completed"
-    assert {v["parallelism"] for v in client.job(running)["vertices"]} == {2}
+    counts = client.newest_upgrade(running)["parallelism"].values()
+    assert {(count["file"], count["now"]) for count in counts} == {(2, 1)}, "the running version's is kept"
+    assert {v["parallelism"] for v in client.job(running)["vertices"]} == {1}
     assert [job["jid"] for job in client.jobs() if job["name"] == name] == [running]
 
 

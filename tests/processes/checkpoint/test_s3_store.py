@@ -13,6 +13,20 @@ def test_an_unreachable_s3_is_one_clear_error_with_the_way_out(monkeypatch):
         S3Store("s3://bucket", retries=0).read("x")
 
 
+@pytest.mark.parametrize(
+    ("endpoint", "reason"),
+    [
+        ("http://127.0.0.1:1", r": Connection refused \(is PENSTOCK_S3_ENDPOINT right"),
+        ("https://no-such-host.invalid", r": its host is not known \(is PENSTOCK_S3_ENDPOINT right"),
+    ],
+)
+def test_the_reason_is_told_in_few_words(monkeypatch, endpoint, reason):
+    monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", endpoint)
+    with pytest.raises(StorageError, match=reason) as raised:
+        S3Store("s3://bucket", retries=1).put_if_absent("x", b"")
+    assert len(str(raised.value)) < 160
+
+
 @pytest.mark.servers
 def test_the_same_on_a_real_minio(minio_server, bucket, monkeypatch):
     monkeypatch.setenv("PENSTOCK_S3_ENDPOINT", minio_server.url)

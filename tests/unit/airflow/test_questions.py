@@ -43,7 +43,11 @@ class Cluster:
         return self.facts["metrics"]
 
     def exceptions(self, job_id):
-        return {"root-exception": "Traceback\n  File x\nValueError: why\n"}
+        newest = {"failureLabels": {"cause": self.facts.get("cause", "transient")}}
+        return {
+            "root-exception": "Traceback\n  File x\nValueError: why\n",
+            "exceptionHistory": {"entries": [newest, {"failureLabels": {"cause": "permanent"}}]},
+        }
 
     def savepoint_status(self, job_id, request_id):
         if self.facts["operation"] is None:
@@ -105,6 +109,12 @@ def test_answers(question, cluster, kind):
     answer = decoded(encoded(question)).ask(cluster)
     assert answer.kind == kind, answer
     assert answer.value if kind == "done" else answer.text
+
+
+@pytest.mark.parametrize(("cause", "final"), [("transient", False), ("permanent", True), ("user code", True)])
+def test_a_job_that_would_fail_again_is_a_final_answer(cause, final):
+    assert STARTED.ask(Cluster("FAILED", cause=cause)).final is final
+    assert not STARTED.ask(Cluster("CANCELED", cause=cause)).final
 
 
 def test_a_failed_job_is_told_with_the_last_line_of_its_cause():

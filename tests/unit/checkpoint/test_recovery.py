@@ -59,6 +59,13 @@ def test_the_newest_checkpoint_with_all_that_is_owed(written):
     assert not plan.finishing
 
 
+def test_ids_do_not_jump_under_one_leader_which_knows_those_it_has_given(written):
+    entries = written(
+        ("seal", {}), ("checkpoint", {"checkpoint_id": 1}), ("seal", {}), ("checkpoint", {"checkpoint_id": 2})
+    )
+    assert plan_recovery(entries, "r1").next_checkpoint_id == 3
+
+
 def test_runs_that_never_had_a_checkpoint_are_fenced_too(written):
     entries = written(
         ("seal", {"run_id": "r1"}),

@@ -90,7 +90,7 @@ class Bench:
             "keyed_state": None,
             "restored": (),
             "wake": lambda: self.wakes.append(1),
-            "run_async": lambda work, done: self.jobs.append((work, done)),
+            "run_async": lambda work, done, what: self.jobs.append((work, done)),
             "report_published": self.reported.append,
             "read_file": lambda file: self.files[file.path],
             "limits": sizes(),

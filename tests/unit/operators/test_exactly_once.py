@@ -71,7 +71,7 @@ class NaiveJob:
             job_id="job", job_name="job", run_id="run", generation=1, subtask=0, attempt=1, parallelism=1,
             hash_range=ALL_HASHES, settings=JobSettings(checkpoint_interval_ms=1), clock=ManualClock(),
             metrics=OperatorMetrics(), input_schemas=(), keyed_state=None, restored=restored, wake=lambda: None,
-            run_async=lambda work, done: self.jobs.append((work, done)), report_published=lambda ids: None,
+            run_async=lambda work, done, what: self.jobs.append((work, done)), report_published=lambda ids: None,
             read_file=self.read,
         )  # fmt: skip
         operator = create_operator(kind)

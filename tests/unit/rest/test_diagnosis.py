@@ -17,7 +17,7 @@ from penstock.jobmanager.views import (
     SubtaskView,
     VertexView,
 )
-from penstock.rest.diagnosis import FORGET_MS, STANDS_STILL_MS, Since, diagnose, of_checkpoints
+from penstock.rest.diagnosis import FORGET_MS, STANDS_STILL_MS, Since, diagnose, of_checkpoints, of_rows
 from penstock.rest.job_load import JobLoad, SubtaskLoad, VertexLoad, load_of, mean_of
 
 
@@ -232,3 +232,29 @@ def test_identities_differ_by_what_a_reader_would_call_another_thing():
     assert slow.identity == skewed.identity == other.identity
     assert waiting.identity != slow.identity
     assert first(vertex("b", (), (0.95, 0))).identity != slow.identity
+
+
+def test_what_was_left_out_is_told_by_source_and_operator():
+    nothing = {"bad-records": {}, "doubtful-times": {}, "late-records": {}, "slow-calls": []}
+    assert of_rows(nothing) == []
+    found = of_rows(
+        {
+            "bad-records": {"orders": 1234},
+            "doubtful-times": {"orders": {"rows": 5, "example": 1_700_000}},
+            "late-records": {"count risks": 7},
+            "slow-calls": [],
+        }
+    )
+    assert [(f.level, f.title) for f in found] == [
+        ("warn", "1,234 bad records of orders were left out"),
+        ("warn", "5 rows of orders have event times before 1990"),
+        ("neutral", "7 late rows were dropped at count risks"),
+    ]
+
+
+def test_a_call_that_takes_long_is_told_with_what_it_waits_for():
+    nothing = {"bad-records": {}, "doubtful-times": {}, "late-records": {}}
+    calls = [{"what": "sink 'out' (1): publishing checkpoint 7 to topic t at b:9092", "since": 5}]
+    (found,) = of_rows({**nothing, "slow-calls": calls})
+    assert (found.level, found.since_ms) == ("warn", 5)
+    assert found.title == "Slow: sink 'out' (1): publishing checkpoint 7 to topic t at b:9092"

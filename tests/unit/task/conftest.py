@@ -42,6 +42,7 @@ from penstock.rpc.worker_commands import (
 from penstock.state.keyed import EncodedSegment
 from penstock.task.environment import TaskEnvironment
 from penstock.task.runtime import TaskRuntime
+from penstock.task.slow_calls import SlowCalls
 from penstock.task.step import StepResult
 from penstock.task.subtask import Subtask
 
@@ -272,6 +273,7 @@ class World:
             report=self.reports.append,
             background=self.background,
             blocking=self.blocking,
+            slow_calls=SlowCalls(self.clock),
             open_store=lambda _uri: self.store,
             create_operator=lambda kind: self._new[kind].popleft(),
         )

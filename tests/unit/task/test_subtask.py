@@ -307,7 +307,7 @@ def test_an_aborted_checkpoint_frees_its_channels(world, batch_of):
 def test_async_work_comes_back_in_the_subtasks_own_step(world):
     w = running(world)
     came = []
-    w.sink.context.run_async(lambda: 42, lambda result, error: came.append((result, error)))
+    w.sink.context.run_async(lambda: 42, lambda result, error: came.append((result, error)), "a call")
     w.sink.context.report_published(("c1",))
     w.blocking.run_all()
     assert came == []
@@ -322,7 +322,7 @@ def test_an_error_in_async_work_that_the_operator_raises_fails_the_subtask(world
     def done(result, error):
         raise error
 
-    w.sink.context.run_async(lambda: 1 / 0, done)
+    w.sink.context.run_async(lambda: 1 / 0, done, "a call")
     w.settle()
     assert "ZeroDivisionError" in w.of(TaskState)[-1].error
 

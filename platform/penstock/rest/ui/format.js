@@ -60,6 +60,12 @@ export function moment(ms, now = Date.now()) {
 
 export const iso = (ms) => (ms > 0 ? new Date(ms).toISOString() : "");
 
+// The event time of a subtask: of what it emits, or of what it has read where it emits no watermark, as a sink.
+export function markOf(metrics) {
+  const emitted = metrics?.currentOutputWatermark;
+  return emitted === undefined || emitted < NEVER ? metrics?.currentInputWatermark ?? emitted : emitted;
+}
+
 // How far event time is behind, or what it is, in words.
 export function behind(watermark, now) {
   if (watermark === undefined || watermark < NEVER) return "no watermark yet";

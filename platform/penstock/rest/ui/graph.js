@@ -3,7 +3,7 @@
 import { get } from "./api.js";
 import { h } from "./dom.js";
 import * as flame from "./flame.js";
-import { behind, bytes, percent, rate, short } from "./format.js";
+import { behind, bytes, markOf, percent, rate, short } from "./format.js";
 import { layout } from "./layout.js";
 import { chip, loadBar, loadOf, meanLoad, mood, note, spark, sumOf, table } from "./parts.js";
 
@@ -73,7 +73,7 @@ function card({ vertex, place, shown, select, culprit, data, health, now }) {
   const load = meanLoad(loads);
   const series = health.vertices[vertex.id];
   const kind = loads.length ? mood(load) : "idle";
-  const marks = metrics.map((m) => m.currentOutputWatermark);
+  const marks = metrics.map(markOf).filter((mark) => mark !== undefined);
   const lag = metrics.some((m) => m.recordsLag !== undefined) ? `, ${short(sumOf(metrics, "recordsLag"))} rows to read` : "";
   return h("button", {
     type: "button", key: vertex.id, class: `card ${kind}${culprit ? ` culprit ${culprit.level}` : ""}`,
@@ -106,7 +106,7 @@ function details({ job, data, health, ui, update, reload }) {
       h("td", { class: "end" }, rate(metrics?.numRecordsOutPerSecond ?? 0)),
       h("td", { class: "end" }, short(metrics?.numRecordsIn ?? 0)),
       h("td", { class: "end" }, bytes(metrics?.numBytesIn ?? 0)),
-      h("td", {}, behind(metrics?.currentOutputWatermark, job.now)),
+      h("td", {}, behind(markOf(metrics), job.now)),
       h("td", {}, subtask["taskmanager-id"] || "-"),
       h("td", { class: "end" }, subtask.attempt));
   });

@@ -1,0 +1,19 @@
+"""`penstock compile`: all kernels compiled now, for an image or before the first job."""
+
+from __future__ import annotations
+
+from penstock.cli.options import JsonOption, print_json, say
+from penstock.client.kernels import compile_kernels, kernel_modules
+
+
+def compile_all(*, json: JsonOption = False) -> None:
+    """Compile the kernels before the first job needs them.
+
+    The first job of an installation does it otherwise. The result lies beside the installed package, or in
+    ~/.cache/penstock where that cannot be written.
+    """
+    compiled = compile_kernels()
+    if json:
+        print_json({"modules": len(kernel_modules()), "compiled": compiled})
+    elif not compiled:
+        say(f"the kernels of {len(kernel_modules())} modules are compiled already")

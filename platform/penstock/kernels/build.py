@@ -1,0 +1,106 @@
+"""Compiles kernels before a job needs them, on all cores: `penstock compile`, and before the first job of a machine.
+
+Each process imports a share of the modules, which leaves machine code in numba's cache. One more process writes the
+bundles (`kernels.bundle`) from that cache. As a program it is one of those processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import importlib.util
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+from penstock.core.errors import PenstockError
+from penstock.kernels import bundle
+from penstock.kernels.compile import kernels
+
+_SAVE = "--save"
+
+
+def lacking(modules: Sequence[str]) -> tuple[str, ...]:
+    """Return the modules whose kernels no bundle holds; none where bundles are switched off."""
+    if os.environ.get(bundle.FOLDER) == "0":
+        return ()
+    packages = {module.partition(".")[0] for module in modules}
+    held = frozenset[str]().union(*(bundle.held(package) for package in packages))
+    return tuple(module for module in modules if module not in held)
+
+
+def build(modules: Sequence[str], on_done: Callable[[str], None], processes: int | None = None) -> None:
+    """Compile the kernels of these modules and keep them; `on_done` is told each module that is ready.
+
+    Raises:
+        PenstockError: they cannot be compiled or kept.
+    """
+    count = max(1, min(len(modules), processes or len(os.sched_getaffinity(0))))
+    with tempfile.TemporaryFile() as errors:
+        reader, writer = os.pipe()
+        children = [_start(share, writer, errors.fileno()) for share in _shares(modules, count)]
+        os.close(writer)
+        try:
+            with os.fdopen(reader, encoding="utf-8") as lines:
+                for line in lines:
+                    on_done(line.strip())
+            children.append(_start([_SAVE, *modules], subprocess.DEVNULL, errors.fileno()))
+            codes = [child.wait() for child in children]
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+        if any(codes) or lacking(modules):
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
+            msg = f"the kernels cannot be compiled: {said or 'they are not kept'}"
+            raise PenstockError(msg, hint="a job compiles them itself; `penstock compile` tries it again")
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Hold off other processes that want to compile, so that each finds what the one before has made."""
+    place = bundle.folder() / "kernels.lock"
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.open("wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _shares(modules: Sequence[str], count: int) -> list[list[str]]:
+    """Return the modules in as many shares of like size; the size of the source stands for the time it takes."""
+    sizes = {module: _size(module) for module in modules}
+    shares: list[list[str]] = [[] for _ in range(count)]
+    for module in sorted(modules, key=lambda name: -sizes[name]):
+        min(shares, key=lambda share: sum(sizes[name] for name in share)).append(module)
+    return shares
+
+
+def _size(module: str) -> int:
+    spec = importlib.util.find_spec(module)
+    return 0 if spec is None or spec.origin is None else Path(spec.origin).stat().st_size
+
+
+def _start(arguments: Sequence[str], out: int, errors: int) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "penstock.kernels.build", *arguments]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=errors)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Import modules and name each on standard output; with `--save`, keep their kernels."""
+    save = arguments[:1] == [_SAVE]
+    for module in arguments[1:] if save else arguments:
+        importlib.import_module(module)
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.write(f"{module}\n")
+            sys.stdout.flush()
+    if save:
+        bundle.save(kernels())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

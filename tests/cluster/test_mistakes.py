@@ -1,0 +1,226 @@
+"""Mistakes that show when a job is submitted or runs, and on the command line: what is said of each, and how soon.
+
+The table of mistakes in a job file itself is `tests/unit/api/test_mistakes.py`.
+"""
+
+import re
+import sys
+import time
+
+import pytest
+from tests.support.waiting import patience, wait_until
+
+from penstock.cli.main import app
+from penstock.client.handle import TERMINAL
+from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(600)]
+
+#: So soon a message has to be there, on a quiet machine.
+SOON_S = 5.0
+BEGIN = """\
+from collections.abc import Iterator
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink, FileSource
+from penstock_connectors.kafka import KafkaSink, KafkaSource
+class Paid(ps.Schema):
+    user: str
+    amount: int
+env = ps.Environment(1, checkpoint_interval="200ms", checkpoint_root="ROOT", restart="none")
+paid = lambda name="paid.jsonl", **more: env.from_source(FileSource("FOLDER/" + name, Paid, **more), uid="paid")
+out = lambda stream: stream.sink_to(FileSink("FOLDER/out"), uid="out")
+"""
+END = 'env.execute("mistaken")\n'
+STATE = """\
+class Last(ps.KeyedProcessFunction):
+    last: ps.ValueState[int] = ps.value_state()
+    def process(self, row: Paid, ctx: ps.ProcessContext) -> Iterator[Paid]:
+        {line}
+        yield row
+out(paid().key_by("user").process(Last()).uid("last"))
+"""
+#: What is wrong -> the lines of the job file, and what is said: the cause, the way out.
+JOBS = {
+    "no such file": ("out(paid('nope.jsonl'))", r"no file at \S+/nope.jsonl", "give a file, a folder"),
+    "a column that the file lacks": (
+        "out(paid('paid.csv', format='csv'))",
+        r"paid.csv has no column amount \(its first line names: user, sum\)",
+        ".",
+    ),
+    "a bad row": (
+        "out(paid('bad.jsonl'))",
+        r"bad.jsonl at byte 26: field 'amount': an integer was expected, not a string; operator 'paid' at job.py:\d+",
+        "skip",
+    ),
+    "a root that is no place for files": (
+        "env = ps.Environment(1, checkpoint_root='/proc/nope')\nout(paid())",
+        "/proc/nope.*: (No such file|Permission denied|Not a directory)",
+        "writable",
+    ),
+    "a root below a file": (
+        "env = ps.Environment(1, checkpoint_root='FOLDER/paid.jsonl/root')\nout(paid())",
+        "Not a directory",
+        "check that the folder exists",
+    ),
+    "an S3 host that is not known": (
+        "env = ps.Environment(1, checkpoint_root='s3://bucket/root')\nout(paid())",
+        r"s3://bucket/\S+ at http://no-such-host.invalid: its host is not known",
+        "PENSTOCK_S3_ENDPOINT",
+    ),
+    "a broker that is not there": (
+        "out(env.from_source(KafkaSource('127.0.0.1:1', topic='t', schema=Paid), uid='in'))",
+        "Kafka at 127.0.0.1:1 cannot be reached",
+        "is the broker running",
+    ),
+    "a property that librdkafka does not know": (
+        (
+            "wrong = {'sasl.mechansim': 'x'}\n"
+            "out(env.from_source(KafkaSource('h:1', topic='t', format='raw', properties=wrong), uid='in'))"
+        ),
+        'No such configuration property: "sasl.mechansim"',
+        "librdkafka",
+    ),
+    "a function that raises": ("out(paid().map(lambda row: row.nope, returns=Paid))", "no attribute 'nope'", "."),
+    "a result of another type": (
+        "out(paid().map(lambda row: {'user': 'a', 'amount': 'abc'}, returns=Paid))",
+        "field 'amount' does not fit int64",
+        "correct the row type",
+    ),
+    "a result without a field": (
+        "out(paid().map(lambda row: {'user': 'a'}, returns=Paid))",
+        "has no field 'amount'",
+        "rows must have: user, amount",
+    ),
+    "a text in a state of integers": (
+        STATE.format(line="self.last.update(row.user)"),
+        "state 'last': field 'value' does not fit int64",
+        "correct",
+    ),
+    "a timer by a float": (
+        STATE.format(line="ctx.timers.register_event_time(1.5)"),
+        "a timer's time is 1.5",
+        "datetime",
+    ),
+    "no env.execute": ("out(paid())\nraise SystemExit", "without calling env.execute", "end the job file"),
+    "more slots than the cluster has": (
+        "env = ps.Environment(9, checkpoint_root='ROOT')\nout(paid())",
+        r"needs 9 slots, and this cluster has 2",
+        "lower its parallelism",
+    ),
+}
+#: What is wrong -> the command, and what is said.
+COMMANDS = {
+    "an option that is none": ("run job.py --paralellism 2", "No such option: --paralellism.*--parallelism"),
+    "an option's value": ("run job.py --parallelism two", "'two' is not a valid int"),
+    "no job file": ("run nothere.py", r"there is no job file nothere.py \(pass the path"),
+    "a setting without its unit": ("run job.py --set checkpoint_interval=5", r"'5' is not a duration \(write"),
+    "a setting that is none": ("run job.py --set chekpoint_interval=5s", "did you mean 'checkpoint_interval'"),
+    "a savepoint to start from that is none": ("run job.py --from NOWHERE", r"NOWHERE.*\(.+\)$"),
+    "a savepoint of no job": ("savepoint nothing", r"no job .*'?nothing'?.*\(.+\)$"),
+    "the state of no snapshot": ("state read NOWHERE", r"NOWHERE.*\(.+\)$"),
+    "a rescale beyond the key groups": ("rescale endless 5000", r"5000.*(key groups|slots).*\(.+\)$"),
+    "a rescale to nothing": ("rescale endless 0", r"0 .*\(.+\)$"),
+    "a rescale of no vertex": ("rescale endless --vertex nope=2", r"no operator 'nope' \(there are: "),
+    "a savepoint where nothing can be written": ("savepoint endless --target /proc/x", r"/proc/x.*\(.+\)$"),
+    "the state of no operator": ("state get endless nope last --key 1", r"nope.*\(.+\)$"),
+    "a job that runs already": ("run ENDLESS", r"job 'endless' runs already in this cluster as \w+"),
+    "an upgrade to another job": ("upgrade endless job.py", r"is called 'mistaken', the job 'endless' \(.+\)$"),
+    "no cluster": ("list --cluster http://127.0.0.1:1", r"no JobManager answers at http://127.0.0.1:1"),
+}
+ENDLESS = """\
+import penstock as ps
+from penstock_connectors.datagen import DatagenSource
+from penstock_connectors.files import FileSink
+env = ps.Environment(1, checkpoint_interval="200ms", checkpoint_root="ROOT", key_groups=128)
+orders = env.from_source(DatagenSource(splits=1, users=3, rows_per_second=50), uid="orders")
+orders.key_by("user_id").aggregate(n=ps.count()).uid("counts").sink_to(FileSink("FOLDER/totals"), uid="out")
+env.execute("endless")
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    made = tmp_path_factory.mktemp("mistakes")
+    (made / "paid.jsonl").write_text('{"user": "a", "amount": 1}\n')
+    (made / "bad.jsonl").write_text('{"user": "a", "amount":1}\n{"user": "a", "amount": "x"}\n')
+    (made / "paid.csv").write_text("user,sum\na,1\n")
+    return made
+
+
+@pytest.fixture(scope="module")
+def cluster(folder):
+    config = LocalClusterConfig(
+        taskmanagers=1, slots_per_taskmanager=2, most_slots=2, directory=folder / "cluster",
+        environment={"PENSTOCK_S3_ENDPOINT": "http://no-such-host.invalid"},
+    )  # fmt: skip
+    with LocalCluster(config) as running:
+        yield running
+
+
+@pytest.fixture
+def written(folder):
+    def write(text, name="job.py"):
+        text = text.replace("FOLDER", str(folder)).replace("ROOT", str(folder / name.partition(".")[0]))
+        (folder / name).write_text(text)
+        return folder / name
+
+    return write
+
+
+@pytest.fixture
+def said(cluster, folder, monkeypatch, capsys):
+    """Run a command in this process; return what it has said, on one line, and how long it took."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    def run(*arguments):
+        command = [*arguments] if "--cluster" in arguments else [*arguments, "--cluster", cluster.rest_url]
+        command = command if arguments[:2] != ("state", "read") else list(arguments)
+        monkeypatch.setattr(sys, "argv", ["penstock", *command])
+        capsys.readouterr()
+        begun = time.monotonic()
+        with pytest.raises(SystemExit) as ended:
+            app()
+        seconds = time.monotonic() - begun
+        out, err = capsys.readouterr()
+        assert ended.value.code in (1, 2), out + err
+        assert "Traceback" not in err
+        assert seconds <= SOON_S * patience(), f"it took {seconds:.1f} s"
+        return " ".join(err.split())
+
+    return run
+
+
+@pytest.mark.parametrize("mistake", JOBS)
+def test_a_mistake_in_a_job_is_told_soon_with_its_cause_and_the_way_out(said, written, mistake):
+    lines, cause, way = JOBS[mistake]
+    text = said("run", str(written(BEGIN + lines + "\n" + END)), "--fresh")
+    assert re.search(cause, text), text
+    assert re.search(rf"\(.*{way}.*\)", text), text
+
+
+@pytest.fixture(scope="module")
+def endless(cluster, folder):
+    """A job that runs while commands about it are mistaken."""
+    from penstock.api.job_file import planned
+    from penstock.client.executors import SubmitOptions, submit_graph
+
+    text = ENDLESS.replace("FOLDER", str(folder)).replace("ROOT", str(folder / "endless"))
+    (folder / "endless.py").write_text(text)
+    handle = submit_graph(cluster.client(), planned(folder / "endless.py", {}, ""), SubmitOptions())
+    summary = lambda: cluster.client().summary(handle.job_id)
+    wait_until(lambda: summary()["checkpoints-completed"], summary, step=0.1)
+    yield handle
+    handle.cancel()
+    wait_until(lambda: handle.status() in TERMINAL, handle.status, step=0.1)
+
+
+@pytest.mark.parametrize("mistake", COMMANDS)
+def test_a_mistake_on_the_command_line_is_told_soon_and_changes_nothing(said, written, endless, folder, mistake):
+    written(BEGIN + "out(paid())\n" + END)
+    command, words = COMMANDS[mistake]
+    command = command.replace("NOWHERE", str(folder / "NOWHERE")).replace("ENDLESS", str(folder / "endless.py"))
+    text = said(*command.split())
+    assert re.search(words, text), text
+    assert endless.status() == "RUNNING"

@@ -1,0 +1,136 @@
+"""The main job behind networks that swallow, reset, refuse, delay and half-open connections while it runs.
+
+Kafka, MinIO and the JobManager are reached through proxies. The feed and the judge have ways of their own.
+"""
+
+import random
+import re
+import time
+from dataclasses import replace
+
+import pytest
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
+from tests.cluster.harness import Scene
+from tests.cluster.orders import Orders, read_windows
+from tests.cluster.stage import Stage
+from tests.support.depth import depth, first_seed
+from tests.support.proxy import FAULTS, Proxy
+from tests.support.waiting import patience
+
+from penstock.client.local_cluster import LocalCluster
+from penstock.testing.servers.kafka_local import LocalKafka
+from penstock.testing.servers.process import free_port
+
+pytestmark = [pytest.mark.servers, pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(3600)]
+
+#: Output must come again so soon after the end of a fault.
+MOST_GAP_S = 15.0
+#: So long a fault lasts.
+LASTS_S = (0.5, 6.0)
+RATE = 2_000
+#: Of orders: a window closes every half second.
+STEP_MS = 0.5
+
+
+@pytest.fixture
+def proxies(minio_server):
+    """Three proxies, by what is behind each."""
+    ports = {"kafka": free_port(), "jobmanager": free_port()}
+    targets = {
+        "kafka": f"127.0.0.1:{ports['kafka']}",
+        "minio": minio_server.url.partition("//")[2],
+        "jobmanager": f"127.0.0.1:{ports['jobmanager']}",
+    }
+    with Proxy(targets["kafka"]) as kafka, Proxy(targets["minio"]) as minio, Proxy(targets["jobmanager"]) as manager:
+        yield {"kafka": kafka, "minio": minio, "jobmanager": manager}
+
+
+@pytest.fixture
+def kafka(proxies, tmp_path):
+    """A broker that is known under two addresses, the second one being the proxy's."""
+    client, controller = free_port(), free_port()
+    behind = int(proxies["kafka"].target.rpartition(":")[2])
+    settings = {
+        "listeners": f"CLIENT://127.0.0.1:{client},PROXIED://127.0.0.1:{behind},CONTROLLER://127.0.0.1:{controller}",
+        "advertised.listeners": f"CLIENT://127.0.0.1:{client},PROXIED://{proxies['kafka'].address}",
+        "listener.security.protocol.map": "CLIENT:PLAINTEXT,PROXIED:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+    }
+    broker = LocalKafka(tmp_path / "kafka", port=client, settings=settings)
+    broker.start()
+    yield broker
+    broker.remove()
+
+
+class ThroughProxies(Scene):
+    """A scene whose job and cluster reach everything through the proxies."""
+
+    def __init__(self, stage, orders, proxies, **options):
+        super().__init__(stage, orders, rate=RATE, **options)
+        self.proxies = proxies
+        self.job = replace(self.job, bootstrap=proxies["kafka"].address)
+        config = self._config(2, {}, watch=True)
+        endpoint = {"PENSTOCK_S3_ENDPOINT": f"http://{proxies['minio'].address}"}
+        manager = proxies["jobmanager"]
+        self.cluster = LocalCluster(
+            replace(
+                config,
+                environment={**config.environment, **endpoint},
+                rpc_port=int(manager.target.rpartition(":")[2]),
+                rpc_dialled=manager.address,
+            )
+        )
+
+    def rows(self, sink=None):
+        return read_windows(self.stage.bootstrap, sink or self.sink)
+
+
+def published(admin, topic):
+    """Committed messages of a topic, by its ends."""
+    asked = {TopicPartition(topic, partition): OffsetSpec.latest() for partition in range(2)}
+    return sum(future.result(30).offset for future in admin.list_offsets(asked).values())
+
+
+def test_output_is_exact_and_comes_again_soon_after_every_fault(kafka, minio_server, bucket, proxies, tmp_path):
+    rand, count = random.Random(first_seed()), 200 if depth() == "nightly" else 8
+    stage = Stage(kafka, minio_server, bucket, "net", tmp_path)
+    admin = AdminClient({"bootstrap.servers": stage.bootstrap})
+    plan = [(fault, name) for fault in FAULTS for name in proxies]
+    rand.shuffle(plan)
+    gaps = []
+    with ThroughProxies(stage, Orders(rand.randrange(1000), RATE * 30 * count, step_ms=STEP_MS), proxies) as scene:
+        scene.begin()
+        scene.wait_checkpoints(1)
+        scene.wait_rows()
+        for number in range(count):
+            fault, name = plan[number % len(plan)]
+            proxies[name].begin(fault)
+            time.sleep(rand.uniform(*LASTS_S))
+            proxies[name].end()
+            before, ended = published(admin, scene.sink), time.monotonic()
+            scene.wait(lambda before=before: published(admin, scene.sink) > before, f"output after {fault} of {name}")
+            gaps.append((time.monotonic() - ended, fault, name))
+        assert max(gaps)[0] <= MOST_GAP_S * patience(), sorted(gaps)[-5:]
+        scene.feed.join()
+        scene.wait_finished()
+        scene.check_exact()
+    print(f"longest gaps of {count}: {sorted(gaps)[-5:]}")
+
+
+def test_what_takes_long_is_told_with_what_it_waits_for(kafka, minio_server, bucket, proxies, tmp_path):
+    stage = Stage(kafka, minio_server, bucket, "slow", tmp_path)
+    with ThroughProxies(stage, Orders(7, 40_000), proxies) as scene:
+        scene.begin()
+        scene.wait_rows()
+        proxies["kafka"].begin("black-hole")
+        calls = lambda: [call["what"] for call in scene.summary().get("slow-calls", [])]
+        slow = scene.wait(calls, "a slow publication")
+        assert re.fullmatch(r"sink 'out' \(\d\): publishing checkpoint \d+ to topic \S+ at \S+", slow[0]), slow
+        proxies["kafka"].end()
+        told = lambda: [e["text"] for e in scene.story() if e["kind"] == "slow"]
+        scene.wait(lambda: any("has ended after" in text for text in told()), lambda: f"the end of {told()}")
+        assert any(text.startswith(f"{slow[0]} takes ") for text in told()), told()
+        scene.feed.join()
+        scene.wait_finished()
+        scene.check_exact()

@@ -1,0 +1,22 @@
+"""What a job tells of slow calls: their begin and end, once each."""
+
+from penstock.jobmanager.slow_calls import Slow, SlowWork
+from penstock.rpc.messages import SlowCall
+
+
+def call(number, for_ms, what="upload"):
+    return SlowCall(number=number, what=what, for_ms=for_ms)
+
+
+def test_each_call_is_told_when_it_becomes_slow_and_when_it_ends():
+    work = SlowWork()
+    assert work.reported("w1", (), 1_000) == []
+    assert work.reported("w1", (call(1, 5_000),), 10_000) == ["upload takes 5 s so far"]
+    assert work.going_on == (Slow("upload", 5_000),)
+    assert work.reported("w1", (call(1, 6_000),), 11_000) == []
+    assert work.reported("w2", (call(1, 8_000, "commit"),), 12_000) == ["commit takes 8 s so far"]
+    assert [slow.what for slow in work.going_on] == ["commit", "upload"]
+    assert work.reported("w1", (), 13_000) == ["upload has ended after 8 s"]
+    work.halted()
+    assert work.going_on == ()
+    assert work.reported("w2", (), 14_000) == []
