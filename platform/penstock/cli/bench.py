@@ -16,6 +16,7 @@ import typer
 from penstock.bench.options import BenchOptions
 from penstock.bench.registry import WORKLOADS, needs_broker, workload
 from penstock.cli.options import JsonOption, SettingsOption, print_json, say
+from penstock.client.kernels import compile_kernels
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import UsageError
 
@@ -52,6 +53,7 @@ def bench(
     if not name:
         raise UsageError("no workload is named", hint="`penstock bench --list` shows them")
     run = workload(name)
+    compile_kernels(benchmarks=True)
     options = BenchOptions(
         events=events,
         parallelism=parallelism,

@@ -12,8 +12,8 @@ def compile_all(*, json: JsonOption = False) -> None:
     The first job of an installation does it otherwise. The result lies beside the installed package, or in
     ~/.cache/penstock where that cannot be written.
     """
-    compiled = compile_kernels()
+    compiled, modules = compile_kernels(benchmarks=True), len(kernel_modules(benchmarks=True))
     if json:
-        print_json({"modules": len(kernel_modules()), "compiled": compiled})
+        print_json({"modules": modules, "compiled": compiled})
     elif not compiled:
-        say(f"the kernels of {len(kernel_modules())} modules are compiled already")
+        say(f"the kernels of {modules} modules are compiled already")

@@ -24,29 +24,31 @@ _CONNECTORS = {
     "penstock_connectors.formats.json_table": "",
     "penstock_connectors.formats.json_writer": "",
     "penstock_connectors.kafka._kernels": "confluent_kafka",
-    "penstock_connectors.nexmark._kernels": "",
-    "penstock_connectors.workloads.kernels": "",
 }
+#: Of benchmarks alone, which compile them when they start.
+_BENCHMARKS = ("penstock_connectors.nexmark._kernels", "penstock_connectors.workloads.kernels")
 #: (modules done, modules in all), beginning with none done.
 OnCompiled = Callable[[int, int], None]
 
 
-def kernel_modules() -> tuple[str, ...]:
+def kernel_modules(*, benchmarks: bool = False) -> tuple[str, ...]:
     """Return the modules of all kernels that can run here."""
     usable = [name for name, needs in _CONNECTORS.items() if not needs or importlib.util.find_spec(needs) is not None]
-    return (*(f"penstock.kernels.{name}" for name in MODULES), *usable)
+    own = (f"penstock.kernels.{name}" for name in MODULES)
+    return (*own, *usable, *(_BENCHMARKS if benchmarks else ()))
 
 
-def compile_kernels(on_compiled: OnCompiled | None = None) -> int:
+def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool = False) -> int:
     """Compile what is not compiled yet and return how many modules that were; `on_compiled` is told of each.
 
     Raises:
         PenstockError: they cannot be compiled.
     """
-    if not lacking(kernel_modules()):
+    wanted = kernel_modules(benchmarks=benchmarks)
+    if not lacking(wanted):
         return 0
     with alone(), CompileProgress() as progress:
-        modules = lacking(kernel_modules())
+        modules = lacking(wanted)
         if not modules:
             return 0
         tell = on_compiled or progress.show

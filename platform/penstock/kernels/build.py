@@ -11,6 +11,7 @@ import fcntl
 import importlib
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ from penstock.kernels import bundle
 from penstock.kernels.compile import kernels
 
 _SAVE = "--save"
+#: Modules whose kernels take longer than others of their size: loops that are compiled for several kinds of cells.
+_COSTLY = {"penstock.kernels.merge": 3.0}
 
 
 def lacking(modules: Sequence[str]) -> tuple[str, ...]:
@@ -72,17 +75,37 @@ def alone() -> Iterator[None]:
 
 
 def _shares(modules: Sequence[str], count: int) -> list[list[str]]:
-    """Return the modules in as many shares of like size; the size of the source stands for the time it takes."""
-    sizes = {module: _size(module) for module in modules}
-    shares: list[list[str]] = [[] for _ in range(count)]
-    for module in sorted(modules, key=lambda name: -sizes[name]):
-        min(shares, key=lambda share: sum(sizes[name] for name in share)).append(module)
+    """Return the modules in as many shares of like cost; one that imports another is in its share.
+
+    Else both processes would compile what the first of them imports.
+    """
+    groups: list[set[str]] = []
+    for module in modules:
+        own = {module, *(other for other in _imported(module) if other in modules)}
+        joined = [group for group in groups if group & own]
+        groups = [group for group in groups if not group & own] + [own.union(*joined)]
+    shares: list[list[str]] = [[] for _ in range(min(count, len(groups)))]
+    for group in sorted(groups, key=lambda group: (-sum(map(_cost, group)), min(group))):
+        share = min(shares, key=lambda share: sum(map(_cost, share)))
+        share += [module for module in modules if module in group]
     return shares
 
 
-def _size(module: str) -> int:
+def _cost(module: str) -> float:
+    """Return a measure of the time that a module's kernels take: the size of its source, or more."""
+    return _source(module).stat().st_size * _COSTLY.get(module, 1.0)
+
+
+def _imported(module: str) -> list[str]:
+    return re.findall(r"^from (penstock[\w.]*) import", _source(module).read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def _source(module: str) -> Path:
     spec = importlib.util.find_spec(module)
-    return 0 if spec is None or spec.origin is None else Path(spec.origin).stat().st_size
+    if spec is None or spec.origin is None:
+        msg = f"there is no module {module}"
+        raise PenstockError(msg, hint="install penstock again")
+    return Path(spec.origin)
 
 
 def _start(arguments: Sequence[str], out: int, errors: int) -> subprocess.Popen[bytes]:
