@@ -60,6 +60,9 @@ class JobManager:
         self._news.set()
         return True
 
+    def expect(self, silence_ms):
+        self.silence_ms = silence_ms
+
     def close(self):
         pass
 

@@ -35,6 +35,8 @@ class Proxy:
     def __init__(self, target):
         self.target = target
         self.fault = ""
+        #: Connections that have been made so far.
+        self.accepted = 0
         self._connections = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
@@ -80,6 +82,7 @@ class Proxy:
                 self._reset(connection)
 
     async def _accept(self, reader, writer):
+        self.accepted += 1
         connection = _Connection(writer)
         self._connections.add(connection)
         try:
@@ -92,7 +95,7 @@ class Proxy:
             await asyncio.gather(
                 self._pass(connection, reader, connection.server), self._pass(connection, back, writer)
             )
-        except OSError:
+        except (OSError, asyncio.CancelledError):  # cancelled when the proxy ends
             self._reset(connection)
         finally:
             self._connections.discard(connection)

@@ -23,6 +23,8 @@ OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     ("grpc.so_reuseport", 0),
+    # a new channel has a new connection, and not that of one before, which may be dead
+    ("grpc.use_local_subchannel_pool", 1),
 )
 
 

@@ -30,6 +30,8 @@ from penstock.rpc.messages import (
 )
 from penstock.rpc.proof import NONCE_BYTES, DistrustError, TaskManagerEnd
 
+_SECOND_LOOK_MS = 200.0
+
 
 @dataclass(frozen=True, slots=True)
 class ReconnectPolicy:
@@ -43,6 +45,9 @@ class ReconnectPolicy:
     give_up_after_ms: int | None = 600_000
     #: So long for one that answers, and is not believed or does not believe us.
     distrust_after_ms: int = 10_000
+    #: A new stream that brings no answer for so long is given up; after each in a row twice as long, up to the most.
+    answer_ms: int = 5_000
+    most_answer_ms: int = 10_000
 
 
 class TaskManagerLink:
@@ -69,6 +74,9 @@ class TaskManagerLink:
         self._rand: Rand = SystemRand()
         self._queue: SendQueue | None = None
         self._closing = asyncio.Event()
+        #: How long the stream may be silent; None: for ever.
+        self._silence_ms: float | None = None
+        self._answer_ms = float(policy.answer_ms)
 
     @property
     def connected(self) -> bool:
@@ -78,6 +86,10 @@ class TaskManagerLink:
     def send(self, report: TaskManagerReport) -> bool:
         """Queue a report; False when not connected: it is dropped, the JobManager has counted our workers as lost."""
         return self._queue is not None and self._queue.put(encode(report))
+
+    def expect(self, silence_ms: float) -> None:
+        """Give this stream up when it brings nothing for so long: its other end may be gone, and nobody tells."""
+        self._silence_ms = silence_ms
 
     def close(self) -> None:
         """Let `run` return."""
@@ -122,18 +134,20 @@ class TaskManagerLink:
     async def _one_stream(self) -> tuple[bool, str]:
         """Dial, register and serve one stream; return whether the JobManager answered, and why it ended."""
         heard = self._distrusts = False
+        self._silence_ms = self._answer_ms
         reason = "the JobManager closed the stream"
         queue = SendQueue()
         channel = self._channel()
         writer: asyncio.Task[None] | None = None
         try:
             call = channel.stream_stream(PATH)()
-            await self._prove(call)
+            await asyncio.wait_for(self._prove(call), self._answer_ms / 1000)
             await call.write(encode(self._register()))
             self._queue = queue
             writer = asyncio.create_task(_write(queue, call))
             while (data := await self._next(call)) is not aio.EOF:
-                heard = True
+                if not heard:  # from now on as the handler wishes
+                    heard, self._silence_ms, self._answer_ms = True, None, float(self._policy.answer_ms)
                 self._handle(decode_taskmanager_command(data))
         except DistrustError as error:
             reason, self._distrusts = str(error), True
@@ -142,6 +156,10 @@ class TaskManagerLink:
             self._distrusts = getattr(error, "code", lambda: None)() == grpc.StatusCode.UNAUTHENTICATED
         except asyncio.InvalidStateError as error:
             reason = str(error)
+        except TimeoutError as error:
+            reason = str(error) or f"the JobManager did not answer within {self._answer_ms / 1000:.0f} s"
+            if not heard:
+                self._answer_ms = min(2 * self._answer_ms, float(self._policy.most_answer_ms))
         except msgspec.MsgspecError as error:
             reason = f"the JobManager sent something that is no message: {error}"
         finally:
@@ -172,15 +190,27 @@ class TaskManagerLink:
         await call.write(end.proof(answer))
 
     async def _next(self, call: Any) -> Any:
-        """Return the next message, or EOF when the stream or this link ends."""
+        """Return the next message, or EOF when the stream or this link ends.
+
+        Raises:
+            TimeoutError: the stream is silent for too long.
+        """
         read = asyncio.ensure_future(call.read())
         closing = asyncio.ensure_future(self._closing.wait())
+        silence_ms = self._silence_ms
         try:
-            await asyncio.wait((read, closing), return_when=asyncio.FIRST_COMPLETED)
-            if not read.done():
-                read.cancel()
-                return aio.EOF
-            return read.result()
+            # where this process itself stood still, what has come meanwhile is seen by the second look
+            for timeout_ms in (silence_ms, _SECOND_LOOK_MS):
+                timeout_s = None if timeout_ms is None else timeout_ms / 1000
+                await asyncio.wait((read, closing), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+                if read.done():
+                    return read.result()
+                if self._closing.is_set():
+                    read.cancel()
+                    return aio.EOF
+            read.cancel()
+            msg = f"the JobManager was silent for {(silence_ms or 0) / 1000:.1f} s"
+            raise TimeoutError(msg)
         finally:
             closing.cancel()
 

@@ -59,6 +59,8 @@ _MB = 1 << 20
 _PRUNE_EVERY = 20
 #: Heartbeats sent and not yet acknowledged that are remembered.
 _MAX_OPEN_HEARTBEATS = 100
+#: A stream that is silent for less is never given up, however short the workers' lease is.
+_LEAST_SILENCE_MS = 2_000
 #: Memory beside the managed one that a worker may hold before it is killed: libraries, user code, batches on their way.
 UNMANAGED_ALLOWANCE_BYTES = 2 << 30
 
@@ -68,6 +70,9 @@ class Link(Protocol):
 
     def send(self, report: TaskManagerReport) -> bool:
         """Queue a report; False when not connected."""
+
+    def expect(self, silence_ms: float) -> None:
+        """Connect again when the JobManager is silent for so long."""
 
     def close(self) -> None:
         """End the connection for good."""
@@ -221,6 +226,8 @@ class Supervisor:
         self._heard_ms = self._sent_at.pop(0, self._clock.monotonic_ms())
         self._log(f"registered at JobManager {registered.jobmanager_id}, generation {registered.generation}")
         self._waiting.clear()
+        if self._link is not None:  # workers' leases are over by then
+            self._link.expect(max(registered.worker_lease_ms, _LEAST_SILENCE_MS))
         for worker_id in set(self._workers) - set(registered.keep_workers):
             self._on_stop_worker(worker_id)
         self._renew(0)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support.proxy import Proxy
+from tests.support.waiting import until
 
 from penstock.core.errors import PenstockError
 from penstock.rpc import messages as msg
@@ -125,6 +127,26 @@ async def test_a_restarted_server_is_found_again(recorder, server, link_of):
         assert isinstance(await soon(commands.get()), msg.Registered)
     finally:
         await again.stop()
+
+
+async def test_a_stream_whose_other_end_is_gone_unheard_is_given_up(server, link_of):
+    with Proxy(server.address) as proxy:
+        link, commands, lost = await link_of(address=proxy.address)
+        assert isinstance(await soon(commands.get()), msg.Registered)
+        link.expect(100)
+        proxy.begin("half-open")
+        assert "was silent for 0.1 s" in await soon(lost.get())
+        assert isinstance(await soon(commands.get()), msg.Registered), "it has registered again"
+
+
+async def test_a_dial_that_brings_no_answer_is_made_again(server, link_of):
+    with Proxy(server.address) as proxy:
+        proxy.begin("black-hole")
+        policy = ReconnectPolicy(first_delay_ms=5, max_delay_ms=10, answer_ms=100, most_answer_ms=200)
+        _, commands, _ = await link_of(policy, address=proxy.address)
+        await until(lambda: proxy.accepted >= 2, "a second dial")
+        proxy.end()
+        assert isinstance(await soon(commands.get()), msg.Registered)
 
 
 async def test_an_unreachable_jobmanager_is_named_in_the_error():
