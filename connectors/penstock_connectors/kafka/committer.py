@@ -8,6 +8,7 @@ output.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 from collections.abc import Iterable
@@ -35,9 +36,14 @@ if TYPE_CHECKING:
 #: One chunk's transaction; a dead publisher holds up readers no longer than this.
 TRANSACTION_TIMEOUT_MS = 60_000
 CALL_TIMEOUT_MS = 60_000
-#: A chunk whose commit came to nothing is tried again so often, each time by a fresh producer after a look at the
-#: marker.
+#: What takes milliseconds where there is a connection. librdkafka may wait for a lost one until the time-out; a new
+#: producer has new ones.
+QUICK_TIMEOUT_MS = 5_000
+#: A chunk whose commit came to nothing is tried again so often, each time by a new producer after a look at the marker;
+#: and for so long while Kafka does not answer.
 ATTEMPTS = 5
+PATIENCE_MS = 300_000
+_LONGEST_PAUSE_MS = 1_000
 _RECOVERY_THREADS = 4
 #: Rows encoded in one go: their texts stay in the processor's cache until the client has copied them. As many as the
 #: most of one message in the format `arrow`.
@@ -113,6 +119,9 @@ class StagedCommitter:
             ready, self._ready = self._ready, None
             ready.add_done_callback(_close_unused)
         self._drop_lanes()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         with self._admin_lock:
             if self._admin is not None:
                 self._admin.close()
@@ -144,7 +153,8 @@ class StagedCommitter:
     def _publish_chunk(self, lane: _Lane, item: Committable, target: int, rows: list[pa.RecordBatch]) -> int:
         """Publish one chunk; returns 0 when an earlier attempt turns out to have done it."""
         topic = self._config["topic"]
-        for attempt in range(1, ATTEMPTS + 1):
+        begun_ms = self._clock.monotonic_ms()
+        for attempt in itertools.count(1):
             try:
                 if lane.producer is None:
                     lane.producer = self._take_producer(item.transactional_id)
@@ -162,13 +172,16 @@ class StagedCommitter:
                     lane.producer.close()
                     lane.producer = None
                 hopeless = error.fenced or isinstance(error, RecordTooLargeError) or "Unknown topic" in error.message
-                if hopeless or attempt == ATTEMPTS:
+                if error.unanswered:
+                    self._disconnect()  # that connection may be dead, too
+                waits = error.unanswered and self._clock.monotonic_ms() - begun_ms < PATIENCE_MS
+                if hopeless or (attempt >= ATTEMPTS and not waits):
                     raise error.at(
                         f"publishing {item.rows} records of checkpoint {item.checkpoint_id} to {topic!r} "
                         f"(sink {item.uid!r} subtask {item.subtask}, {item.transactional_id})",
                         "the output stays pending and is published after the restart",
                     ) from error
-                self._clock.sleep_ms(100 * attempt)
+                self._clock.sleep_ms(min(100 * attempt, _LONGEST_PAUSE_MS))
             else:
                 lane.marker = target
                 return 1
@@ -200,7 +213,7 @@ class StagedCommitter:
             if prove:
                 # a topic that is gone shows here at once; the marker on it would be tried for a minute
                 producer.flush(CALL_TIMEOUT_MS)
-            producer.mark(item.marker_group, topic, target, CALL_TIMEOUT_MS)
+            producer.mark(item.marker_group, topic, target, QUICK_TIMEOUT_MS)
         except ProducerError:
             raise  # the caller takes a fresh producer, which aborts it
         except Exception:
@@ -212,7 +225,7 @@ class StagedCommitter:
         properties = {**ROUND_PROPERTIES, **self._resolved}
         producer = open_producer(properties, transactional_id, TRANSACTION_TIMEOUT_MS)
         try:
-            producer.init_transactions(CALL_TIMEOUT_MS)
+            producer.init_transactions(QUICK_TIMEOUT_MS)
         except ProducerError:
             producer.close()
             raise

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Protocol
+import threading
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import ConnectorError
 from penstock_connectors.kafka.properties import for_producer
@@ -18,6 +19,7 @@ from penstock_connectors.kafka.properties import for_producer
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 #: Ours, under the user's. `murmur2_random` puts a key where Java clients put it.
 WRITE_PROPERTIES: Mapping[str, str] = {
     "linger.ms": "5",
@@ -39,10 +41,17 @@ class ProducerError(ConnectorError):
     """The client refused; the flags say what is left to do."""
 
     def __init__(self, message: str, *, fatal: bool = False, fenced: bool = False, retriable: bool = False) -> None:
-        """`fatal`: this producer is of no more use; `fenced`: a newer one took its id; else abort and begin anew."""
+        """`fatal`: this producer is of no more use; `fenced`: a newer one took its id; else abort and begin again."""
         hint = "a newer attempt of the same sink subtask has taken over" if fenced else ""
         super().__init__(message, hint=hint)
         self.fatal, self.fenced, self.retriable = fatal or fenced, fenced, retriable
+        #: Kafka did not answer in time; a new producer has new connections.
+        self.unanswered = False
+
+    def as_unanswered(self) -> ProducerError:
+        """Return it, marked as `unanswered`."""
+        self.unanswered = True
+        return self
 
     def at(self, place: str, hint: str = "") -> ConnectorError:
         """Return the same for the user, with what was being done."""
@@ -63,6 +72,41 @@ class RecordTooLargeError(ProducerError):
     def at(self, place: str, hint: str = "") -> RecordTooLargeError:  # noqa: ARG002 - its own says more
         """Return the same with what was being done."""
         return RecordTooLargeError(f"{place}: {self.message}")
+
+
+def bounded(call: Callable[[], T], timeout_ms: int, abandoned: Callable[[T | None], None]) -> tuple[bool, T | None]:
+    """Return (True, what `call` returned), or (False, None) where it takes longer than `timeout_ms`.
+
+    librdkafka's `send_offsets_to_transaction` does not keep to its time-out: it waits for a lost connection until the
+    broker ends the transaction. A call that is given up goes on in a thread of its own, which calls `abandoned` with
+    its result. Raises what the call raises in time.
+    """
+    lock, ended = threading.Lock(), threading.Event()
+    results: list[tuple[T | None, BaseException | None]] = []
+    given_up: list[bool] = []
+
+    def run() -> None:
+        try:
+            result: tuple[T | None, BaseException | None] = call(), None
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            result = None, error
+        with lock:
+            results.append(result)
+            late = bool(given_up)
+        ended.set()
+        if late:
+            abandoned(result[0])
+
+    threading.Thread(target=run, name="kafka-call", daemon=True).start()
+    ended.wait(timeout_ms / 1000)
+    with lock:
+        if not results:
+            given_up.append(True)
+            return False, None
+    value, failure = results[0]
+    if failure is not None:
+        raise failure
+    return True, value
 
 
 class MessageProducer(Protocol):

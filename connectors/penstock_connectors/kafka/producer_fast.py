@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock_connectors.kafka import librdkafka as lib
-from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError, RecordTooLargeError
+from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError, RecordTooLargeError, bounded
 
 _PAUSE_MS = 50
 #: Fenced as the client calls it, and the broker's INVALID_PRODUCER_EPOCH and PRODUCER_FENCED.
@@ -77,13 +77,29 @@ class FastProducer:
         self._serve(0)
 
     def mark(self, group: str, topic: str, offset: int, timeout_ms: int) -> None:
-        """Set the group's offset inside the transaction."""
-        metadata = lib.group_metadata_new(group.encode())
-        try:
-            with lib.PartitionList([(topic, 0, offset)]) as items:
-                self._call("send_offsets", lambda: lib.send_offsets(self._client, items, metadata, timeout_ms))
-        finally:
-            lib.group_metadata_destroy(metadata)
+        """Set the group's offset inside the transaction; where that takes too long, this producer is of no more use."""
+        client = self._client
+
+        def send() -> int | None:
+            metadata = lib.group_metadata_new(group.encode())
+            try:
+                with lib.PartitionList([(topic, 0, offset)]) as items:
+                    error: int | None = lib.send_offsets(client, items, metadata, timeout_ms)
+                    return error
+            finally:
+                lib.group_metadata_destroy(metadata)
+
+        def abandoned(error: int | None) -> None:
+            if error:
+                lib.error_destroy(error)
+            self._free(client)
+
+        in_time, error = bounded(send, timeout_ms, abandoned)
+        if not in_time:
+            self._client = 0  # `abandoned` frees it
+            text = f"Kafka producer, send_offsets: no answer within {timeout_ms / 1000:.0f} s"
+            raise ProducerError(text, fatal=True).as_unanswered()
+        self._call("send_offsets", lambda: error)
 
     def commit(self, timeout_ms: int) -> None:
         """Flush and commit."""
@@ -122,7 +138,7 @@ class FastProducer:
             if time.monotonic() > deadline:
                 raise ProducerError(
                     f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s"
-                )
+                ).as_unanswered()
         failed, self._failed = self._failed, 0
         self._check_fatal()
         raise self._refusal(
@@ -131,9 +147,11 @@ class FastProducer:
 
     def close(self) -> None:
         """Free it; nothing is committed or aborted."""
-        if not self._client:
-            return
         client, self._client = self._client, 0
+        if client:
+            self._free(client)
+
+    def _free(self, client: int) -> None:
         lib.purge(client, lib.PURGE_QUEUE | lib.PURGE_INFLIGHT)
         self._serve(0)
         for handle in self._topics.values():
@@ -185,7 +203,8 @@ class FastProducer:
         fenced = fatal and _is_fenced(code, text)
         if not fatal and not retriable:
             raise self._refusal(f"Kafka producer, {what}", text, code)
-        raise ProducerError(f"Kafka producer, {what}: {text}", fatal=fatal, fenced=fenced, retriable=retriable)
+        made = ProducerError(f"Kafka producer, {what}: {text}", fatal=fatal, fenced=fenced, retriable=retriable)
+        raise made.as_unanswered() if code == lib.ERR_TIMED_OUT else made
 
 
 def _is_fenced(code: int, text: str) -> bool:

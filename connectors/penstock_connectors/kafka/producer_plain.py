@@ -16,7 +16,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from penstock.core.errors import ConnectorError
-from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError, RecordTooLargeError
+from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError, RecordTooLargeError, bounded
 
 _SHARED = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.", "log_level", "socket.")
 
@@ -91,7 +91,15 @@ class PlainProducer:
         metadata = consumer.consumer_group_metadata()
         consumer.close()
         place = TopicPartition(topic, 0, offset)
-        self._call("send_offsets", lambda p: p.send_offsets_to_transaction([place], metadata, timeout_ms / 1000))
+
+        def send() -> None:
+            self._call("send_offsets", lambda p: p.send_offsets_to_transaction([place], metadata, timeout_ms / 1000))
+
+        in_time, _ = bounded(send, timeout_ms, lambda _: None)
+        if not in_time:
+            self._producer = None
+            text = f"Kafka producer, send_offsets: no answer within {timeout_ms / 1000:.0f} s"
+            raise ProducerError(text, fatal=True).as_unanswered()
 
     def commit(self, timeout_ms: int) -> None:
         """Flush and commit."""
@@ -115,7 +123,9 @@ class PlainProducer:
             kind = RecordTooLargeError if _is_too_large(worst) else ProducerError
             raise kind(f"Kafka producer: {len(failures)} messages were not delivered: {worst.str()}")
         if left:
-            raise ProducerError(f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s")
+            raise ProducerError(
+                f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s"
+            ).as_unanswered()
 
     def close(self) -> None:
         """Drop it: its own `close()` would abort the open transaction."""
@@ -172,6 +182,6 @@ def _is_too_large(error: KafkaError) -> bool:
 def _error(what: str, error: KafkaException) -> ProducerError:
     cause = error.args[0]
     fenced = cause.code() == KafkaError._FENCED or (cause.fatal() and "fenced" in cause.str().lower())  # noqa: SLF001
-    return ProducerError(
-        f"Kafka producer, {what}: {cause.str()}", fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable()
-    )
+    text = f"Kafka producer, {what}: {cause.str()}"
+    made = ProducerError(text, fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable())
+    return made.as_unanswered() if cause.code() == KafkaError._TIMED_OUT else made  # noqa: SLF001

@@ -49,7 +49,7 @@ _FOR_KAFKA_PYTHON = {
 #: A connection that does not answer is given up and made again within seconds, by every client; under the user's own.
 _CONNECTION_PROPERTIES = {
     "socket.connection.setup.timeout.ms": "5000",
-    "socket.timeout.ms": "10000",
+    "socket.timeout.ms": "6000",
     "socket.keepalive.enable": "true",
     "reconnect.backoff.max.ms": "1000",
 }
@@ -110,7 +110,7 @@ def for_kafka_python(resolved: Mapping[str, str]) -> dict[str, Any]:
     if resolved.get("ssl.endpoint.identification.algorithm") == "none":
         options["ssl_check_hostname"] = False
     # its default of 30 s between attempts would make recovery wait
-    limits = {"reconnect_backoff_max_ms": 1000, "request_timeout_ms": 10_000}
+    limits = {"reconnect_backoff_max_ms": 1000, "request_timeout_ms": 5_000}
     return {**limits, **options, "bootstrap_servers": resolved["bootstrap.servers"].split(",")}
 
 

@@ -25,6 +25,8 @@ from penstock_connectors.kafka.properties import resolve
 from penstock_connectors.kafka.transactions import TransactionAdmin
 
 CALL_TIMEOUT_MS = 60_000
+#: As `committer.QUICK_TIMEOUT_MS`; the job restarts then.
+QUICK_TIMEOUT_MS = 5_000
 #: Ids of one attempt: an id that a later attempt used too could be initialised by this one's late threads, which would
 #: abort a transaction the later one has prepared.
 IDS_PER_ATTEMPT = 1 << 16
@@ -113,7 +115,7 @@ class TransactionWriter:
         name = current.transactional_id
         try:
             current.producer.flush(CALL_TIMEOUT_MS)
-            current.producer.mark(self._stem, self._config["topic"], marker_of(checkpoint_id, 0), CALL_TIMEOUT_MS)
+            current.producer.mark(self._stem, self._config["topic"], marker_of(checkpoint_id, 0), QUICK_TIMEOUT_MS)
         except ProducerError as error:
             current.producer.close()
             raise error.at(f"transaction {name} of checkpoint {checkpoint_id} to {self._config['topic']!r}") from error

@@ -129,11 +129,13 @@ async def test_a_restarted_server_is_found_again(recorder, server, link_of):
         await again.stop()
 
 
-async def test_a_stream_whose_other_end_is_gone_unheard_is_given_up(server, link_of):
+async def test_a_stream_whose_other_end_is_gone_unheard_is_given_up(server, recorder, link_of):
     with Proxy(server.address) as proxy:
         link, commands, lost = await link_of(address=proxy.address)
         assert isinstance(await soon(commands.get()), msg.Registered)
         link.expect(100)
+        recorder.sessions[-1].send(msg.HeartbeatAck(sequence=1))
+        await soon(commands.get())  # from the next message on
         proxy.begin("half-open")
         assert "was silent for 0.1 s" in await soon(lost.get())
         assert isinstance(await soon(commands.get()), msg.Registered), "it has registered again"

@@ -149,7 +149,7 @@ def test_translation_for_kafka_python():
         "ssl_cafile": "/ca.pem",
         "ssl_check_hostname": False,
         "reconnect_backoff_max_ms": 1000,
-        "request_timeout_ms": 10_000,
+        "request_timeout_ms": 5_000,
     }
 
 
