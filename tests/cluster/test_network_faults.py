@@ -121,6 +121,8 @@ def test_output_is_exact_and_comes_again_soon_after_every_fault(kafka, minio_ser
 def test_what_takes_long_is_told_with_what_it_waits_for(kafka, minio_server, bucket, proxies, tmp_path):
     stage = Stage(kafka, minio_server, bucket, "slow", tmp_path)
     with ThroughProxies(stage, Orders(7, 40_000), proxies) as scene:
+        # orders go on coming in, so that there is output to publish
+        scene.job = replace(scene.job, bootstrap=stage.bootstrap, sink_bootstrap=proxies["kafka"].address)
         scene.begin()
         scene.wait_rows()
         proxies["kafka"].begin("black-hole")

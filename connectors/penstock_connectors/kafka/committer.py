@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from penstock.connector.sink import CommitOutcome, FileReader, Resolution
 from penstock.connector.staging import decode_chunk
 from penstock.core.clock import Clock
+from penstock.core.errors import ConnectorError
 from penstock.core.failpoints import hit
 from penstock.core.permits import CommitPermit
 from penstock.core.snapshot import Committable
@@ -165,22 +166,18 @@ class StagedCommitter:
                 self._fill(lane.producer, item, target, rows, prove=not lane.proven)
                 lane.proven = True
                 lane.producer.commit(CALL_TIMEOUT_MS)
-            except ProducerError as error:
+            except ConnectorError as error:
                 # whether it was committed may be open: a fresh producer under the same id settles
                 # it, then the marker tells
                 if lane.producer is not None:
                     lane.producer.close()
                     lane.producer = None
-                hopeless = error.fenced or isinstance(error, RecordTooLargeError) or "Unknown topic" in error.message
-                if error.unanswered:
+                answered = isinstance(error, ProducerError) and not error.unanswered
+                if not answered:
                     self._disconnect()  # that connection may be dead, too
-                waits = error.unanswered and self._clock.monotonic_ms() - begun_ms < PATIENCE_MS
-                if hopeless or (attempt >= ATTEMPTS and not waits):
-                    raise error.at(
-                        f"publishing {item.rows} records of checkpoint {item.checkpoint_id} to {topic!r} "
-                        f"(sink {item.uid!r} subtask {item.subtask}, {item.transactional_id})",
-                        "the output stays pending and is published after the restart",
-                    ) from error
+                waits = not answered and self._clock.monotonic_ms() - begun_ms < PATIENCE_MS
+                if _is_hopeless(error) or (attempt >= ATTEMPTS and not waits):
+                    raise _at_target(error, item, topic) from error
                 self._clock.sleep_ms(min(100 * attempt, _LONGEST_PAUSE_MS))
             else:
                 lane.marker = target
@@ -302,6 +299,22 @@ class StagedCommitter:
             if lane.producer is not None:
                 lane.producer.close()
         self._lanes.clear()
+
+
+def _is_hopeless(error: ConnectorError) -> bool:
+    """Whether another attempt would meet the same."""
+    fenced = isinstance(error, ProducerError) and error.fenced
+    return fenced or isinstance(error, RecordTooLargeError) or "Unknown topic" in error.message
+
+
+def _at_target(error: ConnectorError, item: Committable, topic: str) -> ConnectorError:
+    if not isinstance(error, ProducerError):
+        return error
+    return error.at(
+        f"publishing {item.rows} records of checkpoint {item.checkpoint_id} to {topic!r} "
+        f"(sink {item.uid!r} subtask {item.subtask}, {item.transactional_id})",
+        "the output stays pending and is published after the restart",
+    )
 
 
 def _in_order(committables: Iterable[Committable]) -> list[Committable]:
