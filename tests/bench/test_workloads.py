@@ -116,6 +116,7 @@ def test_delays_of_w4_are_those_of_what_a_checkpoint_has_released():
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_w4_is_right_and_stands_beside_the_clients_without_a_job():
     figures = bench("w4", "--events", "510000")
     assert (figures["workload"], figures["events"]) == ("w4", 510_000)
@@ -130,6 +131,7 @@ def test_w4_is_right_and_stands_beside_the_clients_without_a_job():
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_pairs_show_what_checkpoints_take():
     figures = bench("w2", "--events", "300000", "--checkpoint-interval", "300ms", "--pairs", "1")
     (pair,) = figures["pairs"]
@@ -153,6 +155,7 @@ def test_planning_is_measured_at_any_size():
 @pytest.mark.processes
 @pytest.mark.slow
 @pytest.mark.timeout(900)
+@pytest.mark.nightly
 def test_the_memory_of_workers():
     figures = others("workers", "--parallelism", "2")
     assert figures["workers"] == 2

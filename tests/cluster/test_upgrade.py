@@ -155,12 +155,17 @@ KILLS = {
 }
 
 
-#: Kills after which a verdict can still be given; the gate has each kill with one verdict.
+#: Kills after which a verdict can still be given.
 UNHEALTHY = ("trial", "verdict not recorded", "verdict recorded")
-CASES = (
-    *(pytest.param(when, "healthy", marks=pytest.mark.nightly if when in UNHEALTHY[1:] else ()) for when in KILLS),
-    *(pytest.param(when, "unhealthy", marks=pytest.mark.nightly if when == "trial" else ()) for when in UNHEALTHY),
-)
+#: Of the gate: a kill before the old version is replaced, one while it is, one on trial, one while it is taken back.
+GATE = {
+    ("intent recorded", "healthy"),
+    ("new version recorded", "healthy"),
+    ("trial", "healthy"),
+    ("verdict not recorded", "unhealthy"),
+}
+ALL = [*((when, "healthy") for when in KILLS), *((when, "unhealthy") for when in UNHEALTHY)]
+CASES = [pytest.param(*case, marks=() if case in GATE else pytest.mark.nightly) for case in ALL]
 
 
 @pytest.mark.parametrize(("when", "verdict"), CASES)

@@ -54,7 +54,8 @@ def require_none(folder, said):
         open_snapshot(str(folder))
 
 
-@pytest.mark.parametrize("tries", [pytest.param(4, marks=pytest.mark.nightly), 1])
+@pytest.mark.nightly
+@pytest.mark.parametrize("tries", [4, 1])
 def test_a_repartition(savepoint, tmp_path, tries):
     here = repartition(open_snapshot(savepoint), str(tmp_path / "here"))
     undisturbed, there = content(tmp_path / "here"), tmp_path / "there"
