@@ -69,7 +69,9 @@ class ThroughProxies(Scene):
     def __init__(self, stage, orders, proxies, **options):
         super().__init__(stage, orders, rate=RATE, **options)
         self.proxies = proxies
-        self.job = replace(self.job, bootstrap=proxies["kafka"].address)
+        # so many faults so close together would make the pauses before restarts longer and longer
+        restart = "restart=ps.RestartStrategy(max_delay_ms=500)"
+        self.job = replace(self.job, bootstrap=proxies["kafka"].address, environment=restart)
         config = self._config(2, {}, watch=True)
         endpoint = {"PENSTOCK_S3_ENDPOINT": f"http://{proxies['minio'].address}"}
         manager = proxies["jobmanager"]
