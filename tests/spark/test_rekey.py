@@ -1,18 +1,27 @@
 """A change of keys on Spark gives the files that it gives here, and the same errors; nothing half where it fails."""
 
+from itertools import permutations
+
 import msgspec
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from tests.unit.snapshots.test_rekey import LISTS, PANES, PROFILES, TIMERS, job
 
 import penstock as ps
 from penstock.core.errors import StorageError, UsageError
+from penstock.core.schema import schema_to_text
+from penstock.core.snapshot import KeyedStateSnapshot
+from penstock.snapshots import spark_rekey
 from penstock.snapshots.compare import diff
 from penstock.snapshots.limits import SnapshotLimits
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.rekey import rekey
+from penstock.snapshots.rekeying import NewCut
 from penstock.snapshots.spark_rekey import SparkRekey
 from penstock.snapshots.verify import verify
+from penstock.state.row_spec import RowSpec
 
 #: The first use of Spark starts a JVM and Python workers; PySpark leaves its sockets to the garbage collector.
 pytestmark = [
@@ -130,3 +139,24 @@ def test_a_damaged_file_leaves_no_savepoint_and_is_named(spark, savepoint, tmp_p
     with pytest.raises(StorageError, match=r"a task of Spark failed.*damaged"):
         rekey(open_snapshot(savepoint), str(tmp_path / "new"), uid="people", key=KEYS["cast"], engine=SparkRekey(spark))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_cut_is_the_same_bytes_in_whatever_order_its_rows_come(tmp_path):
+    """A shuffle hands rows out as tasks are done; those of one hash keep the order in which they were read."""
+    number = pa.int64()
+    spec = RowSpec(pa.schema([("k", number)]), (pa.field("value", number),), (pa.field("__entry", number),))
+    schema = spec.segment_schema
+    state = KeyedStateSnapshot(uid="people", state="recent", schema=schema_to_text(schema), hash_low=0, hash_high=9)
+    cut = msgspec.msgpack.encode(NewCut(number=0, state=state))
+    moved = []
+    for entry, (piece, step) in enumerate([(2, 0), (2, 1), (10, 0)]):
+        row = {"__key_hash": 5, "k": 1, "__namespace": 0, "__entry": entry, "value": 7, "__deleted": False, "__seq": 0}
+        moved.append((0, (piece, step, spark_rekey._encoded(pa.Table.from_pylist([row], schema)))))
+    written = set()
+    for turn, order in enumerate(permutations(moved)):
+        folder = tmp_path / str(turn)
+        (made,) = spark_rekey._write([cut], str(folder), 0, order)
+        (file,) = folder.rglob("*.parquet")
+        assert pq.read_table(file).column("__entry").to_pylist() == [0, 1, 2]
+        written.add((made, file.read_bytes()))
+    assert len(written) == 1

@@ -1,11 +1,14 @@
 """What windows read of their state in the object store: the keys that come, and those that a watermark closes."""
 
+from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import cloudpickle
 import pyarrow as pa
 import pytest
 from tests.property.harness.files import PlainStore, part
+from tests.property.harness.functions import spec_of_function
 from tests.support.sizes import sized, sizes, small_pieces
 
 import penstock as ps
@@ -37,11 +40,26 @@ TABLES = {
     "running_aggregate": {"aggregates": COUNT},
     "window_aggregate": {"window": {"kind": "tumbling", "size_us": 10 * KEYS}, "aggregates": COUNT},
 }
+HOUR_MS = 3_600_000
+TTL = {"duration_us": HOUR_MS * 1000, "on_read": False, "return_expired": False}
 
 
 def count(key, window, rows):
     del window
     yield {"k": key, "n": len(rows)}
+
+
+class Counted(NamedTuple):
+    k: int
+    n: int
+
+
+class Counts(ps.KeyedProcessFunction):
+    n: ps.ValueState[int] = ps.value_state(ttl="1h")
+
+    def process(self, row, ctx: ps.ProcessContext) -> Iterator[Counted]:
+        self.n.update(1 + (self.n.value() or 0))
+        yield Counted(row.k, self.n.value())
 
 
 class Out:
@@ -58,9 +76,18 @@ class Out:
 class Job:
     """One subtask, and how many bytes of row groups it has read."""
 
-    def __init__(self, folder, kind):
+    def __init__(self, folder, kind, **config):
         self.folder, self.kind, self.files, self.bytes, self.attempt = folder, kind, {}, 0, 0
-        self.saved = ((), ())
+        self.saved, self.clock = ((), ()), ManualClock()
+        self.config = {"key": ["k"], **(KINDS | TABLES).get(kind, {}), **config}
+
+    @property
+    def spec(self):
+        if self.kind == "process":
+            return spec_of_function(Counts(), ROWS)
+        functions = (ps.trigger.event_time(), None, count, None)
+        payload, output = cloudpickle.dumps(functions), schema_to_text(OUTPUT)
+        return SimpleNamespace(uid="w", config=self.config, payload=payload, output_schema=output)
 
     def open(self, backend, local_bytes=1 << 30):
         self.attempt += 1
@@ -77,20 +104,21 @@ class Job:
                 limits=sizes(),
             )
         )
-        functions = (ps.trigger.event_time(), None, count, None)
-        config = {"key": ["k"], **(KINDS | TABLES)[self.kind]}
-        payload, output = cloudpickle.dumps(functions), schema_to_text(OUTPUT)
+        self.store = store
         self.operator = create_operator(self.kind)
         self.operator.open(
             SimpleNamespace(
-                spec=SimpleNamespace(uid="w", config=config, payload=payload, output_schema=output),
+                spec=self.spec,
+                job_name="j",
+                subtask=0,
+                parallelism=1,
                 hash_range=ALL_HASHES,
                 metrics=OperatorMetrics(),
                 input_schemas=(ROWS,),
                 keyed_state=store,
                 limits=sizes(),
                 restored=self.saved[1],
-                clock=ManualClock(),
+                clock=self.clock,
             )
         )
 
@@ -220,3 +248,22 @@ def test_of_a_batch_of_all_keys_of_a_table_a_region_is_on_the_local_disk_at_a_ti
         out += job.watermark(10 * KEYS)  # a window fetches what it fires
         assert sorted(out) == [(key, 2) for key in keys]
     assert 0 < most[1] < most[1 << 50] / 8
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("kind", "config"), [("running_aggregate", {"ttl": TTL}), ("process", {})])
+def test_what_a_clock_far_ahead_has_written_counts_as_a_day_ahead_when_it_is_fetched(kind, config, tmp_path):
+    job, keys = Job(tmp_path, kind, **config), list(range(KEYS))
+    job.clock.advance(10_000 * HOUR_MS)
+    job.open("remote")
+    job.rows(keys, due)
+    job.save()
+    job.clock = ManualClock()
+    job.open("remote")
+    while (fetch := job.store.prefetch()) is not None:
+        fetch.run()
+        fetch.install()
+    job.clock.advance(25 * HOUR_MS - 1)
+    assert sorted(job.rows(keys[::2], due)) == [(key, 2) for key in keys[::2]]
+    job.clock.advance(1)
+    assert sorted(job.rows(keys[1::2], due)) == [(key, 1) for key in keys[1::2]]

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.property.harness.files import PlainStore
+from tests.property.harness.files import PlainStore, part
 
 from penstock.config.settings import JobSettings
 from penstock.core.errors import UsageError
@@ -23,7 +23,7 @@ from penstock.state.budget import MemoryBudget
 from penstock.state.cold_records import ColdHome, ColdRecords
 from penstock.state.cold_timers import ColdTimers
 from penstock.state.key_index import KeyIndex
-from penstock.state.limits import StateLimits
+from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.packed_rows import RowPacker
 from penstock.state.row_eviction import Recency
 from penstock.state.store import KeyedStateRequest, open_keyed_state
@@ -169,12 +169,12 @@ def test_keys_may_be_too_many_whatever_they_take():
 
 
 class World:
-    """Values by key over RocksDB, in a memory that holds a part of them."""
+    """Values by key over RocksDB or the object store, in a memory that holds a part of them."""
 
     def __init__(self, folder, limit):
         self.folder, self.limit, self.files, self.opened = folder, limit, {}, 0
 
-    def open(self, snapshots=(), owned=ALL_HASHES):
+    def open(self, snapshots=(), owned=ALL_HASHES, limits=PRODUCTION, **settings):
         self.opened += 1
         self.budget = MemoryBudget(self.limit)
         store = open_keyed_state(
@@ -182,11 +182,12 @@ class World:
                 uid="op",
                 snapshots=tuple(c for s in snapshots if (c := clip_keyed(s, owned)) is not None),
                 hash_range=owned,
-                settings=JobSettings(state_backend="rocksdb", managed_memory_bytes=32 << 20),
-                read=lambda file: self.files[file.path],
+                settings=JobSettings(**{"state_backend": "rocksdb", "managed_memory_bytes": 32 << 20, **settings}),
+                read=lambda file: part(self.files[file.path], file),
                 directory=self.folder / str(self.opened),
                 writer=f"run/v/0/{self.opened}",
                 budget=self.budget,
+                limits=limits,
             )
         )
         rows = store.row_state(KEYS, leaves=True)
@@ -270,6 +271,31 @@ def test_keys_whose_rows_of_a_join_wait_leave_and_come_back_with_them(tmp_path):
 def asked(key):
     batch = pa.record_batch({"k": pa.array([key], pa.int64())})
     return key_columns(batch, ("k",)), hash_columns(batch, ("k",))
+
+
+def test_what_was_removed_in_memory_does_not_come_back_with_a_piece_fetched_before(tmp_path):
+    world = World(tmp_path, 1 << 30)
+    remote = {"state_backend": "remote", "remote_local_bytes": 1, "limits": StateLimits(dead_keys=1)}
+    store, rows, table = world.open(**remote)
+    add(rows, table, pa.array(range(100), pa.int64()), 5)
+    regions = rows.remote.pieces.regions_of(np.concatenate([asked(key)[1] for key in range(100)])).tolist()
+    one = next(key for key in range(100) if regions[key] in regions[key + 1 :])
+    beside = regions.index(regions[one], one + 1)
+    far = next(key for key in range(100) if regions[key] != regions[one])
+    saved = world.save(store)
+    store.close()
+    store, rows, table = world.open(saved, **remote)
+    slots = {}
+    for key in (one, far, beside):
+        slots[key] = rows.upsert(*asked(key)).copy()
+        assert values(table, slots[key]) == [5]
+    assert (rows.remote.fetched_pieces, rows.remote.dropped_regions) == (3, 2), "that of two was fetched twice"
+    table.clear(np.concatenate([slots[one], slots[far]]))
+    world.save(store)
+    rows.settle()
+    assert rows.index.count == 1, "keys without anything are forgotten"
+    assert values(table, rows.upsert(*asked(one)).copy()) == [None]
+    store.close()
 
 
 def test_questions_bring_nothing_back_and_make_nothing(tmp_path):

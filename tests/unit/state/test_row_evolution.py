@@ -133,6 +133,19 @@ def test_any_number_of_versions(state, tmp_path_factory, versions):
         store.close()
 
 
+def test_a_field_added_after_one_was_dropped_does_not_have_its_values(state):
+    world = World(state)
+    world.restore({})
+    world.change(("add", 1))
+    world.write([1, 2], 5)
+    for step in (("drop", 1), ("none", 0), ("add", 1)):  # the one that is dropped had the highest id
+        world.freeze()
+        world.change(step)
+    world.freeze()
+    assert world.model == {key: {"a": 5, "n1": 1} for key in (1, 2)}
+    world.check()
+
+
 def test_a_change_that_cannot_be_names_the_state_and_the_way_out(state):
     world = World(state)
     world.restore({})
