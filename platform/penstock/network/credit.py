@@ -1,16 +1,28 @@
 """Credit-based flow control in bytes, both sides, pure: a sender spends what a receiver has granted.
 
-A message costs its size, but never more than a channel's exclusive bytes: so a message larger than the whole budget
-still passes, once everything before it has been consumed. `subpartition` owns a `SenderCredit`, `input_gate` a
-`GateCredit`. Invariants: the floating bytes held by channels plus those in the pool are constant; per channel, credit
-at the sender (or on its way) plus queued cost plus credit not yet announced equals exclusive plus floating bytes
-held.
+A receiver returns credit once a quarter of a channel's exclusive bytes has been consumed: small messages share one
+answer. A message costs its size, but never more than the rest of the exclusive bytes: so the largest message passes
+once everything before it has been consumed, although less than a quarter is still to be returned.
+
+`subpartition` owns a `SenderCredit`, `input_gate` a `GateCredit`. Invariants: the floating bytes held by channels plus
+those in the pool are constant; per channel, credit at the sender (or on its way) plus queued cost plus credit not yet
+announced equals exclusive plus floating bytes held.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+
+
+def _returned_at(exclusive: int) -> int:
+    """Return how many consumed bytes are worth an answer."""
+    return max(1, exclusive // 4)
+
+
+def _cost(size: int, exclusive: int) -> int:
+    """Return what a message costs: the balance of a channel whose queue is empty always covers it."""
+    return min(size, exclusive - _returned_at(exclusive) + 1)
 
 
 class SenderCredit:
@@ -25,7 +37,7 @@ class SenderCredit:
 
     def cost(self, size: int) -> int:
         """Return what a message of `size` bytes costs."""
-        return min(size, self._exclusive)
+        return _cost(size, self._exclusive)
 
     def grant(self, amount: int) -> None:
         """Add credit from the receiver."""
@@ -64,11 +76,11 @@ class GateCredit:
         self.unannounced = [0] * channels
         self._backlog = [0] * channels
         self._waiting: deque[int] = deque()
-        self._announce_at = [max(1, own // 4) for own in exclusive]
+        self._announce_at = [_returned_at(own) for own in exclusive]
 
     def cost(self, channel: int, size: int) -> int:
         """Return what a message of `size` bytes costs: the same rule as the sender's."""
-        return min(size, self.exclusive[channel])
+        return _cost(size, self.exclusive[channel])
 
     def on_data(self, channel: int, cost: int, backlog: int) -> int:
         """Take note of an arrived message; return floating credit to grant to its channel at once.
@@ -95,9 +107,7 @@ class GateCredit:
         self.unannounced[channel] += cost - back
         self._wait_if_short(channel)
         grants = self._serve_waiting() if back else []
-        if self.unannounced[channel] and (
-            self.unannounced[channel] >= self._announce_at[channel] or not self.queued[channel]
-        ):
+        if self.unannounced[channel] >= self._announce_at[channel]:
             amount, self.unannounced[channel] = self.unannounced[channel], 0
             self.outstanding[channel] += amount
             grants.append((channel, amount))

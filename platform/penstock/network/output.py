@@ -107,7 +107,7 @@ class ResultPartition:
         self._row_bytes = fixed_row_bytes(self.schema) if self.schema is not None else None
         #: Not later than the earliest deadline of a channel: asked at every step, however many channels there are.
         self._next_deadline_ms: float | None = None
-        self._timeout_ms = settings.buffer_timeout_ms
+        self._due_ms = limits.due_ms
 
     def combine_with(self, combiner: Combiner) -> None:
         """Ask `combiner` of every batch whether fewer rows will do; before the first batch."""
@@ -195,9 +195,9 @@ class ResultPartition:
 
     def flush_due(self, now_ms: float) -> None:
         """Send what has waited for the buffer time-out."""
-        if self._rows and self._rows_since + self._timeout_ms <= now_ms:
+        if self._rows and self._due_ms(self._rows_since) <= now_ms:
             self._split_gathered()
-        earliest = self._rows_since + self._timeout_ms if self._rows else None
+        earliest = self._due_ms(self._rows_since) if self._rows else None
         for channel in self.channels:
             if channel.deadline_ms is not None and channel.deadline_ms <= now_ms:
                 channel.flush()
@@ -235,7 +235,7 @@ class ResultPartition:
         """Return the time; what is put in at it waits no longer than the buffer time-out."""
         now = self._clock.monotonic_ms()
         if self._next_deadline_ms is None:
-            self._next_deadline_ms = now + self._timeout_ms
+            self._next_deadline_ms = self._due_ms(now)
         return now
 
     def _conforming(self, data: pa.RecordBatch) -> pa.RecordBatch:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 #: More pending watermarks and status changes than this are flushed: bounded, and no longer worth saving.
 _MAX_PENDING_EVENTS = 4
+#: Deadlines lie on a grid of this part of the buffer time-out: what waits in a worker leaves together.
+_GRID_PART = 0.25
 #: Rows of this many bytes, or of half a buffer, leave at once: waiting for more would only add a copy.
 _WORTH_A_MESSAGE = 256 << 10
 
@@ -38,6 +40,13 @@ class ChannelLimits:
     buffer_timeout_ms: int
     #: Exclusive credit of the receiver, and the most bytes that may queue here before the producer is asked to stop.
     exclusive_bytes: int
+
+    def due_ms(self, now_ms: float) -> float:
+        """Return when what is put in now must leave: after the buffer time-out at the latest, on the grid."""
+        if not self.buffer_timeout_ms:
+            return now_ms
+        grid = self.buffer_timeout_ms * _GRID_PART
+        return (now_ms + self.buffer_timeout_ms) // grid * grid
 
 
 class PartitionBudget:
@@ -164,7 +173,7 @@ class Subpartition:
 
     def _due(self, now_ms: float) -> None:
         if self.deadline_ms is None:
-            self.deadline_ms = now_ms + self._limits.buffer_timeout_ms
+            self.deadline_ms = self._limits.due_ms(now_ms)
 
     def _only_watermark_pending(self) -> bool:
         return len(self._pending) == 1 and isinstance(self._pending[0], Watermark)

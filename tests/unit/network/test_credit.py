@@ -15,13 +15,13 @@ def test_a_sender_starts_with_nothing_and_cannot_overdraw():
         credit.spend(41)
 
 
-def test_a_message_larger_than_the_budget_costs_the_whole_budget():
+def test_a_message_larger_than_the_budget_costs_what_an_empty_channel_always_has():
     credit = SenderCredit(100)
     credit.grant(100)
-    credit.spend(1)
+    credit.spend(25)
     assert not credit.covers(5_000)
     credit.grant(1)
-    assert credit.spend(5_000) == 100
+    assert credit.spend(5_000) == 76
 
 
 def test_a_gate_grants_floating_bytes_to_a_backlog():
@@ -47,19 +47,25 @@ def test_without_a_backlog_nothing_floats():
     assert gate.on_data(0, 80, backlog=20) == 0
 
 
-def test_an_empty_queue_returns_all_credit():
+def test_small_returns_are_saved_up():
     gate = GateCredit([100], floating=0)
-    gate.on_data(0, 3, backlog=0)
-    assert gate.on_consumed(0, 3) == [(0, 3)]
-
-
-def test_small_returns_are_saved_up_while_more_is_queued():
-    gate = GateCredit([100], floating=0)
-    for _ in range(40):
+    grants = []
+    for _ in range(60):
         gate.on_data(0, 1, backlog=0)
-    grants = [gate.on_consumed(0, 1) for _ in range(40)]
-    assert sum(bool(g) for g in grants) == 2
-    assert sum(amount for g in grants for _, amount in g) == 40
+        grants += gate.on_consumed(0, 1)
+    assert grants == [(0, 25), (0, 25)]
+
+
+@pytest.mark.parametrize("exclusive", [1, 3, 4, 7, 8, 100, 2 << 20])
+def test_an_empty_channel_covers_any_message_although_credit_is_still_to_be_returned(exclusive):
+    gate, sender = GateCredit([exclusive], floating=0), SenderCredit(exclusive)
+    sender.grant(exclusive)
+    for size in (1, exclusive // 4, 1, exclusive // 4 - 1, 10 * exclusive, exclusive // 4 - 1, exclusive):
+        assert sender.covers(size)
+        cost = sender.spend(size)
+        gate.on_data(0, cost, backlog=0)
+        for _, amount in gate.on_consumed(0, cost):
+            sender.grant(amount)
 
 
 def test_a_sender_that_overdraws_is_caught():

@@ -57,11 +57,18 @@ def test_a_full_buffer_leaves_without_waiting(net):
 def test_the_deadline_is_that_of_the_first_element(net):
     channel = Channel(net)
     assert channel.sub.deadline_ms is None
-    channel.add(net.rows(1), 5)
+    channel.add(net.rows(1), 25)
     channel.add(net.rows(1), 60)
-    assert channel.sub.deadline_ms == 105
+    assert channel.sub.deadline_ms == 125
     channel.sub.flush()
     assert channel.sub.deadline_ms is None
+
+
+def test_channels_share_their_deadlines(net):
+    channels = [Channel(net) for _ in range(3)]
+    for channel, now in zip(channels, (25, 31, 49.9), strict=True):
+        channel.add(net.rows(1), now)
+    assert {channel.sub.deadline_ms for channel in channels} == {125}
 
 
 def test_without_timeout_everything_leaves_at_once(net):
@@ -87,7 +94,7 @@ def test_a_watermark_alone_waits_for_its_deadline_too(net):
     channel = Channel(net)
     channel.sub.add_event(Watermark(1), 7)
     channel.sub.add_event(Watermark(2), 50)
-    assert channel.sub.deadline_ms == 107
+    assert channel.sub.deadline_ms == 100
     channel.sub.flush()
     assert channel.take() == [Watermark(2)]
 
@@ -186,7 +193,7 @@ def test_a_large_batch_is_cut_to_the_buffer_size(net):
 
 
 def test_a_single_row_larger_than_the_budget_passes_alone(net):
-    channel = Channel(net, timeout=0, size=1000, credit=2000)
+    channel = Channel(net, timeout=0, size=1000, credit=1500)
     channel.add(net.rows(1), 0)
     channel.add(net.rows(1, text="x" * 50_000), 0)
     assert channel.take() == [1]
