@@ -13,7 +13,7 @@ T = TypeVar("T", bound=Hashable)
 
 
 class TopKeys(Generic[T]):
-    """At most `capacity` items with their weights."""
+    """At most twice `capacity` items with their weights; when there are more, the heaviest `capacity` are kept."""
 
     def __init__(self, capacity: int) -> None:
         """Nothing was counted."""
@@ -28,7 +28,7 @@ class TopKeys(Generic[T]):
         for item, weight in counts.items():
             known[item] = known.get(item, 0.0) + weight
             self.total += weight
-        if len(known) > self._capacity:
+        if len(known) > 2 * self._capacity:  # a sort now and then, not for every new item
             cut = sorted(known.values(), reverse=True)[self._capacity]
             self._counts = {item: weight - cut for item, weight in known.items() if weight > cut}
             self.error += cut

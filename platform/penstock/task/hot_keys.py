@@ -129,10 +129,13 @@ class HotKeys:
         """Count some rows of a batch, all together with `weight`; return how many they are."""
         data = batch.data
         most = int(min(data.num_rows, SAMPLE_ROWS, _TOGETHER * weight / draw.every))
-        step = data.num_rows / most
-        chosen = (np.arange(most) * step + draw.chance(1 << 20) / (1 << 20) * step).astype(np.int64)
-        taken = pa.array(chosen)
-        keys = zip(*(data.column(name).take(taken).to_pylist() for name in names), strict=True)
+        columns = [data.column(name) for name in names]
+        chosen: slice | np.ndarray[Any, Any] = slice(None)
+        if most < data.num_rows:
+            step = data.num_rows / most
+            chosen = (np.arange(most) * step + draw.chance(1 << 20) / (1 << 20) * step).astype(np.int64)
+            columns = [column.take(pa.array(chosen)) for column in columns]
+        keys = zip(*(column.to_pylist() for column in columns), strict=True)
         counts: Counter[tuple[Any, ...]] = Counter()
         if batch.combined:  # a row stands for all that one batch had of its key and pane
             for key, words in zip(keys, cells_of(data)[chosen], strict=True):
