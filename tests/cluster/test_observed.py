@@ -143,6 +143,7 @@ def test_a_job_is_told_by_spans_logs_and_its_story_over_two_leaders(tmp_path, co
         rest.cancel(job)
         wait_until(lambda: rest.job(job)["state"] == "CANCELED", lambda: rest.story(job), seconds=LIMIT_S)
 
+    penstock(tmp_path, environment, "state", "fsck", "checkpoints/prices")
     check_spans(collector)
     check_story(told)
     check_logs(folder)

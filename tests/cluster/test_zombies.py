@@ -103,6 +103,7 @@ def test_a_paused_leader_that_was_succeeded_appends_nothing_and_ends(stage, paus
                 scene.feed.join()
                 scene.wait_finished()
                 scene.check_exact()
+                scene.check_whole()
                 assert {e["generation"] for e in scene.manifests() if e["sequence"] > taken_over} <= {2}
             finally:
                 scene.cluster = first
