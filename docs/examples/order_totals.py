@@ -3,7 +3,7 @@
     penstock run docs/examples/order_totals.py
 
 Change what you like. The settings below can also come from the environment: KAFKA, ORDERS, TOTALS, CHECKPOINTS. A
-second run resumes from the first one's newest checkpoint; `--fresh` starts anew. Orders are JSON: {"user_id": 7,
+second run resumes from the first one's newest checkpoint; `--fresh` starts over. Orders are JSON: {"user_id": 7,
 "amount": 12, "ts": 1700000000000}.
 """
 

@@ -132,7 +132,7 @@ COMMANDS = {
     "a savepoint where nothing can be written": ("savepoint endless /proc/x", r"/proc/x.*\(.+\)$"),
     "the state of no operator": ("state get endless nope last 1", r"nope.*\(.+\)$"),
     "a job that runs already": ("run ENDLESS", r"job 'endless' runs already in this cluster as \w+"),
-    "an upgrade to another job": ("upgrade endless job.py", r"is called 'mistaken', the job 'endless' \(.+\)$"),
+    "an upgrade to another job": ("upgrade endless job.py", r"is named 'mistaken', the running job 'endless' \(.+\)$"),
     "no cluster": ("list --cluster http://127.0.0.1:1", r"no JobManager answers at http://127.0.0.1:1"),
 }
 ENDLESS = """\

@@ -117,6 +117,7 @@ def test_output_is_exact_and_comes_again_soon_after_every_fault(kafka, minio_ser
         scene.feed.join()
         scene.wait_finished()
         scene.check_exact()
+        scene.check_whole()
     print(f"longest gaps of {count}: {sorted(gaps)[-5:]}")
 
 
@@ -133,8 +134,8 @@ def test_what_takes_long_is_told_with_what_it_waits_for(kafka, minio_server, buc
         assert re.fullmatch(r"sink 'out' \(\d\): publishing checkpoint \d+ to topic \S+ at \S+", slow[0]), slow
         proxies["kafka"].end()
         told = lambda: [e["text"] for e in scene.story() if e["kind"] == "slow"]
-        scene.wait(lambda: any("has ended after" in text for text in told()), lambda: f"the end of {told()}")
-        assert any(text.startswith(f"{slow[0]} takes ") for text in told()), told()
+        scene.wait(lambda: any("slow call ended after" in text for text in told()), lambda: f"the end of {told()}")
+        assert any(text.startswith("slow call, ") and text.endswith(f" so far: {slow[0]}") for text in told()), told()
         scene.feed.join()
         scene.wait_finished()
         scene.check_exact()

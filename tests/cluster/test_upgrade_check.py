@@ -107,7 +107,7 @@ def test_an_upgrade_is_refused_before_anything_stops_and_keeps_the_parallelism(c
     penstock(cluster, "rescale", "counting", "2")
     step = ".filter(lambda row: row.n > 0)"
     said = penstock(cluster, "upgrade", "counting", version("v3", step=step), "--checkpoints", "1")
-    assert "counts keeps parallelism 2, its file says 1; --parallelism says otherwise" in said
+    assert "counts keeps parallelism 2 although the file says 1; --parallelism N changes it" in said
     widths = {v["name"]: v["parallelism"] for v in client.job(job_id)["vertices"]}
     assert set(widths.values()) == {2}, widths
     said = penstock(cluster, "upgrade", "counting", version("v4"), "--checkpoints", "1", "--parallelism", "1")

@@ -133,7 +133,7 @@ def test_a_run_ends_with_what_it_has_read_and_written_and_says_when_nothing_is_l
     (tmp_path / "job.py").write_text(text.replace("schema=Paid)", "schema=Paid, on_bad_record='skip')"))
     code, text = said(tmp_path, "penstock.cli.main", "run", "job.py")
     assert code == 0, text
-    for line in ("read 2 rows from paid", "left out 1 bad records of paid", "wrote 2 rows to out"):
+    for line in ("read 2 rows from paid", "bad records in source paid: 1", "wrote 2 rows to out"):
         assert line in text
     code, text = said(tmp_path, "penstock.cli.main", "run", "job.py")
     assert code == 0, text
@@ -236,7 +236,7 @@ def test_ctrl_c_on_a_cluster_says_that_the_job_goes_on(cluster, endless, tmp_pat
         run.send_signal(signal.SIGINT)
         text = first + run.stdout.read()
     assert "endless RUNNING" in first, text
-    assert "endless goes on in the cluster; `penstock stop endless` ends it with a savepoint" in text
+    assert "endless keeps running in the cluster; `penstock stop endless` ends it with a savepoint" in text
     assert [j["state"] for j in cluster.client().jobs() if j["name"] == "endless"][:1] == ["RUNNING"]
 
 

@@ -262,4 +262,5 @@ class KafkaReader:
             "recordsLag": float(self._lag),
             "badRecords": float(self._bad_records),
             "commitsFailed": float(failures),
+            "sourceUnreachableMs": 0.0 if self._outage_since is None else float(now - self._outage_since),
         }

@@ -112,7 +112,7 @@ def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str]) -> li
         except KeyboardInterrupt:
             if isinstance(executor, ClusterExecutor) and executor.submitted is not None:
                 name = executor.submitted.name
-                say(f"\n{name} goes on in the cluster; `penstock stop {name}` ends it with a savepoint,")
+                say(f"\n{name} keeps running in the cluster; `penstock stop {name}` ends it with a savepoint,")
                 say(f"`penstock cancel {name}` without, `penstock run ... --attach` shows it again")
             raise
     if not results:
@@ -148,7 +148,7 @@ def _totals(result: JobResult) -> list[str]:
     if result.state == "FINISHED" and result.restored_checkpoint is not None and not read and not result.restarts:
         return [f"  nothing was left to do since checkpoint {result.restored_checkpoint}; --fresh starts over"]
     lines = [f"  read {count:,} rows from {uid}" for uid, count in result.rows_read.items()]
-    lines += [f"  left out {count:,} bad records of {uid}" for uid, count in result.bad_records.items()]
+    lines += [f"  bad records in source {uid}: {count:,}" for uid, count in result.bad_records.items()]
     lines += [f"  dropped {count:,} late rows at {name}" for name, count in result.late_rows.items()]
     lines += [f"  wrote {count:,} rows to {uid}" for uid, count in result.rows_written.items()]
     lines += [f"  {warning}" for warning in result.warnings]

@@ -34,19 +34,19 @@ def upgrade(
         Path | None, typer.Argument(metavar="[JOB.PY]", help="The new version; none with the next three options.")
     ] = None,
     *,
-    status: Annotated[bool, typer.Option("--status", help="Print how far the newest upgrade is.")] = False,
-    healthy: Annotated[bool, typer.Option("--healthy", help="Say that the version on trial is healthy.")] = False,
-    unhealthy: Annotated[bool, typer.Option("--unhealthy", help="Say that it is not: it is taken back.")] = False,
+    status: Annotated[bool, typer.Option("--status", help="Show the progress of the newest upgrade.")] = False,
+    healthy: Annotated[bool, typer.Option("--healthy", help="Accept the version on trial.")] = False,
+    unhealthy: Annotated[bool, typer.Option("--unhealthy", help="Reject the version on trial and roll back.")] = False,
     from_checkpoint: Annotated[
-        bool, typer.Option("--from-checkpoint", help="Go on from a checkpoint, not from a stop with a savepoint.")
+        bool, typer.Option("--from-checkpoint", help="Continue from a checkpoint, without a savepoint.")
     ] = False,
     target: Annotated[str, typer.Option(help="Folder or URI below which the savepoint is written.")] = "",
-    checkpoints: Annotated[int, typer.Option(help="Checkpoints it has to complete to be healthy.")] = 3,
-    max_restarts: Annotated[int, typer.Option(help="Restarts it may take meanwhile.")] = 0,
-    deadline: Annotated[str, typer.Option(help="By when it has to be healthy, from its start.")] = "5m",
-    confirm: Annotated[bool, typer.Option("--confirm", help="Healthy only by --healthy.")] = False,
+    checkpoints: Annotated[int, typer.Option(help="Checkpoints to complete in the trial.")] = 3,
+    max_restarts: Annotated[int, typer.Option(help="Restarts allowed during the trial.")] = 0,
+    deadline: Annotated[str, typer.Option(help="Time limit of the trial.")] = "5m",
+    confirm: Annotated[bool, typer.Option("--confirm", help="Require --healthy to accept the version.")] = False,
     no_rollback: Annotated[
-        bool, typer.Option("--no-rollback", help="Do not hold its output back, and do not take it back.")
+        bool, typer.Option("--no-rollback", help="Do not hold output back; the new version stays.")
     ] = False,
     accept: Annotated[
         list[str] | None,
@@ -55,9 +55,7 @@ def upgrade(
     allow_non_restored_state: Annotated[
         list[str] | None, typer.Option(metavar="UID[/STATE]", help="Leave behind state that it no longer has.")
     ] = None,
-    parallelism: Annotated[
-        int | None, typer.Option(help="Of the new version; default: that of the running one.")
-    ] = None,
+    parallelism: Annotated[int | None, typer.Option(help="Of the new version; default: as the running one.")] = None,
     settings: SettingsOption = None,
     token: TokenOption = "",
     detached: Annotated[bool, typer.Option(help="Return once it is asked for; see --status.")] = False,
@@ -144,7 +142,8 @@ def _parallelism(view: dict[str, Any]) -> list[str]:
     for uid, count in view["parallelism"].items():
         if count["now"] == count["before"]:
             lines.append(
-                f"{uid} keeps parallelism {count['now']}, its file says {count['file']}; --parallelism says otherwise"
+                f"{uid} keeps parallelism {count['now']} although the file says {count['file']};"
+                " --parallelism N changes it"
             )
         else:
             lines.append(f"{uid}: parallelism {count['before']} -> {count['now']}")

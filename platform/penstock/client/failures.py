@@ -48,6 +48,7 @@ class FailureWatch:
         self._waits_for = ""
         self._doubted: set[str] = set()
         self._slow: set[str] = set()
+        self._unreachable: set[str] = set()
 
     def look(self, handle: JobHandle, summary: dict[str, Any]) -> list[str]:
         """Return a line for each thing that is new in a `RestClient.summary`, oldest first."""
@@ -62,8 +63,14 @@ class FailureWatch:
             lines.append(f"{handle.name} waits for slots: it needs {summary['waits-for']}")
         self._waits_for = summary["waits-for"]
         slow = {call["what"] for call in summary.get("slow-calls", ())}
-        lines += [f"{handle.name}: {what} takes more than 5 s" for what in sorted(slow - self._slow)]
+        lines += [f"{handle.name}: slow call, more than 5 s: {what}" for what in sorted(slow - self._slow)]
         self._slow = slow
+        unreachable = set(summary.get("sources-unreachable", ()))
+        new = sorted(unreachable - self._unreachable)
+        lines += [
+            f"{handle.name}: source {uid}: no answer for more than 5 s; it resumes with the next one" for uid in new
+        ]
+        self._unreachable = unreachable
         doubted = doubts(summary)
         lines += [doubt for uid, doubt in doubted.items() if uid not in self._doubted]
         self._doubted |= doubted.keys()

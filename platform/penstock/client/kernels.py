@@ -12,8 +12,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Self
 
 from penstock.core.clock import Clock, SystemClock
-from penstock.kernels.build import alone, build, lacking
-from penstock.kernels.warm import MODULES
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -33,6 +31,8 @@ OnCompiled = Callable[[int, int], None]
 
 def kernel_modules(*, benchmarks: bool = False) -> tuple[str, ...]:
     """Return the modules of all kernels that can run here."""
+    from penstock.kernels.warm import MODULES
+
     usable = [name for name, needs in _CONNECTORS.items() if not needs or importlib.util.find_spec(needs) is not None]
     own = (f"penstock.kernels.{name}" for name in MODULES)
     return (*own, *usable, *(_BENCHMARKS if benchmarks else ()))
@@ -44,6 +44,8 @@ def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool =
     Raises:
         PenstockError: they cannot be compiled.
     """
+    from penstock.kernels.build import alone, build, lacking  # with numpy, which no control process needs
+
     wanted = kernel_modules(benchmarks=benchmarks)
     if not lacking(wanted):
         return 0
@@ -99,5 +101,5 @@ class CompileProgress:
             self._bar.update(self._task, completed=done)
         if done == total:
             seconds = (self._clock.monotonic_ms() - self._begin_ms) / 1000
-            sys.stderr.write(f"compiling the kernels: {total} modules in {seconds:.0f} s\n")
+            sys.stderr.write(f"compiled the kernels: {total} modules in {seconds:.0f} s\n")
         sys.stderr.flush()

@@ -63,7 +63,7 @@ def upgraded(
     operation = operation_of(lambda: asked(handle, graph, token, options), status, handle.clock, wait_ms, _POLL_MS)
     if operation is not None:
         return _verdict(handle.name, operation)
-    msg = f"nobody knows whether job {handle.name} was upgraded: no verdict within {wait_ms / 1000:.0f} s"
+    msg = f"the outcome of the upgrade of job {handle.name} is unknown: none was reported within {wait_ms / 1000:.0f} s"
     raise PenstockError(msg, hint="see what it does with `penstock story`")
 
 

@@ -36,11 +36,11 @@ class SlowWork:
         lines = []
         for key in [key for key in self._known if key[0] == worker_id and key not in now]:
             ended = self._known.pop(key)
-            lines.append(f"{ended.what} has ended after {(now_ms - ended.since_ms) / 1000:.0f} s")
+            lines.append(f"slow call ended after {(now_ms - ended.since_ms) / 1000:.0f} s: {ended.what}")
         for key, call in now.items():
             if key not in self._known:
                 self._known[key] = Slow(call.what, now_ms - call.for_ms)
-                lines.append(f"{call.what} takes {call.for_ms / 1000:.0f} s so far")
+                lines.append(f"slow call, {call.for_ms / 1000:.0f} s so far: {call.what}")
         return lines
 
     def halted(self) -> None:

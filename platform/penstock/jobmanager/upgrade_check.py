@@ -43,8 +43,8 @@ def require_upgradable(old: JobGraph, new: JobGraph, policy: UpgradePolicy) -> N
         UsageError: with the way out.
     """
     if new.name != old.name:
-        msg = f"the new version is called {new.name!r}, the job {old.name!r}"
-        raise UsageError(msg, hint="an upgrade keeps the name; another name is another job")
+        msg = f"the new version is named {new.name!r}, the running job {old.name!r}"
+        raise UsageError(msg, hint=f"keep the name: env.execute({old.name!r})")
     if new.settings.checkpoint_root != old.settings.checkpoint_root:
         ours, theirs = new.settings.checkpoint_root, old.settings.checkpoint_root
         msg = f"the new version has the checkpoint root {ours}, the job {theirs}"
@@ -52,10 +52,10 @@ def require_upgradable(old: JobGraph, new: JobGraph, policy: UpgradePolicy) -> N
             msg, hint="an upgrade keeps the root: stop the job with a savepoint and run it there with --from"
         )
     if policy.checkpoints < 0 or policy.max_restarts < 0 or policy.deadline_ms <= 0:
-        msg = "checkpoints and restarts are no less than 0, the deadline is more"
+        msg = "--checkpoints and --max-restarts must be at least 0, --deadline more than 0"
         raise UsageError(msg, hint="leave them out for the defaults")
     if policy.checkpoints and new.settings.checkpoint_interval_ms is None:
-        msg = f"the new version takes no checkpoints, and is to complete {policy.checkpoints}"
+        msg = f"the new version has no checkpoint interval, and the upgrade requires {policy.checkpoints} checkpoints"
         raise UsageError(msg, hint="set checkpoint_interval, or ask for --checkpoints 0")
     if policy.rollback:
         _require_holding(new, policy)
@@ -81,8 +81,11 @@ def _require_same_sinks(old: JobGraph, new: JobGraph) -> None:
     after = {uid: _goes_to(spec) for uid, spec in publishing_sinks(new).items()}
     for uid, spec in publishing_sinks(old).items():
         if after.get(uid) != _goes_to(spec):
-            msg = f"sink {uid!r} is another one in the new version, and a checkpoint leaves output to it"
-            raise UsageError(msg, hint="upgrade with a savepoint (the default): the old version publishes all before")
+            msg = f"sink {uid!r} differs in the new version, and a checkpoint still holds pending output for it"
+            raise UsageError(
+                msg,
+                hint="upgrade with a savepoint (the default): the old version publishes its output first",
+            )
 
 
 def _goes_to(spec: dict[str, Any]) -> dict[str, Any]:

@@ -60,8 +60,10 @@ def build(modules: Sequence[str], on_done: Callable[[str], None], processes: int
         if any(codes) or lacking(modules):
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
-            msg = f"the kernels cannot be compiled: {said or 'they are not kept'}"
-            raise PenstockError(msg, hint="a job compiles them itself; `penstock compile` tries it again")
+            msg = f"compiling the kernels failed: {said or 'the result could not be saved'}"
+            raise PenstockError(
+                msg, hint="make the package folder or ~/.cache/penstock writable, then run `penstock compile`"
+            )
 
 
 @contextlib.contextmanager

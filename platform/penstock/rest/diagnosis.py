@@ -102,7 +102,7 @@ def of_checkpoints(view: CheckpointsView, detail: JobDetail, now_ms: int) -> lis
             failed.append(entry)
     if failed:
         many = f"The last {len(failed)} checkpoints failed" if len(failed) > 1 else "The last checkpoint failed"
-        text = f"{failed[0].failure.rstrip('.')}. Until one succeeds, a restart goes back further and further."
+        text = f"{failed[0].failure.rstrip('.')}. Until one succeeds, a restart has more and more input to replay."
         found.append(Finding("checkpoints", WARN, many, text, since_ms=failed[-1].end_ms))
     for entry in view.history:
         age_ms = now_ms - entry.trigger_ms
@@ -117,14 +117,20 @@ def of_rows(summary: dict[str, Any]) -> list[Finding]:
     """Return what a job waits for outside, and what was left out or is odd of its rows, from `flink_json.progress`."""
     found = []
     for number, call in enumerate(summary.get("slow-calls", ())):
-        text = "Output or a checkpoint waits for it. See whether the outside system answers."
-        found.append(Finding("slow-call", WARN, f"Slow: {call['what']}", text, subtask=number, since_ms=call["since"]))
+        text = "Output or a checkpoint waits for this call. Check that the outside system is reachable."
+        found.append(
+            Finding("slow-call", WARN, f"Slow call: {call['what']}", text, subtask=number, since_ms=call["since"])
+        )
+    for uid, ms in summary.get("sources-unreachable", {}).items():
+        title = f"Source {uid}: no answer for {ms / 1000:.0f} s"
+        text = "It resumes when its outside system answers. Check that this is reachable."
+        found.append(Finding("source-unreachable", WARN, title, text, operator=uid))
     for uid, count in summary["bad-records"].items():
-        text = "They could not be decoded. on_bad_record='dead-letter' of the source keeps them."
-        found.append(Finding("bad-records", WARN, f"{count:,} bad records of {uid} were left out", text, operator=uid))
+        text = "They could not be decoded. With on_bad_record='dead-letter' they go to a side output."
+        found.append(Finding("bad-records", WARN, f"{count:,} bad records in source {uid}", text, operator=uid))
     for uid, doubt in summary["doubtful-times"].items():
         title = f"{doubt['rows']:,} rows of {uid} have event times before 1990"
-        text = "If their numbers are seconds, say so: timestamp_unit='s' of the source, or unit='s' of the strategy."
+        text = "If they are seconds, set timestamp_unit='s' on the source or unit='s' on the watermark strategy."
         found.append(Finding("old-times", WARN, title, text, operator=uid))
     for name, count in summary["late-records"].items():
         text = (

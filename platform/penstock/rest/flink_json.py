@@ -38,6 +38,8 @@ TASK_STATES = (
     "FAILED",
     "RECONCILING",
 )
+#: A source is unreachable when its outside system has not answered for so long.
+_UNREACHABLE_MS = 5_000
 _MIN_WATERMARK_MS = -(1 << 63) // 1000
 
 
@@ -366,6 +368,10 @@ def progress(detail: JobDetail) -> Json:
         "rows-read": read,
         "rows-written": written,
         "bad-records": {v.operators[0].uid: count for v in heads if (count := _total(v, "badRecords"))},
+        # how long the outside system of a source has not answered (ms)
+        "sources-unreachable": {
+            v.operators[0].uid: ms for v in heads if (ms := _most(v, "sourceUnreachableMs")) >= _UNREACHABLE_MS
+        },
         # rows whose event time lies before 1990, and such a time (ms)
         "doubtful-times": {v.operators[0].uid: doubt for v in heads if (doubt := _doubt(v)) is not None},
         "late-records": {v.name: count for v in detail.vertices if (count := _total(v, "numLateRecordsDropped"))},
@@ -387,6 +393,11 @@ def _doubt(vertex: VertexView) -> Json | None:
     if not rows:
         return None
     return {"rows": rows, "example": max(int(s.metrics.get("oldTimestampMs", 0)) for s in vertex.subtasks)}
+
+
+def _most(vertex: VertexView, metric: str) -> int:
+    """Return the largest value of a gauge over all subtasks."""
+    return int(max((subtask.metrics.get(metric, 0) for subtask in vertex.subtasks), default=0))
 
 
 def _total(vertex: VertexView, metric: str) -> int:

@@ -53,7 +53,7 @@ class SlowCalls:
                     del self._calls[number]
                 if call.logged:
                     seconds = (self._clock.monotonic_ms() - call.begun_ms) / 1000
-                    logging.getLogger(__name__).warning("%s has ended after %.1f s", what, seconds)
+                    logging.getLogger(__name__).warning("slow call ended after %.1f s: %s", seconds, what)
 
         return run
 
@@ -66,7 +66,9 @@ class SlowCalls:
         for number, call in found:
             if not call.logged:
                 call.logged = True
-                logging.getLogger(__name__).warning("%s takes %.1f s so far", call.what, (now - call.begun_ms) / 1000)
+                logging.getLogger(__name__).warning(
+                    "slow call, %.1f s so far: %s", (now - call.begun_ms) / 1000, call.what
+                )
             entry = SlowCall(number=number, what=call.what, for_ms=round(now - call.begun_ms))
             told[call.job_id] = (*told.get(call.job_id, ()), entry)
         return told

@@ -66,6 +66,18 @@ def test_a_failure_is_told_later_if_nobody_answers_now(job):
     assert len(watch.look(job, summary(restarts=1))) == 1
 
 
+def test_a_source_without_an_answer_is_told_once_in_each_outage(job):
+    watch, away = FailureWatch(), summary(**{"sources-unreachable": {"in": 6_000}})
+    told = ["orders: source in: no answer for more than 5 s; it resumes with the next one"]
+    assert [watch.look(job, s) for s in (summary(), away, away, summary(), away)] == [[], told, [], [], told]
+
+
+def test_calls_that_take_long_are_told_once(job):
+    watch, slow = FailureWatch(), summary(**{"slow-calls": [{"what": "sink 'out' (0): publishing", "since": 5}]})
+    told = ["orders: slow call, more than 5 s: sink 'out' (0): publishing"]
+    assert [watch.look(job, s) for s in (summary(), slow, slow)] == [[], told, []]
+
+
 def test_times_before_1990_are_told_once_with_the_settings(job):
     watch = FailureWatch()
     odd = summary(**{"doubtful-times": {"payments": {"rows": 1200, "example": 1_700_000_000}}})

@@ -246,7 +246,7 @@ def test_what_was_left_out_is_told_by_source_and_operator():
         }
     )
     assert [(f.level, f.title) for f in found] == [
-        ("warn", "1,234 bad records of orders were left out"),
+        ("warn", "1,234 bad records in source orders"),
         ("warn", "5 rows of orders have event times before 1990"),
         ("neutral", "7 late rows were dropped at count risks"),
     ]
@@ -257,4 +257,4 @@ def test_a_call_that_takes_long_is_told_with_what_it_waits_for():
     calls = [{"what": "sink 'out' (1): publishing checkpoint 7 to topic t at b:9092", "since": 5}]
     (found,) = of_rows({**nothing, "slow-calls": calls})
     assert (found.level, found.since_ms) == ("warn", 5)
-    assert found.title == "Slow: sink 'out' (1): publishing checkpoint 7 to topic t at b:9092"
+    assert found.title == "Slow call: sink 'out' (1): publishing checkpoint 7 to topic t at b:9092"
