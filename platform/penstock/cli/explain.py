@@ -32,9 +32,9 @@ def explain(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Show what a job spends its time on.
+    """Show where a job spends its time.
 
-    Or the partition that holds its watermark back, or the autoscaler's decisions.
+    It also shows the partition that holds back the watermark, and the autoscaler's decisions.
     """
     with connect(cluster) as client:
         job_id = find_job(client, job)["jid"]

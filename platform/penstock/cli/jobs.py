@@ -55,7 +55,7 @@ def show(
 ) -> None:
     """Show one job.
 
-    Vertices with rates, checkpoints, and the last failure; or its state, or its hottest keys.
+    The command prints vertices with rates, checkpoints, and the last failure. Options print state or keys instead.
     """
     with connect(cluster) as client:
         found = find_job(client, job)
@@ -126,7 +126,7 @@ def _last_failure(failures: dict[str, Any], summary: dict[str, Any]) -> list[str
 def cancel(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Cancel a job and wait for its end.
 
-    Its checkpoints are kept, and a later run goes on from them.
+    Its checkpoints are kept, and a later run resumes from them.
     """
     with connect(cluster) as client:
         found = job_to_change(client, job)
@@ -149,7 +149,7 @@ def stop(
     cluster: ClusterOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Stop a job with a savepoint and print its place."""
+    """Stop a job with a savepoint and print the savepoint's location."""
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
         uri = found.stop(drain=drain, target=target, token=token)
@@ -168,7 +168,7 @@ def savepoint(
 ) -> None:
     """Take a savepoint of a running job.
 
-    Its place is printed.
+    The command prints the savepoint's location.
     """
     with connect(cluster) as client:
         found = job_to_change(client, job, token)
@@ -194,7 +194,7 @@ def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption =
 def logs(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption = False) -> None:
     """Print the end of the logs of a job's workers.
 
-    Where it has none, that of the last worker that failed.
+    If the job has no workers, the log is that of the last worker that failed.
     """
     with connect(cluster) as client:
         found = find_job(client, job)

@@ -26,7 +26,7 @@ def get(
 ) -> None:
     """Print the state of a key in a running job.
 
-    As it is right now (read uncommitted).
+    The value is the current one (read uncommitted).
     """
     with connect(cluster) as client:
         found = client.state_value(find_job(client, job)["jid"], uid, name, key, limit)

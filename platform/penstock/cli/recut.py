@@ -58,7 +58,7 @@ def repartition(
     checkpoint: CheckpointOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Give a snapshot other key groups.
+    """Rewrite a snapshot with a different number of key groups.
 
     It is written again as a savepoint, merged. No cluster is needed.
     """
@@ -92,7 +92,7 @@ def rekey(
     checkpoint: CheckpointOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Give an operator's state another key.
+    """Rewrite a snapshot with another key for an operator's state.
 
     The snapshot is written again as a savepoint. No cluster is needed.
     """

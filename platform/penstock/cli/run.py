@@ -50,7 +50,7 @@ def run(
     detached: Annotated[bool, typer.Option(help="On a cluster: return once the job is submitted.")] = False,
     token: _TokenOption = "",
     attach: Annotated[
-        bool, typer.Option(help="On a cluster: take the job of this identity that runs already for this one.")
+        bool, typer.Option(help="On a cluster: if the job already runs, follow it instead of starting another.")
     ] = False,
     name: Annotated[str, typer.Option(help="Instead of the name that the job file gives.")] = "",
     engine: Annotated[str, typer.Option(help="Without --cluster: embedded, or spark.")] = "embedded",
@@ -113,7 +113,7 @@ def _executed(job: Path, executor: JobExecutor, overrides: dict[str, str]) -> li
             if isinstance(executor, ClusterExecutor) and executor.submitted is not None:
                 name = executor.submitted.name
                 say(f"\n{name} keeps running in the cluster; `penstock stop {name}` ends it with a savepoint,")
-                say(f"`penstock cancel {name}` without, `penstock run ... --attach` shows it again")
+                say(f"`penstock cancel {name}` without; `penstock run ... --attach` follows it again")
             raise
     if not results:
         msg = f"{job} ran to its end without calling env.execute(...)"

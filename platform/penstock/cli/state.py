@@ -35,7 +35,7 @@ def list_snapshots(
     *,
     json: JsonOption = False,
 ) -> None:
-    """List the checkpoints and savepoints at a place."""
+    """List the checkpoints and savepoints below a URI."""
     found = _listed(uri)
     if json:
         print_json(found)
@@ -52,7 +52,7 @@ def list_snapshots(
 def show(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOption = False) -> None:
     """Show the states of a snapshot.
 
-    With their columns and sizes.
+    The command prints their columns and sizes.
     """
     from penstock.snapshots.content import states_of
 
@@ -127,7 +127,7 @@ def diff(
 ) -> None:
     """Compare the states of two snapshots.
 
-    Says in how many rows each differs; exit code 1 when one does.
+    The command prints in how many rows each differs. The exit code is 1 when one does.
     """
     from penstock.snapshots.compare import diff as compare
 
@@ -148,7 +148,8 @@ def diff(
 def fsck(uri: UriArgument, *, checkpoint: CheckpointOption = None, json: JsonOption = False) -> None:
     """Verify the files of snapshots.
 
-    Every file that a snapshot names, of a job's folder in all checkpoints; exit code 1 when one is damaged.
+    These are all files that a snapshot names, or all checkpoints of a job's folder. The exit code is 1 when one is
+    damaged.
     """
     from penstock.snapshots.verify import verify
 

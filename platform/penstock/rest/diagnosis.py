@@ -229,7 +229,7 @@ def _still(vertex: VertexLoad, since_ms: int) -> Finding:
     marks = [s.watermark_ms for s in vertex.subtasks]
     lowest = min(range(len(marks)), key=lambda i: (marks[i] is None, marks[i] or 0, i))
     title = f"Event time of {_tail(vertex)} stands still"
-    text = f"Rows come, but the watermark of subtask {lowest} does not move: windows behind it stay open."
+    text = f"Rows come, but the watermark of subtask {lowest} does not move: downstream windows stay open."
     return Finding("watermark", WARN, title, text, vertex.id, subtask=lowest, since_ms=since_ms)
 
 
