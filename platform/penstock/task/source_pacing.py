@@ -12,7 +12,7 @@ from __future__ import annotations
 SOURCE_POLL_MS = 10.0
 MAX_SOURCE_POLL_MS = 160.0
 #: Of the buffer time-out, so much is spent before a drained reader is asked again, and at most so many milliseconds.
-_LINGER_PART, _MAX_LINGER_MS = 0.2, 5.0
+_LINGER_PART, _MAX_LINGER_MS = 0.2, 25.0
 
 
 class SourcePacing:

@@ -21,8 +21,8 @@ def test_a_drained_reader_is_asked_again_after_a_part_of_the_buffer_time_out():
 def test_lingering_is_bounded_and_there_is_none_without_a_time_out():
     pacing = SourcePacing(60_000)
     pacing.gave(0, drained=True)
-    assert pacing.lingers(4.9)
-    assert not pacing.lingers(5)
+    assert pacing.lingers(24.9)
+    assert not pacing.lingers(25)
     pacing = SourcePacing(0)
     pacing.gave(0, drained=True)
     assert not pacing.lingers(0)
