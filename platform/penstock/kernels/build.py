@@ -61,9 +61,8 @@ def build(modules: Sequence[str], on_done: Callable[[str], None], processes: int
             errors.seek(0)
             said = errors.read().decode(errors="replace").strip().rpartition("\n")[2]
             msg = f"compiling the kernels failed: {said or 'the result could not be saved'}"
-            raise PenstockError(
-                msg, hint="make the package folder or ~/.cache/penstock writable, then run `penstock compile`"
-            )
+            way_out = "repair that" if said else "make the package folder or ~/.cache/penstock writable"
+            raise PenstockError(msg, hint=f"{way_out}, then run `penstock compile`")
 
 
 @contextlib.contextmanager
