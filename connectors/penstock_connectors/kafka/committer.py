@@ -26,7 +26,14 @@ from penstock_connectors.formats.arrow_stream import MAX_MESSAGE_ROWS
 from penstock_connectors.kafka.markers import check_age, checkpoint_of, marker_of
 from penstock_connectors.kafka.metadata import ClusterMetadata
 from penstock_connectors.kafka.payloads import encode
-from penstock_connectors.kafka.producer import MessageProducer, ProducerError, RecordTooLargeError, open_producer
+from penstock_connectors.kafka.producer import (
+    CALL_TIMEOUT_MS,
+    QUICK_TIMEOUT_MS,
+    MessageProducer,
+    ProducerError,
+    RecordTooLargeError,
+    open_producer,
+)
 from penstock_connectors.kafka.properties import resolve
 from penstock_connectors.kafka.rounds import ROUND_PROPERTIES, round_bytes, rounds
 from penstock_connectors.kafka.transactions import TransactionAdmin
@@ -36,10 +43,6 @@ if TYPE_CHECKING:
 
 #: One chunk's transaction; a dead publisher holds up readers no longer than this.
 TRANSACTION_TIMEOUT_MS = 60_000
-CALL_TIMEOUT_MS = 60_000
-#: What takes milliseconds where there is a connection. librdkafka may wait for a lost one until the time-out; a new
-#: producer has new ones.
-QUICK_TIMEOUT_MS = 5_000
 #: A chunk whose commit came to nothing is tried again so often, each time by a new producer after a look at the marker;
 #: and for so long while Kafka does not answer.
 ATTEMPTS = 5

@@ -50,7 +50,7 @@ class FetchProblem:
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """What a message has besides its value."""
+    """Key, timestamp and headers of a message."""
 
     key: bytes | None
     #: Milliseconds; None when unknown.

@@ -11,6 +11,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import ConnectorError
@@ -35,23 +36,33 @@ WRITE_PROPERTIES: Mapping[str, str] = {
     "retry.backoff.max.ms": "500",
 }
 SEND_TIMEOUT_MS = 60_000
+#: Of a flush, a commit, an abort.
+CALL_TIMEOUT_MS = 60_000
+#: Of what takes milliseconds where there is a connection. librdkafka may wait for a lost one until the time-out; a new
+#: producer has new ones.
+QUICK_TIMEOUT_MS = 5_000
 
 
 class ProducerError(ConnectorError):
     """The client refused; the flags say what is left to do."""
 
-    def __init__(self, message: str, *, fatal: bool = False, fenced: bool = False, retriable: bool = False) -> None:
-        """`fatal`: this producer is of no more use; `fenced`: a newer one took its id; else abort and begin again."""
+    def __init__(
+        self,
+        message: str,
+        *,
+        fatal: bool = False,
+        fenced: bool = False,
+        retriable: bool = False,
+        unanswered: bool = False,
+    ) -> None:
+        """`fatal`: this producer is of no more use; `fenced`: a newer one took its id; else abort and begin again.
+
+        `unanswered`: Kafka did not answer in time; a new producer has new connections.
+        """
         hint = "a newer attempt of the same sink subtask has taken over" if fenced else ""
         super().__init__(message, hint=hint)
         self.fatal, self.fenced, self.retriable = fatal or fenced, fenced, retriable
-        #: Kafka did not answer in time; a new producer has new connections.
-        self.unanswered = False
-
-    def as_unanswered(self) -> ProducerError:
-        """Return it, marked as `unanswered`."""
-        self.unanswered = True
-        return self
+        self.unanswered = unanswered
 
     def at(self, place: str, hint: str = "") -> ConnectorError:
         """Return the same for the user, with what was being done."""
@@ -74,39 +85,39 @@ class RecordTooLargeError(ProducerError):
         return RecordTooLargeError(f"{place}: {self.message}")
 
 
-def bounded(call: Callable[[], T], timeout_ms: int, abandoned: Callable[[T | None], None]) -> tuple[bool, T | None]:
-    """Return (True, what `call` returned), or (False, None) where it takes longer than `timeout_ms`.
+def no_answer(what: str, timeout_ms: int) -> ProducerError:
+    """Return the error of a call that was given up: the connection may be dead, and the producer is of no more use."""
+    text = f"Kafka producer, {what}: no answer within {timeout_ms / 1000:.0f} s"
+    return ProducerError(text, fatal=True, unanswered=True)
+
+
+def unacknowledged(left: int, timeout_ms: int) -> ProducerError:
+    """Return the error of a flush that took too long."""
+    text = f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s"
+    return ProducerError(text, unanswered=True)
+
+
+def bounded(call: Callable[[], T], timeout_ms: int, abandoned: Callable[[T | None], None]) -> Future[T] | None:
+    """Return the ended call, or None if it takes longer than `timeout_ms`.
 
     librdkafka's `send_offsets_to_transaction` does not keep to its time-out: it waits for a lost connection until the
-    broker ends the transaction. A call that is given up goes on in a thread of its own, which calls `abandoned` with
-    its result. Raises what the call raises in time.
+    broker ends the transaction. An abandoned call continues in its own thread, which then calls `abandoned` with the
+    result (None if the call failed).
     """
-    lock, ended = threading.Lock(), threading.Event()
-    results: list[tuple[T | None, BaseException | None]] = []
-    given_up: list[bool] = []
+    ended: Future[T] = Future()
 
     def run() -> None:
         try:
-            result: tuple[T | None, BaseException | None] = call(), None
-        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
-            result = None, error
-        with lock:
-            results.append(result)
-            late = bool(given_up)
-        ended.set()
-        if late:
-            abandoned(result[0])
+            ended.set_result(call())
+        except BaseException as error:  # noqa: BLE001 - for `result`
+            ended.set_exception(error)
 
     threading.Thread(target=run, name="kafka-call", daemon=True).start()
-    ended.wait(timeout_ms / 1000)
-    with lock:
-        if not results:
-            given_up.append(True)
-            return False, None
-    value, failure = results[0]
-    if failure is not None:
-        raise failure
-    return True, value
+    wait([ended], timeout_ms / 1000)
+    if ended.done():
+        return ended
+    ended.add_done_callback(lambda late: abandoned(None if late.exception() is not None else late.result()))
+    return None
 
 
 class MessageProducer(Protocol):

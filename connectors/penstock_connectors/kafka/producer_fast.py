@@ -14,7 +14,14 @@ import numpy as np
 import pyarrow as pa
 
 from penstock_connectors.kafka import librdkafka as lib
-from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError, RecordTooLargeError, bounded
+from penstock_connectors.kafka.producer import (
+    SEND_TIMEOUT_MS,
+    ProducerError,
+    RecordTooLargeError,
+    bounded,
+    no_answer,
+    unacknowledged,
+)
 
 _PAUSE_MS = 50
 #: Fenced as the client calls it, and the broker's INVALID_PRODUCER_EPOCH and PRODUCER_FENCED.
@@ -94,12 +101,11 @@ class FastProducer:
                 lib.error_destroy(error)
             self._free(client)
 
-        in_time, error = bounded(send, timeout_ms, abandoned)
-        if not in_time:
+        ended = bounded(send, timeout_ms, abandoned)
+        if ended is None:
             self._client = 0  # `abandoned` frees it
-            text = f"Kafka producer, send_offsets: no answer within {timeout_ms / 1000:.0f} s"
-            raise ProducerError(text, fatal=True).as_unanswered()
-        self._call("send_offsets", lambda: error)
+            raise no_answer("send_offsets", timeout_ms)
+        self._call("send_offsets", ended.result)
 
     def commit(self, timeout_ms: int) -> None:
         """Flush and commit."""
@@ -136,9 +142,7 @@ class FastProducer:
             if left == 0:
                 return
             if time.monotonic() > deadline:
-                raise ProducerError(
-                    f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s"
-                ).as_unanswered()
+                raise unacknowledged(left, timeout_ms)
         failed, self._failed = self._failed, 0
         self._check_fatal()
         raise self._refusal(
@@ -203,8 +207,8 @@ class FastProducer:
         fenced = fatal and _is_fenced(code, text)
         if not fatal and not retriable:
             raise self._refusal(f"Kafka producer, {what}", text, code)
-        made = ProducerError(f"Kafka producer, {what}: {text}", fatal=fatal, fenced=fenced, retriable=retriable)
-        raise made.as_unanswered() if code == lib.ERR_TIMED_OUT else made
+        text, late = f"Kafka producer, {what}: {text}", code == lib.ERR_TIMED_OUT
+        raise ProducerError(text, fatal=fatal, fenced=fenced, retriable=retriable, unanswered=late)
 
 
 def _is_fenced(code: int, text: str) -> bool:

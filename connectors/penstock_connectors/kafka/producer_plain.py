@@ -16,7 +16,14 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from penstock.core.errors import ConnectorError
-from penstock_connectors.kafka.producer import SEND_TIMEOUT_MS, ProducerError, RecordTooLargeError, bounded
+from penstock_connectors.kafka.producer import (
+    SEND_TIMEOUT_MS,
+    ProducerError,
+    RecordTooLargeError,
+    bounded,
+    no_answer,
+    unacknowledged,
+)
 
 _SHARED = ("bootstrap.servers", "security.", "sasl.", "ssl.", "client.", "log_level", "socket.")
 
@@ -66,7 +73,7 @@ class PlainProducer:
         self._call("poll", lambda p: p.poll(0))
 
     def send_one(self, topic: str, letter: Letter) -> None:
-        """Queue one message with headers and a time of its own; waits as `send` does."""
+        """Queue one message with its own headers and timestamp; waits as `send` does."""
         more: dict[str, Any] = {} if letter.timestamp_ms is None else {"timestamp": letter.timestamp_ms}
         message = {"value": letter.value, "key": letter.key, "headers": letter.headers, **more}
         self._produce(topic, message, time.monotonic() + SEND_TIMEOUT_MS / 1000)
@@ -95,11 +102,11 @@ class PlainProducer:
         def send() -> None:
             self._call("send_offsets", lambda p: p.send_offsets_to_transaction([place], metadata, timeout_ms / 1000))
 
-        in_time, _ = bounded(send, timeout_ms, lambda _: None)
-        if not in_time:
+        ended = bounded(send, timeout_ms, lambda _: None)
+        if ended is None:
             self._producer = None
-            text = f"Kafka producer, send_offsets: no answer within {timeout_ms / 1000:.0f} s"
-            raise ProducerError(text, fatal=True).as_unanswered()
+            raise no_answer("send_offsets", timeout_ms)
+        ended.result()
 
     def commit(self, timeout_ms: int) -> None:
         """Flush and commit."""
@@ -123,9 +130,7 @@ class PlainProducer:
             kind = RecordTooLargeError if _is_too_large(worst) else ProducerError
             raise kind(f"Kafka producer: {len(failures)} messages were not delivered: {worst.str()}")
         if left:
-            raise ProducerError(
-                f"Kafka producer: {left} messages are not acknowledged after {timeout_ms / 1000:.0f} s"
-            ).as_unanswered()
+            raise unacknowledged(left, timeout_ms)
 
     def close(self) -> None:
         """Drop it: its own `close()` would abort the open transaction."""
@@ -183,5 +188,5 @@ def _error(what: str, error: KafkaException) -> ProducerError:
     cause = error.args[0]
     fenced = cause.code() == KafkaError._FENCED or (cause.fatal() and "fenced" in cause.str().lower())  # noqa: SLF001
     text = f"Kafka producer, {what}: {cause.str()}"
-    made = ProducerError(text, fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable())
-    return made.as_unanswered() if cause.code() == KafkaError._TIMED_OUT else made  # noqa: SLF001
+    late = cause.code() == KafkaError._TIMED_OUT  # noqa: SLF001
+    return ProducerError(text, fatal=cause.fatal(), fenced=fenced, retriable=cause.retriable(), unanswered=late)

@@ -20,13 +20,16 @@ from penstock.core.errors import ConnectorError
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.markers import marker_of
 from penstock_connectors.kafka.payloads import encode
-from penstock_connectors.kafka.producer import MessageProducer, ProducerError, open_producer
+from penstock_connectors.kafka.producer import (
+    CALL_TIMEOUT_MS,
+    QUICK_TIMEOUT_MS,
+    MessageProducer,
+    ProducerError,
+    open_producer,
+)
 from penstock_connectors.kafka.properties import resolve
 from penstock_connectors.kafka.transactions import TransactionAdmin
 
-CALL_TIMEOUT_MS = 60_000
-#: As `committer.QUICK_TIMEOUT_MS`; the job restarts then.
-QUICK_TIMEOUT_MS = 5_000
 #: Ids of one attempt: an id that a later attempt used too could be initialised by this one's late threads, which would
 #: abort a transaction the later one has prepared.
 IDS_PER_ATTEMPT = 1 << 16
