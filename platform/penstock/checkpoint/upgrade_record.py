@@ -36,7 +36,7 @@ class UpgradePolicy(msgspec.Struct, frozen=True, kw_only=True):
     accept: tuple[str, ...] = ()
     #: State the new version leaves behind: `uid` or `uid/state`.
     allow_non_restored_state: tuple[str, ...] = ()
-    #: The new version has the parallelism of the running one, whatever its file says.
+    #: The new version has the parallelism of the running one, not that of its file.
     keep_parallelism: bool = True
 
 

@@ -9,8 +9,8 @@ from penstock.client.kernels import compile_kernels, kernel_modules
 def compile_all(*, json: JsonOption = False) -> None:
     """Compile the kernels before the first job needs them.
 
-    The first job of an installation does it otherwise. The result lies beside the installed package, or in
-    ~/.cache/penstock where that cannot be written.
+    Otherwise the first job of an installation does it. The result is stored in the package's folder, or in
+    ~/.cache/penstock if that folder cannot be written.
     """
     compiled, modules = compile_kernels(benchmarks=True), len(kernel_modules(benchmarks=True))
     if json:

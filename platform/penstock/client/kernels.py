@@ -39,7 +39,7 @@ def kernel_modules(*, benchmarks: bool = False) -> tuple[str, ...]:
 
 
 def compile_kernels(on_compiled: OnCompiled | None = None, *, benchmarks: bool = False) -> int:
-    """Compile what is not compiled yet and return how many modules that were; `on_compiled` is told of each.
+    """Compile what is not compiled yet and return how many modules that were; `on_compiled` is called for each.
 
     Raises:
         PenstockError: they cannot be compiled.

@@ -54,7 +54,7 @@ class UpgradeOptions(TypedDict, total=False):
     #: Sinks (uids) that cannot hold output: a roll-back leaves in place what they have written.
     accept: tuple[str, ...]
     allow_non_restored_state: tuple[str, ...]
-    #: By default true: the new version has the parallelism of the running one, whatever its file says.
+    #: By default true: the new version has the parallelism of the running one, not that of its file.
     keep_parallelism: bool
 
 

@@ -1,4 +1,4 @@
-"""What workers say of calls that take long (`task.slow_calls`): what is new for the event log, what goes on; pure.
+"""The slow calls that workers report (`task.slow_calls`): lines for the event log, and those in progress; pure.
 
 A member of `jobmanager.job_master`.
 """

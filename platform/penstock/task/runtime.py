@@ -134,7 +134,7 @@ class TaskRuntime:
         found, own = [], self._environment.worker_id
         slow = self._environment.slow_calls.slow()
         self._told_slow = {job_id for job_id in self._told_slow if job_id not in slow}
-        # a job whose slow calls have ended is told once more, although it may have no subtask here yet
+        # a job whose slow calls have ended is reported once more, although it may have no subtask here yet
         for job_id in {**self._jobs, **slow, **dict.fromkeys(self._told_slow)}:
             subtasks = self._jobs[job_id].subtasks if job_id in self._jobs else []
             tasks = {subtask.metric_name: subtask.metrics.latest for subtask in subtasks if subtask.metrics.latest}

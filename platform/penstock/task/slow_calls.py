@@ -1,4 +1,4 @@
-"""Calls to outside systems that take long: publications, uploads, recovery. Nobody is to wait for them in silence.
+"""Slow calls to outside systems: publications, uploads, recovery.
 
 `TaskRuntime` sends those that are slow now with the worker's metrics; `jobmanager.slow_calls` tells of each once.
 """
@@ -15,7 +15,7 @@ from typing import Any
 from penstock.core.clock import Clock
 from penstock.rpc.messages import SlowCall
 
-#: A call that takes longer is told.
+#: A call that takes longer is slow.
 SLOW_MS = 5_000
 
 
