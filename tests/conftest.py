@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -96,6 +97,14 @@ def bucket(minio_server: MinioServer) -> str:
 
 
 # --- nothing is left behind -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def import_path() -> Iterator[None]:
+    """Take back what a test adds to the import path: a module of its folder could hide one that a later test imports."""
+    before = list(sys.path)
+    yield
+    sys.path[:] = before
 
 
 @pytest.fixture(autouse=True)

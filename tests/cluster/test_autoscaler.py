@@ -50,7 +50,7 @@ env = ps.Environment(
 orders = env.from_source(DatagenSource(splits=1, users={users}, rows_per_second=200_000), uid="orders")
 (orders.name("orders").key_by("user_id").process(Number()).uid("number").name("number orders")
        .sink_to(FileSink({root!r} + "/out"), uid="out"))
-env.execute("numbers")
+env.execute("numbered")
 """
 
 
@@ -64,9 +64,9 @@ def widths(job):
 
 
 def started(cluster, folder, *, dry_run):
-    path = folder / "numbers.py"
+    path = folder / "numbered.py"
     path.write_text(JOB.format(root=str(folder / "root"), dry_run=dry_run, users=USERS), encoding="utf-8")
-    return ClusterExecutor(url=cluster.rest_url, options=SubmitOptions()).submit(planned(path, {}, "numbers"))
+    return ClusterExecutor(url=cluster.rest_url, options=SubmitOptions()).submit(planned(path, {}, "numbered"))
 
 
 @pytest.fixture

@@ -50,8 +50,12 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
         msg = f"there is no job file {job}"
         raise UsageError(msg, hint="pass the path of a Python file")
     plan = _Planned()
-    with use_executor(plan, overrides):
-        execute_file(job)
+    import_path = list(sys.path)
+    try:
+        with use_executor(plan, overrides):
+            execute_file(job)
+    finally:
+        sys.path[:] = import_path  # this process may go on to import modules of the same names as the job's
     if not plan.graphs:
         msg = f"{job} ran to its end without calling env.execute(...)"
         raise UsageError(msg, hint="end the job file with env.execute('name')")
@@ -63,7 +67,15 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
 
 
 def execute_file(job: Path) -> None:
-    """Run a job file; an error of its own comes with its line."""
+    """Run a job file; an error of its own comes with its line.
+
+    Raises:
+        UsageError: Python code of the file fails, or the file has the name of a module of Python's own.
+        PenstockError: the job cannot be built or fails.
+    """
+    if job.stem in sys.stdlib_module_names - {"test"}:  # nothing imports `test`
+        msg = f"{job} would be imported in place of Python's own module {job.stem!r}"
+        raise UsageError(msg, hint="rename the job file")
     folder = job.resolve().parent
     sys.path.insert(0, str(folder))
     _forget_namesakes(folder)
@@ -86,7 +98,8 @@ def _forget_namesakes(folder: Path) -> None:
         place = getattr(module, "__file__", None)
         root = name.partition(".")[0]
         beside = (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file()
-        if beside and name != "__main__" and place and folder not in Path(place).resolve().parents:
+        own = name == "__main__" or root in sys.stdlib_module_names
+        if beside and not own and place and folder not in Path(place).resolve().parents:
             del sys.modules[name]
 
 

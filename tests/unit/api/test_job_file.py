@@ -1,8 +1,12 @@
 """Job files that are run one after the other in one process."""
 
+import sys
 import textwrap
 
+import pytest
+
 from penstock.api.job_file import planned
+from penstock.core.errors import UsageError
 
 JOB = """
 import penstock as ps
@@ -24,3 +28,21 @@ def test_another_version_has_its_own_modules_of_the_same_name(tmp_path):
     assert planned(tmp_path / "v1" / "job.py", {}, "").name == "v1"
     assert planned(tmp_path / "v2" / "job.py", {}, "").name == "v2"
     assert planned(tmp_path / "v1" / "job.py", {}, "").name == "v1"
+
+
+def test_planning_leaves_the_import_path_and_pythons_own_modules_alone(tmp_path):
+    (tmp_path / "names_of_jobs.py").write_text("NAME = 'orders'\n")
+    (tmp_path / "numbers.py").write_text("raise RuntimeError('imported in place of the module of Python')\n")
+    (tmp_path / "job.py").write_text(JOB)
+    import numbers
+
+    before = list(sys.path)
+    assert planned(tmp_path / "job.py", {}, "").name == "orders"
+    assert sys.path == before
+    assert sys.modules["numbers"] is numbers
+
+
+def test_a_job_file_with_the_name_of_a_module_of_python_is_refused(tmp_path):
+    (tmp_path / "numbers.py").write_text(JOB)
+    with pytest.raises(UsageError, match="in place of Python's own module 'numbers'.*rename the job file"):
+        planned(tmp_path / "numbers.py", {}, "")
