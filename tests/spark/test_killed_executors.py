@@ -80,6 +80,7 @@ def test_a_repartition(savepoint, tmp_path, tries):
         assert verify(str(there)).damaged == verify(here).damaged == []
 
 
+@pytest.mark.nightly
 def test_a_change_of_keys_in_both_of_its_jobs(savepoint, tmp_path):
     """In the first one the executor that reads, in the second one both, with the rows they keep for the others."""
     rekey(open_snapshot(savepoint), str(tmp_path / "here"), uid="people", key=[KEY])
