@@ -101,7 +101,7 @@ def bucket(minio_server: MinioServer) -> str:
 
 @pytest.fixture(autouse=True)
 def import_path() -> Iterator[None]:
-    """Take back what a test adds to the import path: a module of its folder could hide one that a later test imports."""
+    """Restore the import path after each test: a module that it added could hide one that a later test imports."""
     before = list(sys.path)
     yield
     sys.path[:] = before

@@ -94,12 +94,11 @@ def execute_file(job: Path) -> None:
 
 def _forget_namesakes(folder: Path) -> None:
     """Forget modules of the same names as those in this folder: the other version of a job has brought them along."""
-    for name, module in list(sys.modules.items()):
-        place = getattr(module, "__file__", None)
-        root = name.partition(".")[0]
-        beside = (folder / f"{root}.py").is_file() or (folder / root / "__init__.py").is_file()
-        own = name == "__main__" or root in sys.stdlib_module_names
-        if beside and not own and place and folder not in Path(place).resolve().parents:
+    here = {path.stem for path in folder.glob("*.py")} | {path.parent.name for path in folder.glob("*/__init__.py")}
+    here -= sys.stdlib_module_names | {"__main__"}
+    for name in [name for name in sys.modules if name.partition(".")[0] in here]:
+        place = getattr(sys.modules[name], "__file__", None)
+        if place and folder not in Path(place).resolve().parents:
             del sys.modules[name]
 
 

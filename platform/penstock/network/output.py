@@ -89,10 +89,10 @@ class ResultPartition:
             subtask=options.subtask,
             kernels=options.kernels,
         )
-        #: Rows that wait to be split, their bytes, since when; and the watermark behind them.
+        #: Rows that wait to be split, their bytes, until when; and the watermark behind them.
         self._rows: list[pa.RecordBatch] = []
         self._rows_bytes = 0
-        self._rows_since = 0.0
+        self._rows_due_ms = 0.0
         self._watermark: Watermark | None = None
         self._worth_a_split = min(_WORTH_A_SPLIT_BYTES, limits.buffer_size_bytes)
         self._gathers = (
@@ -108,6 +108,8 @@ class ResultPartition:
         #: Not later than the earliest deadline of a channel: asked at every step, however many channels there are.
         self._next_deadline_ms: float | None = None
         self._due_ms = limits.due_ms
+        #: When something left last because it was due; long ago at first.
+        self._left_ms = options.clock.monotonic_ms() - settings.buffer_timeout_ms
 
     def combine_with(self, combiner: Combiner) -> None:
         """Ask `combiner` of every batch whether fewer rows will do; before the first batch."""
@@ -127,10 +129,10 @@ class ResultPartition:
         row_bytes = size / data.num_rows
         self.records_out += data.num_rows
         self.bytes_out += int(size)
-        now = self._waits_from_now()
+        due = self._due()
         if self._gathers:
             if not self._rows:
-                self._rows_since = now
+                self._rows_due_ms = due
             if size < self._worth_a_split:
                 self._rows.append(data)
                 self._rows_bytes += int(size)
@@ -138,9 +140,9 @@ class ResultPartition:
                     self._split_gathered()
                 return
             self._split_gathered()
-        self._split(data, row_bytes, now)
+        self._split(data, row_bytes, due)
 
-    def _split(self, data: pa.RecordBatch, row_bytes: float, now: float) -> None:
+    def _split(self, data: pa.RecordBatch, row_bytes: float, due_ms: float) -> None:
         fewer = None if self._combiner is None else self._combiner.combine(data)
         combined = fewer is not None
         if fewer is not None:
@@ -148,7 +150,7 @@ class ResultPartition:
             self.bytes_out -= int(data.num_rows * row_bytes) - fewer.nbytes
             data, row_bytes = fewer, fewer.nbytes / fewer.num_rows
         for channel, rows in self._splitter.split(data):
-            self.channels[channel].add_rows(rows, max(1, int(rows.num_rows * row_bytes)), now, combined=combined)
+            self.channels[channel].add_rows(rows, max(1, int(rows.num_rows * row_bytes)), due_ms, combined=combined)
 
     def _split_gathered(self) -> None:
         """Hand what was gathered to the channels, where it waits no longer than if it had been there at once."""
@@ -156,11 +158,11 @@ class ResultPartition:
             return
         data = self._rows[0] if len(self._rows) == 1 else pa.concat_batches(self._rows)
         size, self._rows, self._rows_bytes = self._rows_bytes, [], 0
-        self._split(data, size / data.num_rows, self._rows_since)
+        self._split(data, size / data.num_rows, self._rows_due_ms)
         watermark, self._watermark = self._watermark, None
         if watermark is not None:
             for channel in self.channels:
-                channel.add_event(watermark, self._rows_since)
+                channel.add_event(watermark, self._rows_due_ms)
 
     def watermark(self, watermark: Watermark) -> None:
         """Send a watermark behind all rows so far, on every channel."""
@@ -195,12 +197,13 @@ class ResultPartition:
 
     def flush_due(self, now_ms: float) -> None:
         """Send what has waited for the buffer time-out."""
-        if self._rows and self._due_ms(self._rows_since) <= now_ms:
+        if self._rows and self._rows_due_ms <= now_ms:
             self._split_gathered()
-        earliest = self._due_ms(self._rows_since) if self._rows else None
+        earliest = self._rows_due_ms if self._rows else None
         for channel in self.channels:
             if channel.deadline_ms is not None and channel.deadline_ms <= now_ms:
                 channel.flush()
+                self._left_ms = now_ms
             if channel.deadline_ms is not None and (earliest is None or channel.deadline_ms < earliest):
                 earliest = channel.deadline_ms
         self._next_deadline_ms = earliest
@@ -227,16 +230,16 @@ class ResultPartition:
             channel.close()
 
     def _event(self, event: Watermark | WatermarkStatus) -> None:
-        now = self._waits_from_now()
+        due = self._due()
         for channel in self.channels:
-            channel.add_event(event, now)
+            channel.add_event(event, due)
 
-    def _waits_from_now(self) -> float:
-        """Return the time; what is put in at it waits no longer than the buffer time-out."""
-        now = self._clock.monotonic_ms()
+    def _due(self) -> float:
+        """Return when what is put in now must leave, and look again by then."""
+        due = self._due_ms(self._clock.monotonic_ms(), self._left_ms)
         if self._next_deadline_ms is None:
-            self._next_deadline_ms = self._due_ms(now)
-        return now
+            self._next_deadline_ms = due
+        return due
 
     def _conforming(self, data: pa.RecordBatch) -> pa.RecordBatch:
         """Return `data` under the edge's schema: the receiver knows no other, and would read garbage."""

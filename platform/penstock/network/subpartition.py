@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _MAX_PENDING_EVENTS = 4
 #: Deadlines lie on a grid of this part of the buffer time-out: what waits in a worker leaves together.
 _GRID_PART = 0.25
+#: What comes when nothing has left for a buffer time-out waits for company this part of it, and no longer than that.
+_GATHER_PART, _MAX_GATHER_MS = 0.05, 5.0
 #: Rows of this many bytes, or of half a buffer, leave at once: waiting for more would only add a copy.
 _WORTH_A_MESSAGE = 256 << 10
 
@@ -41,12 +43,18 @@ class ChannelLimits:
     #: Exclusive credit of the receiver, and the most bytes that may queue here before the producer is asked to stop.
     exclusive_bytes: int
 
-    def due_ms(self, now_ms: float) -> float:
-        """Return when what is put in now must leave: after the buffer time-out at the latest, on the grid."""
-        if not self.buffer_timeout_ms:
+    def due_ms(self, now_ms: float, left_ms: float) -> float:
+        """Return when what is put in now must leave, if what was due before left at `left_ms`.
+
+        Messages leave once a buffer time-out, on the grid. What comes later than that after the last one leaves nearly
+        at once: it would gain nothing by waiting.
+        """
+        timeout = self.buffer_timeout_ms
+        if not timeout:
             return now_ms
-        grid = self.buffer_timeout_ms * _GRID_PART
-        return (now_ms + self.buffer_timeout_ms) // grid * grid
+        grid = timeout * _GRID_PART
+        gathered = now_ms + min(timeout * _GATHER_PART, _MAX_GATHER_MS)
+        return max(gathered, (left_ms + timeout) // grid * grid)
 
 
 class PartitionBudget:
@@ -117,8 +125,8 @@ class Subpartition:
 
     # --- producer -----------------------------------------------------------------------------------------------------
 
-    def add_rows(self, rows: pa.RecordBatch, size: int, now_ms: float, *, combined: bool = False) -> None:
-        """Take rows of about `size` bytes; they leave when worth a message, at the deadline, or with a barrier."""
+    def add_rows(self, rows: pa.RecordBatch, size: int, due_ms: float, *, combined: bool = False) -> None:
+        """Take rows of about `size` bytes; they leave when worth a message, when due, or with a barrier."""
         self._check()
         limit = self._limits.buffer_size_bytes
         other_kind = self._rows and self._combined != combined
@@ -127,18 +135,18 @@ class Subpartition:
         self._combined = combined
         self._rows.append(rows)
         self._rows_bytes += size
-        self._due(now_ms)
+        self._due(due_ms)
         if self._rows_bytes >= min(_WORTH_A_MESSAGE, limit // 2) or self._limits.buffer_timeout_ms == 0:
             self.flush()
 
-    def add_event(self, event: Watermark | WatermarkStatus, now_ms: float) -> None:
+    def add_event(self, event: Watermark | WatermarkStatus, due_ms: float) -> None:
         """Take a watermark or status: it waits behind the rows and replaces one of its kind right before it."""
         self._check()
         if self._pending and type(self._pending[-1]) is type(event):
             self._pending[-1] = event
         else:
             self._pending.append(event)
-        self._due(now_ms)
+        self._due(due_ms)
         if self._limits.buffer_timeout_ms == 0 or len(self._pending) > _MAX_PENDING_EVENTS:
             self.flush()
 
@@ -171,9 +179,9 @@ class Subpartition:
         if entries:
             self._enqueue(entries)
 
-    def _due(self, now_ms: float) -> None:
+    def _due(self, due_ms: float) -> None:
         if self.deadline_ms is None:
-            self.deadline_ms = self._limits.due_ms(now_ms)
+            self.deadline_ms = due_ms
 
     def _only_watermark_pending(self) -> bool:
         return len(self._pending) == 1 and isinstance(self._pending[0], Watermark)

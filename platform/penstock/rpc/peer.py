@@ -38,7 +38,10 @@ def owner_of(client: Address, server: Address, lines: Iterable[str]) -> int | No
     A socket that its process has closed already has no number, and is shown as root's: it counts as nobody's.
     """
     wanted = (_plain(client), _plain(server))
+    port = f":{client[1]:04X} "  # few lines have it, and only these are worth reading
     for line in lines:
+        if port not in line:
+            continue
         fields = line.split()
         if len(fields) <= _NUMBER or not fields[_OWNER].isdigit():
             continue

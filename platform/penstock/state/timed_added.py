@@ -68,7 +68,7 @@ class Added:
         return Added(numbers[self.slots], self.times, self.values, self.first, self.last)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FrozenTimedRows:
     """The rows added between two freezes."""
 
@@ -77,7 +77,7 @@ class FrozenTimedRows:
     pieces: tuple[Added, ...]
     cleaned: int
 
-    @property
+    @cached_property
     def memory_bytes(self) -> int:
         """Bytes of the rows."""
         return sum(piece.size for piece in self.pieces)

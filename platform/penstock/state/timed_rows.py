@@ -201,9 +201,10 @@ class TimedRows:
         if any(up_to >= run.look_at for run in self._runs):
             left = (run.without(up_to) if up_to >= run.look_at else run for run in self._runs)
             self._runs = [run for run in left if run is not None]
-        if any(piece.last <= up_to for piece in self._added):
+        gone = [piece for piece in self._added if piece.last <= up_to]
+        if gone:
             self._added = [piece for piece in self._added if piece.last > up_to]
-            self._added_bytes = sum(piece.size for piece in self._added)
+            self._added_bytes -= sum(piece.size for piece in gone)
 
     @property
     def cleaned(self) -> int:

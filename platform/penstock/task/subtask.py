@@ -91,7 +91,7 @@ class Subtask:
         self._input_ended = self._output_ended = False
         self.over = False
         self.final_state = ""
-        self._pacing = SourcePacing(deployment.settings.buffer_timeout_ms)
+        self._pacing = SourcePacing(deployment.settings.buffer_timeout_ms, sends=bool(self._outputs))
 
     @property
     def metric_name(self) -> str:
@@ -233,15 +233,17 @@ class Subtask:
     def _poll_source(self, now: float) -> StepResult:
         if self._silent or self._input_ended:
             return StepResult.IDLE
-        source: Any = self._chain.links[0].operator
+        link = self._chain.links[0]
+        source: Any = link.operator
         if source.finished:
             self._end_input()
             return StepResult.BUSY
         if self._pacing.lingers(now):
             return StepResult.IDLE
         self.metrics.enter(BUSY)
+        before = link.records_out
         if self._pieces.poll() or source.finished:
-            self._pacing.gave(now, drained=source.drained)
+            self._pacing.gave(now, link.records_out - before, drained=source.drained)
             return StepResult.BUSY
         self._pacing.gave_nothing(now)
         return StepResult.IDLE

@@ -44,5 +44,5 @@ def test_planning_leaves_the_import_path_and_pythons_own_modules_alone(tmp_path)
 
 def test_a_job_file_with_the_name_of_a_module_of_python_is_refused(tmp_path):
     (tmp_path / "numbers.py").write_text(JOB)
-    with pytest.raises(UsageError, match="in place of Python's own module 'numbers'.*rename the job file"):
+    with pytest.raises(UsageError, match=r"in place of Python's own module 'numbers'.*rename the job file"):
         planned(tmp_path / "numbers.py", {}, "")

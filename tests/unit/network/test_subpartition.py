@@ -24,8 +24,8 @@ class Channel:
     def ready(self):
         self.calls += 1
 
-    def add(self, rows, now):
-        self.sub.add_rows(rows, rows.nbytes, now)
+    def add(self, rows, due):
+        self.sub.add_rows(rows, rows.nbytes, due)
 
     def take(self):
         found = []
@@ -57,18 +57,33 @@ def test_a_full_buffer_leaves_without_waiting(net):
 def test_the_deadline_is_that_of_the_first_element(net):
     channel = Channel(net)
     assert channel.sub.deadline_ms is None
-    channel.add(net.rows(1), 25)
-    channel.add(net.rows(1), 60)
+    channel.add(net.rows(1), 125)
+    channel.add(net.rows(1), 160)
     assert channel.sub.deadline_ms == 125
     channel.sub.flush()
     assert channel.sub.deadline_ms is None
 
 
-def test_channels_share_their_deadlines(net):
-    channels = [Channel(net) for _ in range(3)]
-    for channel, now in zip(channels, (25, 31, 49.9), strict=True):
-        channel.add(net.rows(1), now)
-    assert {channel.sub.deadline_ms for channel in channels} == {125}
+@pytest.mark.parametrize(
+    ("now", "left", "due"),
+    [
+        (25, 0, 100),  # a time-out after what left last
+        (25, 24.9, 100),  # on the grid
+        (26, 25, 125),
+        (31, 25, 125),
+        (200, 0, 205),  # nothing has left for long: nearly at once
+        (99, 0, 104),
+    ],
+)
+def test_messages_leave_once_a_time_out_and_the_first_of_them_nearly_at_once(now, left, due):
+    limits = ChannelLimits(buffer_size_bytes=1, buffer_timeout_ms=100, exclusive_bytes=1)
+    assert limits.due_ms(now, left) == due
+
+
+def test_company_is_waited_for_a_part_of_a_short_time_out_and_not_at_all_without_one():
+    for timeout, due in ((10, 1000.5), (10_000, 1005), (0, 1000)):
+        limits = ChannelLimits(buffer_size_bytes=1, buffer_timeout_ms=timeout, exclusive_bytes=1)
+        assert limits.due_ms(1000, -100_000) == due
 
 
 def test_without_timeout_everything_leaves_at_once(net):
@@ -92,8 +107,8 @@ def test_a_watermark_does_not_flush_and_comes_behind_all_rows_of_the_flush(net):
 
 def test_a_watermark_alone_waits_for_its_deadline_too(net):
     channel = Channel(net)
-    channel.sub.add_event(Watermark(1), 7)
-    channel.sub.add_event(Watermark(2), 50)
+    channel.sub.add_event(Watermark(1), 100)
+    channel.sub.add_event(Watermark(2), 150)
     assert channel.sub.deadline_ms == 100
     channel.sub.flush()
     assert channel.take() == [Watermark(2)]
