@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: rows a second in batches of 4096.
 EVERY_MS = 500.0
 SAMPLE_ROWS = 128
-_TOGETHER = 8
+_TOGETHER = 32
 #: Keys that are counted, and how many of them are shown.
 KEPT_KEYS, SHOWN_KEYS = 256, 20
 #: What was counted weighs half as much after so long.
