@@ -92,11 +92,25 @@ class OnExecutors:
             assert found or code is None, f"ended with {code} before {what}\n{self.tail()}"
             return found
 
-        return wait_until(done, lambda: f"{what}\n{self.tail()}", seconds=120, step=step)
+        return wait_until(done, lambda: f"{what}\n{self.seen()}\n{self.tail()}", seconds=120, step=step)
 
     def tail(self):
         """The end of what the program has said."""
         return (self._folder / "stderr").read_text()[-2000:]
+
+    def seen(self):
+        """Executors that live, what they keep, and the executors and tasks that Spark has noted."""
+        alive = executors(self.process.pid)
+        events = [line for log in (self._folder / "events").iterdir() for line in log.read_text().splitlines()]
+        kinds = ('"SparkListenerTask', '"SparkListenerExecutor')
+        noted = [json.loads(line) for line in events if any(kind in line for kind in kinds)]
+        shown = [
+            f"{event['Event'].removeprefix('SparkListener')} {event.get('Executor ID', '')}"
+            f" {event.get('Stage ID', '')} {event.get('Task Info', {}).get('Index', '')}"
+            f" on {event.get('Task Info', {}).get('Executor ID', '')}"
+            for event in noted
+        ]
+        return f"executors {alive}, kept {self.kept('rdd_.*')}, events: {'; '.join(shown)}"
 
     def executor_of(self, worker):
         """Return the executor whose task runs in a Python worker."""

@@ -105,6 +105,9 @@ class StateLimits:
     spill_part: float = 0.6
     #: Bytes of rows of joins below which nothing goes to a file.
     spilled_bytes: int = 256 << 10
+    #: Rows of a run in memory below which it is merged with the next one: asking one more run costs more than sorting
+    #: so few rows again.
+    small_run_rows: int = 512
     #: Files by time that one run of rows becomes, at most.
     cuts: int = 8
     #: Groups of files that are merged into one.
@@ -183,6 +186,7 @@ _TINY: Final = StateLimits(
     region_file_bytes=1 << 13,
     spill_part=0,
     spilled_bytes=0,
+    small_run_rows=2,
     cuts=3,
     fan=2,
     halved_bytes=1000,

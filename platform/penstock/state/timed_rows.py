@@ -49,6 +49,7 @@ class TimedRows:
     def __init__(self, source: FrozenSource, spec: TimedSpec, state: RowState, area: SpillArea | None = None) -> None:
         """No rows; `load` brings in restored ones; without an `area` all of them stay in memory."""
         self.source = source
+        self._small_rows = source.limits.small_run_rows
         self.spec = spec
         self._state = state
         self._area = area
@@ -326,9 +327,9 @@ class TimedRows:
             self._merging = None
 
     def _put(self, slots: I32, times: I64, values: list[pa.Array]) -> None:
-        """Make a run of rows; runs that are not twice as large as the next are merged with it."""
+        """Make a run of rows; runs that are small, or not twice as large as the next, are merged with it."""
         new = Run.of(slots, times, values)
-        while self._runs and len(self._runs[-1].slots) <= 2 * len(new.slots):
+        while self._runs and len(self._runs[-1].slots) <= max(self._small_rows, 2 * len(new.slots)):
             if self._runs[-1].spilled is not None or self._runs[-1].size + new.size > _MOST_BYTES:
                 break
             last = self._runs.pop().without(self._cleaned)
