@@ -97,6 +97,16 @@ JOBS = {
         "state 'last': field 'value' does not fit int64",
         "correct",
     ),
+    "a method that a state has not": (
+        STATE.format(line="self.last.get()"),
+        r"no attribute 'get' at \S+:\d+ in process",
+        "there are: clear, update, value",
+    ),
+    "a method without its call": (
+        STATE.format(line="self.last.update(self.last.value + row.amount)"),
+        r"'method' and 'int' at \S+:\d+ in process",
+        r"put \(\) behind its name",
+    ),
     "a timer by a float": (
         STATE.format(line="ctx.timers.event(1.5)"),
         "a timer's time is 1.5",

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.errors import JobFailedError, PenstockError, UsageError
+from penstock.core.names import misuse
 from penstock.graph.executor import JobResult
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.graph.job_graph import JobGraph
+
+_TRACEBACK = "PENSTOCK_TRACEBACK=1 prints the whole traceback"
 
 
 class _Planned:
@@ -89,7 +92,7 @@ def execute_file(job: Path) -> None:
         if os.environ.get("PENSTOCK_TRACEBACK"):
             raise
         msg = f"{_place(error, job)}: {type(error).__name__}: {error}"
-        raise UsageError(msg, hint="" if msg.endswith(")") else _hint_of(error)) from error
+        raise UsageError(msg, hint="" if msg.endswith(")") else misuse(error) or _TRACEBACK) from error
 
 
 def _forget_namesakes(folder: Path) -> None:
@@ -107,15 +110,6 @@ def _located(error: PenstockError, job: Path) -> PenstockError:
     located = type(error)(f"{_place(error, job)}: {error.message}", hint=error.hint)
     located.__cause__ = error
     return located
-
-
-def _hint_of(error: Exception) -> str:
-    """Return the way out: of an unknown attribute of ours the nearest one and all that there are."""
-    if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("penstock."):
-        from penstock.core.names import near
-
-        return near(str(error.name), [name for name in dir(error.obj) if not name.startswith("_")])
-    return "PENSTOCK_TRACEBACK=1 prints the whole traceback"
 
 
 def _place(error: BaseException, job: Path) -> str:

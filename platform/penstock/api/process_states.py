@@ -24,6 +24,7 @@ from penstock.operators.keyed_collections import ListState, MapState
 from penstock.operators.migrate import MigrateValues
 from penstock.operators.operator_state import MODES, OperatorListState, UnionState, saved_schema
 from penstock.operators.process_function import ValueState
+from penstock.operators.state_cells import Declaration, declaration_of
 from penstock.operators.state_ttl import ttl_options
 
 _TYPES = "int, float, bool, str, bytes, datetime, date, Decimal with ps.Precision, a tuple or row type of these"
@@ -94,41 +95,43 @@ def _state(name: str, state: Any, annotated: Any, where: str) -> DeclaredState:
     if get_origin(annotated) is not type(state) or not args:
         msg = f"{where} has no type"
         raise GraphError(msg, hint=f"annotate it: {name}: {_WRITTEN[type(state)]}")
-    ttl = ttl_options(state.ttl, where)
+    declared = declaration_of(state)
+    ttl = ttl_options(declared.ttl, where)
     if isinstance(state, ListState):
         schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=True)
         _require_constant(row_type, where)
-        old, function = _migrating(name, state, where)
+        old, function = _migrating(name, declared, where)
         return DeclaredState(schema, {"kind": "list", **ttl, **old}, {name: row_type, **function})
     if isinstance(state, (MapState, BroadcastState)):
         keys, key_type = _key_columns(args[0], where)
         schema, row_type = _columns(args[1], f"{where}: its value", where, nullable=True)
         _require_constant(row_type, where)
         name_of_kind = BROADCAST if isinstance(state, BroadcastState) else "map"
-        old, function = ({}, {}) if isinstance(state, BroadcastState) else _migrating(name, state, where)
+        old, function = ({}, {}) if isinstance(state, BroadcastState) else _migrating(name, declared, where)
         kind = {"kind": name_of_kind, "keys": schema_to_text(keys), **ttl, **old}
         return DeclaredState(schema, kind, {name: row_type, (name, "key"): key_type, **function})
     if isinstance(state, OperatorListState):
         schema, row_type = _columns(args[0], f"{where}: its element", where, nullable=False)
         kind_name = "union" if isinstance(state, UnionState) else "operator_list"
-        return DeclaredState(evolving(schema, row_type, state.renamed, where), {"kind": kind_name}, {name: row_type})
+        return DeclaredState(evolving(schema, row_type, declared.renamed, where), {"kind": kind_name}, {name: row_type})
     if isinstance(state, AggregatingState):
-        schema, row_type = _columns(_accumulator(state, where), f"{where}: its accumulator", where, nullable=False)
+        kept = _accumulator(declared.fold, where)
+        schema, row_type = _columns(kept, f"{where}: its accumulator", where, nullable=False)
         return DeclaredState(schema, {"kind": "aggregating", **ttl}, {name: row_type})
     schema, row_type = _columns(args[0], f"{where}: its value", where, nullable=False)
     if isinstance(state, ReducingState):
-        if not callable(state.function):
-            raise GraphError(f"{where}: {state.function!r} is no function", hint=f"{_WRITTEN[ReducingState]}")
+        if not callable(declared.fold):
+            raise GraphError(f"{where}: {declared.fold!r} is no function", hint=f"{_WRITTEN[ReducingState]}")
         return DeclaredState(schema, {"kind": "reducing", **ttl}, {name: row_type})
-    evolved, types = evolving(schema, row_type, state.renamed, where), {name: row_type}
-    old, function = _migrating(name, state, where)
+    evolved, types = evolving(schema, row_type, declared.renamed, where), {name: row_type}
+    old, function = _migrating(name, declared, where)
     kind = {"kind": "value", **old, **ttl} if old else ttl
     return DeclaredState(evolved, kind, {**types, **function})
 
 
-def _migrating(name: str, state: Any, where: str) -> tuple[dict[str, Any], dict[Any, Any]]:
+def _migrating(name: str, declared: Declaration, where: str) -> tuple[dict[str, Any], dict[Any, Any]]:
     """Return what the config says of a state's migration, and what the payload carries of it; nothing without one."""
-    migration = state.migrate
+    migration: Any = declared.migrate
     if migration is None:
         return {}, {}
     if not isinstance(migration, MigrateValues) or not callable(migration.function):
@@ -138,9 +141,8 @@ def _migrating(name: str, state: Any, where: str) -> tuple[dict[str, Any], dict[
     return {"migrates": schema_to_text(was)}, {(name, "migrate"): migration}
 
 
-def _accumulator(state: AggregatingState[Any, Any], where: str) -> Any:
+def _accumulator(aggregator: Any, where: str) -> Any:
     """Return the type of an aggregator's accumulator."""
-    aggregator = state.aggregator
     missing = [name for name in ("create_accumulator", "add", "get_result") if not hasattr(aggregator, name)]
     if missing or isinstance(aggregator, type):
         raise GraphError(

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from typing import Any
+
+_METHOD = """['"](?:builtin_function_or_)?method['"]"""
+#: What Python says of an operation on a method; an argument that is named `method` is none.
+_ON_A_METHOD = re.compile(rf"\b(?:operand|between|not|type)\b.*{_METHOD}|{_METHOD} object")
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -13,3 +19,15 @@ def near(name: str, known: Iterable[str]) -> str:
     close = difflib.get_close_matches(name, names, n=1)
     listed = f"there are: {', '.join(names)}" if names else "there are none"
     return f"did you mean {close[0]!r}? {listed}" if close else listed
+
+
+def misuse(error: BaseException) -> str:
+    """Return a hint for an error of Python: an unknown name on an object of ours, a method without its call."""
+    if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("penstock."):
+        found: Any = error.obj
+        # of a named tuple, such as a row that we have made, nobody looks for `count` and `index`
+        hidden: set[str] = set(dir(tuple)) - set(found._fields) if isinstance(error.obj, tuple) else set()
+        return near(str(error.name), [n for n in dir(found) if not n.startswith("_") and n not in hidden])
+    if isinstance(error, TypeError) and _ON_A_METHOD.search(str(error)):
+        return "a method is used without its call: put () behind its name, as in self.state.value()"
+    return ""

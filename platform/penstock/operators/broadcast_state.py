@@ -7,7 +7,7 @@ back: the rows up to a barrier are the same everywhere. Bound by `penstock.opera
 from __future__ import annotations
 
 import base64
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from penstock.core.evolution import NAME, fits_by_name, shown_by_name
 from penstock.core.names import near
 from penstock.core.schema import schema_from_text
 from penstock.operators.process_collections import ObjectCodec
+from penstock.operators.state_cells import PLAIN, Declaration
 from penstock.state.row_columns import plain_values
 
 if TYPE_CHECKING:
@@ -31,34 +32,43 @@ V = TypeVar("V")
 BROADCAST = "broadcast"
 
 
-class BroadcastState(Generic[K, V]):
-    """A map that is the same in every subtask: `rules: ps.BroadcastState[str, Rule] = ps.broadcast_state()`."""
+class BroadcastEntries:
+    """What a `BroadcastState` holds, and whether it may be changed now."""
 
     __slots__ = ("entries", "name", "writable")
 
-    #: As of every state; this one has no time-to-live.
-    ttl: ClassVar[None] = None
-
-    def __init__(self) -> None:
-        """A declaration; what the function is given is a copy of its own."""
-        self.name = ""
-        self.entries: dict[K, V] = {}
+    def __init__(self, name: str = "") -> None:
+        """Empty; a declaration learns its name when its class is made."""
+        self.name = name
+        self.entries: dict[Any, Any] = {}
         self.writable = False
 
+
+class BroadcastState(Generic[K, V]):
+    """A map that is the same in every subtask: `rules: ps.BroadcastState[str, Rule] = ps.broadcast_state()`."""
+
+    __slots__ = ("_declaration", "_entries", "_held")
+
+    def __init__(self, held: BroadcastEntries) -> None:
+        """Made by `ps.broadcast_state` as a declaration, and by the operator for its subtask."""
+        self._declaration: Declaration = PLAIN
+        self._held = held
+        self._entries: dict[K, V] = held.entries
+
     def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+        self._held.name = name
 
     def get(self, key: K) -> V | None:
         """Return a key's value; None when it has none."""
-        return self.entries.get(key)
+        return self._entries.get(key)
 
     def contains(self, key: K) -> bool:
         """Return whether a key has a value."""
-        return key in self.entries
+        return key in self._entries
 
     def items(self) -> Iterator[tuple[K, V]]:
         """Return all keys with their values; do not change the state meanwhile."""
-        return iter(self.entries.items())
+        return iter(self._entries.items())
 
     def put(self, key: K, value: V) -> None:
         """Set a key's value; only in `process_broadcast`."""
@@ -73,10 +83,10 @@ class BroadcastState(Generic[K, V]):
         self._changing().clear()
 
     def _changing(self) -> dict[K, V]:
-        if not self.writable:
-            msg = f"broadcast state {self.name!r} can only be changed in process_broadcast"
+        if not self._held.writable:
+            msg = f"broadcast state {self._held.name!r} can only be changed in process_broadcast"
             raise UsageError(msg, hint="the rows of a key are seen by one subtask, and the state must be alike in all")
-        return self.entries
+        return self._entries
 
 
 def broadcast_state() -> BroadcastState[Any, Any]:
@@ -84,7 +94,7 @@ def broadcast_state() -> BroadcastState[Any, Any]:
 
     Types of keys and values are those of `ps.map_state`.
     """
-    return BroadcastState()
+    return BroadcastState(BroadcastEntries())
 
 
 class BroadcastContext:
@@ -122,8 +132,9 @@ class BoundBroadcast:
 
     def __init__(self, name: str, declared: StateConfig, types: StateTypes) -> None:
         """Empty; `restore` fills it."""
-        self.handle: BroadcastState[Any, Any] = BroadcastState()
-        self.handle.name = name
+        self.name = name
+        self._held = BroadcastEntries(name)
+        self.handle: BroadcastState[Any, Any] = BroadcastState(self._held)
         assert declared.keys is not None  # noqa: S101 - the API has read them
         self._keys = ObjectCodec(declared.keys, types.keys, f"{declared.where}: key")
         self._values = ObjectCodec(declared.values, types.values, declared.where)
@@ -134,22 +145,26 @@ class BoundBroadcast:
     def begin(self, slots: I32) -> None:
         """The next calls are for rows of keys, whatever keys these are."""
         del slots
-        self.handle.writable = False
+        self._held.writable = False
+
+    def begin_broadcast(self) -> None:
+        """The next calls are for rows of the broadcast stream."""
+        self._held.writable = True
 
     def write_back(self) -> None:
         """Nothing is to be saved by key."""
 
     def saved(self) -> dict[str, str]:
         """Return the entries as an item of an operator state: an Arrow IPC stream, base64."""
-        entries = self.handle.entries
+        entries = self._held.entries
         if not entries:
-            return {"state": self.handle.name, "rows": ""}
+            return {"state": self.name, "rows": ""}
         arrays = [*self._keys.encode(list(entries))[0], *self._values.encode(list(entries.values()))[0]]
         rows = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, rows.schema) as writer:
             writer.write_batch(rows)
-        return {"state": self.handle.name, "rows": base64.b64encode(sink.getvalue()).decode()}
+        return {"state": self.name, "rows": base64.b64encode(sink.getvalue()).decode()}
 
     def restore(self, item: dict[str, str]) -> None:
         """Take up what `saved` has returned.
@@ -167,7 +182,7 @@ class BoundBroadcast:
         for rows in reader:
             columns = [plain_values(column) for column in rows.columns]
             keys, values = self._keys.decode(columns[: self._width]), self._values.decode(columns[self._width :])
-            self.handle.entries.update(zip(keys, values, strict=True))
+            self._held.entries.update(zip(keys, values, strict=True))
 
 
 def require_declared(saved: dict[str, dict[str, str]], bound: Sequence[object], where: str) -> None:
@@ -176,7 +191,7 @@ def require_declared(saved: dict[str, dict[str, str]], bound: Sequence[object], 
     Raises:
         StateMismatchError: they are of a state that is not among the bound ones.
     """
-    names = [state.handle.name for state in bound if isinstance(state, BoundBroadcast)]
+    names = [state.name for state in bound if isinstance(state, BoundBroadcast)]
     for name, item in saved.items():
         if item["rows"] and name not in names:
             msg = f"{where}: the snapshot holds broadcast state {name!r}, which the function does not declare"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from penstock.operators.process_function import ValueState
+from penstock.operators.process_function import ValueState, value_state
+from penstock.operators.state_cells import Declaration, declaration_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,74 +46,61 @@ class Aggregator(Protocol[In_contra, Acc, Out_co]):
 class ReducingState(Generic[T]):
     """One value for every key that others are reduced into: `most: ps.ReducingState[int] = ps.reducing_state(max)`."""
 
-    __slots__ = ("function", "held", "name", "ttl")
+    __slots__ = ("_declaration", "_function", "_reduced")
 
-    def __init__(self, function: Callable[[T, T], T]) -> None:
-        """A declaration; what the operator binds to a batch is a copy of its own."""
-        self.name = ""
-        self.ttl: Any = None
-        self.function = function
-        #: What has been reduced.
-        self.held: ValueState[T] = ValueState()
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    def __init__(self, declaration: Declaration, reduced: ValueState[T]) -> None:
+        """Made by `ps.reducing_state` as a declaration, and by `over`."""
+        self._declaration = declaration
+        self._function: Callable[[T, T], T] = declaration.fold
+        self._reduced = reduced
 
     def add(self, value: T) -> None:
         """Reduce a value into the current key's: `function(what there is, value)`; the first is kept as it is."""
-        held = self.held.value()
-        self.held.update(value if held is None else self.function(held, value))
+        reduced = self._reduced.value()
+        self._reduced.update(value if reduced is None else self._function(reduced, value))
 
     def get(self) -> T | None:
         """Return what the current key's values were reduced to; None when there was none."""
-        return self.held.value()
+        return self._reduced.value()
 
     def clear(self) -> None:
         """Forget the current key's values."""
-        self.held.clear()
-
-    def over(self, held: ValueState[Any]) -> ReducingState[T]:
-        """Return a handle for the function that is bound to this value."""
-        made: ReducingState[T] = ReducingState(self.function)
-        made.name, made.held = self.name, held
-        return made
+        self._reduced.clear()
 
 
 class AggregatingState(Generic[In, Out]):
     """One accumulator for every key: `mean: ps.AggregatingState[int, float] = ps.aggregating_state(Mean())`."""
 
-    __slots__ = ("aggregator", "held", "name", "ttl")
+    __slots__ = ("_accumulator", "_aggregator", "_declaration")
 
-    def __init__(self, aggregator: Aggregator[In, Any, Out]) -> None:
-        """A declaration; what the operator binds to a batch is a copy of its own."""
-        self.name = ""
-        self.ttl: Any = None
-        self.aggregator = aggregator
-        #: The accumulator.
-        self.held: ValueState[Any] = ValueState()
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    def __init__(self, declaration: Declaration, accumulator: ValueState[Any]) -> None:
+        """Made by `ps.aggregating_state` as a declaration, and by `over`."""
+        self._declaration = declaration
+        self._aggregator: Aggregator[In, Any, Out] = declaration.fold
+        self._accumulator = accumulator
 
     def add(self, value: In) -> None:
         """Add a value to the current key's accumulator."""
-        held, aggregator = self.held.value(), self.aggregator
-        self.held.update(aggregator.add(value, aggregator.create_accumulator() if held is None else held))
+        held, aggregator = self._accumulator.value(), self._aggregator
+        self._accumulator.update(aggregator.add(value, aggregator.create_accumulator() if held is None else held))
 
     def get(self) -> Out | None:
         """Return the result of the current key's accumulator; None when nothing was added."""
-        held = self.held.value()
-        return None if held is None else self.aggregator.get_result(held)
+        held = self._accumulator.value()
+        return None if held is None else self._aggregator.get_result(held)
 
     def clear(self) -> None:
         """Forget the current key's accumulator."""
-        self.held.clear()
+        self._accumulator.clear()
 
-    def over(self, held: ValueState[Any]) -> AggregatingState[In, Out]:
-        """Return a handle for the function that is bound to this accumulator."""
-        made = AggregatingState(self.aggregator)
-        made.name, made.held = self.name, held
-        return made
+
+def over(
+    declared: ReducingState[Any] | AggregatingState[Any, Any], held: ValueState[Any]
+) -> ReducingState[Any] | AggregatingState[Any, Any]:
+    """Return a state that folds as a declared one does, into this value."""
+    if isinstance(declared, ReducingState):
+        return ReducingState(declaration_of(declared), held)
+    return AggregatingState(declaration_of(declared), held)
 
 
 def reducing_state(function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> ReducingState[Any]:
@@ -120,9 +108,7 @@ def reducing_state(function: Callable[[Any, Any], Any], *, ttl: TimeToLive = Non
 
     `function(old, new)` returns a value of the annotation's type, any that `ps.value_state` takes, as is `ttl`.
     """
-    made: ReducingState[Any] = ReducingState(function)
-    made.ttl = ttl
-    return made
+    return ReducingState(Declaration(ttl=ttl, fold=function), value_state())
 
 
 def aggregating_state(aggregator: Aggregator[In, Any, Out], *, ttl: TimeToLive = None) -> AggregatingState[In, Out]:
@@ -130,6 +116,4 @@ def aggregating_state(aggregator: Aggregator[In, Any, Out], *, ttl: TimeToLive =
 
     Saved is the accumulator, of the type that `create_accumulator` is annotated with; `ttl` as for `ps.value_state`.
     """
-    made = AggregatingState(aggregator)
-    made.ttl = ttl
-    return made
+    return AggregatingState(Declaration(ttl=ttl, fold=aggregator), value_state())

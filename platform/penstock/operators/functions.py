@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import PenstockError
+from penstock.core.names import misuse
 from penstock.core.schema import schema_from_text
 from penstock.operators.columns import TS_FIELD, ColumnError, assemble, conform, ts_of, without_ts
 from penstock.operators.garbage import collector_paused
@@ -50,7 +51,7 @@ class FunctionLoadError(PenstockError):
 
 
 def user_error(where: str, error: BaseException) -> UserFunctionError:
-    """Return `error` as a `UserFunctionError`, with our own frames taken off its traceback."""
+    """Return `error` as a `UserFunctionError`, with our own frames taken off its traceback; a hint if one is known."""
     frames = error.__traceback__
     while frames is not None and _is_ours(frames) and frames.tb_next is not None:
         frames = frames.tb_next
@@ -59,7 +60,7 @@ def user_error(where: str, error: BaseException) -> UserFunctionError:
     for frame in traceback.extract_tb(frames):
         place = f" at {frame.filename}:{frame.lineno} in {frame.name}"
         break
-    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {_in_a_line(error)}{place}")
+    wrapped = UserFunctionError(f"{where}: {type(error).__name__}: {_in_a_line(error)}{place}", hint=misuse(error))
     wrapped.__cause__ = error
     return wrapped
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from penstock.operators.process_function import Current, unbound
+from penstock.operators.state_cells import PLAIN, Cells, Current, Declaration
 
 if TYPE_CHECKING:
     from penstock.operators.migrate import MigrateValues
@@ -60,29 +60,35 @@ class Elements(Sequence[T]):
         return repr(self._list)
 
 
-class ListState(Generic[T]):
-    """A list for every key; declared as a class attribute: `last: ps.ListState[int] = ps.list_state()`."""
+class ListChanges:
+    """What a `ListState` notes of the keys of a batch, for the engine to write back."""
 
-    __slots__ = ("cleared", "current", "load", "migrate", "name", "places", "read", "starts", "ttl")
+    __slots__ = ("cleared", "read", "starts")
 
     def __init__(self) -> None:
-        """A declaration; what the operator binds to a batch is a copy of its own."""
-        self.name = ""
-        self.current = Current()
-        self.load: Callable[[], list[Any]] = unbound
-        #: By place of the key in the batch; None until the first one is asked for.
-        self.places: list[Any] | None = None
+        """Nothing has changed."""
         #: With a time-to-live: places that were read.
         self.read: set[int] = set()
-        self.ttl: Any = None
-        self.migrate: MigrateValues | None = None
         #: Place -> how many elements are saved already: those behind are new.
         self.starts: dict[int, int] = {}
         #: Places whose saved elements are all gone.
         self.cleared: set[int] = set()
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+
+class ListState(Generic[T]):
+    """A list for every key; declared as a class attribute: `last: ps.ListState[int] = ps.list_state()`."""
+
+    __slots__ = ("_cells", "_changes", "_current", "_declaration", "_lists", "_starts")
+
+    def __init__(self, cells: Cells, changes: ListChanges, declaration: Declaration = PLAIN) -> None:
+        """Made by `ps.list_state` as a declaration, and by the operator for its keys."""
+        self._cells = cells
+        self._changes = changes
+        self._declaration = declaration
+        # What every call needs, in one step.
+        self._current = cells.current
+        self._lists = cells.items
+        self._starts = changes.starts
 
     def append(self, value: T) -> None:
         """Add an element at the end."""
@@ -106,10 +112,10 @@ class ListState(Generic[T]):
     def clear(self) -> None:
         """Remove all elements."""
         if self._found():
-            at = self.current.at
-            self.places[at] = None  # type: ignore[index] # loaded
-            self.starts[at] = 0
-            self.cleared.add(at)
+            at = self._current.at
+            self._lists[at] = None
+            self._starts[at] = 0
+            self._changes.cleared.add(at)
 
     def __len__(self) -> int:
         return len(self._here() or ())
@@ -136,20 +142,35 @@ class ListState(Generic[T]):
 
     def _found(self) -> list[T] | None:
         try:
-            found: list[T] | None = self.places[self.current.at]  # type: ignore[index] # None: the first call
-        except TypeError:
-            self.places = self.load()
-            found = self.places[self.current.at]
+            found: list[T] | None = self._lists[self._current.at]
+        except IndexError:  # the first call
+            self._cells.fill()
+            found = self._lists[self._current.at]
         return found
 
     def _own(self) -> list[T]:
         """Return the list of the current key, which is going to grow."""
-        elements, at = self._found(), self.current.at
+        elements, at = self._found(), self._current.at
         if elements is None:
-            elements = self.places[at] = []  # type: ignore[index] # loaded
-        if at not in self.starts:
-            self.starts[at] = len(elements)
+            elements = self._lists[at] = []
+        if at not in self._starts:
+            self._starts[at] = len(elements)
         return elements
+
+
+class MapChanges:
+    """What a `MapState` notes of the keys of a batch, for the engine to write back."""
+
+    __slots__ = ("changed", "cleared", "read")
+
+    def __init__(self) -> None:
+        """Nothing has changed."""
+        #: With a time-to-live: place -> map keys that were read.
+        self.read: dict[int, dict[Any, None]] = {}
+        #: Place -> map keys that were put or removed.
+        self.changed: dict[int, dict[Any, None]] = {}
+        #: Places whose saved entries are all gone.
+        self.cleared: set[int] = set()
 
 
 class MapState(Generic[K, V]):
@@ -158,28 +179,27 @@ class MapState(Generic[K, V]):
     Iteration has the rules of a dict. Its order is that of insertion, and after a restart another one.
     """
 
-    __slots__ = ("changed", "cleared", "current", "load", "migrate", "name", "normal", "places", "read", "ttl")
+    __slots__ = ("_cells", "_changed", "_changes", "_current", "_declaration", "_maps", "_normal")
 
-    def __init__(self) -> None:
-        """A declaration; what the operator binds to a batch is a copy of its own."""
-        self.name = ""
-        self.current = Current()
-        self.load: Callable[[], list[Any]] = unbound
-        #: By place of the key in the batch; None until the first one is asked for.
-        self.places: list[Any] | None = None
-        #: With a time-to-live: place -> map keys that were read.
-        self.read: dict[int, dict[Any, None]] = {}
-        self.ttl: Any = None
-        self.migrate: MigrateValues | None = None
-        #: Place -> map keys that were put or removed.
-        self.changed: dict[int, dict[Any, None]] = {}
-        #: Places whose saved entries are all gone.
-        self.cleared: set[int] = set()
-        #: For map keys that are equal as columns, but not as objects.
-        self.normal: Callable[[Any], Any] | None = None
+    def __init__(
+        self,
+        cells: Cells,
+        changes: MapChanges,
+        normal: Callable[[Any], Any] | None = None,
+        declaration: Declaration = PLAIN,
+    ) -> None:
+        """Made by `ps.map_state` as a declaration, and by the operator for its keys.
 
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+        `normal` is for map keys that are equal as columns, but not as objects.
+        """
+        self._cells = cells
+        self._changes = changes
+        self._normal = normal
+        self._declaration = declaration
+        # What every call needs, in one step.
+        self._current = cells.current
+        self._maps = cells.items
+        self._changed = changes.changed
 
     @overload
     def get(self, key: K) -> V | None: ...
@@ -190,28 +210,28 @@ class MapState(Generic[K, V]):
     def get(self, key: K, default: Any = None) -> Any:
         """Return the value of a map key, `default` where there is none."""
         try:
-            entries = self.places[self.current.at]  # type: ignore[index] # None is the case of the first call
-        except TypeError:
+            entries = self._maps[self._current.at]
+        except IndexError:  # the first call
             entries = self._here()
         if entries is None:
             return default
-        return entries.get(key if self.normal is None else self.normal(key), default)
+        return entries.get(key if self._normal is None else self._normal(key), default)
 
     def put(self, key: K, value: V) -> None:
         """Set the value of a map key."""
-        at = self.current.at
+        at = self._current.at
         try:
-            entries = self.places[at]  # type: ignore[index] # None is the case of the first call
-        except TypeError:
+            entries = self._maps[at]
+        except IndexError:  # the first call
             entries = self._here()
         if entries is None:
-            entries = self.places[at] = {}  # type: ignore[index] # loaded
-        if self.normal is not None:
-            key = self.normal(key)
+            entries = self._maps[at] = {}
+        if self._normal is not None:
+            key = self._normal(key)
         entries[key] = value
-        changed = self.changed.get(at)
+        changed = self._changed.get(at)
         if changed is None:
-            self.changed[at] = {key: None}
+            self._changed[at] = {key: None}
         else:
             changed[key] = None
 
@@ -236,23 +256,23 @@ class MapState(Generic[K, V]):
         Raises:
             KeyError: it is not there and no default is given.
         """
-        if self.normal is not None:
-            key = self.normal(key)
+        if self._normal is not None:
+            key = self._normal(key)
         entries = self._here()
         if entries is None or key not in entries:
             if default is MISSING:
                 raise KeyError(key)
             return default
-        self.changed.setdefault(self.current.at, {})[key] = None
+        self._changed.setdefault(self._current.at, {})[key] = None
         return entries.pop(key)
 
     def clear(self) -> None:
         """Remove all entries."""
         if self._here():
-            at = self.current.at
-            self.places[at] = None  # type: ignore[index] # loaded
-            self.changed[at] = {}
-            self.cleared.add(at)
+            at = self._current.at
+            self._maps[at] = None
+            self._changed[at] = {}
+            self._changes.cleared.add(at)
 
     def keys(self) -> KeysView[K]:
         """Return the current key's map keys."""
@@ -289,10 +309,10 @@ class MapState(Generic[K, V]):
 
     def _here(self) -> dict[K, V] | None:
         try:
-            found: dict[K, V] | None = self.places[self.current.at]  # type: ignore[index] # None: the first call
-        except TypeError:
-            self.places = self.load()
-            found = self.places[self.current.at]
+            found: dict[K, V] | None = self._maps[self._current.at]
+        except IndexError:  # the first call
+            self._cells.fill()
+            found = self._maps[self._current.at]
         return found
 
 
@@ -303,10 +323,7 @@ def list_state(*, ttl: TimeToLive = None, migrate: MigrateValues | None = None) 
     `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every element is gone so long after it was added. Elements of an older
     version become those of today by a function: `migrate=ps.migrate(function, was=Old)`.
     """
-    made: ListState[Any] = ListState()
-    made.migrate = migrate
-    made.ttl = ttl
-    return made
+    return ListState(Cells(Current()), ListChanges(), Declaration(ttl=ttl, migrate=migrate))
 
 
 def map_state(*, ttl: TimeToLive = None, migrate: MigrateValues | None = None) -> MapState[Any, Any]:
@@ -316,7 +333,4 @@ def map_state(*, ttl: TimeToLive = None, migrate: MigrateValues | None = None) -
     elements of a list. With `ttl` (`"1h"`, or a `ps.StateTtlConfig`) every entry is gone so long after it was put.
     `migrate` is for the values, as of a list.
     """
-    made: MapState[Any, Any] = MapState()
-    made.migrate = migrate
-    made.ttl = ttl
-    return made
+    return MapState(Cells(Current()), MapChanges(), declaration=Declaration(ttl=ttl, migrate=migrate))

@@ -7,7 +7,7 @@ Declared on a `ps.ProcessFunction`, bound by `penstock.operators.plain_process`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -18,6 +18,7 @@ from penstock.core.schema import schema_from_text, schema_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.operators.functions import UserFunctionError
 from penstock.operators.process_values import ValueCodec
+from penstock.operators.state_cells import PLAIN, Declaration
 from penstock.operators.state_items import from_items, to_items
 from penstock.state.row_columns import plain_values
 from penstock.state.row_spec import RowSpec
@@ -30,50 +31,56 @@ T = TypeVar("T")
 MODES = {"operator_list": "list", "union": "union"}
 
 
+class OperatorElements:
+    """What an `OperatorListState` or a `UnionState` holds."""
+
+    __slots__ = ("elements", "looked_at", "restored")
+
+    def __init__(self) -> None:
+        """Nothing yet."""
+        self.elements: list[Any] = []
+        #: Of a union: what the function has to look at in `open`, and whether it has.
+        self.restored: tuple[Any, ...] = ()
+        self.looked_at = True
+
+
 class OperatorListState(Generic[T]):
     """Elements of this subtask, in order; at a restart with another parallelism dealt out anew, each to one subtask."""
 
-    __slots__ = ("elements", "name", "renamed")
+    __slots__ = ("_declaration", "_held")
 
-    #: As of every state; this one has no time-to-live.
-    ttl: ClassVar[None] = None
-
-    def __init__(self) -> None:
-        """A declaration; what the function is given is a copy of its own."""
-        self.name = ""
-        self.elements: list[T] = []
-        self.renamed: dict[str, str] = {}
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    def __init__(self, held: OperatorElements, declaration: Declaration = PLAIN) -> None:
+        """Made as a declaration, and by the operator for its subtask."""
+        self._held = held
+        self._declaration = declaration
 
     def get(self) -> list[T]:
         """Return this subtask's elements, as a list of their own."""
-        return list(self.elements)
+        return list(self._held.elements)
 
     def add(self, element: T) -> None:
         """Append an element."""
-        self.elements.append(element)
+        self._held.elements.append(element)
 
     def extend(self, elements: Iterable[T]) -> None:
         """Append elements."""
-        self.elements.extend(elements)
+        self._held.elements.extend(elements)
 
     def set(self, elements: Iterable[T]) -> None:
         """Put these in place of all elements."""
-        self.elements = list(elements)
+        self._held.elements = list(elements)
 
     def clear(self) -> None:
         """Remove all elements."""
-        self.elements = []
+        self._held.elements = []
 
     def __len__(self) -> int:
         """How many elements this subtask has."""
-        return len(self.elements)
+        return len(self._held.elements)
 
     def __iter__(self) -> Iterator[T]:
         """Iterate over this subtask's elements; do not change the state meanwhile."""
-        return iter(self.elements)
+        return iter(self._held.elements)
 
 
 class UnionState(OperatorListState[T]):
@@ -83,23 +90,13 @@ class UnionState(OperatorListState[T]):
     lose them all at the next checkpoint, so the job fails.
     """
 
-    __slots__ = ("_restored", "looked_at")
-
-    def __init__(self) -> None:
-        """A declaration."""
-        super().__init__()
-        self._restored: tuple[T, ...] = ()
-        self.looked_at = True
+    __slots__ = ()
 
     @property
     def restored(self) -> tuple[T, ...]:
         """All elements that the subtasks had saved, in the order of subtasks; empty at a first start."""
-        self.looked_at = True
-        return self._restored
-
-    def give(self, restored: Sequence[T]) -> None:
-        """What the function has to look at; called before `open`."""
-        self._restored, self.looked_at = tuple(restored), not restored
+        self._held.looked_at = True
+        return self._held.restored
 
 
 def operator_list_state(*, renamed: dict[str, str] | None = None) -> OperatorListState[Any]:
@@ -107,16 +104,12 @@ def operator_list_state(*, renamed: dict[str, str] | None = None) -> OperatorLis
 
     Types of elements, and how their fields may change between versions of a job, are those of `ps.value_state`.
     """
-    made: OperatorListState[Any] = OperatorListState()
-    made.renamed = dict(renamed or {})
-    return made
+    return OperatorListState(OperatorElements(), Declaration(renamed=dict(renamed or {})))
 
 
 def union_state(*, renamed: dict[str, str] | None = None) -> UnionState[Any]:
     """Declare a union: `offsets: ps.UnionState[tuple[str, int]] = ps.union_state()`; types as of a list by subtask."""
-    made: UnionState[Any] = UnionState()
-    made.renamed = dict(renamed or {})
-    return made
+    return UnionState(OperatorElements(), Declaration(renamed=dict(renamed or {})))
 
 
 def saved_schema(values: pa.Schema, kind: str, evolution: Evolution | None = None) -> pa.Schema:
@@ -132,8 +125,9 @@ class BoundOperatorState:
 
     def __init__(self, name: str, kind: str, values: pa.Schema, types: Any, where: str) -> None:
         """`kind` is a key of `MODES`, `types` the row type of its elements; empty: `restore` fills it."""
-        self.handle: OperatorListState[Any] = UnionState() if kind == "union" else OperatorListState()
-        self.handle.name = name
+        self.name = name
+        self._held, self._union = OperatorElements(), kind == "union"
+        self.handle: OperatorListState[Any] = (UnionState if self._union else OperatorListState)(self._held)
         self._where, self._mode = f"{where}: state {name!r}", MODES[kind]
         self._codec = ValueCodec(values, types, self._where)
         self._values, self._kind = values, kind
@@ -141,11 +135,11 @@ class BoundOperatorState:
 
     def saved(self, uid: str) -> OperatorStateSnapshot:
         """Return the elements as they stand in a snapshot."""
-        elements = self.handle.elements
+        elements = self._held.elements
         arrays = self._codec.encode(elements) if elements else []
         return OperatorStateSnapshot(
             uid=uid,
-            name=self.handle.name,
+            name=self.name,
             mode=self._mode,
             items=to_items(arrays, self._schema) if elements else (),
             schema=schema_to_text(self._schema),
@@ -163,10 +157,10 @@ class BoundOperatorState:
             self._schema = self._evolved(part, saved)
             rows = conform(from_items(part.items, saved), self._schema)
             found += self._codec.decode([plain_values(column.combine_chunks()) for column in rows.columns])
-        if isinstance(self.handle, UnionState):
-            self.handle.give(found)
+        if self._union:
+            self._held.restored, self._held.looked_at = tuple(found), not found
         else:
-            self.handle.elements = found
+            self._held.elements = found
 
     def require_looked_at(self) -> None:
         """Check, after `open`, that nothing is lost.
@@ -174,7 +168,7 @@ class BoundOperatorState:
         Raises:
             UserFunctionError: it is a union, elements were restored, and the function has not looked at them.
         """
-        if isinstance(self.handle, UnionState) and not self.handle.looked_at:
+        if not self._held.looked_at:
             msg = f"{self._where} was restored, and `open` has not looked at its `restored`: all of it would be lost"
             way = "add in open what concerns the subtask (other than in Flink a union's own elements begin empty)"
             raise UserFunctionError(msg, hint=f"{way}, or declare ps.operator_list_state()")
@@ -197,7 +191,7 @@ def restore_all(bound: Sequence[BoundOperatorState], restored: Sequence[Operator
     Raises:
         StateMismatchError: elements are left over, or were of a state of another kind.
     """
-    by_name = {state.handle.name: state for state in bound}
+    by_name = {state.name: state for state in bound}
     for part in restored:
         if part.items and part.name not in by_name:
             msg = f"{where}: the snapshot holds operator state {part.name!r}, which the function does not declare"

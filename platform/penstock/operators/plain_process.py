@@ -44,7 +44,7 @@ class PlainProcessOperator(Operator):
         ]
         restore_all(self._states, context.restored, self._where)
         for state in self._states:
-            setattr(function, state.handle.name, state.handle)
+            setattr(function, state.name, state.handle)
         self._decoder = RowDecoder(read_columns(context.input_schemas[0], row_type), row_type)
         sides = {tag: schema_from_text(text) for tag, text in spec.config["sides"].items()}
         self._output = ProcessOutput(schema_from_text(spec.output_schema), sides, self._where)

@@ -27,19 +27,19 @@ from penstock.operators.functions import load_function, user_error
 from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.process_function import (
-    Current,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
     OpenContext,
     ProcessContext,
     Timers,
-    forbid_use,
+    output_time,
 )
 from penstock.operators.process_output import ProcessOutput
 from penstock.operators.process_states import Home, bind_states
 from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.rows import RowDecoder, read_columns
+from penstock.operators.state_cells import Cells, Current
 from penstock.operators.timer_queue import TimerQueue
 from penstock.state.row_columns import python_values
 from penstock.state.ttl import TtlClock
@@ -95,11 +95,10 @@ class KeyedProcessOperator(Operator):
             raise GraphError(f"{self._where} needs keyed state", hint="key the stream before .process(...)")
         function, row_type, types = load_function(spec.payload, self._where)
         self._store = context.keyed_state
-        self._bind(context, function, types)
-        self._ways = _ways(context, function, row_type, self._context)
         sides = {tag: schema_from_text(text) for tag, text in spec.config.get("sides", {}).items()}
         self._output = ProcessOutput(schema_from_text(spec.output_schema), sides, self._where)
-        self._context.side_rows = self._output.sides
+        self._bind(context, function, types)
+        self._ways = _ways(context, function, row_type, self._context)
         try:
             function.open(OpenContext(context.job_name, context.subtask, context.parallelism))
         except Exception as error:
@@ -118,13 +117,14 @@ class KeyedProcessOperator(Operator):
         saved = {item["state"]: item for s in context.restored if s.name == BROADCAST for item in s.items}
         require_declared(saved, self._states, self._where)
         for bound in self._states:
-            if isinstance(bound, BoundBroadcast) and bound.handle.name in saved:
-                bound.restore(saved[bound.handle.name])
+            if isinstance(bound, BoundBroadcast) and bound.name in saved:
+                bound.restore(saved[bound.name])
         self._event, self._processing = TimerQueue(), TimerQueue()
         self._event_table, self._processing_table = self._state.timers("event"), self._state.timers("processing")
         self._store.check_all_declared()
         timers = Timers(self._current, self._event, self._processing)
-        self._context = ProcessContext(self._current, timers, context.clock)
+        self._keys = Cells(self._current)
+        self._context = ProcessContext(self._keys, timers, context.clock, self._output.sides)
         marks = [item for s in context.restored if s.name == _WATERMARK for item in s.items]
         # timers that were due at the cut and waited for the next watermark go on waiting
         self._watermarks = RangeWatermarks.restored(context.hash_range, marks)
@@ -154,10 +154,7 @@ class KeyedProcessOperator(Operator):
 
     def _process_broadcast(self, data: pa.RecordBatch, way: _Way, out: Collector) -> None:
         for state in self._states:
-            if isinstance(state, BoundBroadcast):
-                state.handle.writable = True
-            else:
-                forbid_use(state.handle)
+            state.begin_broadcast()
         self._run(way, data, [-1] * data.num_rows)
         self._output.emit(out)
 
@@ -242,7 +239,7 @@ class KeyedProcessOperator(Operator):
                     if len(emitted) != count:
                         count = len(emitted)
                         output.ends.append(count)
-                        output.times.append(context.output_time())
+                        output.times.append(output_time(context))
         except Exception as error:
             raise user_error(self._where, error) from error
 
@@ -258,7 +255,7 @@ class KeyedProcessOperator(Operator):
             columns = [python_values(array) for array in state.keys(distinct)]
             return columns[0] if len(columns) == 1 else list(zip(*columns, strict=True))
 
-        self._context.keys, self._context.key_loader = None, keys
+        self._keys.begin(keys)
 
     def _end(self, distinct: I32, out: Collector) -> None:
         """Write back what the function has changed, and emit what it has yielded."""

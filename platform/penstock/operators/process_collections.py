@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.types as pt
 
-from penstock.operators.keyed_collections import ListState, MapState
+from penstock.operators.keyed_collections import ListChanges, ListState, MapChanges, MapState
 from penstock.operators.migrate import keeps_all, migration_of
 from penstock.operators.process_values import ValueCodec
+from penstock.operators.state_cells import Cells, Current
 from penstock.operators.state_ttl import ReadListState, ReadMapState
 from penstock.state.row_columns import plain_values
 from penstock.state.row_spec import ENTRY
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.kernels.compile import I32
-    from penstock.operators.process_function import Current
     from penstock.operators.process_states import Home, StateConfig, StateTypes
     from penstock.state.entry_table import EntryTable
 
@@ -138,8 +138,7 @@ def bind_entries(
     table = home.state.entries(
         name, (fields, tuple(declared.values)), codec, declared.ttl, migration, lists=keys is None
     )
-    current = home.current
-    return BoundList(name, current, table, codec) if keys is None else BoundMap(name, current, table, codec)
+    return BoundList(home.current, table, codec) if keys is None else BoundMap(home.current, table, codec)
 
 
 def _entry_fields(schema: pa.Schema, row_type: type | None) -> tuple[pa.Field, ...]:
@@ -151,11 +150,10 @@ def _entry_fields(schema: pa.Schema, row_type: type | None) -> tuple[pa.Field, .
 class BoundList:
     """A `ListState` over its table, for the keys of one batch after another."""
 
-    def __init__(self, name: str, current: Current, table: EntryTable, codec: MapCodec) -> None:
+    def __init__(self, current: Current, table: EntryTable, codec: MapCodec) -> None:
         """Make the handle that the function is given."""
-        self.handle: ListState[Any] = ReadListState() if _on_read(table) else ListState()
-        self.handle.name = name
-        self.handle.current = current
+        self._cells, self._changes = Cells(current), ListChanges()
+        self.handle: ListState[Any] = (ReadListState if _on_read(table) else ListState)(self._cells, self._changes)
         self._table = table
         self._codec = codec
         self._slots: I32 = np.empty(0, np.int32)
@@ -163,35 +161,37 @@ class BoundList:
     def begin(self, slots: I32) -> None:
         """The next calls are for these keys."""
         self._slots = slots
-        handle = self.handle
-        handle.load, handle.places = self._load, None
+        self._cells.begin(self._load)
+
+    def begin_broadcast(self) -> None:
+        """The next calls are for rows that have no key."""
+        self._cells.forbid()
 
     def write_back(self) -> None:
         """Save what has changed."""
-        handle, table = self.handle, self._table
-        places, starts = handle.places, handle.starts
-        handle.places = None
-        if places is None:
+        changes, table = self._changes, self._table
+        places, starts = self._cells.take(), changes.starts
+        if not places:
             return
-        for at in handle.read:
+        for at in changes.read:
             if places[at]:
                 starts.setdefault(at, len(places[at]))
         if starts:
             self._save(places)
-        handle.read.clear()
-        handle.cleared.clear()
+        changes.read.clear()
+        changes.cleared.clear()
         starts.clear()
         if table.stamps is not None and table.stamps.ttl.return_expired:
             table.remove_expired(self._slots)
 
     def _save(self, places: list[Any]) -> None:
-        handle, table = self.handle, self._table
-        starts = np.fromiter(handle.starts.values(), np.int64, len(handle.starts))
-        lists = [places[at] or [] for at in handle.starts]
-        slots = self._slots[list(handle.starts)]
-        if handle.cleared:
-            table.clear(self._slots[list(handle.cleared)])
-        firsts = [self._first(at, start) for at, start in handle.starts.items()]
+        changes, table = self._changes, self._table
+        starts = np.fromiter(changes.starts.values(), np.int64, len(changes.starts))
+        lists = [places[at] or [] for at in changes.starts]
+        slots = self._slots[list(changes.starts)]
+        if changes.cleared:
+            table.clear(self._slots[list(changes.cleared)])
+        firsts = [self._first(at, start) for at, start in changes.starts.items()]
         saved = [found[first:] for found, first in zip(lists, firsts, strict=True)]
         values = [value for part in saved for value in part]
         if values:
@@ -205,8 +205,8 @@ class BoundList:
             table.put(np.repeat(slots, counts), [pa.array(indices)], arrays)
             table.set_ends(slots, lowest + counts)
         if table.stamps is not None:
-            for at, slot, first, found in zip(handle.starts, slots.tolist(), firsts, lists, strict=True):
-                if at in handle.cleared:
+            for at, slot, first, found in zip(changes.starts, slots.tolist(), firsts, lists, strict=True):
+                if at in changes.cleared:
                     table.stamps.drop(slot)
                 if found:
                     table.stamps.touch_list(slot, first, len(found))
@@ -215,7 +215,7 @@ class BoundList:
     def _first(self, at: int, start: int) -> int:
         """Return the first element that is to be saved: the first new one, of a list that was read the first alive."""
         stamps = self._table.stamps
-        if stamps is None or at not in self.handle.read or at in self.handle.cleared:
+        if stamps is None or at not in self._changes.read or at in self._changes.cleared:
             return start
         return len(stamps.expired(int(self._slots[at])))
 
@@ -226,12 +226,11 @@ class BoundList:
 class BoundMap:
     """A `MapState` over its table, for the keys of one batch after another."""
 
-    def __init__(self, name: str, current: Current, table: EntryTable, codec: MapCodec) -> None:
+    def __init__(self, current: Current, table: EntryTable, codec: MapCodec) -> None:
         """Make the handle that the function is given."""
-        self.handle: MapState[Any, Any] = ReadMapState() if _on_read(table) else MapState()
-        self.handle.name = name
-        self.handle.current = current
-        self.handle.normal = _normal(table.spec.entries)
+        self._cells, self._changes, normal = Cells(current), MapChanges(), _normal(table.spec.entries)
+        kind = ReadMapState if _on_read(table) else MapState
+        self.handle: MapState[Any, Any] = kind(self._cells, self._changes, normal)
         self._table = table
         assert codec.keys is not None  # noqa: S101 - a map's
         self._keys, self._values = codec.keys, codec.values
@@ -240,21 +239,23 @@ class BoundMap:
     def begin(self, slots: I32) -> None:
         """The next calls are for these keys."""
         self._slots = slots
-        handle = self.handle
-        handle.load, handle.places = self._load, None
+        self._cells.begin(self._load)
+
+    def begin_broadcast(self) -> None:
+        """The next calls are for rows that have no key."""
+        self._cells.forbid()
 
     def write_back(self) -> None:
         """Save what has changed."""
-        handle, table = self.handle, self._table
-        places, changed = handle.places, handle.changed
-        handle.places = None
-        if places is None:
+        changes, table = self._changes, self._table
+        places, changed = self._cells.take(), changes.changed
+        if not places:
             return
-        if handle.read:
+        if changes.read:
             self._access(places)
         if changed:
             self._save(places)
-        handle.cleared.clear()
+        changes.cleared.clear()
         changed.clear()
         if table.stamps is not None and table.stamps.ttl.return_expired:
             table.remove_expired(self._slots)
@@ -263,35 +264,35 @@ class BoundMap:
         """Entries that were read are written again, with the present time; those that have expired are not."""
         stamps = self._table.stamps
         assert stamps is not None  # noqa: S101 - only with a time-to-live
-        for at, keys in self.handle.read.items():
+        for at, keys in self._changes.read.items():
             entries = places[at] or {}
             expired = set(stamps.expired(int(self._slots[at])))
             alive = [key for key in keys if key in entries and key not in expired]
             if alive:
-                self.handle.changed.setdefault(at, {}).update(dict.fromkeys(alive))
-        self.handle.read.clear()
+                self._changes.changed.setdefault(at, {}).update(dict.fromkeys(alive))
+        self._changes.read.clear()
 
     def _save(self, places: list[Any]) -> None:
-        handle, table = self.handle, self._table
-        if handle.cleared:
-            table.clear(self._slots[list(handle.cleared)])
-        maps = [places[at] or {} for at in handle.changed]
+        changes, table = self._changes, self._table
+        if changes.cleared:
+            table.clear(self._slots[list(changes.cleared)])
+        maps = [places[at] or {} for at in changes.changed]
         gone: list[_Change] = []
         put: list[_Change] = []
-        for at, entries, keys in zip(handle.changed, maps, handle.changed.values(), strict=True):
+        for at, entries, keys in zip(changes.changed, maps, changes.changed.values(), strict=True):
             for key in keys:
                 (put if key in entries else gone).append((at, entries, key))
         if gone:
             table.remove(self._slots[[at for at, *_ in gone]], self._keys.encode([key for *_, key in gone])[0])
         names = self._put(put) if put else []
         if table.stamps is not None:
-            for at in handle.cleared:
+            for at in changes.cleared:
                 table.stamps.drop(int(self._slots[at]))
             for at, _, key in gone:
                 table.stamps.drop(int(self._slots[at]), (key,))
             for (at, *_), name in zip(put, names, strict=True):
                 table.stamps.touch_map(int(self._slots[at]), (name,))
-        table.changed(self._slots[list(handle.changed)], maps)
+        table.changed(self._slots[list(changes.changed)], maps)
 
     def _put(self, put: list[_Change]) -> list[Any]:
         """Save entries; return their map keys as they are kept."""

@@ -7,11 +7,11 @@ the row's key; behind the batch what has changed is written back. Nothing here k
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.errors import UsageError
+from penstock.operators.state_cells import PLAIN, Cells, Current, Declaration
 from penstock.operators.timer_queue import TimerQueue
 
 if TYPE_CHECKING:
@@ -25,76 +25,61 @@ _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 _MICROSECOND = dt.timedelta(microseconds=1)
 
 
-class Current:
-    """The place of the current key among the keys of the batch."""
+class ValueChanges:
+    """What a `ValueState` notes of the keys of a batch, for the engine to write back."""
 
-    __slots__ = ("at",)
+    __slots__ = ("cleared", "marks", "stale")
 
     def __init__(self) -> None:
-        """No key yet."""
-        self.at = -1
+        """Of no keys."""
+        #: By place of the key: 1 where the value was set or removed. Always the same object, as in `Cells`.
+        self.marks = bytearray()
+        #: Whether any was removed.
+        self.cleared = False
+        #: With a time-to-live: places whose value has expired and is read for the last time.
+        self.stale: frozenset[int] = frozenset()
 
-
-def unbound() -> NoReturn:
-    """Refuse: a declaration holds no state.
-
-    Raises:
-        UsageError: always.
-    """
-    msg = "state belongs to a key: it can only be used in process and on_timer, while the job runs"
-    raise UsageError(msg, hint="prepare what is the same for all keys in open(self, ctx)")
-
-
-def forbid_use(state: Any) -> None:
-    """Let every use of a state by key be an error until its next batch: there is no key now."""
-    state.load = unbound
-    setattr(state, "values" if isinstance(state, ValueState) else "places", None)
+    def begin(self, count: int) -> None:
+        """The next calls are for so many other keys."""
+        self.marks[:] = bytes(count)
+        self.cleared = False
 
 
 class ValueState(Generic[T]):
     """One value for every key; declared as a class attribute: `seen: ps.ValueState[int] = ps.value_state()`."""
 
-    __slots__ = ("changed", "cleared", "current", "load", "migrate", "name", "renamed", "stale", "ttl", "values")
+    __slots__ = ("_cells", "_changes", "_current", "_declaration", "_marks", "_values")
 
-    def __init__(self) -> None:
-        """A declaration; what the operator binds to a batch is a copy of its own."""
-        self.name = ""
-        self.current = Current()
-        self.load: Callable[[], list[Any]] = unbound
-        #: By place of the key in the batch; None until the first one is asked for.
-        self.values: list[Any] | None = None
-        self.changed = bytearray()
-        self.cleared = False
-        #: With a time-to-live: places whose value has expired and is read for the last time.
-        self.stale: frozenset[int] = frozenset()
-        self.ttl: Any = None
-        #: Field: what it was called before.
-        self.renamed: dict[str, str] = {}
-        self.migrate: MigrateValues | None = None
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
+    def __init__(self, cells: Cells, changes: ValueChanges, declaration: Declaration = PLAIN) -> None:
+        """Made by `ps.value_state` as a declaration, and by the operator for its keys."""
+        self._cells = cells
+        self._changes = changes
+        self._declaration = declaration
+        # What every call needs, in one step.
+        self._current = cells.current
+        self._values = cells.items
+        self._marks = changes.marks
 
     def value(self) -> T | None:
         """Return the current key's value; None when it has none."""
         try:
-            found: T | None = self.values[self.current.at]  # type: ignore[index] # None is the case of the first call
-        except TypeError:
-            self.values = self.load()
-            found = self.values[self.current.at]
+            found: T | None = self._values[self._current.at]
+        except IndexError:  # the first call
+            self._cells.fill()
+            found = self._values[self._current.at]
         return found
 
     def update(self, value: T | None) -> None:
         """Set the current key's value; None removes it."""
-        at = self.current.at
+        at = self._current.at
         try:
-            self.values[at] = value  # type: ignore[index]
-        except TypeError:
-            self.values = self.load()
-            self.values[at] = value
-        self.changed[at] = 1
+            self._values[at] = value
+        except IndexError:  # the first call
+            self._cells.fill()
+            self._values[at] = value
+        self._marks[at] = 1
         if value is None:
-            self.cleared = True
+            self._changes.cleared = True
 
     def clear(self) -> None:
         """Remove the current key's value."""
@@ -114,11 +99,8 @@ def value_state(
     `amount` was called `total`; a new field needs a default or `| None`. What that does not cover is for a function of
     one's own: `migrate=ps.migrate(function, was=Old)`.
     """
-    made: ValueState[Any] = ValueState()
-    made.ttl = ttl
-    made.migrate = migrate
-    made.renamed = dict(renamed or {})
-    return made
+    declaration = Declaration(ttl=ttl, renamed=dict(renamed or {}), migrate=migrate)
+    return ValueState(Cells(Current()), ValueChanges(), declaration)
 
 
 class Timers:
@@ -184,24 +166,24 @@ class ProcessContext:
     """What `process` and `on_timer` know besides the row and the state."""
 
     __slots__ = (
+        "_clock",
         "_current",
-        "clock",
-        "key_loader",
-        "keys",
-        "side_rows",
+        "_keys",
+        "_loaded",
+        "_side_rows",
         "time_domain",
         "timers",
         "timestamp",
         "watermark",
     )
 
-    def __init__(self, current: Current, timers: Timers, clock: Clock) -> None:
+    def __init__(self, keys: Cells, timers: Timers, clock: Clock, side_rows: dict[str, list[Any]]) -> None:
         """Made by the operator."""
-        self._current = current
-        self.clock = clock
-        self.keys: list[Any] | None = None
-        self.key_loader: Callable[[], list[Any]] = list
-        self.side_rows: dict[str, list[Any]] = {}
+        self._keys = keys
+        self._loaded = keys.items
+        self._current = keys.current
+        self._clock = clock
+        self._side_rows = side_rows
         self.timers = timers
         #: Event time of the row, or the time of the timer, in microseconds since the epoch; None without event time.
         self.timestamp: Any = None
@@ -213,14 +195,16 @@ class ProcessContext:
     @property
     def key(self) -> Any:
         """The current key; a tuple when there are several key columns."""
-        if self.keys is None:
-            self.keys = self.key_loader()
-        return self.keys[self._current.at]
+        try:
+            return self._loaded[self._current.at]
+        except IndexError:  # the first call
+            self._keys.fill()
+            return self._loaded[self._current.at]
 
     @property
     def processing_time(self) -> int:
         """The machine's clock in microseconds since the epoch."""
-        return self.clock.now_ms() * 1000
+        return self._clock.now_ms() * 1000
 
     @property
     def at_end(self) -> bool:
@@ -229,24 +213,25 @@ class ProcessContext:
 
     def side(self, tag: str, row: Any) -> None:
         """Emit a row to a side output declared in `.process(..., side_outputs={tag: Row})`."""
-        side_rows_of(self.side_rows, tag).append((self.output_time(), row))
+        side_rows_of(self._side_rows, tag).append((output_time(self), row))
 
-    def output_time(self) -> int:
-        """Return the event time of what is emitted now: the row's or timer's; never late for processing-time timers."""
-        time: int = self.timestamp
-        if self.time_domain != "processing" or self.watermark == MIN_TIMESTAMP:
-            return time
-        return min(self.watermark + 1, MAX_TIMESTAMP)
+
+def output_time(context: ProcessContext) -> int:
+    """Return the event time of what is emitted now: the row's or timer's; never late for processing-time timers."""
+    time: int = context.timestamp
+    if context.time_domain != "processing" or context.watermark == MIN_TIMESTAMP:
+        return time
+    return min(context.watermark + 1, MAX_TIMESTAMP)
 
 
 class RowContext:
     """What a function without keys knows besides the row and its state."""
 
-    __slots__ = ("_side_rows", "clock", "timestamp", "watermark")
+    __slots__ = ("_clock", "_side_rows", "timestamp", "watermark")
 
     def __init__(self, clock: Clock, side_rows: dict[str, list[Any]]) -> None:
         """Made by the operator."""
-        self.clock = clock
+        self._clock = clock
         self._side_rows = side_rows
         #: Event time of the row in microseconds since the epoch; None without event time.
         self.timestamp: int | None = None
@@ -256,7 +241,7 @@ class RowContext:
     @property
     def processing_time(self) -> int:
         """The machine's clock in microseconds since the epoch."""
-        return self.clock.now_ms() * 1000
+        return self._clock.now_ms() * 1000
 
     def side(self, tag: str, row: Any) -> None:
         """Emit a row to a side output declared in `.process(..., side_outputs={tag: Row})`."""

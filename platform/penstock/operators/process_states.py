@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.core.schema import schema_from_text
 from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast
+from penstock.operators.folding_state import over
 from penstock.operators.migrate import migration_of
 from penstock.operators.process_collections import bind_entries
 from penstock.operators.process_values import BoundValue, ValueCodec
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.kernels.compile import I32
-    from penstock.operators.process_function import Current
+    from penstock.operators.state_cells import Current
     from penstock.state.row_state import RowState
     from penstock.state.ttl import Ttl, TtlClock
 
@@ -55,6 +56,9 @@ class BoundState(Protocol):
 
     def begin(self, slots: I32) -> None:
         """The next calls are for these keys."""
+
+    def begin_broadcast(self) -> None:
+        """The next calls are for rows of a broadcast stream, which have no key."""
 
     def write_back(self) -> None:
         """Save what has changed."""
@@ -95,8 +99,10 @@ def bind_states(function: Any, config: dict[str, Any], types: dict[Any, Any], ho
             codec = ValueCodec(declared.values, found.values, declared.where)
             migration = migration_of(kind.get("migrates"), types.get((name, "migrate")), codec, declared.where)
             table = home.state.value(name, tuple(declared.values), declared.ttl, migration)
-            made = BoundValue(name, home.current, table, codec)
-        folds = declared.kind in ("reducing", "aggregating")
-        setattr(function, name, getattr(function, name).over(made.handle) if folds else made.handle)
+            made = BoundValue(home.current, table, codec)
+        given: Any = made.handle
+        if declared.kind in ("reducing", "aggregating"):
+            given = over(getattr(function, name), given)
+        setattr(function, name, given)
         bound.append(made)
     return bound

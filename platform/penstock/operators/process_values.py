@@ -12,8 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.operators.columns import ColumnError
-from penstock.operators.process_function import Current, ValueState
+from penstock.operators.process_function import ValueChanges, ValueState
 from penstock.operators.rows import RowEncoder, row_maker
+from penstock.operators.state_cells import Cells, Current
 from penstock.operators.state_ttl import ReadValueState
 
 if TYPE_CHECKING:
@@ -68,12 +69,11 @@ class ValueCodec:
 class BoundValue:
     """A `ValueState` over its table, for the keys of one batch after another."""
 
-    def __init__(self, name: str, current: Current, table: RowTable, codec: ValueCodec) -> None:
+    def __init__(self, current: Current, table: RowTable, codec: ValueCodec) -> None:
         """Make the handle that the function is given."""
         on_read = table.ttl is not None and table.ttl.on_read
-        self.handle: ValueState[Any] = ReadValueState() if on_read else ValueState()
-        self.handle.name = name
-        self.handle.current = current
+        self._cells, self._changes = Cells(current), ValueChanges()
+        self.handle: ValueState[Any] = (ReadValueState if on_read else ValueState)(self._cells, self._changes)
         self._table = table
         self._codec = codec
         self._slots: I32 = np.empty(0, np.int32)
@@ -81,19 +81,23 @@ class BoundValue:
     def begin(self, slots: I32) -> None:
         """The next calls are for these keys."""
         self._slots = slots
-        handle = self.handle
-        handle.load, handle.values, handle.changed, handle.cleared = self._load, None, bytearray(len(slots)), False
+        self._cells.begin(self._load)
+        self._changes.begin(len(slots))
+
+    def begin_broadcast(self) -> None:
+        """The next calls are for rows that have no key."""
+        self._cells.forbid()
 
     def write_back(self) -> None:
         """Write what has changed."""
-        handle = self.handle
-        if handle.values is None:
+        found = self._cells.items
+        if not found:
             return
-        changed = np.frombuffer(handle.changed, np.bool_)
-        values = list(itertools.compress(handle.values, handle.changed))
-        slots = self._slots[changed]
-        handle.values = None
-        if handle.cleared:
+        marks = bytes(self._changes.marks)
+        values = list(itertools.compress(found, marks))
+        found.clear()
+        slots = self._slots[np.frombuffer(marks, np.bool_)]
+        if self._changes.cleared:
             gone = np.fromiter((value is None for value in values), np.bool_, len(values))
             self._table.clear(slots[gone])
             slots, values = slots[~gone], [value for value in values if value is not None]
@@ -105,8 +109,8 @@ class BoundValue:
         rows = table.rows_of(self._slots)
         if table.ttl is not None:
             expired = table.expired(rows)
-            self.handle.stale = frozenset(np.flatnonzero(expired).tolist())
-            if self.handle.stale:
+            self._changes.stale = frozenset(np.flatnonzero(expired).tolist())
+            if self._changes.stale:
                 seen = self._decoded(rows) if table.ttl.return_expired else None
                 table.clear(self._slots[expired])
                 return self._decoded(table.rows_of(self._slots)) if seen is None else seen

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.operators.folding_state import ReducingState
+from penstock.operators.folding_state import ReducingState, reducing_state
 from penstock.operators.process_function import KeyedProcessFunction
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ class ReduceFunction(KeyedProcessFunction):
 
     def __init__(self, function: Callable[[Any, Any], Any]) -> None:
         """`function` takes what there is and the next row, and returns a row."""
-        self.reduced: ReducingState[Any] = ReducingState(function)
+        self.reduced: ReducingState[Any] = reducing_state(function)
 
     def process(self, row: Any, ctx: Any) -> Iterator[Any]:
         """Reduce a row."""

@@ -88,8 +88,8 @@ class ReadValueState(ValueState[Any]):
     def value(self) -> Any:
         """Return the value, and write it back with the present time."""
         found = super().value()
-        if found is not None and self.current.at not in self.stale:
-            self.changed[self.current.at] = 1
+        if found is not None and self._current.at not in self._changes.stale:
+            self._marks[self._current.at] = 1
         return found
 
 
@@ -101,7 +101,7 @@ class ReadListState(ListState[Any]):
     def _here(self) -> list[Any] | None:
         found = super()._here()
         if found:
-            self.read.add(self.current.at)
+            self._changes.read.add(self._current.at)
         return found
 
 
@@ -115,7 +115,8 @@ class ReadMapState(MapState[Any, Any]):
         found = super().get(key, MISSING)
         if found is MISSING:
             return default
-        self.read.setdefault(self.current.at, {})[key if self.normal is None else self.normal(key)] = None
+        name = key if self._normal is None else self._normal(key)
+        self._changes.read.setdefault(self._current.at, {})[name] = None
         return found
 
     def keys(self) -> KeysView[Any]:
@@ -138,4 +139,4 @@ class ReadMapState(MapState[Any, Any]):
         return super().__iter__()
 
     def _read_all(self) -> None:
-        self.read.setdefault(self.current.at, {}).update(dict.fromkeys(super().keys()))
+        self._changes.read.setdefault(self._current.at, {}).update(dict.fromkeys(super().keys()))

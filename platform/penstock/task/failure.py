@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.core.errors import PenstockError
+from penstock.core.names import misuse
 from penstock.core.secrets import redact
 
 if TYPE_CHECKING:
@@ -26,7 +27,9 @@ _MAX_LINE = 2_000
 def describe(error: BaseException, operator: OperatorSpec | None = None) -> tuple[str, str]:
     """Return one line and the long text of an error; `operator`: where it was raised."""
     user = user_frames(error)
-    text, hint = (error.message, error.hint) if isinstance(error, PenstockError) else (str(error), "")
+    text, hint = str(error), misuse(error) if user else ""
+    if isinstance(error, PenstockError):
+        text, hint = error.message, error.hint
     place = _place(error, operator)
     # The name stands in front for a PenstockError too: `jobmanager.failover` knows by it what no restart can help.
     line = f"{type(error).__name__}: {text}"[: _MAX_LINE - len(place) - len(hint) - 3].strip()

@@ -116,6 +116,7 @@ MISTAKES = {
     # streams
     "a sink on a window": ("windows.sink_to(sink, uid='x')", "no attribute 'sink_to'", "there are: .*aggregate"),
     "a method's name": ("timed.keyby('merchant')", "no attribute 'keyby'", "did you mean 'key_by'"),
+    "a method without its call": ("timed.filter + 1", "'method' and 'int'", r"put \(\) behind its name"),
     "a name of the package": ("ps.Tumblin('1m')", "has no .*'Tumblin'", "did you mean 'Tumbling'"),
     "process without a key": (
         process().replace("keyed.process", "timed.process"),
@@ -135,6 +136,11 @@ MISTAKES = {
         process("last: ps.ValueState[int]"),
         "state 'last' is annotated",
         r"= ps\.value_state\(\)",
+    ),
+    "state: a method that it has not": (
+        "ps.value_state().get()",
+        "'ValueState' object has no attribute 'get'",
+        "there are: clear, update, value",
     ),
     "state: a map by float": (
         process("last: ps.MapState[float, int] = ps.map_state()"),

@@ -188,7 +188,7 @@ def entries_of(name, schema, *, empty):
     row_type = None if len(values) == 1 else tuple
     bound = BoundBroadcast(name, StateConfig("broadcast", values, keys, "here", None), StateTypes(row_type, None))
     if not empty:
-        bound.handle.entries["a" if pa.types.is_string(keys.field(0).type) else 7] = (1, 2, 3)[: len(values)]
+        bound.handle._entries["a" if pa.types.is_string(keys.field(0).type) else 7] = (1, 2, 3)[: len(values)]
     return bound.saved()
 
 

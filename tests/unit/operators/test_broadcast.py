@@ -145,19 +145,19 @@ INT = pa.int64()
 
 def limits():
     state = bound(Limit, low=INT, high=INT)
-    state.handle.entries["a"] = Limit(1, 2)
+    state.handle._entries["a"] = Limit(1, 2)
     return state.saved()
 
 
 def test_fields_of_a_broadcast_value_that_are_others_are_an_error_that_names_both():
     kept = bound(Limit, low=INT, high=INT)
     kept.restore(limits())
-    assert kept.handle.entries == {"a": Limit(1, 2)}
+    assert kept.handle._entries == {"a": Limit(1, 2)}
     others = bound(Turned, high=INT, low=INT), bound(low=INT), bound(Limit, low=INT, high=pa.int32())
     for other in others:
         with pytest.raises(StateMismatchError, match=r"saved with \(key string, low int64, high int64\), the job"):
             other.restore(limits())
-        assert not other.handle.entries
+        assert not other.handle._entries
 
 
 def test_broadcast_state_that_was_saved_without_the_names_of_its_fields():
@@ -170,7 +170,7 @@ def test_broadcast_state_that_was_saved_without_the_names_of_its_fields():
     item = {"state": "rules", "rows": base64.b64encode(sink.getvalue()).decode()}
     kept = bound(Limit, low=INT, high=INT)
     kept.restore(item)
-    assert kept.handle.entries == {"a": Limit(1, 2)}
+    assert kept.handle._entries == {"a": Limit(1, 2)}
     with pytest.raises(StateMismatchError, match="key_0 string, value_0 int64"):
         bound(low=pa.string()).restore(item)
 
@@ -188,9 +188,9 @@ def test_broadcast_state_that_was_saved_without_the_names_of_its_fields():
 )
 def test_a_plain_broadcast_value_comes_back(kind, value):
     state, again = bound(value=kind), bound(value=kind)
-    state.handle.entries["a"] = value
+    state.handle._entries["a"] = value
     again.restore(state.saved())
-    assert again.handle.entries == {"a": value}
+    assert again.handle._entries == {"a": value}
 
 
 def test_broadcast_state_that_is_declared_no_longer_is_not_forgotten():
