@@ -21,7 +21,7 @@ from penstock.client.printed import PrintedRows
 from penstock.client.rest_client import RestClient
 from penstock.config.settings import failing_at_once
 from penstock.core.clock import SystemClock
-from penstock.core.errors import JobIdentityError, PenstockError
+from penstock.core.errors import JobIdentityError, PenstockError, UsageError
 from penstock.core.rand import SystemRand
 from penstock.graph.executor import JobResult
 from penstock.graph.job_graph import JobGraph, encode_graph
@@ -253,7 +253,8 @@ def run_to_end(
     def look(job: dict[str, Any]) -> None:
         tell(handle, job)
         if enough is not None and job["state"] == "RUNNING" and enough():
-            handle.cancel()
+            with contextlib.suppress(UsageError):  # it has ended by itself meanwhile
+                handle.cancel()
 
     state = handle.wait(on_poll=look)
     duration_ms, counts = clock.monotonic_ms() - started_ms, dict[str, Any]()

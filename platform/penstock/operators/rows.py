@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import datetime as dt
 import functools
 import itertools
 import operator
@@ -60,6 +61,19 @@ _MAKING = {
 }
 
 
+#: What the fields of a row are, and a row is not.
+_PLAIN = (int, float, str, bytes, dt.date, type(None))
+
+
+def _has(row: Any, name: str) -> bool:
+    """Whether a row has a field."""
+    try:
+        row[name] if isinstance(row, dict) else getattr(row, name)
+    except (AttributeError, KeyError):
+        return False
+    return True
+
+
 class RowEncoder:
     """Makes columns of what a row function returned."""
 
@@ -85,12 +99,19 @@ class RowEncoder:
             plain = not any(issubclass(kind, dict) for kind in set(map(type, rows)))
             values = list(zip(*map(self._attributes if plain else self._values, rows), strict=True))
         except (AttributeError, KeyError) as error:
-            msg = f"{self._where}: a row has no field {error}"
-            raise ColumnError(msg, hint=f"rows must have: {', '.join(self.schema.names)}") from error
+            raise self._lacking(rows) from error
         except TypeError as error:
             msg = f"{self._where}: {error}"
             raise ColumnError(msg, hint="return an instance of the declared row type") from error
         return [self.array(field, column) for field, column in zip(self.schema, values, strict=True)]
+
+    def _lacking(self, rows: Sequence[Any]) -> ColumnError:
+        """Return the error of the first row that lacks a field."""
+        row, field = next((row, name) for row in rows for name in self.schema.names if not _has(row, name))
+        hint = f"rows must have: {', '.join(self.schema.names)}"
+        if isinstance(row, _PLAIN):
+            hint += "; a function that gives one row yields it, or returns it in a list"
+        return ColumnError(f"{self._where}: a row has no field {field!r}: {row!r:.80}", hint=hint)
 
     def _values(self, row: Any) -> Any:
         return self._items(row) if isinstance(row, dict) else self._attributes(row)

@@ -2,8 +2,9 @@
 
 import pytest
 
+from penstock.client.executors import run_to_end
 from penstock.client.handle import JobHandle, located
-from penstock.core.errors import JobFailedError
+from penstock.core.errors import JobFailedError, UsageError
 
 DETAIL = "Traceback (most recent call last):\n  File ...\nValueError: no"
 
@@ -50,3 +51,27 @@ def test_whole_addresses_stay_as_they_are(uri):
 def test_a_relative_folder_becomes_absolute(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert located("sp/one") == str(tmp_path / "sp" / "one")
+
+
+class EndsFirst:
+    """Answers as a cluster whose only job ends just before it is cancelled."""
+
+    def __init__(self):
+        self.states = ["RUNNING", "FINISHED"]
+
+    def job_after(self, job_id, wait_ms):
+        return {"state": self.states.pop(0)}
+
+    def cancel(self, job_id):
+        raise UsageError("job 'collect' is FINISHED", hint="only a running job takes requests")
+
+    def summary(self, job_id):
+        return {}
+
+    def checkpoints(self, job_id):
+        return {"latest": {"restored": None}}
+
+
+def test_a_job_that_ends_before_it_is_cancelled_has_given_enough():
+    handle = JobHandle(EndsFirst(), "1", "collect")
+    assert run_to_end(handle, lambda *_: None, lambda: True).state == "FINISHED"

@@ -215,7 +215,9 @@ def test_an_error_names_the_users_line_and_starts_its_traceback_there(bench, out
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda _: object(), "has no field"),
+        (lambda _: object(), "has no field 'user_id': <object object at"),
+        (lambda _: ("ann", 3), r"has no field 'user_id': \('ann', 3\)"),
+        (lambda _: "ann", "has no field 'user_id': 'ann'.*a function that gives one row yields it"),
         (lambda _: {"user_id": 1}, "has no field 'total'"),
         (lambda _: {"user_id": "one", "total": 1}, "field 'user_id' does not fit int64"),
         (lambda _: {"user_id": None, "total": 1}, "field 'user_id' was None in 2 of 2 rows"),
