@@ -69,6 +69,8 @@ class WorkerLost:
     worker_id: str
     reason: str
     detail: str = ""
+    #: Whether it was told to end.
+    asked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

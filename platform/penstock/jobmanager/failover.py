@@ -22,6 +22,8 @@ _PERMANENT = (
 )
 #: Errors of a function of the user's, or of what it returned.
 _USER_CODE = ("UserFunctionError", "ColumnError")
+#: What a task says whose connection to another worker is lost.
+_CONNECTION_LOST = "ConnectionLostError"
 
 
 class Cause(enum.Enum):
@@ -46,3 +48,8 @@ def cause_of(error: str) -> Cause:
     if name in _PERMANENT:
         return Cause.PERMANENT
     return Cause.USER_CODE if name in _USER_CODE else Cause.TRANSIENT
+
+
+def is_lost_connection(error: str, worker_id: str) -> bool:
+    """Whether the text of an error says that the connection to this worker is lost."""
+    return error.startswith(_CONNECTION_LOST) and f"worker {worker_id} " in error

@@ -32,9 +32,9 @@ class HeldSlots:
         self._leave_by_ms = now_ms + _LEAVE_TIMEOUT_MS
         return commands
 
-    def worker_left(self, worker_id: str) -> None:
-        """A worker process has ended."""
-        self._leaving.pop(worker_id, None)
+    def worker_left(self, worker_id: str) -> Slot | None:
+        """A worker process has ended; return its slot, if it was to leave."""
+        return self._leaving.pop(worker_id, None)
 
     def taskmanager_lost(self, taskmanager_id: str) -> None:
         """Its slots are no more, and nobody will report the end of its workers."""

@@ -20,7 +20,7 @@ from penstock.jobmanager import commands as cmd
 from penstock.jobmanager import events as ev
 from penstock.jobmanager.checkpointing import CheckpointCommand, Checkpointing, JobCanFinish, JobShouldFail
 from penstock.jobmanager.deployment import START_TIMEOUT_MS, Deployment
-from penstock.jobmanager.failover import Cause, cause_of
+from penstock.jobmanager.failover import Cause, cause_of, is_lost_connection
 from penstock.jobmanager.held_slots import HeldSlots
 from penstock.jobmanager.in_place import InPlace
 from penstock.jobmanager.job_state import Become, ChangeStep, Failed, Failure, Leave, Note, Step
@@ -116,8 +116,8 @@ class JobMaster:
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
             case ev.WorkerReported(worker_id, report):
                 return self._apply(steps_of(self, worker_id, report, now_ms), now_ms)
-            case ev.WorkerLost(worker_id, reason, detail):
-                return self._on_worker_lost(worker_id, reason, detail, now_ms)
+            case ev.WorkerLost():
+                return self._on_worker_lost(event, now_ms)
             case ev.TaskManagerLost(taskmanager_id, reason):
                 return self._on_taskmanager_lost(taskmanager_id, reason, now_ms)
             case ev.ManifestAppended() | ev.ManifestFailed():
@@ -163,24 +163,34 @@ class JobMaster:
         self._held.slots += slots
         return starting.slots_granted(slots)
 
-    def _on_worker_lost(self, worker_id: str, reason: str, detail: str, now_ms: int) -> list[cmd.Command]:
-        self._held.worker_left(worker_id)
-        deployment = self.deployment
-        if deployment is None or worker_id not in deployment.workers:
+    def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
+        worker_id, deployment = lost.worker_id, self.deployment
+        slot = self._held.worker_left(worker_id)
+        failure = Failure(now_ms, f"worker {worker_id} was lost: {lost.reason}", lost.detail, "", worker_id)
+        if deployment is None:
+            if slot is not None and not lost.asked:
+                self._explain(replace(failure, taskmanager_id=slot.taskmanager_id))
+            return []
+        if worker_id not in deployment.workers:
             return []
         if self.step in (Step.FINISHING, Step.CANCELLING):
             deployment.worker_lost(worker_id, "FINISHED" if self.step is Step.FINISHING else "CANCELED")
             return []
         deployment.worker_lost(worker_id)
-        failure = Failure(now_ms, f"worker {worker_id} was lost: {reason}", detail, "", worker_id)
-        return self._fail(failure, now_ms, cause_of(reason))
+        return self._fail(failure, now_ms, cause_of(lost.reason))
+
+    def _explain(self, cause: Failure) -> None:
+        """Let the newest failure be the end of a worker, if it was another one's lost connection to that worker."""
+        if self.failures and is_lost_connection(self.failures[0].error, cause.worker_id):
+            self.failures[0], self.error = cause, cause.error
+            self.story.add(cause.at_ms, "failure", f"cause: {cause.error}")
 
     def _on_taskmanager_lost(self, taskmanager_id: str, reason: str, now_ms: int) -> list[cmd.Command]:
         commands = self.in_place.rescaling.taskmanager_lost(taskmanager_id)
         held = self.deployment.workers if self.deployment is not None else {}
         for worker in [w for w in held.values() if w.slot.taskmanager_id == taskmanager_id]:
             text = f"its TaskManager {taskmanager_id} is gone: {reason}"
-            commands += self._on_worker_lost(worker.worker_id, text, "", now_ms)
+            commands += self._on_worker_lost(ev.WorkerLost(worker.worker_id, text), now_ms)
         self._held.taskmanager_lost(taskmanager_id)
         return commands
 

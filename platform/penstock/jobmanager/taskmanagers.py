@@ -181,9 +181,10 @@ class TaskManagers:
             case msg.FromWorker():
                 self._from_worker(manager, report)
             case msg.WorkerExited():
-                self._worker_lost(manager, report.worker_id, _exit_text(report.returncode), report.log_tail)
+                lost = WorkerLost(report.worker_id, _exit_text(report.returncode), report.log_tail, report.asked)
+                self._worker_lost(manager, lost)
             case msg.WorkerStartFailed():
-                self._worker_lost(manager, report.worker_id, report.error)
+                self._worker_lost(manager, WorkerLost(report.worker_id, report.error))
             case msg.LogText() | msg.ThreadsText():
                 waiting = self._asked.pop(report.request_id, None)
                 if waiting is not None and not waiting.done():
@@ -308,7 +309,7 @@ class TaskManagers:
             message = msg.decode_worker_report(report.report)
         except msgspec.MsgspecError as error:
             manager.session.send(msg.StopWorker(worker_id=report.worker_id))
-            self._worker_lost(manager, report.worker_id, f"it sent something that is no report: {error}")
+            self._worker_lost(manager, WorkerLost(report.worker_id, f"it sent something that is no report: {error}"))
             return
         if isinstance(message, msg.SubtaskAnswer):
             self.questions.answered(message)
@@ -319,11 +320,11 @@ class TaskManagers:
             worker.metrics = message.worker
         self._post(worker.job_id, WorkerReported(report.worker_id, message))
 
-    def _worker_lost(self, manager: _Manager, worker_id: str, reason: str, detail: str = "") -> None:
-        worker = manager.workers.pop(worker_id, None)
-        self.questions.lost(worker_id)
+    def _worker_lost(self, manager: _Manager, lost: WorkerLost) -> None:
+        worker = manager.workers.pop(lost.worker_id, None)
+        self.questions.lost(lost.worker_id)
         if worker is not None:
-            self._post(worker.job_id, WorkerLost(worker_id, reason, detail))
+            self._post(worker.job_id, lost)
 
     def _lost(self, name: str, reason: str) -> None:
         for worker_id in self._managers.pop(name).workers:

@@ -200,6 +200,8 @@ class WorkerExited(Message, frozen=True, kw_only=True):
     returncode: int
     #: Last lines of its log.
     log_tail: str = ""
+    #: Whether the JobManager had asked for it.
+    asked: bool = False
 
 
 class WorkerStartFailed(Message, frozen=True, kw_only=True):

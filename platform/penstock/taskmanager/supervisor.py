@@ -366,6 +366,7 @@ class Supervisor:
             worker_id=worker.worker_id,
             returncode=returncode,
             log_tail=tail,
+            asked=worker.stopping and not worker.kill_reason,
         )
         self._send(exited)
 

@@ -117,6 +117,31 @@ def test_no_new_worker_starts_while_an_old_one_may_live(world_of):
     assert sum(isinstance(c, cmd.LaunchWorker) for c in executed) == 2
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_lost_connection_is_explained_by_the_end_of_the_other_worker(world_of, asked):
+    """Its peer may tell first; a worker that was told to end explains nothing."""
+    world = world_of().start().pass_time(1500)
+    original = world._execute
+    world._execute = lambda command: None if isinstance(command, cmd.KillWorker) else original(command)
+    dead, peer = list(world.workers)
+    task = world.workers[peer].tasks[0].execution
+    said = f"ConnectionLostError: connection to worker {dead} lost: [Errno 104] Connection reset by peer"
+    report = msg.TaskState(
+        job_id="a", vertex_id=task.vertex_id, subtask=task.subtask, attempt=task.attempt, state="FAILED", error=said
+    )
+    world.post(ev.WorkerReported(peer, report))
+    assert world.master.failures[0].error == said
+    world.post(ev.WorkerLost(dead, "it was killed by SIGKILL", "its last lines", asked=asked))
+    (failure,) = world.master.failures
+    if asked:
+        assert (failure.error, failure.worker_id) == (said, peer)
+    else:
+        assert failure.error == f"worker {dead} was lost: it was killed by SIGKILL"
+        assert (failure.detail, failure.worker_id) == ("its last lines", dead)
+        assert world.master.error == failure.error
+        assert failure.taskmanager_id
+
+
 def test_reports_of_an_old_worker_are_dropped(world_of):
     world = world_of().start().pass_time(1500)
     old = next(iter(world.workers))
