@@ -48,7 +48,7 @@ class _Config(msgspec.Struct, frozen=True, kw_only=True):
 class FileSink:
     """Part files `part-<uid>-<run>-<subtask>-<checkpoint>-<chunk>.<format>` in a local folder, each row exactly once.
 
-    Files whose names begin with a dot are being written; readers leave them out.
+    Files whose names begin with a dot are not finished; readers leave them out.
     """
 
     path: str | os.PathLike[str]

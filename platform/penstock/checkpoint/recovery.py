@@ -184,8 +184,8 @@ def check_source(entries: Sequence[LogEntry], source: Manifest, run_id: str, *, 
     if accept_duplicates:
         return True
     msg = (
-        f"job {newest.job_name!r} has checkpoint {newest.checkpoint_id} (run {newest.run_id[:8]}), which is not part "
-        f"of the savepoint's past: its output may have been published already"
+        f"job {newest.job_name!r} has checkpoint {newest.checkpoint_id} (run {newest.run_id[:8]}), which the "
+        f"savepoint does not contain: its output may have been published already"
     )
     raise StateMismatchError(
         msg, hint="leave out --from to resume it, use another job name, or go back with --accept-duplicates"

@@ -187,7 +187,7 @@ def story(job: JobArgument, *, cluster: ClusterOption = None, json: JsonOption =
     for entry in entries:
         if several and entry["generation"] != leader:
             leader = entry["generation"]
-            say(f"--- the leader of generation {leader}")
+            say(f"--- JobManager, generation {leader}")
         say(f"{_when(entry['at_ms'])} {entry['kind']:<12} {entry['text']}")
 
 

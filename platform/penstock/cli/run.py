@@ -153,7 +153,8 @@ def _totals(result: JobResult) -> list[str]:
     lines += [f"  wrote {count:,} rows to {uid}" for uid, count in result.rows_written.items()]
     lines += [f"  {warning}" for warning in result.warnings]
     if result.restarts:
-        lines.append(f"  counted since the last of {result.restarts} restarts")
+        times = "once" if result.restarts == 1 else f"{result.restarts} times"
+        lines.append(f"  the job restarted {times}; these counts begin at the last restart")
     return lines
 
 

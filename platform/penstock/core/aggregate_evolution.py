@@ -97,7 +97,7 @@ def _check(part: Part, had: set[str], late: set[str]) -> None:
         return
     if part.count not in had if part.count else part.late:
         return
-    raise StateMismatchError(f"{part.what} is new: of the rows before, nobody knows what it would be", hint=way)
+    raise StateMismatchError(f"{part.what} is new, and cannot be computed for the rows before", hint=way)
 
 
 def _named(columns: set[str], schema: pa.Schema) -> list[str]:

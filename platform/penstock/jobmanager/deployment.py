@@ -84,8 +84,8 @@ class Recovered:
         if restored is not None:
             what = f"checkpoint {restored.checkpoint_id} of run {restored.run_id[:8]}"
         if self.accepted_duplicates:
-            what += ", below output that may have been published (accepted by the user)"
-        return f"{what}; {len(self.plan.pending)} committables owed, {len(self.fence)} runs to fence"
+            what += ", older than output that may have been published (--accept-duplicates)"
+        return f"{what}; {len(self.plan.pending)} pieces of output to publish, {len(self.fence)} older runs to fence"
 
     @property
     def start_timeout_ms(self) -> int:

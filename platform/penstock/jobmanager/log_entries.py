@@ -65,7 +65,7 @@ def release_entry(graph: JobGraph, identity: JobIdentity, base: int, now_ms: int
 
 def appended_text(tag: str, sequence: int) -> str:
     """Return how a story tells that a checkpoint exists."""
-    return f"{tag} is entry {sequence} of the log"
+    return f"{tag} completed (log entry {sequence})"
 
 
 def told_by(entries: Sequence[LogEntry], generation: int) -> tuple[Entry, ...]:

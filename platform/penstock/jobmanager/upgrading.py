@@ -262,7 +262,8 @@ class Upgrading:
         record = self._of()
         policy = record.policy
         if self._hopeless or self.restarts > policy.max_restarts:
-            return False, f"it failed {self.restarts} times: {self._last_error}"
+            failed = "once" if self.restarts == 1 else f"{self.restarts} times"
+            return False, f"it failed {failed} ({policy.max_restarts} restarts allowed): {self._last_error}"
         if job.now_ms >= record.deadline_ms:
             what = (
                 "nobody called it healthy"

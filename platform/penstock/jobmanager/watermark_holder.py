@@ -94,7 +94,7 @@ def _held(job: JobDetail, split: dict[str, Any], now_ms: int) -> dict[str, Any]:
 
 def _why(split: dict[str, Any], pressed: float) -> str:
     if split["standing-ms"] < _MOVING_MS:
-        return "it advances: all others are ahead of it"
+        return "it advances; all others are ahead of it"
     if pressed > 0.5:
         return f"its source is back-pressured {pressed:.0%} of the time: what is slow is behind it"
     if split["quiet-ms"] >= _RECENT_MS:
