@@ -144,8 +144,7 @@ def _document(result: JobResult) -> dict[str, Any]:
 
 def _totals(result: JobResult) -> list[str]:
     """Return what a job that has ended has read, written and left out, a line each."""
-    read = sum(result.rows_read.values())
-    if result.state == "FINISHED" and result.restored_checkpoint is not None and not read and not result.restarts:
+    if result.nothing_left:
         return [f"  nothing was left to do since checkpoint {result.restored_checkpoint}; --fresh starts over"]
     lines = [f"  read {count:,} rows from {uid}" for uid, count in result.rows_read.items()]
     lines += [f"  bad records in source {uid}: {count:,}" for uid, count in result.bad_records.items()]

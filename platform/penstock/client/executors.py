@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from penstock.client.access import ClientAccess
     from penstock.config.settings import JobSettings
 
+    #: Looks at the job while somebody waits for its end; given what REST says of it.
+    OnPoll = Callable[[JobHandle, dict[str, Any]], None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class SubmitOptions:
@@ -58,7 +61,7 @@ class ClusterExecutor:
 
     url: str
     options: SubmitOptions = field(default_factory=SubmitOptions)
-    on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
+    on_poll: OnPoll | None = None
     #: `execute` returns once the job is submitted.
     detached: bool = False
     #: By default that of the environment.
@@ -76,7 +79,7 @@ class ClusterExecutor:
         handle = self.submit(graph)
         if self.detached:
             return JobResult(job_id=handle.job_id, name=handle.name, state=handle.status(), duration_ms=0.0)
-        return run_to_end(handle, self.on_poll, enough)
+        return _with_log(run_to_end(handle, self.on_poll or _log_failures(), enough), self.on_poll)
 
 
 @dataclass(kw_only=True)
@@ -88,7 +91,7 @@ class EmbeddedExecutor:
     directory: Path | None = None
     options: SubmitOptions = field(default_factory=SubmitOptions)
     environment: dict[str, str] = field(default_factory=dict)
-    on_poll: Callable[[JobHandle, dict[str, Any]], None] | None = None
+    on_poll: OnPoll | None = None
     on_started: Callable[[LocalCluster, JobHandle], None] | None = None
     #: Shows a line of `stream.print()`.
     on_printed: Callable[[str], None] = print
@@ -121,16 +124,15 @@ class EmbeddedExecutor:
         cluster = self._started(graph)
         try:
             handle = self._submit_to(cluster, graph)
-            printed = PrintedRows(cluster.directory, graph)
+            printed, tell = PrintedRows(cluster.directory, graph), self.on_poll or _log_failures()
 
             def on_poll(job: JobHandle, state: dict[str, Any]) -> None:
                 _check(cluster)
                 for line in printed.look():
                     self.on_printed(line)
-                if self.on_poll is not None:
-                    self.on_poll(job, state)
+                tell(job, state)
 
-            return run_to_end(handle, on_poll, enough)
+            return _with_log(run_to_end(handle, on_poll, enough), self.on_poll)
         finally:
             cluster.close()
 
@@ -224,7 +226,7 @@ def _located(settings: JobSettings) -> JobSettings:
     return msgspec.structs.replace(settings, checkpoint_root=root)
 
 
-def _log_failures() -> Callable[[JobHandle, dict[str, Any]], None]:
+def _log_failures() -> OnPoll:
     """Return a poll that logs what goes wrong with a job, of which nothing is shown otherwise."""
     watch, log = FailureWatch(), logging.getLogger("penstock")
 
@@ -236,9 +238,17 @@ def _log_failures() -> Callable[[JobHandle, dict[str, Any]], None]:
     return look
 
 
+def _with_log(result: JobResult, on_poll: OnPoll | None) -> JobResult:
+    """Log what nobody else shows of the end of a job, and return it."""
+    if on_poll is None and result.nothing_left:
+        text = "job %s had nothing left to do since checkpoint %s (penstock run --fresh JOB starts over)"
+        logging.getLogger("penstock").warning(text, result.name, result.restored_checkpoint)
+    return result
+
+
 def run_to_end(
     handle: JobHandle,
-    on_poll: Callable[[JobHandle, dict[str, Any]], None] | None,
+    on_poll: OnPoll,
     enough: Callable[[], bool] | None = None,
 ) -> JobResult:
     """Wait for the end of a job; cancel it as soon as `enough` says so.
@@ -248,10 +258,9 @@ def run_to_end(
     """
     clock = SystemClock()
     started_ms = clock.monotonic_ms()
-    tell = on_poll or _log_failures()
 
     def look(job: dict[str, Any]) -> None:
-        tell(handle, job)
+        on_poll(handle, job)
         if enough is not None and job["state"] == "RUNNING" and enough():
             with contextlib.suppress(UsageError):  # it has ended by itself meanwhile
                 handle.cancel()

@@ -34,6 +34,12 @@ class JobResult:
     #: The checkpoint or savepoint it has begun with.
     restored_checkpoint: int | None = None
 
+    @property
+    def nothing_left(self) -> bool:
+        """Whether it went on from a checkpoint after which there was no input."""
+        ended = self.state == "FINISHED" and not self.restarts
+        return ended and self.restored_checkpoint is not None and not sum(self.rows_read.values())
+
 
 class JobHandle(Protocol):
     """A submitted job."""

@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.client.executors import run_to_end
+from penstock.client import executors
+from penstock.client.executors import ClusterExecutor, run_to_end
 from penstock.client.handle import JobHandle, located
 from penstock.core.errors import JobFailedError, UsageError
 
@@ -75,3 +76,22 @@ class EndsFirst:
 def test_a_job_that_ends_before_it_is_cancelled_has_given_enough():
     handle = JobHandle(EndsFirst(), "1", "collect")
     assert run_to_end(handle, lambda *_: None, lambda: True).state == "FINISHED"
+
+
+class HasDoneAll(EndsFirst):
+    """Answers as a cluster whose only job has gone on from a checkpoint after which there is nothing."""
+
+    def summary(self, job_id):
+        return {"rows-read": {"orders": 0}, "restarts": 0}
+
+    def checkpoints(self, job_id):
+        return {"latest": {"restored": {"id": 7}}}
+
+
+@pytest.mark.parametrize("on_poll", [None, lambda *_: None])
+def test_a_plain_program_is_told_that_there_was_nothing_left_to_do(caplog, monkeypatch, on_poll):
+    monkeypatch.setattr(executors.FailureWatch, "look", lambda *_: [])
+    monkeypatch.setattr(executors, "submit_graph", lambda *_: JobHandle(HasDoneAll(), "1", "totals"))
+    assert ClusterExecutor(url="http://127.0.0.1:1", on_poll=on_poll).execute(None).nothing_left
+    told = "job totals had nothing left to do since checkpoint 7 (penstock run --fresh JOB" in caplog.text
+    assert told == (on_poll is None)
