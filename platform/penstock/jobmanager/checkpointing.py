@@ -30,7 +30,7 @@ from penstock.core.elements import BarrierKind
 from penstock.core.snapshot import Committable
 from penstock.graph.deployment import ExecutionId
 from penstock.jobmanager import checkpoint_orders
-from penstock.jobmanager.commands import AppendManifest, Command, DeleteEntries, OperationEnded
+from penstock.jobmanager.commands import WAY_OUT, AppendManifest, Command, DeleteEntries, OperationEnded
 from penstock.jobmanager.deployment import Deployment
 from penstock.jobmanager.events import CutRequested, request_of
 from penstock.jobmanager.held_output import HeldOutput
@@ -173,7 +173,7 @@ class Checkpointing:
         if self.last_cut is not None and self.last_cut.request_id == request_id:
             return []  # asked again of the leader that goes on with it
         if self._coordinator is None or self.last_cut is not None:
-            return [OperationEnded(request_id, error="the job is not running")]
+            return [OperationEnded(request_id, error=f"the job is not running {WAY_OUT}")]
         self._uris[request_id] = uri
         return self._translate(self._coordinator.request(kind, request_id, now_ms), now_ms)
 

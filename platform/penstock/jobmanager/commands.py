@@ -11,6 +11,9 @@ from penstock.graph.job_graph import JobGraph
 from penstock.jobmanager.scheduler import Slot
 from penstock.rpc.worker_commands import WorkerCommand
 
+#: For texts: what a user can do with a job that does not run and is to be changed or stopped.
+WAY_OUT = "(cancel it; `penstock run JOB` then goes on from its newest checkpoint)"
+
 
 @dataclass(frozen=True, slots=True)
 class ReadLog:

@@ -20,7 +20,7 @@ from penstock.checkpoint.upgrade_record import UpgradePhase, UpgradeRecord
 from penstock.core.elements import BarrierKind
 from penstock.graph.job_graph import JobGraph, decode_graph, encode_graph
 from penstock.jobmanager.checkpointing import Checkpointing
-from penstock.jobmanager.commands import AppendManifest, OperationEnded, ReadLog, RecordUpgrade
+from penstock.jobmanager.commands import WAY_OUT, AppendManifest, OperationEnded, ReadLog, RecordUpgrade
 from penstock.jobmanager.events import UpgradeRequested
 from penstock.jobmanager.job_state import Become, ChangeStep, Leave, Note, Step
 from penstock.jobmanager.log_entries import release_entry
@@ -73,7 +73,7 @@ class Situation:
     def obstacle(self) -> str:
         """Why it cannot be cut and replaced now, or nothing."""
         checkpointing = self.checkpointing
-        return checkpointing.busy or checkpointing.asked_for if self.running else f"the job is {self.state}"
+        return checkpointing.busy or checkpointing.asked_for if self.running else f"the job is {self.state} {WAY_OUT}"
 
 
 class Upgrading:

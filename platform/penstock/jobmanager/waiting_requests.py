@@ -6,7 +6,7 @@ has just begun.
 
 from __future__ import annotations
 
-from penstock.jobmanager.commands import OperationEnded
+from penstock.jobmanager.commands import WAY_OUT, OperationEnded
 from penstock.jobmanager.events import CutRequested, RescaleRequested, UpgradeRequested
 
 _PATIENCE_MS = 30_000
@@ -38,7 +38,7 @@ class WaitingRequests:
         """Refuse those that have waited long enough."""
         late = [request for request, until in self._waiting if now_ms >= until]
         self._waiting = [(request, until) for request, until in self._waiting if now_ms < until]
-        return [OperationEnded(request.request_id, error="the job is not running") for request in late]
+        return [OperationEnded(request.request_id, error=f"the job is not running {WAY_OUT}") for request in late]
 
     def refuse(self, reason: str) -> list[OperationEnded]:
         """The job does not come to run."""

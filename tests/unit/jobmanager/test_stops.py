@@ -208,7 +208,7 @@ def test_it_does_not_wait_for_ever(world_of):
     world.start().post(ev.StopRequested("req", "memory://sp")).pass_time(29_000)
     assert world.operations == {}
     world.pass_time(2_000)
-    assert world.operations["req"].error == "the job is not running"
+    assert world.operations["req"].error.startswith("the job is not running (cancel it;")
 
 
 def test_it_is_refused_when_the_start_fails(world_of):
