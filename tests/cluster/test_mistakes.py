@@ -105,7 +105,7 @@ JOBS = {
     "a method without its call": (
         STATE.format(line="self.last.update(self.last.value + row.amount)"),
         r"'method' and 'int' at \S+:\d+ in process",
-        r"put \(\) behind its name",
+        r"put \(\) after its name",
     ),
     "a timer by a float": (
         STATE.format(line="ctx.timers.event(1.5)"),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 from collections.abc import Iterable
 from typing import Any
 
 _METHOD = """['"](?:builtin_function_or_)?method['"]"""
 #: What Python says of an operation on a method; an argument that is named `method` is none.
 _ON_A_METHOD = re.compile(rf"\b(?:operand|between|not|type)\b.*{_METHOD}|{_METHOD} object")
+#: What Python says of an argument that a function or class does not have.
+_UNKNOWN_ARGUMENT = re.compile(r"([\w.]+)\(\) got an unexpected keyword argument '(\w+)'")
+_OURS = ("penstock", "penstock_connectors", "penstock_airflow")
 
 
 def near(name: str, known: Iterable[str]) -> str:
@@ -22,12 +27,27 @@ def near(name: str, known: Iterable[str]) -> str:
 
 
 def misuse(error: BaseException) -> str:
-    """Return a hint for an error of Python: an unknown name on an object of ours, a method without its call."""
+    """Return a hint for an error of Python: an unknown name or argument of ours, a method without its call."""
     if isinstance(error, AttributeError) and type(error.obj).__module__.startswith("penstock."):
-        found: Any = error.obj
+        owner: Any = error.obj
         # of a named tuple, such as a row that we have made, nobody looks for `count` and `index`
-        hidden: set[str] = set(dir(tuple)) - set(found._fields) if isinstance(error.obj, tuple) else set()
-        return near(str(error.name), [n for n in dir(found) if not n.startswith("_") and n not in hidden])
+        hidden: set[str] = set(dir(tuple)) - set(owner._fields) if isinstance(error.obj, tuple) else set()
+        return near(str(error.name), [n for n in dir(owner) if not n.startswith("_") and n not in hidden])
     if isinstance(error, TypeError) and _ON_A_METHOD.search(str(error)):
-        return "a method is used without its call: put () behind its name, as in self.state.value()"
+        return "a method is used without its call: put () after its name, as in self.state.value()"
+    if isinstance(error, TypeError) and (found := _UNKNOWN_ARGUMENT.match(str(error))):
+        parameters = _parameters(found[1])
+        return near(found[2], parameters) if parameters else ""
     return ""
+
+
+def _parameters(name: str) -> list[str]:
+    """Return the parameters of a function or class of ours by its qualified name; none: it is not ours."""
+    first, *rest = name.removesuffix(".__init__").split(".")
+    for module in [m for n, m in list(sys.modules.items()) if n.partition(".")[0] in _OURS]:
+        found = vars(module).get(first)
+        for part in rest:
+            found = vars(found).get(part) if isinstance(found, type) else None
+        if callable(found):
+            return [p for p in inspect.signature(found).parameters if p != "self" and not p.startswith("_")]
+    return []

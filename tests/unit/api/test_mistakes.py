@@ -116,7 +116,7 @@ MISTAKES = {
     # streams
     "a sink on a window": ("windows.sink_to(sink, uid='x')", "no attribute 'sink_to'", "there are: .*aggregate"),
     "a method's name": ("timed.keyby('merchant')", "no attribute 'keyby'", "did you mean 'key_by'"),
-    "a method without its call": ("timed.filter + 1", "'method' and 'int'", r"put \(\) behind its name"),
+    "a method without its call": ("timed.filter + 1", "'method' and 'int'", r"put \(\) after its name"),
     "a name of the package": ("ps.Tumblin('1m')", "has no .*'Tumblin'", "did you mean 'Tumbling'"),
     "process without a key": (
         process().replace("keyed.process", "timed.process"),
@@ -244,6 +244,14 @@ MISTAKES = {
     ),
     # Python
     "a syntax error": ("env.execute(", r"SyntaxError: '\(' was never closed", "."),
+    "an argument of a class misspelt": (
+        'FileSource("in", schema=Payment, format="jsonl", on_bad_records="skip")',
+        r"FileSource.__init__\(\) got an unexpected keyword argument 'on_bad_records'",
+        "did you mean 'on_bad_record'",
+    ),
+    "an argument of a window misspelt": ('ps.Tumbling(length="1m")', "argument 'length'", "there are: size, offset"),
+    "an argument of a state misspelt": ("ps.value_state(default=0)", "argument 'default'", "there are: ttl, renamed"),
+    "an argument of a method misspelt": ('keyed.window(windows="1m")', "argument 'windows'", "did you mean 'window"),
     "an error of Python": ("1 / 0", "ZeroDivisionError: division by zero", "PENSTOCK_TRACEBACK=1"),
 }
 

@@ -65,7 +65,7 @@ class Mistaken(ps.KeyedProcessFunction):
         yield Out(1)
 
 
-CALL = r"a method is used without its call: put \(\) behind its name"
+CALL = r"a method is used without its call: put \(\) after its name"
 #: The mistake, and what is said: the cause, the way out. Of the function `fn`, its context and a row.
 MISTAKES = [
     (lambda fn, ctx, row: fn.seen.get(), "'ValueState' .* no attribute 'get'", "there are: clear, update, value"),
