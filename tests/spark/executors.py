@@ -120,8 +120,12 @@ class OnExecutors:
         return found
 
     def kept(self, pattern):
-        """Names of what executors keep on their disks of shuffles and of what was told to be kept, if of that form."""
-        return [path.name for path in files_below(self._folder / "local") if re.fullmatch(pattern, path.name)]
+        """Names of the whole files of shuffles and of persisted rows that executors keep, if of that form.
+
+        Spark makes a file when it begins to write it: one that an executor has open counts for nothing.
+        """
+        names = {path.name for path in files_below(self._folder / "local") if re.fullmatch(pattern, path.name)}
+        return sorted(names - {name for pid in executors(self.process.pid) for name in _open_in(pid)})
 
     def end(self):
         """Wait for the end; return the exit code, what was printed, and what was said."""
@@ -140,6 +144,13 @@ class OnExecutors:
             if event["Event"] == "SparkListenerTaskEnd" and event["Task Info"]["Executor ID"] in found:
                 found[event["Task Info"]["Executor ID"]].add(event["Task End Reason"]["Reason"])
         return found
+
+
+def _open_in(pid):
+    with contextlib.suppress(OSError):  # it has ended
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it was closed
+                yield descriptor.readlink().name
 
 
 def _number(executor):
