@@ -1,0 +1,56 @@
+"""A merge of some segments of a log: what it may forget."""
+
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pytest
+
+from penstock.core.snapshot import FileRef, Segment
+from penstock.state.limits import StateLimits
+from penstock.state.merging import CompactionJob
+from penstock.state.row_spec import RowSpec
+from penstock.state.segment_file import SegmentFile
+from penstock.state.segments import SegmentWriter
+
+SPEC = RowSpec(pa.schema([pa.field("k", pa.int64(), False)]), (pa.field("v", pa.int64()),))
+LIMITS = StateLimits.tiny()
+
+
+def segment(position, *rows):
+    """Make a segment of (hash, value) in one namespace; None: it was deleted."""
+    schema, count = SPEC.segment_schema, len(rows)
+    hashes, values = [key for key, _ in rows], [value for _, value in rows]
+    columns = [hashes, hashes, [0] * count, values, [value is None for value in values], range(count)]
+    arrays = [pa.array(list(column), field.type) for column, field in zip(columns, schema, strict=True)]
+    writer = SegmentWriter(schema, position, limits=LIMITS)
+    writer.add(pa.Table.from_arrays(arrays, schema=schema))
+    return of(writer.finish())
+
+
+def of(encoded):
+    """Return what the log holds of an encoded segment."""
+    return Segment(
+        file=FileRef(path="", offset=0, length=len(encoded.data), inline=bytes(encoded.data)),
+        position=encoded.position,
+        writer="w",
+        rows=encoded.rows,
+        hash_min=encoded.hash_min,
+        hash_max=encoded.hash_max,
+        namespace_min=encoded.namespace_min,
+        namespace_max=encoded.namespace_max,
+    )
+
+
+@pytest.mark.parametrize("oldest", [False, True])
+def test_deletions_go_only_where_no_older_segment_can_hold_their_rows(tmp_path, oldest):
+    inputs = (segment(4, (1, 10), (2, 20)), segment(5, (1, None), (3, 30)))
+    log = SimpleNamespace(tombstones=(), is_oldest=lambda _: oldest)
+    source = SimpleNamespace(state="s", limits=LIMITS, spec=SPEC, log=log, ttl=None)
+    read = lambda file: file.inline
+    merged = SegmentFile(of(CompactionJob(source, inputs, 1, tmp_path).run(read)), read, LIMITS)
+    rows = pa.concat_tables(
+        [table for group in merged.groups for table in merged.decode([group], merged.fetch([group]))]
+    )
+    found = zip(*(rows.column(name).to_pylist() for name in ("k", "v", "__deleted")), strict=True)
+    kept = [(2, 20, False), (3, 30, False)]
+    assert sorted(found) == (kept if oldest else [(1, None, True), *kept])
