@@ -70,7 +70,7 @@ def planned(job: Path, overrides: dict[str, str], name: str) -> JobGraph:
 
 
 def execute_file(job: Path) -> None:
-    """Run a job file; an error of its own comes with its line.
+    """Run a job file; an error in it names its line.
 
     Raises:
         UsageError: Python code of the file fails, or the file has the name of a module of Python's own.

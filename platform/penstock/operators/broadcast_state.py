@@ -33,7 +33,7 @@ BROADCAST = "broadcast"
 
 
 class BroadcastEntries:
-    """What a `BroadcastState` holds, and whether it may be changed now."""
+    """Entries of a `BroadcastState`, and whether they may be changed now."""
 
     __slots__ = ("entries", "name", "writable")
 

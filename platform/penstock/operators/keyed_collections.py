@@ -61,7 +61,7 @@ class Elements(Sequence[T]):
 
 
 class ListChanges:
-    """What a `ListState` notes of the keys of a batch, for the engine to write back."""
+    """Changes of a `ListState` to the keys of a batch; the engine writes them back."""
 
     __slots__ = ("cleared", "read", "starts")
 
@@ -159,7 +159,7 @@ class ListState(Generic[T]):
 
 
 class MapChanges:
-    """What a `MapState` notes of the keys of a batch, for the engine to write back."""
+    """Changes of a `MapState` to the keys of a batch; the engine writes them back."""
 
     __slots__ = ("changed", "cleared", "read")
 

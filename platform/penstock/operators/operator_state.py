@@ -32,7 +32,7 @@ MODES = {"operator_list": "list", "union": "union"}
 
 
 class OperatorElements:
-    """What an `OperatorListState` or a `UnionState` holds."""
+    """Elements of an `OperatorListState` or a `UnionState`."""
 
     __slots__ = ("elements", "looked_at", "restored")
 
@@ -45,7 +45,7 @@ class OperatorElements:
 
 
 class OperatorListState(Generic[T]):
-    """Elements of this subtask, in order; at a restart with another parallelism dealt out anew, each to one subtask."""
+    """Elements of this subtask, in order; a restart with another parallelism gives each to one subtask."""
 
     __slots__ = ("_declaration", "_held")
 

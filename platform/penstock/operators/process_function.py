@@ -26,7 +26,7 @@ _MICROSECOND = dt.timedelta(microseconds=1)
 
 
 class ValueChanges:
-    """What a `ValueState` notes of the keys of a batch, for the engine to write back."""
+    """Changes of a `ValueState` to the keys of a batch; the engine writes them back."""
 
     __slots__ = ("cleared", "marks", "stale")
 

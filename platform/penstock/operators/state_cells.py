@@ -39,7 +39,7 @@ def unbound() -> NoReturn:
 
 
 class Cells:
-    """What each key of a batch has of something, by the place of the key; loaded when the first key asks for it."""
+    """Values of one state for the keys of a batch, by the place of the key; loaded when the first key asks."""
 
     __slots__ = ("_load", "current", "items")
 
@@ -72,7 +72,7 @@ class Cells:
 
 @dataclass(frozen=True, slots=True)
 class Declaration:
-    """What a user has said of a state besides its type."""
+    """Options that a user has declared for a state, besides its type."""
 
     ttl: TimeToLive = None
     #: Field: what it was called before.

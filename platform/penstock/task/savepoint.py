@@ -19,6 +19,7 @@ from penstock.checkpoint.stores import checksum_of, join_uri, read_file
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
+from penstock.state.frozen import segment_of
 from penstock.state.segments import SegmentWriter, read_state
 
 if TYPE_CHECKING:
@@ -116,18 +117,7 @@ class SavepointWriter:
         folder = f"{state.uid}/{state.state}"
         number = self._parts[folder] = self._parts.get(folder, -1) + 1
         file = self._put(f"{folder}/part-{self._prefix}{number:05d}.parquet", encoded.data)
-        return Segment(
-            file=file,
-            position=position,
-            writer="savepoint",
-            rows=encoded.rows,
-            hash_min=encoded.hash_min,
-            hash_max=encoded.hash_max,
-            namespace_min=encoded.namespace_min,
-            namespace_max=encoded.namespace_max,
-            footer_length=encoded.footer_length,
-            footer_checksum=encoded.footer_checksum,
-        )
+        return segment_of(encoded, file, "savepoint")
 
     def _copy(self, ref: FileRef) -> FileRef:
         if ref.inline is not None:

@@ -1,4 +1,4 @@
-"""What a user sees of states and contexts: only names of the guide, and a hint where a name or a call is wrong."""
+"""States and contexts show only names of the guide; a wrong name or call gets a hint."""
 
 import re
 from collections.abc import Iterator

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from penstock.core.snapshot import FileRef, Segment
+from penstock.core.snapshot import FileRef
+from penstock.state.frozen import segment_of
 from penstock.state.limits import StateLimits
 from penstock.state.merging import CompactionJob
 from penstock.state.row_spec import RowSpec
@@ -29,16 +30,8 @@ def segment(position, *rows):
 
 def of(encoded):
     """Return what the log holds of an encoded segment."""
-    return Segment(
-        file=FileRef(path="", offset=0, length=len(encoded.data), inline=bytes(encoded.data)),
-        position=encoded.position,
-        writer="w",
-        rows=encoded.rows,
-        hash_min=encoded.hash_min,
-        hash_max=encoded.hash_max,
-        namespace_min=encoded.namespace_min,
-        namespace_max=encoded.namespace_max,
-    )
+    file = FileRef(path="", offset=0, length=len(encoded.data), inline=bytes(encoded.data))
+    return segment_of(encoded, file, "w")
 
 
 @pytest.mark.parametrize("oldest", [False, True])

@@ -12,10 +12,11 @@ from penstock.checkpoint.stores import checksum_of
 from penstock.core.errors import SnapshotDamagedError, StorageError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN
 from penstock.core.schema import schema_to_text
-from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment, SubtaskSnapshot, Tombstone
+from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, SubtaskSnapshot, Tombstone
 from penstock.rpc.messages import SavepointWritten
 from penstock.rpc.worker_commands import WriteSavepoint
 from penstock.state.accumulators import AccumulatorSpec
+from penstock.state.frozen import segment_of
 from penstock.state.pane_table import PaneTableSpec
 from penstock.state.segments import SegmentWriter
 from penstock.task.savepoint import write_savepoint
@@ -39,16 +40,7 @@ def segment(store, position, rows):
     encoded = writer.finish()
     store.put(f"data/{position}", b"other" + encoded.data)
     ref = FileRef(path=f"data/{position}", offset=5, length=len(encoded.data), checksum=checksum_of(encoded.data))
-    return Segment(
-        file=ref,
-        position=position,
-        writer="w",
-        rows=encoded.rows,
-        hash_min=encoded.hash_min,
-        hash_max=encoded.hash_max,
-        namespace_min=encoded.namespace_min,
-        namespace_max=encoded.namespace_max,
-    )
+    return segment_of(encoded, ref, "w")
 
 
 def keyed(*segments, tombstones=()):
