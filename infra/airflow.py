@@ -168,6 +168,8 @@ class LocalAirflow:
             "AIRFLOW_HOME": str(self.home),
             # SQLite gives up after 5 s of waiting for another writer; a busy machine takes longer
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{self.home / 'airflow.db'}?timeout=60",
+            # errors of the database say what they are: only this machine reaches the server
+            "AIRFLOW__API__EXPOSE_STACKTRACE": "True",
             "AIRFLOW__API__BASE_URL": self.url,
             "AIRFLOW__API__HOST": "127.0.0.1",
             "AIRFLOW__API__PORT": str(self.record["port"]),

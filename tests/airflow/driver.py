@@ -2,6 +2,7 @@
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -86,11 +87,20 @@ class Airflow:
             f"{self.url}{path}", method=method, data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json", "Authorization": f"Bearer {self._token}"},
         )  # fmt: skip
-        try:
-            with urllib.request.urlopen(request, timeout=API_S * patience()) as answer:
-                status, said = answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            status, said = error.code, error.read()
+
+        def answered():
+            """The answer; None when SQLite refused a transaction that had read before another one wrote.
+
+            It does so without waiting, whatever its time-out is; nothing has changed then.
+            """
+            try:
+                with urllib.request.urlopen(request, timeout=API_S * patience()) as answer:
+                    status, said = answer.status, answer.read()
+            except urllib.error.HTTPError as error:
+                status, said = error.code, error.read()
+            return None if status == 500 and b"database is locked" in said else (status, said)
+
+        status, said = wait_until(answered, lambda: f"{method} {path}\n{self.diagnosis()}", seconds=LIMIT_S, step=0.5)
         assert not wanted or status < 300, f"{method} {path}: {status} {said[:500]}"
         found = json.loads(said) if said else {}
         return found if wanted else (status, found)
@@ -105,7 +115,8 @@ class Airflow:
 
     def trigger(self, dag, **conf):
         """Start a run and return its id."""
-        return self.api("POST", f"/api/v2/dags/{dag}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"]
+        run = {"dag_run_id": f"test-{secrets.token_hex(6)}", "logical_date": None, "conf": conf}
+        return self.api("POST", f"/api/v2/dags/{dag}/dagRuns", run)["dag_run_id"]
 
     def unpause(self, dag):
         """From now on the scheduler makes its runs."""
