@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from penstock.network.subpartition import Outgoing
 
 _Grants = list[tuple[Callable[[int], None], int]]
+#: Rows or an event, bytes of the rows (0 for events), and what they cost of the channel's credit.
+_Item = tuple[Any, int, int]
+#: A batch of rows of several channels has at most so many bytes: larger ones gain nothing, and would be copied.
+_SMALL_BYTES = 32 << 10
 
 
 @dataclass(slots=True)
@@ -34,7 +38,7 @@ class _Channel:
     spec: InputChannelSpec
     input_index: int
     schema: pa.Schema | None
-    queue: deque[tuple[Any, int, int]] = field(default_factory=deque)
+    queue: deque[_Item] = field(default_factory=deque)
     blocked: bool = False
     #: Whether it stands in the round of channels to poll.
     ready: bool = False
@@ -47,8 +51,18 @@ class _Channel:
 class InputGate:
     """All incoming channels of one subtask."""
 
-    def __init__(self, inputs: tuple[InputSpec, ...], settings: JobSettings, on_data: Callable[[], None]) -> None:
-        """Channels are numbered flat, in the order of `inputs` and of their channels."""
+    def __init__(
+        self,
+        inputs: tuple[InputSpec, ...],
+        settings: JobSettings,
+        on_data: Callable[[], None],
+        small_bytes: int = _SMALL_BYTES,
+    ) -> None:
+        """Channels are numbered flat, in the order of `inputs` and of their channels.
+
+        Rows of several channels become one batch up to `small_bytes`.
+        """
+        self._small_bytes = small_bytes
         self._channels: list[_Channel] = []
         for spec in inputs:
             schema = schema_from_text(spec.schema) if spec.schema else None
@@ -86,27 +100,65 @@ class InputGate:
                 return None
             index = self._round.popleft()
             channel = self._channels[index]
-            item, size, cost = channel.queue.popleft()
+            items, grants = [self._take(channel)], list[tuple[int, int]]()
+            item, size, cost = items[0]
             if channel.queue:
                 self._round.append(index)
             else:
                 channel.ready = False
-            grants: _Grants = []
             if size:
-                self.bytes_queued -= size
-                grants = self._callbacks(self._credit.on_consumed(index, cost))
+                grants = self._credit.on_consumed(index, cost)
+                if size <= self._small_bytes and self._round:
+                    grants += self._take_alike(channel.input_index, items)
             elif isinstance(item, EndOfInput):
-                grants = self._callbacks(self._credit.on_ended(index))
-        for grant, amount in grants:
+                grants = self._credit.on_ended(index)
+            callbacks = self._callbacks(grants)
+        for grant, amount in callbacks:
             grant(amount)
-        if size:
-            self.bytes_in += size
+        return index, self._rows_of(items, channel.schema) if size else item
+
+    def _take(self, channel: _Channel) -> _Item:
+        """Take the head of a channel's queue."""
+        item = channel.queue.popleft()
+        self.bytes_queued -= item[1]
+        self.bytes_in += item[1]
+        return item
+
+    def _take_alike(self, input_index: int, items: list[_Item]) -> list[tuple[int, int]]:
+        """Take small pieces that stand at the head of other channels of an input too; return what is granted for them.
+
+        Operators have a cost for each batch, so rows of several senders that are here together are given to them
+        together. Channels have no order among each other.
+        """
+        grants: list[tuple[int, int]] = []
+        combined, room = _are_combined(items[0][0]), self._small_bytes - items[0][1]
+        for index in tuple(self._round):
+            channel = self._channels[index]
+            while channel.input_index == input_index and channel.queue:
+                item, size, cost = channel.queue[0]
+                if not 0 < size <= room or _are_combined(item) != combined:
+                    break
+                room -= size
+                items.append(self._take(channel))
+                grants += self._credit.on_consumed(index, cost)
+            if not channel.queue:
+                channel.ready = False
+                self._round.remove(index)
+        return grants
+
+    def _rows_of(self, items: list[_Item], schema: pa.Schema | None) -> Batch:
+        """Return the rows of pieces of one input as one batch."""
+        batches = []
+        for item, _size, _cost in items:
             if isinstance(item, CombinedRows):
-                item = Batch(pa.ipc.read_record_batch(item.message, self._combined), combined=True)
-            elif not isinstance(item, Batch):
-                item = Batch(pa.ipc.read_record_batch(item, channel.schema))
-            self.records_in += item.num_rows
-        return index, item
+                batches.append(Batch(pa.ipc.read_record_batch(item.message, self._combined), combined=True))
+            else:
+                batches.append(item if isinstance(item, Batch) else Batch(pa.ipc.read_record_batch(item, schema)))
+        rows = batches[0]
+        if len(batches) > 1:
+            rows = Batch(pa.concat_batches([batch.data for batch in batches]), combined=rows.combined)
+        self.records_in += rows.num_rows
+        return rows
 
     def block(self, channel: int) -> None:
         """Stop polling `channel` (its barrier has arrived); it still fills up to its credit."""
@@ -240,3 +292,8 @@ class InputGate:
             if grant is not None:
                 result.append((grant, amount))
         return result
+
+
+def _are_combined(rows: Any) -> bool:
+    """Whether rows are partial aggregates, which have columns of their own."""
+    return isinstance(rows, CombinedRows) or (isinstance(rows, Batch) and rows.combined)

@@ -15,7 +15,7 @@ from penstock.network.subpartition import Outgoing
 class Sender:
     """A gate with the senders of its channels in the test's hand."""
 
-    def __init__(self, net, channels=3, inputs=1):
+    def __init__(self, net, channels=3, inputs=1, small_bytes=0):
         self.net = net
         self.wakes = 0
         specs = tuple(
@@ -26,7 +26,7 @@ class Sender:
             )
             for i in range(inputs)
         )
-        self.gate = InputGate(specs, net.SMALL, self.wake)
+        self.gate = InputGate(specs, net.SMALL, self.wake, small_bytes)
         self.granted = [0] * self.gate.channel_count
         self.sequence = [0] * self.gate.channel_count
         for index in range(self.gate.channel_count):
@@ -70,6 +70,45 @@ def test_channels_take_turns(net):
     sender.rows(1)
     sender.rows(2)
     assert [c for c, _ in net.poll_all(sender.gate)] == [0, 1, 2, 0, 0]
+
+
+def test_few_rows_of_several_channels_of_an_input_are_one_batch(net):
+    sender = Sender(net, channels=3, inputs=2, small_bytes=400)
+    for channel in (0, 3, 1, 0, 2):
+        sender.rows(channel)
+    sender.send(1, Watermark(5))
+    sender.rows(1)
+    found = [(c, e.num_rows if isinstance(e, Batch) else e) for c, e in net.poll_all(sender.gate)]
+    assert found == [(0, 4), (3, 1), (1, Watermark(5)), (1, 1)]
+    assert sender.gate.records_in == 6
+    assert sender.gate.bytes_queued == 0
+
+
+def test_rows_that_become_one_batch_return_their_credit(net):
+    sender = Sender(net, channels=2, small_bytes=1000)
+    for _ in range(100):  # far more than the credit that each channel began with
+        sender.rows(0)
+        sender.rows(1)
+        assert [e.num_rows for _, e in net.poll_all(sender.gate)] == [2]
+
+
+def test_rows_become_one_batch_up_to_a_limit(net):
+    sender = Sender(net, channels=3, small_bytes=250)
+    for channel in (0, 1, 2):
+        sender.rows(channel)
+    sender.gate.block(2)
+    sender.rows(1, size=300)
+    assert [(c, e.num_rows) for c, e in net.poll_all(sender.gate)] == [(0, 2), (1, 1)]
+    sender.gate.unblock(2)
+    assert [(c, e.num_rows) for c, e in net.poll_all(sender.gate)] == [(2, 1)]
+
+
+def test_combined_rows_are_not_put_to_others(net):
+    sender = Sender(net, channels=4, small_bytes=1000)
+    for channel in (0, 1, 2, 3):
+        sender.send(channel, Batch(net.rows(1), combined=channel % 2 == 1), 100)
+    found = [(c, e.num_rows, e.combined) for c, e in net.poll_all(sender.gate)]
+    assert found == [(0, 2, False), (1, 2, True)]
 
 
 def test_the_task_is_told_when_the_gate_was_empty_only(net):
