@@ -1,7 +1,7 @@
-"""Keys that are computed: `.key_by(function)`, and the one key of all rows behind `.window_all(...)`.
+"""Keys that are computed: `.key_by(function)`, and the one key of all rows of `.window_all(...)`.
 
-Such a key is a column that the rows carry to the operator behind; Python functions there do not see it in their rows,
-and of results it is in those of aggregates alone. Called by `penstock.api.data_stream` and `all_windowed_stream`.
+Such a key is a column that the rows carry to the next operator. Python functions there do not see it in their rows.
+Of results, only those of aggregates have it. Called by `penstock.api.data_stream` and `all_windowed_stream`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.api.appending import append_operator
 from penstock.api.keyed_stream import KeyedStream
+from penstock.api.picked_fields import picked_by
 from penstock.api.row_functions import input_type, is_row_type, pickled
 from penstock.api.windows import ALL
 from penstock.core.errors import GraphError
@@ -43,9 +44,10 @@ def keyed_by(stream: DataStream, function: Callable[[Any], Any], returns: Any, n
         raise GraphError(msg, hint="compute the key with .with_columns(key=...) and then .key_by('key')")
     if inspect.iscoroutinefunction(function):
         raise GraphError(f"{where}: it is a coroutine function", hint="look it up before with .map_async(f)")
-    annotated, result = _annotations(function, where, needed=returns is None)
+    picked = _picked_columns(stream, function, name) if returns is None else None
+    annotated, result = _annotations(function, where, needed=returns is None and picked is None)
     given = input_type(annotated, stream.flow.row_type, stream.flow.schema, where)
-    keys, shape = _key_columns(result if returns is None else returns, name, where)
+    keys, shape = picked or _key_columns(result if returns is None else returns, name, where)
     for field in keys:
         if field.name in stream.columns:
             msg = f"{where}: the rows have a column {field.name!r} already"
@@ -107,6 +109,17 @@ def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> t
     if needed and (result is None or result is type(None) or result is Any):
         raise GraphError(f"{where}: the type of the key is not known", hint=_WAY)
     return hints.get(parameters[0]) if parameters else None, result
+
+
+def _picked_columns(stream: DataStream, function: Callable[..., Any], name: str) -> tuple[pa.Schema, Any] | None:
+    """Return `_key_columns` of a function that only picks columns; None for any other."""
+    picked = picked_by(function)
+    if picked is None or picked.shape == "row" or not set(picked.fields) <= set(stream.columns):
+        return None
+    names = [name] if picked.shape == "value" else [f"{name}_{i}" for i in range(len(picked.fields))]
+    found = [stream.flow.schema.field(column) for column in picked.fields]
+    keys = [pa.field(key, field.type, nullable=field.nullable) for key, field in zip(names, found, strict=True)]
+    return pa.schema(keys), None if picked.shape == "value" else tuple
 
 
 def _key_columns(hint: Any, name: str, where: str) -> tuple[pa.Schema, Any]:

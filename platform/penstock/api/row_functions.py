@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import cloudpickle  # type: ignore[import-untyped] # ships no types
 import msgspec
 
+from penstock.api.picked_fields import picked_by
 from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_schema_of
 from penstock.graph.job_graph import OperatorSpec
@@ -75,6 +76,8 @@ def compile_function(
     if kind == "map_async" and not _is_async(function):
         msg = f"{where}: it is not a coroutine function"
         raise GraphError(msg, hint="write it with `async def`, or use .map(f) for a plain one")
+    if kind == "map" and returns is None and (picked := picked_by(function)) is not None and picked.shape == "row":
+        returns = row_type if row_type is not None else without_ts(schema)
     types = _annotations(function, where, needed=kind != "filter_rows" and returns is None)
     # a batch function is given a frame, whatever its rows are
     given = None if kind == "map_batches" else input_type(types.parameter, row_type, schema, where)

@@ -122,9 +122,19 @@ def test_a_row_type_that_does_not_fit_is_refused(orders):
     assert orders.select("user_id", "amount").map(pair).columns == ["user_id", "amount"]
 
 
-@pytest.mark.parametrize("method", ["map", "flat_map", "map_batches"])
-def test_an_unknown_output_type_is_refused(orders, method):
-    refused(lambda: getattr(orders, method)(lambda row: row), "its output type is not known", "returns=")
+@pytest.mark.parametrize(
+    ("method", "function"),
+    [("map", lambda row: (row, 1)), ("flat_map", lambda row: row), ("map_batches", lambda row: row)],
+)
+def test_an_unknown_output_type_is_refused(orders, method, function):
+    refused(lambda: getattr(orders, method)(function), "its output type is not known", "returns=")
+
+
+def test_a_lambda_that_returns_its_row_has_the_type_of_the_rows(env, orders, sink):
+    stream = orders.map(lambda row: row)
+    assert stream.schema.equals(orders.schema)
+    _, (_, given, returned) = payload(env, stream, sink)
+    assert given is returned
 
 
 def test_flat_map_returns_several_rows(orders):

@@ -133,6 +133,21 @@ def test_keyed_anew_the_key_before_is_gone(env, orders):
     assert edge.partitioner is None, "rows are sent to their new key alone"
 
 
+def test_a_lambda_that_picks_columns_needs_no_type(orders):
+    value = orders.key_by(lambda row: row.user_id).aggregate(n=ps.count())
+    assert value.schema.field("key") == pa.field("key", orders.schema.field("user_id").type, nullable=False)
+    pair = orders.key_by(lambda row: (row.user_id, row.product), name="of").aggregate(n=ps.count())
+    assert pair.columns == ["of_0", "of_1", "n"]
+    assert pair.schema.field("of_1").type == orders.schema.field("product").type
+
+
+@pytest.mark.parametrize(
+    "function", [lambda row: row.user_id + 1, lambda row: row.usr, lambda row: row, lambda *rows: rows[0].user_id]
+)
+def test_a_lambda_that_does_more_needs_one(orders, function):
+    refused(lambda: orders.key_by(function), "the type of the key is not known", "returns=int")
+
+
 def test_conditions_go_with_it(env, orders):
     windows = orders.key_by(bucket).window(ps.Tumbling("1s"))
     stream = windows.aggregate(ps.count().where(pl.col("amount") > 1), all=ps.count())
@@ -204,7 +219,7 @@ class _Both(ps.KeyedCoProcessFunction):
 
 def test_what_cannot_be_a_key_is_refused(orders):
     def untyped(row):
-        return row.user_id
+        return row.user_id % 3
 
     def listed(row) -> list[int]:
         return [row.user_id]

@@ -65,7 +65,7 @@ MISTAKES = {
     "key: unknown column": ('timed.key_by("merchnat")', "unknown column 'merchnat'", "did you mean 'merchant'"),
     "key: no column": ("timed.key_by()", "no column is given", "there are: merchant, amount"),
     "key: an expression": ('timed.key_by(pl.col("a"))', "is not a column's name", r"\.with_columns\(key="),
-    "key: a function without a type": ("timed.key_by(lambda row: row.merchant)", "key_by", "returns=int"),
+    "key: a function without a type": ("timed.key_by(lambda row: row.merchant + 1)", "key_by", "returns=int"),
     "key: returns= of columns": ('timed.key_by("merchant", returns=int)', "returns=.*for functions", "leave them out"),
     "aggregate: unknown column": (
         'windows.aggregate(n=ps.sum("amout"))',
@@ -147,7 +147,7 @@ MISTAKES = {
         "cannot be .* a map key",
         "use|key",
     ),
-    "map without a type": ("timed.map(lambda row: row)", "output type is not known", "returns=Row"),
+    "map without a type": ("timed.map(lambda row: (row, 1))", "output type is not known", "returns=Row"),
     "map: no function": ("timed.map(7, returns=Total)", "map", "function"),
     "map_async of a function": ("timed.map_async(lambda row: row, returns=Total)", "coroutine", "async def|map"),
     "map_async: no capacity": (
