@@ -29,9 +29,12 @@ from penstock.cli.terminal import terminal
 from penstock.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from penstock.backfill.histories import TableHistory
     from penstock.checkpoint.manifest import Manifest
     from penstock.graph.job_graph import JobGraph
+    from penstock.graph.verdicts import StateVerdict
 
     #: (where histories end, where sources take over), the tables.
     _Tables = tuple[tuple[dict[str, Any], dict[str, Any]], tuple[TableHistory, ...]]
@@ -87,6 +90,7 @@ def check(
         snapshot.manifest.subtasks,
         pending=snapshot.manifest.pending,
         allow_non_restored=tuple(allow_non_restored_state or ()),
+        known=snapshot.manifest.operators,
     )
     blocked = sum(verdict.verdict == "blocked" for verdict in verdicts)
     savepoint = _needs_savepoint(graph, snapshot.manifest, allow_non_restored_state)
@@ -96,13 +100,7 @@ def check(
         head = {"job": graph.name, "snapshot": snapshot.uri, "key_groups": groups}
         print_json({**head, "ok": not blocked, "needs_savepoint": savepoint, "states": states})
     else:
-        table = Table("uid", "state", "verdict", "", box=None)
-        for row in verdicts:
-            table.add_row(row.uid, row.state, row.verdict, "see below" if row.way_out else row.reason)
-        terminal().print(table)
-        for row in verdicts:
-            if row.way_out:
-                say(f"{row.place}: {row.reason}\n    {row.way_out}")
+        _print_verdicts(verdicts)
         if groups["job"] != groups["snapshot"]:
             say(f"key groups: {groups['snapshot']} in the snapshot, {groups['job']} in the job: cut anew at the start")
         say(f"{blocked} blocked" if blocked else f"the state of {snapshot.uri} fits {graph.name}")
@@ -110,6 +108,16 @@ def check(
             say(f"{savepoint}\n    {_SAVEPOINT}")
     if blocked:
         raise typer.Exit(1)
+
+
+def _print_verdicts(verdicts: Sequence[StateVerdict]) -> None:
+    table = Table("uid", "state", "verdict", "", box=None)
+    for row in verdicts:
+        table.add_row(row.uid, row.state, row.verdict, "see below" if row.way_out else row.reason)
+    terminal().print(table)
+    for row in verdicts:
+        if row.way_out:
+            say(f"{row.place}: {row.reason}\n    {row.way_out}")
 
 
 def _check_backfill(graph: JobGraph, accept: list[str], tables: _Tables, *, as_json: bool) -> None:

@@ -20,7 +20,7 @@ from penstock.cli.options import (
     say,
 )
 from penstock.cli.terminal import terminal
-from penstock.client.failures import next_attempt
+from penstock.client.failures import next_attempt, start_of
 from penstock.client.handle import JobHandle
 from penstock.client.rest_client import RestClient
 from penstock.core.errors import PenstockError
@@ -37,11 +37,12 @@ def list_jobs(*, cluster: ClusterOption = None, json: JsonOption = False) -> Non
     if json:
         print_json(jobs)
         return
-    table = Table("name", "state", "started", "tasks running", box=None)
+    table = Table("name", "state", "started", "tasks running", "restarts", box=None)
     table.add_column("id", no_wrap=True, min_width=32)
     for job in jobs:
         running = f"{job['tasks'].get('running', 0)}/{job['tasks'].get('total', 0)}"
-        table.add_row(job["name"], job["state"], _when(job["start-time"]), running, job["jid"])
+        state = f"{job['state']} (savepoint)" if job["stopped-with"] else job["state"]
+        table.add_row(job["name"], state, _when(job["start-time"]), running, str(job["restarts"]), job["jid"])
     terminal().print(table)
 
 
@@ -100,6 +101,10 @@ def show(
     if failed:
         at = _when(failed["failure_timestamp"])
         console.print(f"last failed checkpoint: {failed['id']} at {at}: {failed['failure_message']}", markup=False)
+    if start := start_of(summary):
+        console.print(f"last started from {start}; restarts: {summary['restarts']}", markup=False, soft_wrap=True)
+    if summary["stopped-with"]:
+        console.print(f"stopped with savepoint {summary['stopped-with']}", markup=False, soft_wrap=True)
     if summary["waits-for"]:
         console.print(f"waits for slots: it needs {summary['waits-for']}", markup=False)
     for line in _last_failure(failures, summary):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import datetime as dt
 from typing import TYPE_CHECKING, Any, Self
 
-from penstock.client.failures import FailureWatch
+from penstock.client.failures import FailureWatch, start_of
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError
 
@@ -39,6 +39,7 @@ class JobProgress:
         self._last_source_records = 0.0
         self._notes: list[str] = []
         self._failures = FailureWatch()
+        self._start_told = False
 
     def __enter__(self) -> Self:
         """Return self; the display begins with the first thing to show."""
@@ -72,6 +73,9 @@ class JobProgress:
             summary = handle.client.summary(handle.job_id)
         except PenstockError:  # a JobManager that is just being restarted: the next poll shows it
             return
+        if not self._start_told and (start := start_of(summary)):
+            self._start_told = True
+            self.note(f"{handle.name} resumes from {start}")
         for line in self._failures.look(handle, summary):
             self.note(line)
         rate = self._rate(summary, now_ms)

@@ -154,6 +154,8 @@ def _totals(result: JobResult) -> list[str]:
     if result.restarts:
         times = "once" if result.restarts == 1 else f"{result.restarts} times"
         lines.append(f"  the job restarted {times}; these counts begin at the last restart")
+        if result.last_failure:
+            lines.append(f"  it restarted because: {result.last_failure}")
     return lines
 
 

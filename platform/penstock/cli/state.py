@@ -31,7 +31,9 @@ commands.command("get")(get)
 
 @commands.command("ls")
 def list_snapshots(
-    uri: Annotated[str, typer.Argument(metavar="URI", help="A checkpoint root, a job's folder or a savepoint.")],
+    uri: Annotated[
+        str, typer.Argument(metavar="URI", help="A checkpoint root, a job's folder, a savepoint or a folder of such.")
+    ],
     *,
     json: JsonOption = False,
 ) -> None:
@@ -186,7 +188,7 @@ def _listed(uri: str) -> list[dict[str, Any]]:
     store = open_store(uri.rstrip("/"))
     jobs = opening.jobs_of(store)
     if not jobs and not store.list(PREFIX):
-        return [summary_of(opened(uri))]
+        return [summary_of(opened(savepoint)) for savepoint in opening.savepoints_of(store, "") or (uri,)]
     found: list[dict[str, Any]] = []
     for folder in [join_uri(uri, job) for job in jobs] or [uri]:
         job_store = open_store(folder)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from penstock.client.earlier_output import earlier_output
 from penstock.client.failures import FailureWatch, doubts
 from penstock.client.handle import TERMINAL, JobHandle, located
 from penstock.client.local_cluster import LocalCluster, LocalClusterConfig
@@ -191,6 +192,9 @@ def submit_graph(client: RestClient, graph: JobGraph, options: SubmitOptions) ->
         PenstockError: the JobManager refuses it.
     """
     graph = msgspec.structs.replace(graph, settings=_located(graph.settings), name=options.name or graph.name)
+    if not options.from_uri:
+        for warning in earlier_output(graph, fresh=options.fresh):
+            logging.getLogger("penstock").warning("%s", warning)
     if options.from_uri:
         from penstock.snapshots.declared import with_states
 
@@ -266,10 +270,12 @@ def run_to_end(
                 handle.cancel()
 
     state = handle.wait(on_poll=look)
-    duration_ms, counts = clock.monotonic_ms() - started_ms, dict[str, Any]()
+    duration_ms, counts, failure = clock.monotonic_ms() - started_ms, dict[str, Any](), ""
     with contextlib.suppress(PenstockError):  # the job has ended, and that is known
         counts = handle.client.summary(handle.job_id)
-        counts["restored"] = (handle.client.checkpoints(handle.job_id)["latest"]["restored"] or {}).get("id")
+        if counts.get("restarts"):
+            entries = handle.client.exceptions(handle.job_id)["exceptionHistory"]["entries"]
+            failure = str(entries[0]["exceptionName"]) if entries else ""
     return JobResult(
         job_id=handle.job_id,
         name=handle.name,
@@ -277,10 +283,11 @@ def run_to_end(
         duration_ms=duration_ms,
         checkpoints=counts.get("checkpoints-completed", 0),
         restarts=counts.get("restarts", 0),
+        last_failure=failure,
         rows_read=counts.get("rows-read", {}),
         rows_written=counts.get("rows-written", {}),
         bad_records=counts.get("bad-records", {}),
         late_rows=counts.get("late-records", {}),
         warnings=tuple(doubts(counts).values()),
-        restored_checkpoint=counts.get("restored"),
+        restored_checkpoint=(counts.get("restored") or {}).get("id"),
     )

@@ -32,6 +32,15 @@ def next_attempt(summary: dict[str, Any]) -> str:
     return "" if soon_ms is None else f"next attempt in {soon_ms / 1000:.1f} s"
 
 
+def start_of(summary: dict[str, Any]) -> str:
+    """Return what a job last started from, in words; empty for an empty start."""
+    restored = summary.get("restored")
+    if restored is None:
+        return ""
+    taken = f"checkpoint {restored['id']}, taken {_day(restored['taken'])} UTC"
+    return f"savepoint {restored['uri']} ({taken})" if restored["uri"] else taken
+
+
 def _day(timestamp_ms: int) -> str:
     moment = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=timestamp_ms)
     return moment.strftime("%Y-%m-%d %H:%M:%S")
@@ -90,5 +99,6 @@ class FailureWatch:
             times = sum(1 for _ in alike)
             lines.append(f"{handle.name} failed{f' {times} times' if times > 1 else ''}: {error}")
         after = next_attempt(summary) or f"it is {summary['state']} again"
+        after += f", from checkpoint {summary['restored']['id']}" if summary.get("restored") else ""
         lines[-1] += f" (restart {summary['restarts']}, {after}; see `penstock show {handle.name}`)"
         return lines

@@ -23,6 +23,8 @@ class JobResult:
     duration_ms: float
     checkpoints: int = 0
     restarts: int = 0
+    #: Why it last restarted; empty without a restart.
+    last_failure: str = ""
     #: Since its last start: rows by the uid of the source or sink.
     rows_read: dict[str, int] = field(default_factory=dict)
     rows_written: dict[str, int] = field(default_factory=dict)

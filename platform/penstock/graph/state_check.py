@@ -43,9 +43,11 @@ def check_states(
     *,
     pending: Sequence[Committable] = (),
     allow_non_restored: Collection[str] = (),
+    known: Collection[str] = (),
 ) -> tuple[StateVerdict, ...]:
     """Return a verdict for every state of the snapshot and of the job, by uid.
 
+    `known`: the uids of the job that the snapshot is of. An operator among them that held nothing is not new.
     `allow_non_restored` names what may be left behind: `uid` (its states that the job does not have) or `uid/state`.
     Columns are compared where `OperatorSpec.states` says them.
 
@@ -60,7 +62,7 @@ def check_states(
         found += _gone(uid, left, operators) if operator is None else _kept(operator, left)
     for uid, operator in operators.items():
         if operator.stateful:
-            found += _new(operator, held.get(uid, _Held()))
+            found += _new(operator, held.get(uid, _Held()), was_there=uid in known)
     found = [_allowed(verdict, allow_non_restored) for verdict in found]
     _check_names(allow_non_restored, found)
     return tuple(sorted(found, key=lambda verdict: (verdict.uid, verdict.state)))
@@ -132,17 +134,20 @@ def _kept(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
         elif rows == 0:
             found.append(StateVerdict(uid=uid, state=state, verdict="dropped", reason="it holds no rows"))
         else:
-            reason = f"the snapshot holds {rows} rows of state {state!r} of {uid!r}, which no longer declares it"
+            what = f"state {state!r} of {uid!r}, which no longer declares it"
+            reason = f"the snapshot holds up to {rows:,} rows of {what}"
             way = f"declare it again ({near(state, operator.states)}), or {ALLOW.format(f'{uid}/{state}')}"
             found.append(StateVerdict(uid=uid, state=state, verdict="blocked", reason=reason, way_out=way))
     return found
 
 
-def _new(operator: OperatorSpec, left: _Held) -> list[StateVerdict]:
-    """Name what begins empty."""
+def _new(operator: OperatorSpec, left: _Held, *, was_there: bool) -> list[StateVerdict]:
+    """Name what begins empty; `was_there`: the snapshot's job had the operator."""
     states = [state for state in operator.states if state not in left.keyed]
     states += begun(operator, left.operator)
     if not (operator.states or operator.operator_states or left.keyed or left.operator):
+        if was_there:
+            return [StateVerdict(uid=operator.uid, state="", verdict="same", reason="it held nothing")]
         states = [""]
     reason = "it reads from its own start" if operator.kind == "source" else "it begins empty"
     return [StateVerdict(uid=operator.uid, state=state, verdict="new", reason=reason) for state in states]

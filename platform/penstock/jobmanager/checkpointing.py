@@ -102,7 +102,8 @@ class Checkpointing:
         self.pending_as_of = known.sequence if known is not None else 0
         self._published = set()
         if plan.restored is not None:
-            self.history.was_restored(plan.restored.checkpoint_id, now_ms)
+            own = {m.sequence for m in plan.history if m.kind == "checkpoint"}
+            self.history.was_restored(plan.restored, now_ms, savepoint=plan.restored.sequence not in own)
         return [] if plan.finishing else self.close("the job failed before its last checkpoint was durable")
 
     def resolved(self, pending: tuple[Committable, ...]) -> None:

@@ -179,7 +179,8 @@ class Dispatcher:
 
     def checkpoints(self, job: str) -> CheckpointsView:
         """Return the checkpoint history."""
-        return job_views.checkpoints_of(self._find(job).master)
+        found = self._find(job)
+        return job_views.checkpoints_of(found.record, found.master)
 
     def exceptions(self, job: str) -> tuple[ExceptionView, ...]:
         """Return the failures, newest first."""

@@ -9,8 +9,9 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from penstock.checkpoint.coordinator import Ack, PendingCheckpoint
+from penstock.checkpoint.manifest import Manifest
 from penstock.graph.deployment import ExecutionId
-from penstock.jobmanager.views import CheckpointsView, CheckpointView, SubtaskCheckpointView
+from penstock.jobmanager.views import CheckpointsView, CheckpointView, RestoredView, SubtaskCheckpointView
 
 LIMIT = 100
 
@@ -80,8 +81,7 @@ class CheckpointHistory:
         self.completed = 0
         self.failed = 0
         self.restored = 0
-        self.restored_id: int | None = None
-        self.restored_ms = -1
+        self.latest_restored: RestoredView | None = None
         self.latest_id: int | None = None
         self._latest: dict[str, CheckpointView] = {}
         #: Objects that the newest checkpoint refers to.
@@ -124,12 +124,15 @@ class CheckpointHistory:
         self.failed += 1
         self._latest["failed"] = record.view()
 
-    def was_restored(self, checkpoint_id: int | None, now_ms: int) -> None:
-        """A deployment starts from it."""
+    def was_restored(self, manifest: Manifest, now_ms: int, *, savepoint: bool) -> None:
+        """A deployment starts from it; `savepoint`: a user started the job from it."""
         self.restored += 1
-        self.restored_id, self.restored_ms = checkpoint_id, now_ms
+        taken_id = manifest.checkpoint_id or 0
+        self.latest_restored = RestoredView(
+            checkpoint_id=taken_id, restored_ms=now_ms, taken_ms=manifest.created_ms, savepoint=savepoint
+        )
         if self.latest_id is None:
-            self.latest_id = checkpoint_id
+            self.latest_id = taken_id
 
     @property
     def last_failure(self) -> str:
@@ -153,8 +156,7 @@ class CheckpointHistory:
             latest_completed=self._latest.get("completed"),
             latest_savepoint=self._latest.get("savepoint"),
             latest_failed=self._latest.get("failed"),
-            restored_id=self.restored_id,
-            restored_ms=self.restored_ms,
+            latest_restored=self.latest_restored,
             pending_count=pending[0],
             pending_rows=pending[1],
             pending_bytes=pending[2],

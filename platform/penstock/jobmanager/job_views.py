@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
+import msgspec
+
 from penstock.checkpoint.job_records import JobRecord
 from penstock.graph.job_graph import JobGraph, JobVertex, KeyGroup
 from penstock.jobmanager.deployment import Deployment
 from penstock.jobmanager.job_master import JobMaster
+from penstock.jobmanager.recorded_jobs import start_of
 from penstock.jobmanager.status import JobStatus
 from penstock.jobmanager.views import (
     CheckpointsView,
@@ -16,6 +19,7 @@ from penstock.jobmanager.views import (
     JobDetail,
     JobSummary,
     OperatorView,
+    RestoredView,
     SubtaskView,
     VertexView,
 )
@@ -42,6 +46,7 @@ def summary_of(
             tasks={},
             restarts=0,
             error=record.error,
+            stop_uri=record.stop_uri,
         )
     history = master.checkpointing.history
     state = master.status.state
@@ -63,6 +68,8 @@ def summary_of(
         next_attempt_in_ms=max(0, at_ms - now_ms) if (at_ms := master.next_attempt_ms) >= 0 else -1,
         checkpoint_failure=history.last_failure,
         slow_calls=tuple((slow.what, slow.since_ms) for slow in master.slow_work.going_on),
+        restored=_restored(record, history.latest_restored),
+        stop_uri=record.stop_uri,
     )
 
 
@@ -88,12 +95,13 @@ def detail_of(summary: JobSummary, graph: JobGraph, master: JobMaster | None, no
     )
 
 
-def checkpoints_of(master: JobMaster | None) -> CheckpointsView:
+def checkpoints_of(record: JobRecord, master: JobMaster | None) -> CheckpointsView:
     """Return the checkpoint history."""
     if master is None:
         return CheckpointsView(completed=0, failed=0, in_progress=0, restored=0, history=())
     owed = master.checkpointing.pending.values()
-    return master.checkpointing.history.view((len(owed), sum(c.rows for c in owed), sum(c.size_bytes for c in owed)))
+    view = master.checkpointing.history.view((len(owed), sum(c.rows for c in owed), sum(c.size_bytes for c in owed)))
+    return msgspec.structs.replace(view, latest_restored=_restored(record, view.latest_restored))
 
 
 def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[ExceptionView, ...]:
@@ -111,6 +119,13 @@ def exceptions_of(record: JobRecord, master: JobMaster | None) -> tuple[Exceptio
         )
         for f in master.failures
     )
+
+
+def _restored(record: JobRecord, restored: RestoredView | None) -> RestoredView | None:
+    """Add where the savepoint lies."""
+    if restored is None or not restored.savepoint:
+        return restored
+    return msgspec.structs.replace(restored, uri=start_of(record).from_uri)
 
 
 def _states(graph: JobGraph, master: JobMaster) -> list[str]:

@@ -64,6 +64,19 @@ class EdgeView(_View, frozen=True, kw_only=True):
     input_index: int = 0
 
 
+class RestoredView(_View, frozen=True, kw_only=True):
+    """What a job has started from."""
+
+    checkpoint_id: int
+    #: When it was restored, and when it was taken.
+    restored_ms: int
+    taken_ms: int
+    #: It is the savepoint that a user started the job from, not a checkpoint of the job.
+    savepoint: bool = False
+    #: Where the savepoint lies.
+    uri: str = ""
+
+
 class JobSummary(_View, frozen=True, kw_only=True):
     """One line of `penstock list`."""
 
@@ -92,6 +105,10 @@ class JobSummary(_View, frozen=True, kw_only=True):
     checkpoint_failure: str = ""
     #: Calls to outside systems that take long: what each does, and since when.
     slow_calls: tuple[tuple[str, int], ...] = ()
+    #: What it last started from; None: an empty start, or it has not started under this leader.
+    restored: RestoredView | None = None
+    #: Where the savepoint lies with which a user stopped it.
+    stop_uri: str = ""
 
     @property
     def terminal(self) -> bool:
@@ -173,9 +190,7 @@ class CheckpointsView(_View, frozen=True, kw_only=True):
     latest_completed: CheckpointView | None = None
     latest_savepoint: CheckpointView | None = None
     latest_failed: CheckpointView | None = None
-    restored_id: int | None = None
-    restored_ms: int = -1
-    restored_path: str = ""
+    latest_restored: RestoredView | None = None
     #: Committables not yet known published, their rows and bytes.
     pending_count: int = 0
     pending_rows: int = 0

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         JobDetail,
         JobSummary,
         OperationStatus,
+        RestoredView,
         SubtaskView,
         TaskManagerView,
         VertexView,
@@ -75,6 +76,9 @@ def job_overview(job: JobSummary, now_ms: int) -> Json:
         "schedulerType": "Adaptive",
         "pending-operators": 0,
         "tasks": {"total": sum(job.tasks.values()), **_task_counts(job.tasks)},
+        # not Flink's
+        "restarts": job.restarts,
+        "stopped-with": job.stop_uri,
     }
 
 
@@ -203,12 +207,12 @@ def checkpoints(view: CheckpointsView) -> Json:
     """`/jobs/:id/checkpoints`."""
     completed = [entry for entry in view.history if entry.status == "COMPLETED"]
     restored = None
-    if view.restored_id is not None:
+    if view.latest_restored is not None:
         restored = {
-            "id": view.restored_id,
-            "restore_timestamp": view.restored_ms,
-            "is_savepoint": False,
-            "external_path": view.restored_path,
+            "id": view.latest_restored.checkpoint_id,
+            "restore_timestamp": view.latest_restored.restored_ms,
+            "is_savepoint": view.latest_restored.savepoint,
+            "external_path": view.latest_restored.uri,
         }
     return {
         "counts": {
@@ -385,7 +389,17 @@ def progress(detail: JobDetail) -> Json:
         "next-attempt-in-ms": summary.next_attempt_in_ms if summary.next_attempt_in_ms >= 0 else None,
         "checkpoint-failure": summary.checkpoint_failure,
         "slow-calls": [{"what": what, "since": since_ms} for what, since_ms in summary.slow_calls],
+        # what it last started from: checkpoint id, when that was taken, where it lies if it is a savepoint
+        "restored": _restored(summary.restored),
+        # where the savepoint lies with which a user stopped the job
+        "stopped-with": summary.stop_uri,
     }
+
+
+def _restored(view: RestoredView | None) -> Json | None:
+    if view is None:
+        return None
+    return {"id": view.checkpoint_id, "taken": view.taken_ms, "uri": view.uri}
 
 
 def _doubt(vertex: VertexView) -> Json | None:

@@ -91,6 +91,7 @@ def vertex_values(vertex: VertexView) -> Values:
 def job_values(detail: JobDetail, checkpoints: CheckpointsView, now_ms: int) -> Values:
     """Return a job's own metrics: checkpoints, restarts and times, in milliseconds and bytes."""
     summary, latest, failed = detail.summary, checkpoints.latest_completed, checkpoints.latest_failed
+    restored = checkpoints.latest_restored
     entered = detail.timestamps.get(summary.state, now_ms)
     spent = 0 if summary.terminal else now_ms - entered
     return {
@@ -112,7 +113,7 @@ def job_values(detail: JobDetail, checkpoints: CheckpointsView, now_ms: int) -> 
         "lastCompletedCheckpointId": latest.id if latest else _NEVER,
         "lastCheckpointProcessedData": latest.processed_bytes if latest else 0,
         "lastCheckpointPersistedData": 0,
-        "lastCheckpointRestoreTimestamp": checkpoints.restored_ms,
+        "lastCheckpointRestoreTimestamp": restored.restored_ms if restored else -1,
         "lastCheckpointCompletionTimestamp": latest.end_ms if latest else _NEVER,
         "lastFailedCheckpointTimestamp": failed.end_ms if failed else _NEVER,
         "numPendingCommittables": checkpoints.pending_count,

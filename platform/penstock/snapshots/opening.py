@@ -21,7 +21,7 @@ from penstock.core.snapshot import FileRef
 SAVEPOINT_MANIFEST = "manifest.json"
 _CHECKPOINT = re.compile(r"(.+)/manifests/(\d{20})\.json")
 _JOB = re.compile(r"([^/]+)/manifests/\d{20}\.json")
-_SAVEPOINT = re.compile(r"(?:.*/)?([^/]+)/manifest\.json")
+_SAVEPOINT = re.compile(r"((?:.*/)?[^/]+)/manifest\.json")
 _MANY_JOBS = 20
 
 
@@ -94,10 +94,10 @@ def _savepoint_of(store: ObjectStore) -> Snapshot | None:
     return Snapshot(join_uri(store.uri, SAVEPOINT_MANIFEST), store, manifest)
 
 
-def savepoints_of(store: ObjectStore) -> tuple[str, ...]:
-    """Return the URIs of the savepoints in a job's own folder of savepoints."""
-    keys = store.list("savepoints/")
-    return tuple(join_uri(store.uri, "savepoints", m[1]) for m in map(_SAVEPOINT.fullmatch, keys) if m is not None)
+def savepoints_of(store: ObjectStore, folder: str = "savepoints/") -> tuple[str, ...]:
+    """Return the URIs of the savepoints in a job's own folder of savepoints, or in another folder of the store."""
+    found = map(_SAVEPOINT.fullmatch, store.list(folder))
+    return tuple(join_uri(store.uri, m[1]) for m in found if m is not None)
 
 
 def jobs_of(store: ObjectStore) -> tuple[str, ...]:

@@ -91,6 +91,7 @@ def test_ls(root, penstock):
     ]
     assert penstock("ls", root / "words", "--json") == found
     assert penstock("ls", root / "words/savepoints/sp", "--json") == found[2:]
+    assert penstock("ls", root / "words/savepoints", "--json") == found[2:]
     assert "1970-01-01 00:00:02" in penstock("ls", root)
     assert "no snapshot at" in penstock("ls", root / "nothing", code=1)
 

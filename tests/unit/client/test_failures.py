@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from penstock.client.failures import FailureWatch
+from penstock.client.failures import FailureWatch, start_of
 from penstock.core.errors import PenstockError
 
 FIRST = {"timestamp": 100, "exceptionName": "UserFunctionError: map 'm': ValueError: x at job.py:3 in f"}
@@ -101,3 +101,18 @@ def test_a_failed_checkpoint_and_slots_that_are_waited_for_are_told_once(job):
         "orders waits for slots: it needs 9 slots, 4 of 6 are free",
     ]
     assert watch.look(job, troubled) == []
+
+
+@pytest.mark.parametrize(
+    ("restored", "told"),
+    [
+        (None, ""),
+        ({"id": 7, "taken": 1_764_064_800_000, "uri": ""}, "checkpoint 7, taken 2025-11-25 10:00:00 UTC"),
+        (
+            {"id": 7, "taken": 1_764_064_800_000, "uri": "s3://b/sp"},
+            "savepoint s3://b/sp (checkpoint 7, taken 2025-11-25 10:00:00 UTC)",
+        ),
+    ],
+)
+def test_what_a_job_starts_from(restored, told):
+    assert start_of(summary(restored=restored)) == told

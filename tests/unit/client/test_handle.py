@@ -69,9 +69,6 @@ class EndsFirst:
     def summary(self, job_id):
         return {}
 
-    def checkpoints(self, job_id):
-        return {"latest": {"restored": None}}
-
 
 def test_a_job_that_ends_before_it_is_cancelled_has_given_enough():
     handle = JobHandle(EndsFirst(), "1", "collect")
@@ -82,10 +79,7 @@ class HasDoneAll(EndsFirst):
     """Answers as a cluster whose only job has gone on from a checkpoint after which there is nothing."""
 
     def summary(self, job_id):
-        return {"rows-read": {"orders": 0}, "restarts": 0}
-
-    def checkpoints(self, job_id):
-        return {"latest": {"restored": {"id": 7}}}
+        return {"rows-read": {"orders": 0}, "restarts": 0, "restored": {"id": 7, "taken": 0, "uri": ""}}
 
 
 @pytest.mark.parametrize("on_poll", [None, lambda *_: None])

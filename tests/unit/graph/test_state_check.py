@@ -69,6 +69,11 @@ def test_same_and_new():
     }  # fmt: skip
 
 
+def test_an_operator_that_was_there_and_held_nothing_is_not_new():
+    found = verdicts(job(people(more=PLAIN)), snapshot(), known=["orders", "people", "out"])
+    assert found == {"orders/splits": "same", "people/more": "new", "out": "same"}
+
+
 def test_columns_that_are_the_same_in_another_text():
     other = schema_to_text(pa.schema(list(schema_of(PLAIN)), metadata={"written by": "somebody"}))
     assert verdicts(job(people(seen=PLAIN)), snapshot(keyed("people", "seen", other)))["people/seen"] == "same"

@@ -321,6 +321,8 @@ def test_a_new_leader_recovers_the_newest_checkpoint_and_the_same_run(world_of):
     first.pass_time(2500)
     second = world_of(generation=2).start()
     assert {t.restored_checkpoint for w in second.workers.values() for t in w.tasks} == {2}
+    restored = second.master.checkpointing.history.latest_restored
+    assert (restored.checkpoint_id, restored.savepoint) == (2, False)
     assert {c.checkpoint_id for c in second.resolved[0].committables} == {1, 2}
     second.pass_time(1000)
     assert second.manifests()[-1].checkpoint_id == 1003  # 3 may have been given away and aborted
