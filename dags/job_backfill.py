@@ -64,7 +64,7 @@ with DAG(
         "sparse": _texts("Tables in which offsets may be missing"),
         "cut_over": Param(None, type=["string", "null"], minLength=1, title="From where on the topic"),
         "parallelism": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Parallelism"),
-        "settings": Param({}, type="object", title="Settings", description="Names as in docs/settings.md."),
+        "settings": Param({}, type="object", title="Settings", description="Names as in docs/reference/settings.md."),
         "environment": Param({}, type="object", title="Variables"),
         "on_kill": Param("cancel", enum=["cancel", "keep"], title="When a user ends the task while it waits"),
     },

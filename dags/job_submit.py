@@ -34,7 +34,7 @@ with DAG(
         "job_file": Param(type="string", minLength=1, title="Job file", description="Path on the workers of Airflow."),
         "parallelism": Param(None, type=["integer", "null"], minimum=1, maximum=32768, title="Parallelism"),
         "from_uri": Param(None, type=["string", "null"], title="Savepoint", description="Folder or s3:// address."),
-        "settings": Param({}, type="object", title="Settings", description="Names as in docs/settings.md."),
+        "settings": Param({}, type="object", title="Settings", description="Names as in docs/reference/settings.md."),
         "environment": Param({}, type="object", title="Variables"),
         "fresh": Param(False, type="boolean", title="Begin a new history"),
         "on_kill": Param("cancel", enum=["cancel", "keep"], title="When a user ends the task while it waits"),

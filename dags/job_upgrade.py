@@ -42,7 +42,7 @@ with DAG(
         "checkpoints": Param(3, type="integer", minimum=1, title="Checkpoints to complete"),
         "max_restarts": Param(0, type="integer", minimum=0, title="Restarts allowed"),
         "deadline": Param("5m", type="string", pattern=r"^[0-9]+(ms|s|m|h|d)$", title="Healthy within"),
-        "settings": Param({}, type="object", title="Settings", description="Names as in docs/settings.md."),
+        "settings": Param({}, type="object", title="Settings", description="Names as in docs/reference/settings.md."),
         "environment": Param({}, type="object", title="Variables"),
         "allow_non_restored_state": Param([], type="array", items={"type": "string"}, title="State to leave behind"),
         "on_kill": Param("take_back", enum=["take_back", "keep"], title="When a user ends the task while it waits"),

@@ -1,7 +1,7 @@
 """Runs a question's penstock job in the simulated cluster, without a failure, with killed workers, or rescaled.
 
 The deciders, the task loop, the operators, checkpoints and recovery are the engine's own; time, transport and broker
-are the simulation's (docs/simulation.md). Sinks take rows of any type here.
+are the simulation's (docs/project/simulation.md). Sinks take rows of any type here.
 """
 
 from __future__ import annotations

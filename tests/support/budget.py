@@ -1,4 +1,4 @@
-"""`python -m tests.support.budget`: seconds by level, from the last whole run into `docs/testing.md`.
+"""`python -m tests.support.budget`: seconds by level, from the last whole run into `docs/project/testing.md`.
 
 It also writes `tests/support/durations.json`, from which a new checkout orders its first run. Run it after
 `python3 infra/bootstrap.py test` on a quiet machine.
@@ -11,7 +11,7 @@ import sys
 
 from tests.support.lanes import COMMITTED, RECORDED, ROOT, by_level, file_of
 
-PAGE = ROOT / "docs" / "testing.md"
+PAGE = ROOT / "docs" / "project" / "testing.md"
 BEGIN, END = "<!-- budget: begin -->\n", "<!-- budget: end -->\n"
 
 

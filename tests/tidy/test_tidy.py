@@ -213,7 +213,7 @@ def test_the_lock_holds_every_direct_dependency():
     ]
     names = {re.match(r"[\w-]+", item)[0].lower() for item in direct}
     locked = set(re.findall(r"^([a-z0-9][\w.-]*)==", (ROOT / "requirements.lock").read_text(), re.MULTILINE))
-    assert not names - locked, "run: uv lock, then the export in docs/contributing.md"
+    assert not names - locked, "run: uv lock, then the export in docs/project/contributing.md"
 
 
 def test_ci_runs_the_command_of_the_readme():

@@ -126,7 +126,7 @@ def test_a_checkpoint_read_by_sql(job):
 
 def test_the_page_prints_the_query_of_the_example():
     query = example("read_checkpoint").QUERY.format(keys="user_id").strip()
-    assert query in [block.strip() for block in blocks("docs/snapshot-format.md", "sql")]
+    assert query in [block.strip() for block in blocks("docs/reference/snapshot-format.md", "sql")]
 
 
 def test_a_savepoint_read_by_duckdb_and_polars(job, tmp_path):
@@ -145,7 +145,7 @@ def test_a_savepoint_read_by_duckdb_and_polars(job, tmp_path):
         starts = [int(time.timestamp() * 1_000_000) for time in utc(table["pane_start"])]
         found = zip(table["user_id"].to_pylist(), starts, table["__rows"].to_pylist(), strict=True)
         assert {(key, pane): count for key, pane, count in found} == {key: value[0] for key, value in model.items()}
-    for number, block in enumerate(blocks("docs/snapshot-format.md", "python")):
+    for number, block in enumerate(blocks("docs/reference/snapshot-format.md", "python")):
         text = re.sub(r'savepoint = ".*"', f"savepoint = {str(tmp_path / 'sp')!r}", block)
         exec(compile(text, f"snapshot-format#{number}", "exec"), {})  # noqa: S102 - our own page
 
@@ -155,8 +155,8 @@ def utc(column):
 
 
 def test_the_page_names_every_field():
-    text = prose("docs/snapshot-format.md")
-    table = {name for cells in rows("docs/snapshot-format.md", "The manifest") for name in NAME.findall(cells[0])}
+    text = prose("docs/reference/snapshot-format.md")
+    table = {name for cells in rows("docs/reference/snapshot-format.md", "The manifest") for name in NAME.findall(cells[0])}
     assert table == set(Manifest.__struct_fields__)
     said = {part for name in NAME.findall(text) for part in name.split("..")}
     for struct in (Segment, Tombstone, FileRef, KeyedStateSnapshot, Committable, SubtaskSnapshot):

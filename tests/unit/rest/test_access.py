@@ -53,7 +53,7 @@ def test_what_is_not_known_needs_an_admin(method, path, role):
     assert needed_role(method, path) == role
 
 
-#: docs/security.md, by the routes there are.
+#: docs/how-to/secure.md, by the routes there are.
 ROLE_OF = {
     "PATCH /jobs/{job_id}": "operator",
     "POST /applications/{job_id}/cancel": "operator",
