@@ -1,4 +1,4 @@
-"""Every change of a value's columns with its verdict, and what becomes of the rows: the table of the guide."""
+"""Every change of a value's columns with its verdict, as docs/how-to/evolve-state.md lists them, and its rows."""
 
 from pathlib import Path
 
@@ -180,9 +180,9 @@ def test_the_old_name_is_free_in_the_version_after_the_rename():
     assert conform(file_of(first, a=4), last).select(["b", "a"]).to_pylist() == [{"b": 4, "a": 9}]
 
 
-def test_the_guide_lists_these_changes():
-    text = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
-    part = text.split("### State that changes\n", 1)[1].split("\n#### ", 1)[0]
+def test_the_page_lists_these_changes():
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "evolve-state.md").read_text(encoding="utf-8")
+    part = text.split("## Fields of a state\n", 1)[1].split("\n## ", 1)[0]
     cells = [[c.strip() for c in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
     table = {row[1]: row[2] for row in cells[2:] if row[0] in ("value", "all by key")}
     for also in ("anything, and there is a function for it", "it gets or loses a time-to-live"):

@@ -29,6 +29,20 @@ def rows(page, heading):
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
 
 
+def tables(page, head):
+    """Return the cells of all tables of a page whose first column has this head, without the heads."""
+    found, cells = [], None
+    for line in prose(page).splitlines():
+        if not line.startswith("|"):
+            cells = None
+        elif cells is None:
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            wanted = cells[0] == head
+        elif wanted and not line.startswith("|---"):
+            found.append([cell.strip() for cell in line.strip("|").split("|")])
+    return found
+
+
 def names(cell):
     """Return what stands in backticks."""
     return re.findall(r"`([^`]+)`", cell)

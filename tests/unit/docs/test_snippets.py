@@ -1,13 +1,23 @@
-"""The Python of the guide and of the README is run: jobs are built and validated, only their execution is left out."""
+"""The Python of how-tos, reference, explanations and README is run: jobs are built and validated, but not executed."""
 
 import re
 
 import pytest
-from documents import PAGES, ROOT, blocks
+from documents import PAGES, ROOT, blocks, read
 
 import penstock as ps
 from penstock.api.environment import use_executor
 from penstock.graph.executor import JobResult
+
+#: Its definitions are those of examples without imports.
+INDEX = ROOT / "docs/README.md"
+#: Pages whose Python is run; that of snapshot-format.md needs a savepoint and is run in test_snapshot_format.py.
+RUN = [
+    page
+    for page in PAGES
+    if page == INDEX or page.parent.name in ("how-to", "reference", "explanation")
+    if page.name != "snapshot-format.md" and blocks(page, "python")
+]
 
 
 class Planned:
@@ -30,17 +40,42 @@ def test_names_exist_and_python_compiles(page):
         compile(block, f"{page.name}#{number}", "exec")
 
 
-def test_the_guide_builds_its_jobs():
-    namespace = {"__name__": "guide"}
-    planned = Planned()
+def run(page):
+    """Run a page's Python in one namespace, in order; return the namespace and the graphs of the jobs it executes.
+
+    A page that imports penstock in its first block runs alone, every other one after the definitions of docs/README.md.
+    """
+    namespace, planned = {"__name__": page.stem}, Planned()
+    found = blocks(page, "python")
+    prelude = blocks(INDEX, "python") if page != INDEX and "import penstock as ps" not in found[0] else []
     with use_executor(planned):
-        for block in blocks("docs/guide.md", "python"):
-            exec(block, namespace)  # noqa: S102 - our own page
-    assert [graph.name for graph in planned.graphs] == ["file-totals", "order-totals"]
-    assert namespace["both"].columns == ["user_id", "cents"]
-    assert namespace["cents"].columns == ["user_id", "cents"]
+        for number, block in enumerate([*prelude, *found]):
+            exec(compile(block, f"{page.name}#{number}", "exec"), namespace)  # noqa: S102 - our own page
+    return namespace, planned.graphs
+
+
+@pytest.mark.parametrize("page", RUN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_runs_on_its_own(page):
+    namespace, graphs = run(page)
+    assert len(graphs) == sum(block.count("env.execute(") for block in blocks(page, "python"))
+    streams = [value for value in namespace.values() if isinstance(value, ps.DataStream)]
+    for stream in streams:
+        stream.print()  # a job whose output goes nowhere is refused
+    for environment in {id(stream.environment): stream.environment for stream in streams}.values():
+        assert environment.job_graph(page.stem).vertices
+
+
+def test_results_have_the_columns_that_the_pages_say():
+    functions, _ = run(ROOT / "docs/how-to/row-functions.md")
+    assert functions["both"].columns == ["user_id", "cents"]
+    assert functions["cents"].columns == ["user_id", "cents"]
+    windows, _ = run(ROOT / "docs/reference/windows.md")
     result = ["user_id", "window_start", "window_end", "count", "total", "mean", "newest"]
-    assert namespace["per_minute"].columns == result
+    assert windows["per_minute"].columns == result
+    joins, _ = run(ROOT / "docs/how-to/join-streams.md")
+    for name in ("paid", "per_window"):
+        said = re.search(rf"{name} = .*?# columns: (.*?)\n", read("docs/how-to/join-streams.md"), re.DOTALL)
+        assert joins[name].columns == said[1].split(", ")
 
 
 def test_the_readme_builds_its_job():

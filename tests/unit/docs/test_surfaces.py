@@ -1,15 +1,14 @@
-"""The guide's tables of commands, REST paths and environment variables match the code."""
+"""The reference's tables of commands, REST paths and environment variables match the code."""
 
 import inspect
 import re
 
 import typer
-from documents import ROOT, names, rows
+from documents import ROOT, names, read, tables
 
 from penstock.cli.main import commands
 from penstock.rest.app import create_app
 
-GUIDE = "docs/guide.md"
 #: Set by our own processes for their children, by tests, or of the servers' script.
 INTERNAL = {
     "PENSTOCK_DIE_WITH_PARENT", "PENSTOCK_FAILPOINTS", "PENSTOCK_FAILPOINT_DIR", "PENSTOCK_TEST_SESSION",
@@ -33,8 +32,8 @@ def found_commands():
 
 
 def test_commands_and_options():
-    table = {}
-    for command, options, _ in rows(GUIDE, "The command line"):
+    table, listed = {}, tables("docs/reference/cli.md", "command")
+    for command, options, _ in listed:
         label = re.sub(
             r" (JOB(\.PY)?|NAME|DIR|\[?URI\]?|OTHER|TARGET|UID|STATE|KEY\.\.\.|\[STATE\]|\[N\]|\[WHAT\])",
             "",
@@ -42,24 +41,26 @@ def test_commands_and_options():
         )
         table[label] = set(names(options))
     assert table == found_commands()
+    assert len(table) == len(listed)
 
 
 def test_rest_paths():
-    table = {path for first, *_ in rows(GUIDE, "REST") for path in names(first)}
+    listed = [path for first, *_ in tables("docs/reference/rest.md", "method and path") for path in names(first)]
     routes = create_app(None, None, None).openapi()["paths"]
     wanted = {f"{verb.upper()} {path.removeprefix('/v1')}" for path, verbs in routes.items() for verb in verbs}
-    assert table == wanted
+    assert sorted(listed) == sorted(wanted)
 
 
 def test_environment_variables():
-    table = {name for first, *_ in rows(GUIDE, "Environment variables") for name in names(first)}
+    listed = [name for first, *_ in tables("docs/reference/environment.md", "variable") for name in names(first)]
     sources = [path for folder in ("platform", "connectors", "infra") for path in (ROOT / folder).rglob("*.py")]
     used = {name for path in sources for name in re.findall(r"PENSTOCK_[A-Z0-9_]*[A-Z0-9]\b(?!_)", path.read_text())}
-    assert {name for name in used if not name.endswith("_S3")} - INTERNAL == table
+    assert {name for name in used if not name.endswith("_S3")} - INTERNAL == set(listed)
+    assert len(set(listed)) == len(listed)
 
 
 def test_exit_codes():
-    text = (ROOT / GUIDE).read_text(encoding="utf-8")
+    text = read("docs/reference/cli.md")
     source = inspect.getsource(__import__("penstock.cli.main", fromlist=["app"]).app)
     for code in re.findall(r"\b130\b", source):
         assert f"{code} interrupted" in text

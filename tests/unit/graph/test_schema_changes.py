@@ -1,6 +1,6 @@
-"""Every change of a state's declaration with its verdict: the table of the guide, from the classes a user writes on.
+"""Every change of a state's declaration with its verdict, as docs/how-to/evolve-state.md lists them.
 
-A row of the guide is a case here, under its own words; what becomes of the rows is shown by the tests of each state.
+A row of the page is a case here, under its own words; what becomes of the rows is shown by the tests of each state.
 """
 
 from collections.abc import Iterator
@@ -282,9 +282,9 @@ def test_what_is_gone_may_be_left_behind_by_name_or_when_it_is_empty(case):
     assert verdicts(before, after, empty=True)["fn/s"].verdict == "dropped"
 
 
-def test_the_guide_lists_these_changes():
-    text = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
-    part = text.split("### State that changes\n", 1)[1].split("\n#### ", 1)[0]
+def test_the_page_lists_these_changes():
+    text = (Path(__file__).parents[3] / "docs" / "how-to" / "evolve-state.md").read_text(encoding="utf-8")
+    part = text.split("## Fields of a state\n", 1)[1].split("\n## ", 1)[0]
     rows = [[c.strip() for c in line.strip("|").split("|")] for line in part.splitlines() if line.startswith("|")]
     table = {(state, change): verdict.strip("`") for state, change, verdict, _ in rows[2:]}
     own = {place: case[2] for place, case in CHANGES.items()}

@@ -1,4 +1,4 @@
-"""States and contexts show only names of the guide; a wrong name or call gets a hint."""
+"""States and contexts show only names of the reference; a wrong name or call gets a hint."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from penstock.operators.functions import UserFunctionError
 from penstock.operators.state_ttl import ReadListState, ReadMapState, ReadValueState
 from penstock.task.failure import describe
 
-GUIDE = (Path(__file__).parents[3] / "docs" / "guide.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "functions-and-state.md").read_text(encoding="utf-8")
 VALUE = {"value", "update", "clear"}
 LIST = {"append", "extend", "get", "set", "clear"}
 MAP = {"get", "put", "update", "remove", "pop", "clear", "keys", "values", "items"}
@@ -39,9 +39,9 @@ PUBLIC = {
 
 
 @pytest.mark.parametrize("kind", PUBLIC)
-def test_a_user_sees_only_names_of_the_guide(kind):
+def test_a_user_sees_only_names_of_the_reference(kind):
     assert {name for name in dir(kind) if not name.startswith("_")} == PUBLIC[kind]
-    assert not [name for name in PUBLIC[kind] if not re.search(rf"\b{name}\b", GUIDE)]
+    assert not [name for name in PUBLIC[kind] if not re.search(rf"\b{name}\b", PAGE)]
 
 
 class Out(NamedTuple):
