@@ -127,13 +127,13 @@ class _Progress:
 
 def _described(view: dict[str, Any]) -> str:
     if view["phase"] == "cut":
-        return f"cut: the old version {'stops with a savepoint' if view['savepoint'] else 'takes a checkpoint'}"
+        return f"the old version {'stops with a savepoint' if view['savepoint'] else 'takes a checkpoint and stops'}"
     if view["phase"] == "trial":
         done, restarts, held = view["checkpoints"], view["restarts"], view["held"]
-        text = f"trial: checkpoint {done['completed']} of {done['wanted']}"
-        text += f", {restarts['seen']} of {restarts['allowed']} restarts, {held['rows']} rows held"
-        return text + (", healthy only by --healthy" if view["confirm"] else "")
-    return f"{view['phase']}{view['reason'] and ': ' + view['reason']}"
+        text = f"trial of the new version: checkpoint {done['completed']} of {done['wanted']}"
+        text += f", {restarts['seen']} of {restarts['allowed']} restarts, {held['rows']:,} output rows held back"
+        return text + ("; it waits for your --healthy or --unhealthy" if view["confirm"] else "")
+    return f"upgrade {view['phase']}{view['reason'] and ': ' + view['reason']}"
 
 
 def _parallelism(view: dict[str, Any]) -> list[str]:
