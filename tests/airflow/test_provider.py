@@ -6,7 +6,7 @@ import subprocess
 import pytest
 from tests.airflow.conftest import ROOT
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(2700)]
 
 
 def test_under_airflow(airflow_python):
