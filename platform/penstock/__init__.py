@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from penstock.graph.executor import JobHandle as JobHandle
     from penstock.graph.executor import JobResult as JobResult
     from penstock.operators.async_retry import AsyncRetryStrategy as AsyncRetryStrategy
-    from penstock.operators.broadcast_state import BroadcastContext as BroadcastContext
     from penstock.operators.broadcast_state import BroadcastState as BroadcastState
     from penstock.operators.broadcast_state import broadcast_state as broadcast_state
     from penstock.operators.evictors import Evictor as Evictor
@@ -75,6 +74,7 @@ if TYPE_CHECKING:
     from penstock.operators.operator_state import UnionState as UnionState
     from penstock.operators.operator_state import operator_list_state as operator_list_state
     from penstock.operators.operator_state import union_state as union_state
+    from penstock.operators.process_function import BroadcastContext as BroadcastContext
     from penstock.operators.process_function import KeyedBroadcastProcessFunction as KeyedBroadcastProcessFunction
     from penstock.operators.process_function import KeyedCoProcessFunction as KeyedCoProcessFunction
     from penstock.operators.process_function import KeyedProcessFunction as KeyedProcessFunction
@@ -127,7 +127,7 @@ _MODULES = {
     "penstock.eventtime.generator": ["WatermarkGenerator"],
     "penstock.graph.executor": ["JobExecutor", "JobHandle", "JobResult"],
     "penstock.operators.async_retry": ["AsyncRetryStrategy"],
-    "penstock.operators.broadcast_state": ["BroadcastContext", "BroadcastState", "broadcast_state"],
+    "penstock.operators.broadcast_state": ["BroadcastState", "broadcast_state"],
     "penstock.operators.folding_state": [
         "AggregatingState",
         "Aggregator",
@@ -140,6 +140,7 @@ _MODULES = {
     "penstock.operators.migrate": ["migrate"],
     "penstock.operators.operator_state": ["OperatorListState", "UnionState", "operator_list_state", "union_state"],
     "penstock.operators.process_function": [
+        "BroadcastContext",
         "KeyedBroadcastProcessFunction",
         "KeyedCoProcessFunction",
         "KeyedProcessFunction",

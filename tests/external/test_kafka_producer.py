@@ -8,7 +8,8 @@ import pytest
 from tests.support.waiting import wait_until
 
 from penstock.core.errors import ConnectorError
-from penstock_connectors.kafka.producer import ProducerError, RecordTooLargeError, open_producer
+from penstock_connectors.kafka.producer import ProducerError, RecordTooLargeError
+from penstock_connectors.kafka.producer_choice import open_producer
 from penstock_connectors.kafka.transactions import NotEndableError, OpenTransaction, TransactionAdmin
 
 pytestmark = pytest.mark.servers

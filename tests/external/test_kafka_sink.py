@@ -22,7 +22,8 @@ from penstock.core.snapshot import Committable, FileRef
 from penstock.jobmanager.failover import Cause, cause_of
 from penstock_connectors.kafka import committer as committer_module
 from penstock_connectors.kafka.committer import StagedCommitter
-from penstock_connectors.kafka.producer import RecordTooLargeError, open_producer
+from penstock_connectors.kafka.producer import RecordTooLargeError
+from penstock_connectors.kafka.producer_choice import open_producer
 from penstock_connectors.kafka.sink import KafkaSink, KafkaSinkFactory
 
 pytestmark = pytest.mark.servers

@@ -8,7 +8,8 @@ from tests.support.waiting import wait_until
 
 from penstock.core.errors import BadRecordError, ConnectorError
 from penstock_connectors.kafka.enumerator import KafkaEnumerator
-from penstock_connectors.kafka.fetch import FetchSettings, open_fetcher
+from penstock_connectors.kafka.fetch import FetchSettings
+from penstock_connectors.kafka.fetch_choice import open_fetcher
 from penstock_connectors.kafka.source import KafkaSource, KafkaSourceFactory
 
 pytestmark = [pytest.mark.servers, pytest.mark.usefixtures("implementation")]

@@ -5,8 +5,7 @@ from hypothesis import strategies as st
 
 from penstock.eventtime.windows import TimeWindow
 from penstock.operators.window_assigners import WindowAssigner
-from penstock.operators.window_buffer import BufferedWindow
-from penstock.operators.window_index import WindowIndex
+from penstock.operators.window_index import BufferedWindow, WindowIndex
 
 STEPS = st.lists(
     st.one_of(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from penstock.connector.compiled import njit, types
-from penstock_connectors.formats.json_encode import BOOLEAN, FIELD_WORDS, HEAD_WORDS, INTEGER, TEXT, TIMESTAMP
+from penstock_connectors.formats.json_layout import BOOLEAN, FIELD_WORDS, HEAD_WORDS, INTEGER, TEXT, TIMESTAMP
 from penstock_connectors.formats.memory import byte, compiled, copy, put_byte, put_word, word
 
 _DAY = 86_400_000_000

@@ -32,8 +32,8 @@ from penstock_connectors.kafka.producer import (
     MessageProducer,
     ProducerError,
     RecordTooLargeError,
-    open_producer,
 )
+from penstock_connectors.kafka.producer_choice import open_producer
 from penstock_connectors.kafka.properties import resolve
 from penstock_connectors.kafka.rounds import ROUND_PROPERTIES, round_bytes, rounds
 from penstock_connectors.kafka.transactions import TransactionAdmin

@@ -1,13 +1,11 @@
-"""Getting messages of assigned partitions as columns: the contract, and the choice between its two implementations.
+"""Getting messages of assigned partitions as columns: the contract of `fetch_fast` and `fetch_plain`.
 
-`fetch_fast` reads librdkafka's messages in compiled loops; `fetch_plain` uses confluent-kafka's objects where the
-first cannot work. One test suite holds for both. Called by `reader` from the subtask's thread; no call blocks.
+`fetch_choice` opens one of them. One test suite holds for both. Called by `reader` from the subtask's thread; no call
+blocks.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -149,22 +147,6 @@ class FetchSettings:
     envelopes: bool = False
     #: Of the compiled fetcher; more messages in one go leave the processor's cache and are slower.
     most_messages: int = 10_000
-
-
-def open_fetcher(settings: FetchSettings) -> Fetcher:
-    """Return the compiled fetcher, or the plain one where that cannot work (or `PENSTOCK_KAFKA_PLAIN=1` says so)."""
-    if os.environ.get("PENSTOCK_KAFKA_PLAIN") != "1":
-        try:
-            from penstock_connectors.kafka.fetch_fast import FastFetcher
-
-            return FastFetcher(settings)
-        except ImportError as error:
-            logging.getLogger(__name__).warning(
-                "messages are read through Python objects, about 3 times slower: %s", error
-            )
-    from penstock_connectors.kafka.fetch_plain import PlainFetcher
-
-    return PlainFetcher(settings)
 
 
 def client_properties(resolved: Mapping[str, str]) -> dict[str, str]:

@@ -1,14 +1,11 @@
-"""Sending columns as messages, with or without transactions: the contract and the choice of implementation.
+"""Sending columns as messages, with or without transactions: the contract of `producer_fast` and `producer_plain`.
 
-`producer_fast` hands Arrow buffers to librdkafka; `producer_plain` uses confluent-kafka's `Producer`. One test suite
-holds for both. Used by the committers, the writers and the dead letter writer; calls block, so they belong into a
-committer's thread, save `send` while the client's queue has room.
+`producer_choice` opens one of them. One test suite holds for both. Used by the committers, the writers and the dead
+letter writer; calls block, so they belong into a committer's thread, save `send` while the client's queue has room.
 """
 
 from __future__ import annotations
 
-import logging
-import os
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
@@ -156,24 +153,3 @@ def producer_properties(resolved: Mapping[str, str]) -> dict[str, str]:
     """Return a producer's properties: ours, over them the user's, over them what must not change."""
     fixed = {"enable.idempotence": "true", "delivery.report.only.error": "true"}
     return {**WRITE_PROPERTIES, **for_producer(resolved), **fixed}
-
-
-def open_producer(
-    resolved: Mapping[str, str], transactional_id: str | None = None, timeout_ms: int = 60_000
-) -> MessageProducer:
-    """Return the fast producer, or the plain one where that cannot work (or `PENSTOCK_KAFKA_PLAIN=1` says so)."""
-    properties = producer_properties(resolved)
-    if transactional_id is not None:
-        properties |= {"transactional.id": transactional_id, "transaction.timeout.ms": str(timeout_ms)}
-    if os.environ.get("PENSTOCK_KAFKA_PLAIN") != "1":
-        try:
-            from penstock_connectors.kafka.producer_fast import FastProducer
-
-            return FastProducer(properties)
-        except ImportError as error:
-            logging.getLogger(__name__).warning(
-                "messages are written through Python objects, about 3 times slower: %s", error
-            )
-    from penstock_connectors.kafka.producer_plain import PlainProducer
-
-    return PlainProducer(properties)

@@ -1,6 +1,6 @@
 """The fast producer: addresses into Arrow buffers go to librdkafka's batch call, without a Python object a message.
 
-Chosen by `producer.open_producer`. Delivery failures come as events and are raised by the next `flush` or `commit`.
+Chosen by `producer_choice`. Delivery failures come as events and are raised by the next `flush` or `commit`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The plain producer: confluent-kafka's `Producer`, one Python call a message.
 
-Chosen by `producer.open_producer` where librdkafka's C interface cannot be used.
+Chosen by `producer_choice` where librdkafka's C interface cannot be used.
 """
 
 from __future__ import annotations

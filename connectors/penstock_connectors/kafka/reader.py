@@ -15,7 +15,8 @@ import numpy as np
 from penstock.connector.source import PollResult, SourceBatch, SourceContext, SourceSpec, SourceSplit
 from penstock.core.errors import ConnectorError
 from penstock.core.schema import schema_from_text
-from penstock_connectors.kafka.fetch import Fetched, Fetcher, FetchProblem, FetchSettings, Place, open_fetcher
+from penstock_connectors.kafka.fetch import Fetched, Fetcher, FetchProblem, FetchSettings, Place
+from penstock_connectors.kafka.fetch_choice import open_fetcher
 from penstock_connectors.kafka.properties import resolve
 from penstock_connectors.kafka.records import RecordDecoder, Rows
 

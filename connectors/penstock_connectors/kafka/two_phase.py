@@ -20,13 +20,8 @@ from penstock.core.errors import ConnectorError
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.markers import marker_of
 from penstock_connectors.kafka.payloads import encode
-from penstock_connectors.kafka.producer import (
-    CALL_TIMEOUT_MS,
-    QUICK_TIMEOUT_MS,
-    MessageProducer,
-    ProducerError,
-    open_producer,
-)
+from penstock_connectors.kafka.producer import CALL_TIMEOUT_MS, QUICK_TIMEOUT_MS, MessageProducer, ProducerError
+from penstock_connectors.kafka.producer_choice import open_producer
 from penstock_connectors.kafka.properties import resolve
 from penstock_connectors.kafka.transactions import TransactionAdmin
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from penstock.core.snapshot import Committable
 from penstock_connectors.kafka.payloads import encode
-from penstock_connectors.kafka.producer import ProducerError, open_producer
+from penstock_connectors.kafka.producer import ProducerError
+from penstock_connectors.kafka.producer_choice import open_producer
 from penstock_connectors.kafka.properties import resolve
 
 FLUSH_TIMEOUT_MS = 120_000

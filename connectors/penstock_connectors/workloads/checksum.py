@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from penstock_connectors.workloads.kernels import TEXT_BYTES, add_rows, add_timed_rows, add_windows, unspell
 
 if TYPE_CHECKING:
-    from penstock_connectors.workloads.sink import Config
+    from penstock_connectors.workloads.checksum_config import Config
 
 Int64s = np.ndarray[Any, np.dtype[np.int64]]
 

@@ -12,7 +12,7 @@ counts as milliseconds since T0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
@@ -21,6 +21,7 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable
 from penstock.core.views import plain_schema
+from penstock_connectors.workloads.checksum_config import Config, Form
 from penstock_connectors.workloads.marks import DUE, WINDOW_END, Published, Timed, first_result, published
 
 if TYPE_CHECKING:
@@ -31,22 +32,8 @@ if TYPE_CHECKING:
     from penstock_connectors.workloads.checksum import Checksum
     from penstock_connectors.workloads.delays import DelayRecorder
 
-Form = Literal["windows", "rows"]
-
 _FACTORY = "penstock_connectors.workloads.sink:ChecksumSinkFactory"
 _EVERY_WINDOW = (1 << 63) - 1
-
-
-class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """What travels in `SinkSpec.config`."""
-
-    folder: str
-    form: Form
-    columns: tuple[str, ...]
-    unit_us: int
-    cut_us: int
-    timed: Timed = ""
-    settle_ms: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,8 @@ from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_field_of, arrow_schema_of, schema_to_text
 from penstock.graph.validate import require_name
 from penstock.kernels.key_types import is_key_type
-from penstock.operators.broadcast_state import BROADCAST, BroadcastState, broadcast_schema
+from penstock.operators.bound_broadcast import broadcast_schema
+from penstock.operators.broadcast_state import BROADCAST, BroadcastState
 from penstock.operators.folding_state import AggregatingState, ReducingState
 from penstock.operators.keyed_collections import ListState, MapState
 from penstock.operators.migrate import MigrateValues

@@ -14,58 +14,28 @@ import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.demo_scenario import KILLS, Scenario
 from penstock.cli.options import JsonOption, print_json, say
-from penstock.cli.oracle import OutputRow, Windows, compare
+from penstock.cli.oracle import compare
 from penstock.cli.progress import JobProgress
 from penstock.client.executors import EmbeddedExecutor
 from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
-    from penstock.api.environment import Environment
     from penstock.client.handle import JobHandle
     from penstock.client.local_cluster import LocalCluster
 
-WINDOW_SECONDS = 10
-DISORDER_SECONDS = 5
-PARALLELISM = 2
+
 TASKMANAGERS = 2
-KILLS = 2
 #: A worker is killed each time this part of the input has been read since the last (re)start (counters begin anew).
 KILL_AFTER = 0.2
-
-
-class Scenario(Protocol):
-    """Where the demo's input comes from and its output goes."""
-
-    environment: dict[str, str]
-
-    def prepare(self) -> None:
-        """Make servers, topics, folders ready."""
-
-    def build(self) -> Environment:
-        """Return the environment with the job in it."""
-
-    def begin(self) -> None:
-        """The job runs: begin to produce, where that is needed."""
-
-    def killed(self, kills: int) -> None:
-        """So many workers have been killed: a producer goes on with the next part of the input."""
-
-    def expected(self) -> Windows:
-        """Compute the windows from the input, sharing no code with the engine."""
-
-    def output(self) -> Iterable[OutputRow]:
-        """Read the output as any reader would."""
-
-    def close(self) -> None:
-        """End everything that was started."""
 
 
 @dataclass
@@ -118,12 +88,11 @@ def demo(
             folder.resolve(), kafka=kafka, events=events, servers=(bootstrap, s3_endpoint), note=progress.note
         )
         stack.callback(scenario.close)
-        count = getattr(scenario, "events")  # noqa: B009
-        result = _run(scenario, int(count), progress)
+        result = _run(scenario, progress)
         progress.note("comparing the output with an independent computation")
         verdict = compare(scenario.expected(), scenario.output())
     figures = {
-        "events": int(count),
+        "events": scenario.events,
         "windows": verdict.windows,
         "missing": verdict.missing,
         "duplicated": verdict.duplicated,
@@ -152,11 +121,11 @@ def _scenario(
     return FilesScenario(folder, events or 2_000_000)
 
 
-def _run(scenario: Scenario, events: int, progress: JobProgress) -> dict[str, Any]:
+def _run(scenario: Scenario, progress: JobProgress) -> dict[str, Any]:
     from penstock.api.environment import use_executor
 
     scenario.prepare()
-    killer = Killer(events, progress.note, scenario.killed)
+    killer = Killer(scenario.events, progress.note, scenario.killed)
 
     begun = False
 

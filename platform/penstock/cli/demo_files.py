@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import penstock as ps
-from penstock.cli.demo import DISORDER_SECONDS, PARALLELISM, WINDOW_SECONDS
+from penstock.cli.demo_scenario import DISORDER_SECONDS, PARALLELISM, WINDOW_SECONDS
 from penstock.cli.oracle import OutputRow, Windows, expected_windows
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from penstock.cli.demo import DISORDER_SECONDS, KILLS, PARALLELISM, WINDOW_SECONDS
+from penstock.cli.demo_scenario import DISORDER_SECONDS, KILLS, PARALLELISM, WINDOW_SECONDS
 from penstock.cli.oracle import OutputRow, Windows, expected_windows
 from penstock.core.clock import SystemClock
 from penstock.core.errors import ConnectorError, PenstockError

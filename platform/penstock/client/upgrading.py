@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from penstock.client.lasting import operation_of
 from penstock.config.settings import parse_duration_ms
@@ -13,8 +13,8 @@ from penstock.graph.job_graph import encode_graph
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.client.handle import JobHandle
-    from penstock.client.rest_client import UpgradeOptions
+    from penstock.client.rest_client import RestClient, UpgradeOptions
+    from penstock.core.clock import Clock
     from penstock.graph.job_graph import JobGraph
 
 _POLL_MS = 200.0
@@ -22,7 +22,27 @@ _POLL_MS = 200.0
 _GRACE_MS = 900_000.0
 
 
-def asked(handle: JobHandle, graph: JobGraph, token: str, options: UpgradeOptions) -> str:
+class RunningJob(Protocol):
+    """What an upgrade needs to know of the job it replaces: a `client.handle.JobHandle`."""
+
+    @property
+    def client(self) -> RestClient:
+        """Of its cluster."""
+
+    @property
+    def job_id(self) -> str:
+        """The job's."""
+
+    @property
+    def name(self) -> str:
+        """The job's."""
+
+    @property
+    def clock(self) -> Clock:
+        """To wait by."""
+
+
+def asked(job: RunningJob, graph: JobGraph, token: str, options: UpgradeOptions) -> str:
     """Ask for an upgrade and return the id of the request at once: the token, if one is given.
 
     The graph is sent with the states that its operators declare, so that one that does not fit is refused before the
@@ -36,11 +56,11 @@ def asked(handle: JobHandle, graph: JobGraph, token: str, options: UpgradeOption
     sent = dict(options)
     if sent.get("target"):
         sent["target"] = _located(str(sent["target"]))
-    return handle.client.upgrade(handle.job_id, encode_graph(with_states(graph)), token=token, **sent)  # type: ignore[arg-type]
+    return job.client.upgrade(job.job_id, encode_graph(with_states(graph)), token=token, **sent)  # type: ignore[arg-type]
 
 
 def upgraded(
-    handle: JobHandle,
+    job: RunningJob,
     graph: JobGraph,
     token: str,
     on_poll: Callable[[dict[str, Any]], None] | None,
@@ -52,7 +72,7 @@ def upgraded(
         PenstockError: it is not, and the old version runs (or the new one stays, as asked for); or no answer in time.
     """
     wait_ms = 2 * parse_duration_ms(str(options.get("deadline") or "5m"), "deadline") + _GRACE_MS
-    client, job_id = handle.client, handle.job_id
+    client, job_id = job.client, job.job_id
 
     def status() -> dict[str, Any]:
         answer = client.upgrade_status(job_id, token)
@@ -60,10 +80,10 @@ def upgraded(
             on_poll(client.newest_upgrade(job_id))
         return answer
 
-    operation = operation_of(lambda: asked(handle, graph, token, options), status, handle.clock, wait_ms, _POLL_MS)
+    operation = operation_of(lambda: asked(job, graph, token, options), status, job.clock, wait_ms, _POLL_MS)
     if operation is not None:
-        return _verdict(handle.name, operation)
-    msg = f"the outcome of the upgrade of job {handle.name} is unknown: none was reported within {wait_ms / 1000:.0f} s"
+        return _verdict(job.name, operation)
+    msg = f"the outcome of the upgrade of job {job.name} is unknown: none was reported within {wait_ms / 1000:.0f} s"
     raise PenstockError(msg, hint="see what it does with `penstock story`")
 
 

@@ -23,7 +23,7 @@ from penstock.jobmanager.deployment import START_TIMEOUT_MS, Deployment
 from penstock.jobmanager.failover import Cause, cause_of, is_lost_connection
 from penstock.jobmanager.held_slots import HeldSlots
 from penstock.jobmanager.in_place import InPlace
-from penstock.jobmanager.job_state import Become, ChangeStep, Failed, Failure, Leave, Note, Step
+from penstock.jobmanager.job_state import Become, ChangeStep, Failed, Failure, Leave, Measured, Note, Step
 from penstock.jobmanager.log_entries import appended_text, end_entry, told_by
 from penstock.jobmanager.recover import JobIdentity, ended_as, recover, stop_of
 from penstock.jobmanager.restart import RestartPolicy
@@ -33,7 +33,7 @@ from penstock.jobmanager.status import JobStatus, StatusMachine
 from penstock.jobmanager.upgrading import RELEASE_TAG, Situation
 from penstock.jobmanager.waiting_requests import UserRequest, WaitingRequests
 from penstock.jobmanager.watermark_alignment import WatermarkAlignment
-from penstock.jobmanager.worker_reports import steps_of
+from penstock.jobmanager.worker_reports import Deployed, steps_of
 from penstock.rpc import worker_commands as orders
 
 _LEAVE_TIMEOUT_MS = 10_000
@@ -114,8 +114,8 @@ class JobMaster:
                 if self.in_place.waits_for_slots:
                     return self.in_place.rescaling.abandon(f"no slots: {reason}")
                 return self._fail(Failure(now_ms, f"no slots: {reason}"), now_ms)
-            case ev.WorkerReported(worker_id, report):
-                return self._apply(steps_of(self, worker_id, report, now_ms), now_ms)
+            case ev.WorkerReported():
+                return self._on_report(event, now_ms)
             case ev.WorkerLost():
                 return self._on_worker_lost(event, now_ms)
             case ev.TaskManagerLost(taskmanager_id, reason):
@@ -162,6 +162,14 @@ class JobMaster:
             return [cmd.ReleaseSlots(slots)]  # asked for by a deployment or a rescale that is no more
         self._held.slots += slots
         return starting.slots_granted(slots)
+
+    def _on_report(self, event: ev.WorkerReported, now_ms: int) -> list[cmd.Command]:
+        if self.deployment is None:
+            return []
+        job = Deployed(
+            self.graph, self.step, self.metrics, self.deployment, self.checkpointing, self.alignment, self.slow_work
+        )
+        return self._apply(steps_of(job, event.worker_id, event.report, now_ms), now_ms)
 
     def _on_worker_lost(self, lost: ev.WorkerLost, now_ms: int) -> list[cmd.Command]:
         worker_id, deployment = lost.worker_id, self.deployment
@@ -406,6 +414,8 @@ class JobMaster:
                     commands += self._finish(now_ms)
                 case Note(kind, text):
                     self.story.add(now_ms, kind, text)
+                case Measured(tasks):
+                    self.metrics.update(tasks)
                 case Leave():
                     commands += self._leave(command, now_ms)
                 case Become():

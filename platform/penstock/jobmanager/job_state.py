@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from penstock.graph.job_graph import JobGraph
@@ -61,6 +62,13 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """Keep these metrics of subtasks, by `<vertex>/<subtask>`."""
+
+    tasks: Mapping[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
 class Leave:
     """Kill the workers and have recorded what the job is from here on."""
 
@@ -78,4 +86,4 @@ class Become:
     extra: tuple[Slot, ...] = ()
 
 
-ChangeStep = CheckpointCommand | Failed | Note | Leave | Become
+ChangeStep = CheckpointCommand | Failed | Note | Measured | Leave | Become

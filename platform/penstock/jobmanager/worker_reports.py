@@ -1,40 +1,58 @@
-"""What the workers' reports make a job do, as steps; nothing of the job is changed here but its parts' own state.
+"""What a worker's report makes a job do, as steps that `jobmanager.job_master` takes.
 
-Called by `jobmanager.job_master`.
+Each report is for one part of the job, which decides by itself what follows. Nothing else of the job is changed here:
+what is to be kept or told of it is among the steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from penstock.graph.deployment import ExecutionId
 from penstock.jobmanager.failover import cause_of
-from penstock.jobmanager.job_state import ChangeStep, Failed, Failure, Step
+from penstock.jobmanager.job_state import ChangeStep, Failed, Failure, Measured, Note, Step
 from penstock.rpc import messages as msg
 
 if TYPE_CHECKING:
+    from penstock.graph.job_graph import JobGraph
+    from penstock.jobmanager.checkpointing import Checkpointing
     from penstock.jobmanager.deployment import Deployment
-    from penstock.jobmanager.job_master import JobMaster
+    from penstock.jobmanager.slow_calls import SlowWork
+    from penstock.jobmanager.watermark_alignment import WatermarkAlignment
 
 
-def steps_of(job: JobMaster, worker_id: str, report: msg.WorkerReport, now_ms: int) -> Sequence[ChangeStep]:
+@dataclass(frozen=True, slots=True)
+class Deployed:
+    """A deployed job and its parts that reports are for."""
+
+    graph: JobGraph
+    step: Step
+    #: The latest of all subtasks.
+    metrics: Mapping[str, dict[str, float]]
+    deployment: Deployment
+    checkpointing: Checkpointing
+    alignment: WatermarkAlignment
+    slow_work: SlowWork
+
+
+def steps_of(job: Deployed, worker_id: str, report: msg.WorkerReport, now_ms: int) -> Sequence[ChangeStep]:
     """Return what follows from a report; nothing from a worker that is not of the present deployment."""
     deployment, checkpointing = job.deployment, job.checkpointing
-    if deployment is None or worker_id not in deployment.workers:
+    if worker_id not in deployment.workers:
         return []
     match report:
         case msg.WorkerReady():
             return deployment.worker_ready(worker_id, report.endpoint, report.pid)
         case msg.WorkerMetrics():
-            job.metrics.update(report.tasks)
-            for line in job.slow_work.reported(worker_id, report.slow, now_ms):
-                job.story.add(now_ms, "slow", line)
-            return job.alignment.limits(job.metrics, deployment, now_ms)
+            slow = [Note("slow", line) for line in job.slow_work.reported(worker_id, report.slow, now_ms)]
+            latest = {**job.metrics, **report.tasks}
+            return [Measured(report.tasks), *slow, *job.alignment.limits(latest, deployment, now_ms)]
         case msg.TaskState():
-            return _task_state(job, deployment, (worker_id, report), now_ms)
+            return _task_state(job, worker_id, report, now_ms)
         case msg.PendingResolved():
-            return _resolved(job, deployment, report, now_ms)
+            return _resolved(job, report, now_ms)
         case msg.InputEnded():
             where = (report.vertex_id, report.subtask)
             deployment.executions[where].input_ended = True
@@ -49,23 +67,20 @@ def steps_of(job: JobMaster, worker_id: str, report: msg.WorkerReport, now_ms: i
             return checkpointing.savepoint_written(report)
 
 
-def _task_state(
-    job: JobMaster, deployment: Deployment, told: tuple[str, msg.TaskState], now_ms: int
-) -> Sequence[ChangeStep]:
-    worker_id, report = told
-    if report.attempt != deployment.ids.attempt:
+def _task_state(job: Deployed, worker_id: str, report: msg.TaskState, now_ms: int) -> Sequence[ChangeStep]:
+    if report.attempt != job.deployment.ids.attempt:
         return []
-    if report.metrics:
-        job.metrics[f"{report.vertex_id}/{report.subtask}"] = report.metrics
-    commands = deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
+    measured = [Measured({f"{report.vertex_id}/{report.subtask}": report.metrics})] if report.metrics else []
+    commands = job.deployment.task_state(report.vertex_id, report.subtask, report.state, now_ms)
     if report.state != "FAILED" or job.step not in (Step.RUNNING, Step.STARTING):
-        return commands
+        return [*measured, *commands]
     task = f"{job.graph.vertex(report.vertex_id).name} ({report.subtask + 1})"
-    return [Failed(Failure(now_ms, report.error, report.detail, task, worker_id), cause_of(report.error))]
+    failure = Failure(now_ms, report.error, report.detail, task, worker_id)
+    return [*measured, Failed(failure, cause_of(report.error))]
 
 
-def _resolved(job: JobMaster, deployment: Deployment, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:
-    commands, problem = deployment.pending_resolved(report)
-    job.checkpointing.resolved(deployment.pending)
-    job.story.add(now_ms, "resolved", f"{len(report.published)} committables published before the start")
-    return [Failed(Failure(now_ms, problem), cause_of(report.error))] if problem else commands
+def _resolved(job: Deployed, report: msg.PendingResolved, now_ms: int) -> Sequence[ChangeStep]:
+    commands, problem = job.deployment.pending_resolved(report)
+    job.checkpointing.resolved(job.deployment.pending)
+    note = Note("resolved", f"{len(report.published)} committables published before the start")
+    return [note, *([Failed(Failure(now_ms, problem), cause_of(report.error))] if problem else commands)]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from penstock.core.errors import PenstockError
 from penstock.kernels import bundle
-from penstock.kernels.compile import kernels
+from penstock.kernels.register import kernels
 
 _SAVE = "--save"
 #: Modules whose kernels take longer than others of their size: loops that are compiled for several kinds of cells.

@@ -16,14 +16,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
-from penstock.kernels import native
-
-if TYPE_CHECKING:
-    from penstock.kernels.compile import Kernel
+from penstock.kernels import native, register
+from penstock.kernels.register import Kernel
 
 #: Another folder for the files; `0`: there are none, kernels are always numba's own dispatchers.
 FOLDER = "PENSTOCK_KERNEL_BUNDLES"
@@ -164,10 +162,10 @@ def prove(path: str) -> None:
         _groups[package].bundle = read
     for module in read.sources:
         importlib.import_module(module)
-    from penstock.kernels.compile import kernels
-
     found = [
-        kernel for kernel in kernels() if f"{kernel.function.__module__}.{kernel.function.__name__}" in read.kernels
+        kernel
+        for kernel in register.kernels()
+        if f"{kernel.function.__module__}.{kernel.function.__name__}" in read.kernels
     ]
     if len(found) < len(read.kernels) or any(kernel.compiled for kernel in found):
         raise SystemExit("not every kernel is loaded")

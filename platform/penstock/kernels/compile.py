@@ -1,4 +1,4 @@
-"""The one way a kernel is made: explicit signatures, cached on disk, GIL released; and the register of all of them.
+"""The one way a kernel is made: explicit signatures, cached on disk, GIL released.
 
 Signatures are explicit, so a kernel is compiled (or loaded) when its module is imported and never again: a call with
 another type is an error instead of a hidden compilation. Arrow memory is read-only, which is another type to numba:
@@ -13,14 +13,14 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.kernels import bundle
+from penstock.kernels import bundle, register
 from penstock.kernels.deferred import Deferred, resolve
+from penstock.kernels.register import Kernel
 
 I64: TypeAlias = NDArray[np.int64]
 I32: TypeAlias = NDArray[np.int32]
@@ -50,20 +50,6 @@ I32_ROWS = types.Array(types.int32, 2, "C")
 I64_ROWS_IN = types.Array(types.int64, 2, "C", readonly=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
-    """One compiled function as it was declared."""
-
-    function: Callable[..., Any]
-    signatures: tuple[Any, ...]
-    options: dict[str, Any]
-    #: What callers call: numba's dispatcher, or the function of a bundle.
-    entry: Any
-    #: Whether numba made it in this process.
-    compiled: bool
-
-
-_kernels: dict[int, Kernel] = {}
 _revealing: set[int] = set()
 
 
@@ -100,18 +86,8 @@ def compiled(signatures: tuple[Any, ...], function: Callable[..., Any], **option
     ready = bundle.function(function)
     options = {"cache": True, "nogil": True, **options}
     entry = ready if ready is not None else _compile(function, signatures, options)
-    _kernels[id(entry)] = Kernel(function, signatures, options, entry, compiled=ready is None)
+    register.add(Kernel(function, signatures, options, entry, compiled=ready is None))
     return entry
-
-
-def kernels() -> tuple[Kernel, ...]:
-    """Return every kernel of the modules imported so far."""
-    return tuple(_kernels.values())
-
-
-def compiled_count() -> int:
-    """Return the number of compiled signatures; it must not change after `warm()`."""
-    return sum(len(k.entry.signatures) if k.compiled else len(k.signatures) for k in _kernels.values())
 
 
 def revealed(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,7 +98,7 @@ def revealed(function: Callable[..., Any]) -> Callable[..., Any]:
     _revealing.add(id(names))
     try:
         for name, value in list(names.items()):
-            known = _kernels.get(id(value))
+            known = register.found(value)
             if isinstance(value, Deferred):
                 names[name] = resolve(value)
             elif known is not None and not known.compiled:

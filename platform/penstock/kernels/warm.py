@@ -10,7 +10,7 @@ import importlib
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.kernels import bundle
-from penstock.kernels.compile import compiled_count, kernels
+from penstock.kernels.register import compiled_count, kernels
 
 __all__ = ["compiled_count", "keep", "warm"]
 

@@ -29,8 +29,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.core.errors import PenstockError
-
 if TYPE_CHECKING:
     from penstock.graph.deployment import TaskDeployment
     from penstock.network.input_gate import InputGate
@@ -40,10 +38,6 @@ if TYPE_CHECKING:
 Wake = Callable[[], None]
 #: Told of a lost peer: its worker id and why.
 ConnectionLost = Callable[[str, str], None]
-
-
-class ConnectionLostError(PenstockError):
-    """The other end of a channel is gone; the task must fail, rows may be lost on the way."""
 
 
 class DataPlane(Protocol):

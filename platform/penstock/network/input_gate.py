@@ -17,7 +17,7 @@ import pyarrow as pa
 from penstock.core.elements import Barrier, Batch, EndOfInput, StreamElement, Watermark
 from penstock.core.schema import schema_from_text
 from penstock.network.credit import GateCredit
-from penstock.network.data_plane import ConnectionLostError
+from penstock.network.lost_connection import ConnectionLostError
 from penstock.network.output import exclusive_bytes
 from penstock.network.subpartition import CombinedRows
 

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark, WatermarkStatus
 from penstock.network.credit import SenderCredit
-from penstock.network.data_plane import ConnectionLostError
+from penstock.network.lost_connection import ConnectionLostError
 
 if TYPE_CHECKING:
     from penstock.network.frame import Event

@@ -21,12 +21,14 @@ from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import OperatorStateSnapshot
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
-from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast, BroadcastContext, require_declared
+from penstock.operators.bound_broadcast import BoundBroadcast, require_declared
+from penstock.operators.broadcast_state import BROADCAST
 from penstock.operators.columns import ts_of, visible, without_ts
 from penstock.operators.functions import load_function, user_error
 from penstock.operators.garbage import collector_paused
 from penstock.operators.operator import Operator, OperatorSnapshot
 from penstock.operators.process_function import (
+    BroadcastContext,
     KeyedBroadcastProcessFunction,
     KeyedCoProcessFunction,
     KeyedProcessFunction,
@@ -36,9 +38,10 @@ from penstock.operators.process_function import (
     output_time,
 )
 from penstock.operators.process_output import ProcessOutput
-from penstock.operators.process_states import Home, bind_states
+from penstock.operators.process_states import bind_states
 from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.rows import RowDecoder, read_columns
+from penstock.operators.state_binding import Home
 from penstock.operators.state_cells import Cells, Current
 from penstock.operators.timer_queue import TimerQueue
 from penstock.state.row_columns import python_values
@@ -51,7 +54,7 @@ if TYPE_CHECKING:
     from penstock.core.permits import CommitPermit
     from penstock.kernels.compile import I32
     from penstock.operators.operator import Collector, OperatorContext
-    from penstock.operators.process_states import BoundState
+    from penstock.operators.state_binding import BoundState
     from penstock.state.keyed import KeyedStateStore
     from penstock.state.row_state import RowState
     from penstock.state.timers import TimerTable

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from penstock.operators.keyed_collections import ListChanges, ListState, MapChanges, MapState
-from penstock.operators.migrate import keeps_all, migration_of
 from penstock.operators.process_values import ValueCodec
+from penstock.operators.read_states import ReadListState, ReadMapState
 from penstock.operators.state_cells import Cells, Current
-from penstock.operators.state_ttl import ReadListState, ReadMapState
+from penstock.operators.table_migration import keeps_all, migration_of
 from penstock.state.row_columns import plain_values
 from penstock.state.row_spec import ENTRY
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from penstock.kernels.compile import I32
-    from penstock.operators.process_states import Home, StateConfig, StateTypes
+    from penstock.operators.state_binding import Home, StateConfig, StateTypes
     from penstock.state.entry_table import EntryTable
 
 #: Arrow types whose values in memory are of one Python type, and equal to what comes back from columns.

@@ -16,7 +16,6 @@ from penstock.operators.timer_queue import TimerQueue
 
 if TYPE_CHECKING:
     from penstock.core.clock import Clock
-    from penstock.operators.broadcast_state import BroadcastContext
     from penstock.operators.migrate import MigrateValues
     from penstock.operators.state_ttl import TimeToLive
 
@@ -222,6 +221,36 @@ def output_time(context: ProcessContext) -> int:
     if context.time_domain != "processing" or context.watermark == MIN_TIMESTAMP:
         return time
     return min(context.watermark + 1, MAX_TIMESTAMP)
+
+
+class BroadcastContext:
+    """What `process_broadcast` knows besides the row and the broadcast state: there is no key."""
+
+    __slots__ = ("_context",)
+
+    def __init__(self, context: ProcessContext) -> None:
+        """Made by the operator."""
+        self._context = context
+
+    @property
+    def timestamp(self) -> int | None:
+        """Event time of the row in microseconds since the epoch; None without event time."""
+        time: int | None = self._context.timestamp
+        return time
+
+    @property
+    def watermark(self) -> int:
+        """The current watermark in microseconds since the epoch."""
+        return self._context.watermark
+
+    @property
+    def processing_time(self) -> int:
+        """The machine's clock in microseconds since the epoch."""
+        return self._context.processing_time
+
+    def side(self, tag: str, row: Any) -> None:
+        """Emit a row to a side output."""
+        self._context.side(tag, row)
 
 
 class RowContext:

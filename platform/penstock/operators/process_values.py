@@ -13,9 +13,9 @@ import pyarrow as pa
 
 from penstock.operators.columns import ColumnError
 from penstock.operators.process_function import ValueChanges, ValueState
+from penstock.operators.read_states import ReadValueState
 from penstock.operators.rows import RowEncoder, row_maker
 from penstock.operators.state_cells import Cells, Current
-from penstock.operators.state_ttl import ReadValueState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

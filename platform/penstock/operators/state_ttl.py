@@ -1,19 +1,14 @@
-"""Time-to-live as a job declares it, and the handles of states for which reading is an access too."""
+"""Time-to-live as a job declares it, and as the config of an operator has it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError, UsageError
-from penstock.operators.keyed_collections import MISSING, ListState, MapState
-from penstock.operators.process_function import ValueState
 from penstock.state.ttl import Ttl, TtlClock
-
-if TYPE_CHECKING:
-    from collections.abc import ItemsView, Iterator, KeysView, ValuesView
 
 _UPDATE = ("on_create_and_write", "on_read_and_write")
 _VISIBILITY = ("never_return_expired", "return_expired_if_not_cleaned_up")
@@ -78,65 +73,3 @@ def row_ttl_options(declared: TimeToLive, where: str) -> dict[str, Any]:
 def ttl_of(kind: dict[str, Any], clock: TtlClock) -> Ttl | None:
     """Return the time-to-live that a config speaks of."""
     return Ttl(clock, **kind["ttl"]) if "ttl" in kind else None
-
-
-class ReadValueState(ValueState[Any]):
-    """A value that lives on when it is read."""
-
-    __slots__ = ()
-
-    def value(self) -> Any:
-        """Return the value, and write it back with the present time."""
-        found = super().value()
-        if found is not None and self._current.at not in self._changes.stale:
-            self._marks[self._current.at] = 1
-        return found
-
-
-class ReadListState(ListState[Any]):
-    """A list whose elements live on when it is read."""
-
-    __slots__ = ()
-
-    def _here(self) -> list[Any] | None:
-        found = super()._here()
-        if found:
-            self._changes.read.add(self._current.at)
-        return found
-
-
-class ReadMapState(MapState[Any, Any]):
-    """A map whose entries live on when they are read."""
-
-    __slots__ = ()
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        """Return the value of a map key, which is accessed."""
-        found = super().get(key, MISSING)
-        if found is MISSING:
-            return default
-        name = key if self._normal is None else self._normal(key)
-        self._changes.read.setdefault(self._current.at, {})[name] = None
-        return found
-
-    def keys(self) -> KeysView[Any]:
-        """Return the map keys; all entries are accessed."""
-        self._read_all()
-        return super().keys()
-
-    def values(self) -> ValuesView[Any]:
-        """Return the values; all entries are accessed."""
-        self._read_all()
-        return super().values()
-
-    def items(self) -> ItemsView[Any, Any]:
-        """Return the entries; all are accessed."""
-        self._read_all()
-        return super().items()
-
-    def __iter__(self) -> Iterator[Any]:
-        self._read_all()
-        return super().__iter__()
-
-    def _read_all(self) -> None:
-        self._changes.read.setdefault(self._current.at, {}).update(dict.fromkeys(super().keys()))

@@ -20,7 +20,7 @@ from penstock.eventtime.windows import TimeWindow
 from penstock.operators.columns import without_ts
 from penstock.operators.evictors import WindowElement
 from penstock.operators.rows import RowEncoder, row_maker
-from penstock.operators.window_index import WindowIndex
+from penstock.operators.window_index import BufferedWindow, WindowIndex
 from penstock.state.row_spec import ENTRY
 
 if TYPE_CHECKING:
@@ -33,19 +33,6 @@ if TYPE_CHECKING:
 _NUMBER = (pa.field(ENTRY, pa.int64()),)
 _BOUNDS = (pa.field(f"{ENTRY}_start", pa.int64()), pa.field(f"{ENTRY}_end", pa.int64()))
 _ROW_BYTES, _WINDOW_BYTES = 200, 1000
-
-
-class BufferedWindow(msgspec.Struct, array_like=True):
-    """What is known of one window of one key."""
-
-    #: Numbers of its rows, in order.
-    rows: list[int] = []
-    #: What the trigger and the function remember.
-    trigger: dict[str, Any] = {}
-    function: dict[str, Any] = {}
-    #: The trigger's timers.
-    event: set[int] = set()
-    processing: set[int] = set()
 
 
 class KeyWindows:

@@ -13,8 +13,8 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.eventtime.windows import TimeWindow
 from penstock.operators.timer_queue import TimerQueue
 from penstock.operators.triggers import TriggerResult
-from penstock.operators.window_buffer import BufferedWindow, KeyWindows
-from penstock.operators.window_index import WindowIndex
+from penstock.operators.window_buffer import KeyWindows
+from penstock.operators.window_index import BufferedWindow, WindowIndex
 
 if TYPE_CHECKING:
     from penstock.operators.evictors import Evictor, WindowElement

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from penstock.eventtime.windows import TimeWindow
 
@@ -17,12 +19,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from penstock.operators.window_assigners import WindowAssigner
-    from penstock.operators.window_buffer import BufferedWindow
 
 _END = attrgetter("end")
 
 
-class WindowIndex(dict[TimeWindow, "BufferedWindow"]):
+class BufferedWindow(msgspec.Struct, array_like=True):
+    """What is known of one window of one key."""
+
+    #: Numbers of its rows, in order.
+    rows: list[int] = []
+    #: What the trigger and the function remember.
+    trigger: dict[str, Any] = {}
+    function: dict[str, Any] = {}
+    #: The trigger's timers.
+    event: set[int] = set()
+    processing: set[int] = set()
+
+
+class WindowIndex(dict[TimeWindow, BufferedWindow]):
     """Windows of a key; change it by `put` and `take` alone."""
 
     __slots__ = ("_assigner", "_events", "_ordered", "_processings")

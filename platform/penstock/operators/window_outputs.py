@@ -33,8 +33,9 @@ if TYPE_CHECKING:
     from penstock.operators.folding_state import Aggregator
     from penstock.operators.operator import Collector
     from penstock.operators.process_output import ProcessOutput
-    from penstock.operators.window_buffer import BufferedWindow, KeyWindows
+    from penstock.operators.window_buffer import KeyWindows
     from penstock.operators.window_function import ProcessWindowFunction, WindowContext
+    from penstock.operators.window_index import BufferedWindow
     from penstock.operators.window_rows_schema import WindowRowsConfig
 
 

@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     from penstock.operators.late import TakesLate
     from penstock.operators.operator import Collector, OperatorContext, OperatorSnapshot
     from penstock.operators.output_pieces import Piece
-    from penstock.operators.window_buffer import BufferedWindow, KeyWindows
+    from penstock.operators.window_buffer import KeyWindows
+    from penstock.operators.window_index import BufferedWindow
     from penstock.operators.window_outputs import WindowOutput
 
 

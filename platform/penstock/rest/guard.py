@@ -1,6 +1,6 @@
 """The first to see a request: lets it in or refuses it, before anything of ours looks at it (ASGI).
 
-Around `rest.essential.Door`; the decision is `rest.access`. A body is read here, whole, within its limits of size and
+Around `rest.door.Door`; the decision is `rest.access`. A body is read here, whole, within its limits of size and
 time, so that no sender holds up anything but its own connection.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from penstock.config.security import Security
-    from penstock.rest.essential import Application, Receive, Send
+    from penstock.rest.asgi import Application, Receive, Send
 
 #: Where the application finds the `rest.access.Caller` of a request in its scope.
 CALLER = "penstock.caller"

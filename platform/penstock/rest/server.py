@@ -17,7 +17,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.errors import PenstockError
 from penstock.core.logs import say
 from penstock.jobmanager.main import JobManager, run_jobmanager
-from penstock.rest.essential import Door
+from penstock.rest.door import Door
 from penstock.rest.guard import Guard
 from penstock.rest.watch import JobWatch
 

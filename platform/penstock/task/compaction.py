@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from penstock.core.snapshot import FileRef
 from penstock.state.keyed import EncodedSegment
-from penstock.task.environment import Background
+from penstock.task.background import Background
 from penstock.task.mailbox import Mail
 from penstock.task.prefetch import Prefetcher
 from penstock.task.uploader import Part, Uploader

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from penstock.checkpoint.store import ObjectStore
 from penstock.checkpoint.stores import open_store
@@ -17,6 +17,7 @@ from penstock.operators.registry import create_operator
 from penstock.rpc.messages import WorkerMessage
 from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.remote_log import Gather, one_by_one
+from penstock.task.background import Background
 from penstock.task.slow_calls import SlowCalls
 
 if TYPE_CHECKING:
@@ -24,16 +25,6 @@ if TYPE_CHECKING:
     from penstock.network.data_plane import DataPlane
     from penstock.operators.operator import Operator
     from penstock.task.uploader import Uploader
-
-#: Called with a result or an error, from any thread.
-Done = Callable[[Any, BaseException | None], object]
-
-
-class Background(Protocol):
-    """Runs blocking work off the subtasks' threads: a thread pool, or an event of the simulator."""
-
-    def submit(self, work: Callable[[], Any], done: Done) -> None:
-        """Run `work`, then call `done` with what it returned or raised."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from penstock.task.environment import Background
+from penstock.task.background import Background
 from penstock.task.mailbox import Mail
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from penstock.core.snapshot import (
 )
 from penstock.operators.operator import OperatorSnapshot, StagedOutput
 from penstock.state.keyed import EncodedSegment, FrozenState
+from penstock.task.background import Background
 from penstock.task.barriers import Aligned
-from penstock.task.environment import Background
 from penstock.task.mailbox import Mail
 from penstock.task.reports import TaskReports
 from penstock.task.uploader import Part, Uploader

@@ -21,7 +21,7 @@ from penstock.task.subtask import Subtask
 
 if TYPE_CHECKING:
     from penstock.graph.deployment import TaskDeployment
-    from penstock.task.environment import Done
+    from penstock.task.background import Done
 
 #: A bound for every wait, should a wake ever be lost.
 _MAX_WAIT_MS = 1000.0

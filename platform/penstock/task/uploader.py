@@ -19,7 +19,7 @@ from penstock.core import failpoints
 from penstock.core.errors import StorageError
 from penstock.core.snapshot import FileRef
 from penstock.state.limits import PRODUCTION, StateLimits
-from penstock.task.environment import Background
+from penstock.task.background import Background
 
 #: An object is closed once it is this large; a larger part has one for itself.
 PACK_BYTES = 64 << 20

@@ -124,7 +124,7 @@ class Environments:
         arguments = [str(control.fileno()), str(os.getpid()), encode(msgspec.structs.replace(spec, key=b"")).hex()]
         environment = {**os.environ, **THREAD_LIMITS, KEY_VARIABLE: spec.key.hex()}
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "penstock.taskmanager.worker", *arguments,
+            sys.executable, "-m", "penstock.taskmanager.spawned", *arguments,
             stdin=subprocess.DEVNULL, env=environment, pass_fds=[control.fileno()],
         )  # fmt: skip
         task = asyncio.get_running_loop().create_task(self._wait(spec.worker_id, process))

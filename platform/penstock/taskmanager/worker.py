@@ -16,11 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-import msgspec
-
 from penstock.config.security import Tls
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import PenstockError
 from penstock.metrics.threads import thread_dump
 from penstock.rpc.messages import SubtaskAnswer, WorkerMessage, WorkerReady, decode_worker_command, encode
 from penstock.rpc.worker_commands import DumpThreads, LeaseRenewed, SampleStacks
@@ -28,13 +25,11 @@ from penstock.taskmanager.control import SIGN_OF_LIFE, ControlClosedError, Worke
 from penstock.taskmanager.lineage import (
     allow_descriptors,
     arm_lease,
-    close_other_descriptors,
-    die_with_parent,
     give_way,
     keep_freed_memory,
     resident_bytes,
 )
-from penstock.taskmanager.template_messages import KEY_VARIABLE, ForkWorker, WorkerSpec, decode_spec
+from penstock.taskmanager.template_messages import WorkerSpec
 
 if TYPE_CHECKING:
     from penstock.task.runtime import TaskRuntime
@@ -49,7 +44,8 @@ READING_THREADS = 8
 BLOCKING_THREADS = 16
 #: Metrics go out with the first lease renewal after this long.
 METRICS_INTERVAL_MS = 1000.0
-_BROKEN = 70
+#: Exit code of a worker that cannot go on.
+BROKEN = 70
 
 
 def run_worker(control_socket: socket.socket, spec: WorkerSpec) -> int:
@@ -178,31 +174,4 @@ def _die_of_a_broken_thread(arguments: threading.ExceptHookArgs) -> None:
     """A thread of ours ended by an exception nobody handles: the worker must not linger without it."""
     traceback.print_exception(arguments.exc_type, arguments.exc_value, arguments.exc_traceback)
     sys.stderr.flush()
-    os._exit(_BROKEN)
-
-
-def main(arguments: list[str]) -> None:
-    """Run a spawned worker: `<control descriptor> <supervisor pid> <spec in hex>`."""
-    from penstock.taskmanager.template import START_LEASE_MS, become_worker, warm_up
-
-    descriptor, supervisor_pid = int(arguments[0]), int(arguments[1])
-    die_with_parent(supervisor_pid)
-    close_other_descriptors({descriptor})
-    code = _BROKEN
-    arm_lease(START_LEASE_MS)
-    try:
-        warm_up()
-        spec = msgspec.structs.replace(
-            decode_spec(bytes.fromhex(arguments[2])), key=bytes.fromhex(os.environ.pop(KEY_VARIABLE))
-        )
-        code = become_worker(ForkWorker(spec), descriptor)
-    except PenstockError as error:
-        sys.stderr.write(f"penstock worker: {error}\n")
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    os._exit(BROKEN)

@@ -36,7 +36,7 @@ PROBE = """
 import json, sys
 import numpy as np
 import tiny_kernels
-from penstock.kernels import compile, warm
+from penstock.kernels import register, warm
 
 def outcome(*arguments):
     try:
@@ -58,7 +58,7 @@ print(json.dumps({
     "flat": outcome(values, (out, np.zeros(4))),
     "too_few": outcome(values, (out,)),
     "no_arrays": outcome(1, 2),
-    "compiled": sum(k.compiled for k in compile.kernels()),
+    "compiled": sum(k.compiled for k in register.kernels()),
     "numba": "numba" in sys.modules,
     "later": __import__("numba").njit(lambda x: x[::2].copy().sum())(np.arange(5)),
 }, default=int))

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from penstock.core.clock import ManualClock
-from penstock.kernels.compile import compiled_count, kernels
+from penstock.kernels.register import compiled_count, kernels
 from penstock.kernels.warm import warm
 
 PROBE = """

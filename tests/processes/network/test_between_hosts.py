@@ -19,9 +19,9 @@ from penstock.core.elements import Batch
 from penstock.core.errors import UsageError
 from penstock.network.addresses import listeners, nearest
 from penstock.network.connection import WorkerNetwork
-from penstock.network.data_plane import ConnectionLostError
 from penstock.network.greeting import NONCE_BYTES, Greeting, Trust
 from penstock.network.limits import NetworkLimits
+from penstock.network.lost_connection import ConnectionLostError
 
 BOTH = "tcp:10.0.0.5:4567,unix:/run/a,b/w.sock"
 

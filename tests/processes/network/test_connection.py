@@ -16,11 +16,11 @@ from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.core.errors import UsageError
 from penstock.network.addresses import Listener
 from penstock.network.connection import WorkerNetwork
-from penstock.network.data_plane import ConnectionLostError
 from penstock.network.frame import (
     FrameDecoder,
 )
 from penstock.network.limits import NetworkLimits
+from penstock.network.lost_connection import ConnectionLostError
 
 DEADLINE = 20
 

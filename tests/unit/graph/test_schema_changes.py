@@ -24,8 +24,8 @@ from penstock.core.snapshot import FileRef, KeyedStateSnapshot, OperatorStateSna
 from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.graph.restore_plan import assign_state
 from penstock.graph.state_check import check_states
-from penstock.operators.broadcast_state import BoundBroadcast
-from penstock.operators.process_states import StateConfig, StateTypes
+from penstock.operators.bound_broadcast import BoundBroadcast
+from penstock.operators.state_binding import StateConfig, StateTypes
 from penstock.snapshots.declared import declared_states
 
 INPUT = pa.schema([pa.field("k", pa.int64()), pa.field("text", pa.string())])

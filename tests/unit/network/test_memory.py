@@ -5,7 +5,7 @@ import pytest
 
 from penstock.core.elements import Barrier, Batch, EndOfInput, Watermark
 from penstock.graph.job_graph import KeyGroup
-from penstock.network.data_plane import ConnectionLostError
+from penstock.network.lost_connection import ConnectionLostError
 from penstock.network.memory import Link
 
 

@@ -21,10 +21,11 @@ from penstock.core.errors import StateMismatchError
 from penstock.core.keygroup import ALL_HASHES
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import OperatorStateSnapshot
-from penstock.operators.broadcast_state import BROADCAST, BoundBroadcast, require_declared
+from penstock.operators.bound_broadcast import BoundBroadcast, require_declared
+from penstock.operators.broadcast_state import BROADCAST
 from penstock.operators.functions import UserFunctionError
-from penstock.operators.process_states import StateConfig, StateTypes
 from penstock.operators.registry import create_operator
+from penstock.operators.state_binding import StateConfig, StateTypes
 from penstock.state.budget import MemoryBudget
 from penstock.state.store import KeyedStateRequest, open_keyed_state
 

@@ -10,7 +10,7 @@ import pytest
 import penstock as ps
 from penstock.core.names import misuse
 from penstock.operators.functions import UserFunctionError
-from penstock.operators.state_ttl import ReadListState, ReadMapState, ReadValueState
+from penstock.operators.read_states import ReadListState, ReadMapState, ReadValueState
 from penstock.task.failure import describe
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "functions-and-state.md").read_text(encoding="utf-8")

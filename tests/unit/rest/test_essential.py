@@ -12,7 +12,7 @@ from penstock.core.clock import ManualClock
 from penstock.core.errors import JobIdentityError, NotFoundError
 from penstock.jobmanager.views import CheckpointsView, ExceptionView, JobDetail, JobSummary, TaskManagerView
 from penstock.rest.app import create_app
-from penstock.rest.essential import Door
+from penstock.rest.door import Door
 
 JOB = "1" * 32
 SUMMARY = JobSummary(

@@ -9,7 +9,7 @@ from penstock.config.security import Security, TokenEntry, token_digest
 from penstock.core.clock import ManualClock
 from penstock.core.errors import NotFoundError
 from penstock.graph.submitted import read_submitted
-from penstock.rest.essential import Door
+from penstock.rest.door import Door
 from penstock.rest.guard import BodyTimes, Guard
 
 JOB = "1" * 32
