@@ -14,7 +14,6 @@ import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import KEY_HASH, LAST_ACCESS
 from penstock.state.cold_records import pieces
 from penstock.state.entry_cold import ColdEntries
 from penstock.state.entry_log import EntryLog
@@ -23,6 +22,7 @@ from penstock.state.entry_stamps import EntryStamps
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.look_up import alive_entries, entry_rows
+from penstock.state.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from penstock.state.budget import MemoryBudget
     from penstock.state.keyed import EncodedSegment
     from penstock.state.panes import FrozenRows
+    from penstock.state.segment_columns import StateSpec
     from penstock.state.segment_log import LogView, SegmentLog
     from penstock.state.ttl import Ttl
 
@@ -42,14 +43,6 @@ if TYPE_CHECKING:
 _ORDER_BYTES = 4 + 3 * 8
 #: A value of a piece: as a cell, as a word, as a column, and in the encoder.
 _CELL_BYTES = 4 * 8
-
-
-class StateSpec(Protocol):
-    """What the log of any state knows of its rows."""
-
-    @property
-    def segment_schema(self) -> pa.Schema:
-        """Columns of the state's Parquet files."""
 
 
 class FrozenContent(Protocol):

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE, SEQ
 from penstock.state.key_index import KeyIndex
 from penstock.state.pane_rows import rows_to_table
 from penstock.state.panes import Rows
+from penstock.state.segment_columns import DELETED, KEY_HASH, NAMESPACE, SEQ
 from penstock.state.values import ValueHeap
 
 if TYPE_CHECKING:

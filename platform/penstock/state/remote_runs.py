@@ -19,12 +19,12 @@ from penstock.core.evolution import conform
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.kernels.columns import key_columns
 from penstock.state import timed_files
-from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.hash_ranges import even_parts
 from penstock.state.key_index import KeyIndex
 from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.pieces import Fetched, Pieces, has_room
 from penstock.state.remote_log import RemoteLog, most_rows, pieces_of, together
+from penstock.state.segment_columns import KEY_HASH, NAMESPACE, ROW
 from penstock.state.spilled_rows import SpillArea
 from penstock.state.timed_run import Run
 

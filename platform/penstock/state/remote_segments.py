@@ -11,10 +11,10 @@ import numpy as np
 
 from penstock.core.evolution import conform
 from penstock.core.keygroup import ALL_HASHES
-from penstock.state.accumulators import NAMESPACE
 from penstock.state.hot import HotPanes
 from penstock.state.pane_rows import table_to_rows
 from penstock.state.remote_log import RemoteLog
+from penstock.state.segment_columns import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

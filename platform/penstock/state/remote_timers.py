@@ -19,9 +19,9 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.evolution import conform
 from penstock.core.keygroup import HashRange
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import KEY_HASH, NAMESPACE
 from penstock.state.key_index import KeyIndex
 from penstock.state.remote_log import RemoteLog
+from penstock.state.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.segments import newest_rows
 
 if TYPE_CHECKING:

@@ -38,9 +38,10 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
     from penstock.state.cold_records import ColdHome, ColdRecords
     from penstock.state.entry_codec import EntryCodec
-    from penstock.state.frozen import FrozenSource, StateSpec
+    from penstock.state.frozen import FrozenSource
     from penstock.state.key_index import KeyView
     from penstock.state.migration import Migration
+    from penstock.state.segment_columns import StateSpec
     from penstock.state.slot_tables import ColdTable, SlotTable
     from penstock.state.spilled_rows import SpillArea
     from penstock.state.ttl import Ttl

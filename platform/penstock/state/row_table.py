@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, KEY_HASH
 from penstock.state.cold_records import ColdRecords, pieces
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.row_columns import FixedValues, column_of
+from penstock.state.segment_columns import DELETED, KEY_HASH
 from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:

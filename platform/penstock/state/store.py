@@ -14,7 +14,7 @@ from penstock.core.evolution import conform
 from penstock.state.cold_places import ColdPlaces
 from penstock.state.entry_table import EntryTable
 from penstock.state.fitting import fitted, migration_of
-from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
+from penstock.state.frozen import FrozenSource, FrozenTable, segment_of
 from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.merging import CompactionJob
 from penstock.state.pane_table import PaneTable, PaneTableSpec
@@ -24,6 +24,7 @@ from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
 from penstock.state.row_table import RowTable
 from penstock.state.running_table import RunningTable
+from penstock.state.segment_columns import StateSpec
 from penstock.state.segment_file import SegmentFile
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import clip_of, read_visible

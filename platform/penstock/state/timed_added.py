@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.state.accumulators import NAMESPACE, ROW
 from penstock.state.run_keys import RunKeys
+from penstock.state.segment_columns import NAMESPACE, ROW
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

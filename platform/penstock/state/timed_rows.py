@@ -20,11 +20,11 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES
 from penstock.kernels.columns import key_columns
 from penstock.state import timed_added, timed_files
-from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.look_up import rows_of
 from penstock.state.run_keys import Keys, in_order
+from penstock.state.segment_columns import KEY_HASH, NAMESPACE, ROW
 from penstock.state.timed_added import Added, FrozenTimedRows
 from penstock.state.timed_run import Run
 from penstock.state.waiting import WaitingSegments
