@@ -24,7 +24,7 @@ from penstock.state.spilled_rows import SpillArea
 if TYPE_CHECKING:
     from penstock.state.cold import ColdRows, ColdStore
     from penstock.state.frozen import FrozenSource
-    from penstock.state.store import KeyedStateRequest
+    from penstock.state.keyed_request import KeyedStateRequest
 
 #: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
 _COLD_SHARE = 4

@@ -15,6 +15,7 @@ import pyarrow as pa
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
 from penstock.kernels.order import hash_order
+from penstock.state.encoded_segment import EncodedSegment, segment_of
 from penstock.state.hash_ranges import inside
 from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.pane_rows import rows_to_table, rows_to_tables
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I64
     from penstock.state.accumulators import PaneTableSpec
     from penstock.state.budget import MemoryBudget
-    from penstock.state.keyed import EncodedSegment
     from penstock.state.panes import FrozenRows
     from penstock.state.segment_columns import StateSpec
     from penstock.state.segment_log import LogView, SegmentLog
@@ -191,7 +191,7 @@ class FrozenSegment:
         rows, spilled, about = self._rows, self._spilled, self._about
         if spilled is not None and about is not None:
             try:
-                return _with_data(about, mapped(spilled))
+                return about.with_data(mapped(spilled))
             except FileNotFoundError:
                 if self.durable:  # an earlier barrier's upload has just finished
                     return None
@@ -199,7 +199,7 @@ class FrozenSegment:
         if rows is None:
             return None
         encoded = self._encoded(rows)
-        self._about = _with_data(encoded, b"")
+        self._about = encoded.with_data(b"")
         return encoded
 
     def _encoded(self, rows: FrozenContent) -> EncodedSegment:
@@ -272,27 +272,6 @@ def _merged(parts: list[Rows], width: int) -> Rows:
         np.concatenate([np.empty(0, np.int64), *(p.panes for p in parts)]),
         np.concatenate([np.empty((0, width), np.int64), *(p.cells for p in parts)]),
     )
-
-
-def segment_of(encoded: EncodedSegment, file: FileRef, writer: str) -> Segment:
-    """Return the manifest's form of an encoded segment that lies in `file`."""
-    return Segment(
-        file=file,
-        position=encoded.position,
-        writer=writer,
-        rows=encoded.rows,
-        hash_min=encoded.hash_min,
-        hash_max=encoded.hash_max,
-        namespace_min=encoded.namespace_min,
-        namespace_max=encoded.namespace_max,
-        tier=encoded.tier,
-        footer_length=encoded.footer_length,
-        footer_checksum=encoded.footer_checksum,
-    )
-
-
-def _with_data(encoded: EncodedSegment, data: bytes) -> EncodedSegment:
-    return type(encoded)(**{f: getattr(encoded, f) for f in encoded.__struct_fields__ if f != "data"}, data=data)
 
 
 class FrozenTable:

@@ -6,19 +6,17 @@ the segments they were restored from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import conform
 from penstock.state.cold_places import ColdPlaces
+from penstock.state.encoded_segment import segment_of
 from penstock.state.entry_table import EntryTable
 from penstock.state.fitting import fitted, migration_of
-from penstock.state.frozen import FrozenSource, FrozenTable, segment_of
-from penstock.state.limits import PRODUCTION, StateLimits
+from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.merging import CompactionJob
 from penstock.state.pane_table import PaneTable, PaneTableSpec
-from penstock.state.remote_log import Gather, one_by_one
 from penstock.state.row_eviction import Recency
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
@@ -34,48 +32,23 @@ from penstock.state.table_home import TableHome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
     import pyarrow as pa
 
-    from penstock.config.settings import JobSettings
-    from penstock.core.keygroup import HashRange
-    from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
+    from penstock.core.snapshot import FileRef, Segment, Tombstone
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I64
-    from penstock.state.budget import MemoryBudget
     from penstock.state.cold import ColdRows
     from penstock.state.fitting import Migrating
     from penstock.state.key_counts import KeyCounts
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import FrozenState, PrefetchJob
+    from penstock.state.keyed_request import KeyedStateRequest
     from penstock.state.session_cold import SessionRule
     from penstock.state.ttl import Ttl
 
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyedStateRequest:
-    """What the task knows when it opens an operator's state."""
-
-    uid: str
-    #: Snapshots of this operator, clipped to `hash_range` by the job.
-    snapshots: tuple[KeyedStateSnapshot, ...]
-    hash_range: HashRange
-    settings: JobSettings
-    #: Reads a file of a snapshot or a part of it, verified where the reference has a checksum.
-    read: Callable[[FileRef], bytes]
-    #: A folder of this subtask attempt's own, for spilled and cold rows; made when needed.
-    directory: Path
-    #: `<run>/<vertex>/<subtask>/<attempt>`.
-    writer: str
-    budget: MemoryBudget
-    #: Does several reads at a time.
-    gather: Gather = one_by_one
-    #: Sizes of tables, logs and files.
-    limits: StateLimits = PRODUCTION
 
 
 class StateTable(Protocol):

@@ -26,7 +26,8 @@ from penstock.operators.functions import UserFunctionError
 from penstock.operators.process_states import StateConfig, StateTypes
 from penstock.operators.registry import create_operator
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema([pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64())])
 
