@@ -17,11 +17,11 @@ from penstock.kernels.columns import key_columns
 from penstock.state.cold_records import pieces
 from penstock.state.entry_cold import ColdEntries
 from penstock.state.entry_log import EntryLog
+from penstock.state.entry_look_up import alive_entries, entry_rows
 from penstock.state.entry_restore import restored_entries
 from penstock.state.entry_stamps import EntryStamps
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
-from penstock.state.look_up import alive_entries, entry_rows
 from penstock.state.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.waiting import WaitingSegments
 

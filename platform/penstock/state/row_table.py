@@ -20,6 +20,7 @@ from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.row_columns import FixedValues, column_of
 from penstock.state.segment_columns import DELETED, KEY_HASH
+from penstock.state.segment_rows import segment_table
 from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
@@ -66,27 +67,6 @@ class FrozenLog:
         rows = (newest + self.first).astype(np.int32)
         values = [column.array(rows) for column in self.columns]
         yield segment_table(self.spec, self.keys, slots, values=values, deleted=self.deleted[newest])
-
-
-def segment_table(
-    spec: RowSpec,
-    keys: KeyView,
-    slots: I32,
-    *,
-    values: Sequence[pa.Array],
-    deleted: np.ndarray,
-    namespaces: I64 | None = None,
-) -> pa.Table:
-    """Return rows, already sorted by hash, as columns of a segment; without `namespaces` they are in namespace 0."""
-    columns = [
-        pa.array(keys.hashes[slots]),
-        *keys.gather(slots),
-        pa.array(np.zeros(len(slots), np.int64) if namespaces is None else namespaces),
-        *values,
-        pa.array(deleted.astype(np.bool_)),
-        pa.array(np.arange(len(slots))),
-    ]
-    return pa.Table.from_arrays(columns, schema=spec.segment_schema)
 
 
 def last_by_slot(slots: I32) -> I64:

@@ -22,9 +22,9 @@ from penstock.kernels.columns import key_columns
 from penstock.state import timed_added, timed_files
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
-from penstock.state.look_up import rows_of
 from penstock.state.run_keys import Keys, in_order
 from penstock.state.segment_columns import KEY_HASH, NAMESPACE, ROW
+from penstock.state.segment_rows import rows_of
 from penstock.state.timed_added import Added, FrozenTimedRows
 from penstock.state.timed_run import Run
 from penstock.state.waiting import WaitingSegments

@@ -18,8 +18,8 @@ from penstock.state.cold_timers import ColdTimers
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.remote_timers import RemoteTimers
-from penstock.state.row_table import segment_table
 from penstock.state.segment_columns import DELETED, KEY_HASH, NAMESPACE
+from penstock.state.segment_rows import segment_table
 from penstock.state.timer_log import Changes, FrozenTimers, reduced
 from penstock.state.waiting import WaitingSegments
 
