@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from penstock.state.cold_records import ColdHome
     from penstock.state.entry_codec import EntryCodec
     from penstock.state.key_index import KeyView
+    from penstock.state.key_space import KeySpace
     from penstock.state.row_spec import RowSpec
-    from penstock.state.row_state import RowState
     from penstock.state.ttl import Ttl
 
 #: An empty list or dict with the room it takes when the first few elements come.
@@ -52,7 +52,7 @@ class EntryTable:
         self,
         source: FrozenSource,
         spec: RowSpec,
-        state: RowState,
+        state: KeySpace,
         codec: EntryCodec,
         ttl: Ttl | None = None,
         *,

@@ -16,7 +16,16 @@ import pyarrow as pa
 from penstock.core.aggregate_evolution import WINDOW
 from penstock.core.evolution import EVOLVES, FIRST_VALUE_ID, LAST_ID, MIGRATES, MIGRATES_BY, NULL
 from penstock.core.schema import schema_to_text
-from penstock.state.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ, segment_field
+from penstock.state.segment_columns import (
+    DELETED,
+    FIRST_ENTRY,
+    KEY_HASH,
+    LAST_ACCESS,
+    NAMESPACE,
+    ROW,
+    SEQ,
+    segment_field,
+)
 
 if TYPE_CHECKING:
     from penstock.state.migration import Migration
@@ -106,3 +115,20 @@ class RowSpec:
             taken.add(name)
             names.append(name)
         return tuple(names)
+
+
+@dataclass(frozen=True)
+class TimedSpec:
+    """Key and value columns of a state whose rows are told apart by their time and a number."""
+
+    rows: RowSpec
+    #: What the schema says of the join; see `core.join_evolution`.
+    join: tuple[tuple[bytes, bytes], ...] = ()
+
+    @cached_property
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this state's Parquet files: those of a value by key, and `__row` behind the namespace."""
+        plain = self.rows.segment_schema
+        number = pa.field(ROW, pa.int64(), True, {"id": "5", "PARQUET:field_id": "5"})
+        schema = plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
+        return schema.with_metadata({**(plain.metadata or {}), **dict(self.join)}) if self.join else schema

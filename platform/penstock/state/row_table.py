@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
     from penstock.state.cold_records import ColdHome
     from penstock.state.key_index import KeyView
+    from penstock.state.key_space import KeySpace
     from penstock.state.row_columns import ValueColumn
     from penstock.state.row_spec import RowSpec
-    from penstock.state.row_state import RowState
     from penstock.state.ttl import Ttl
 
 
@@ -81,7 +81,7 @@ def last_by_slot(slots: I32) -> I64:
 class RowTable:
     """One value by slot of the keys that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState, ttl: Ttl | None = None) -> None:
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace, ttl: Ttl | None = None) -> None:
         """An empty table; `load` fills it at a restore, `loaded` ends that."""
         types = [field.type for field in spec.stored]
         self._cold = None if state.cold is None else ColdRecords(state.cold, types)

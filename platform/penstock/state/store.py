@@ -115,7 +115,7 @@ class KeyedState:
 
         With the remote backend keys are fetched when they are touched or due. Raises as `pane_table`.
         """
-        leaves = self._cold.home()
+        leaves = self._cold.keys()
         due = LoggedDue(self.row_state(spec.key_schema, leaves=True, place="due"))
         table = self._declare(
             name, spec, lambda source: SessionTable(source, spec, self._home(None), rule, leaves=leaves, due=due)
@@ -138,9 +138,9 @@ class KeyedState:
         request = self._request
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        cold = self._cold.home(place) if leaves else None
+        keys = self._cold.keys(place) if leaves else None
         recency = Recency(request.budget, f"{request.writer}/{request.uid}", request.limits)
-        self._rows = RowState(key_schema, recency, self._declare, cold=cold, area=self._cold.area())
+        self._rows = RowState(key_schema, recency, self._declare, keys=keys, runs=self._cold.runs())
         return self._rows
 
     @property

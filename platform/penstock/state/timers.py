@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
     from penstock.state.cold_records import ColdHome
     from penstock.state.key_index import KeyView
+    from penstock.state.key_space import KeySpace
     from penstock.state.row_spec import RowSpec
-    from penstock.state.row_state import RowState
 
 #: A bucket holds the times that are equal but for so many bits: 1.05 s of microseconds.
 _BUCKET_BITS = 20
@@ -81,7 +81,7 @@ class _Bucket:
 class TimerTable:
     """Timers by slot of the keys that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState) -> None:
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace) -> None:
         """No timer; `load` brings in restored ones."""
         self.source = source
         self.spec = spec

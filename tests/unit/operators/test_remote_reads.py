@@ -23,7 +23,7 @@ from penstock.operators.registry import create_operator
 from penstock.state import remote
 from penstock.state.budget import MemoryBudget
 from penstock.state.keyed_request import KeyedStateRequest
-from penstock.state.remote_keys import LocalBytes
+from penstock.state.local_bytes import LocalBytes
 from penstock.state.store import open_keyed_state
 
 ROWS = pa.schema([pa.field("k", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])

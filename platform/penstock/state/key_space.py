@@ -1,0 +1,46 @@
+"""`KeySpace`: the keys that all states of an operator share, as its tables of values, entries, timers and rows see it.
+
+Implemented by `state.row_state`. Called in the owner's thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from penstock.kernels.columns import KeyColumns
+    from penstock.kernels.compile import I32, I64
+    from penstock.state.cold_records import ColdHome, ColdRecords
+    from penstock.state.frozen import FrozenSource
+    from penstock.state.key_index import KeyIndex, KeyView
+    from penstock.state.remote_timers import Far
+    from penstock.state.row_spec import RowSpec
+    from penstock.state.waiting import WaitingSegments
+
+
+class KeySpace(Protocol):
+    """Keys by slot, and where they go when they leave memory."""
+
+    @property
+    def index(self) -> KeyIndex:
+        """The keys in memory; another one when slots have new numbers."""
+
+    def upsert(self, keys: KeyColumns, hashes: I64) -> I32:
+        """Return the slot of every row, made where the key is new; the array is reused by the next call."""
+
+    def find(self, keys: KeyColumns, hashes: I64) -> tuple[KeyView, I32, bool]:
+        """Return the one key given as a slot of a view, and whether it is in memory; nothing changes."""
+
+    def settle_load(self) -> None:
+        """Count memory after a part of a restore; slots may have new numbers when this returns."""
+
+    @property
+    def cold(self) -> ColdHome | None:
+        """Where keys go that leave memory; None: none leaves."""
+
+    @property
+    def far(self) -> Far | None:
+        """Where timers are that are not here; None: all are."""
+
+    def follow(self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, records: ColdRecords) -> None:
+        """Fetch the records of one more state when their keys are touched, if anything is remote."""
