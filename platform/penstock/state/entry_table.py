@@ -83,8 +83,8 @@ class EntryTable:
         #: Strings are measured again when they may have doubled since, and grown by some.
         self._measure_at = self._limits.measured_bytes
         self._waiting = WaitingSegments(source)
-        if self._cold is not None:
-            state.follow(source, spec, self._waiting, self._cold.records)
+        if self._cold is not None and state.remote is not None:
+            state.remote.follow(source, spec, self._waiting, self._cold.records)
 
     # --- entries ----------------------------------------------------------------------------------------------------
 

@@ -10,12 +10,9 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
-    from penstock.state.cold_records import ColdHome, ColdRecords
-    from penstock.state.frozen import FrozenSource
+    from penstock.state.cold_records import ColdHome
     from penstock.state.key_index import KeyIndex, KeyView
-    from penstock.state.remote_timers import Far
-    from penstock.state.row_spec import RowSpec
-    from penstock.state.waiting import WaitingSegments
+    from penstock.state.remote_keys import RemoteKeys
 
 
 class KeySpace(Protocol):
@@ -39,8 +36,5 @@ class KeySpace(Protocol):
         """Where keys go that leave memory; None: none leaves."""
 
     @property
-    def far(self) -> Far | None:
-        """Where timers are that are not here; None: all are."""
-
-    def follow(self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, records: ColdRecords) -> None:
-        """Fetch the records of one more state when their keys are touched, if anything is remote."""
+    def remote(self) -> RemoteKeys | None:
+        """What fetches keys from the object store; None: all are in memory or where they go from there."""

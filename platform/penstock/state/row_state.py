@@ -22,7 +22,6 @@ from penstock.kernels.rows import number_slots
 from penstock.state.entry_table import EntryTable
 from penstock.state.hash_ranges import even_parts
 from penstock.state.key_index import KeyIndex
-from penstock.state.remote_timers import Far
 from penstock.state.row_eviction import Recency
 from penstock.state.row_spec import TIMERS, RowSpec, TimedSpec
 from penstock.state.row_table import RowTable
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
-    from penstock.state.cold_records import ColdRecords
     from penstock.state.entry_codec import EntryCodec
     from penstock.state.frozen import FrozenSource
     from penstock.state.key_index import KeyView
@@ -45,7 +43,6 @@ if TYPE_CHECKING:
     from penstock.state.segment_columns import StateSpec
     from penstock.state.slot_tables import ColdTable, SlotTable
     from penstock.state.ttl import Ttl
-    from penstock.state.waiting import WaitingSegments
 
 _CHUNK = 65_536
 #: Rows of joins do not go to files where they are less than one part in so many of that.
@@ -185,16 +182,6 @@ class RowState:
     def _enter(self, table: ColdTable) -> None:
         self._tables.append(table)
         self._cold_tables.append(table)
-
-    def follow(self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, records: ColdRecords) -> None:
-        """Fetch the records of one more state when their keys are touched, if anything is remote."""
-        if self.remote is not None:
-            self.remote.follow(source, spec, waiting, records)
-
-    @property
-    def far(self) -> Far | None:
-        """Where timers are that are not here; None: all are."""
-        return None if self.remote is None else Far(self.remote.home, self.remote.reader)
 
     # --- keys -------------------------------------------------------------------------------------------------------
 

@@ -104,8 +104,8 @@ class RowTable:
         self._where: I32 = np.full(rows, -1, np.int32)
         self._waiting = WaitingSegments(source)
         self._swept = 0
-        if self._cold is not None:
-            state.follow(source, spec, self._waiting, self._cold)
+        if self._cold is not None and state.remote is not None:
+            state.remote.follow(source, spec, self._waiting, self._cold)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 

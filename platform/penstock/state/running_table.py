@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I64, U8
     from penstock.state.accumulators import AccumulatorInput, PaneTableSpec
     from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
-    from penstock.state.pane_table import TableHome
+    from penstock.state.table_home import TableHome
     from penstock.state.ttl import Ttl
 
 

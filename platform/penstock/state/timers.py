@@ -96,8 +96,8 @@ class TimerTable:
         self._waiting = WaitingSegments(source)
         self._cold = None if state.cold is None else ColdTimers(state.cold)
         self._remote: RemoteTimers | None = None
-        if self._cold is not None and state.far is not None:
-            self._remote = RemoteTimers(source, spec, self._waiting, self._cold, state.far)
+        if self._cold is not None and state.remote is not None:
+            self._remote = RemoteTimers(source, spec, self._waiting, self._cold, state.remote.reader)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
