@@ -14,8 +14,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
+    from penstock.state.accumulators import PaneTableSpec
     from penstock.state.encoded_segment import EncodedSegment
-    from penstock.state.pane_table import PaneTable, PaneTableSpec
+    from penstock.state.pane_table import PaneTable
     from penstock.state.row_state import RowState
     from penstock.state.running_table import RunningTable
     from penstock.state.session_cold import SessionRule

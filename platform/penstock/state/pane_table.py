@@ -15,7 +15,7 @@ import pyarrow as pa
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
 from penstock.kernels import merge
-from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.accumulators import AccumulatorInput, PaneTableSpec
 from penstock.state.adding import add_rows
 from penstock.state.changes import Changes
 from penstock.state.cold import ColdPanes
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
     from penstock.state.frozen import FrozenSegment
     from penstock.state.values import ValueHeap
-
-__all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
 _MANY = 1 << 31
 

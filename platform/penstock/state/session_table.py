@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from penstock.state.session_due import LoggedDue
     from penstock.state.table_home import TableHome
 
-__all__ = ["SessionRule", "SessionTable"]
-
 #: Most keys that come back together because they are due.
 _DUE_KEYS = 65_536
 #: Rows that are read together to see when they are due, about.

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import conform
+from penstock.state.accumulators import PaneTableSpec
 from penstock.state.cold_places import ColdPlaces
 from penstock.state.encoded_segment import segment_of
 from penstock.state.entry_table import EntryTable
 from penstock.state.fitting import fitted, migration_of
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.merging import CompactionJob
-from penstock.state.pane_table import PaneTable, PaneTableSpec
+from penstock.state.pane_table import PaneTable
 from penstock.state.row_eviction import Recency
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
