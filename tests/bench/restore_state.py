@@ -36,9 +36,10 @@ from penstock.operators.operator import OperatorMetrics
 from penstock.operators.process import KeyedProcessOperator
 from penstock.operators.running import RunningAggregateOperator
 from penstock.state.budget import MemoryBudget
-from penstock.state.frozen import segment_of
+from penstock.state.encoded_segment import segment_of
+from penstock.state.keyed_request import KeyedStateRequest
 from penstock.state.segments import SegmentWriter
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.store import open_keyed_state
 from penstock.task.prefetch import Prefetcher
 from penstock.task.threads import ParallelReads, ThreadBackground
 

@@ -23,7 +23,8 @@ from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.running import RunningAggregateOperator
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in ("key", "amount", TS_COLUMN)])
 CONFIG = {

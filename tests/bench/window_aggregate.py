@@ -20,7 +20,8 @@ from penstock.kernels.split import split_by_key_group, take_split
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.window import WindowAggregateOperator
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 
 
 class Sink:

@@ -24,7 +24,8 @@ from penstock.operators.registry import create_operator
 from penstock.operators.window_rows_schema import aggregated_schema
 from penstock.operators.window_schema import output_schema
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema(
     [pa.field("k", pa.int64()), pa.field("v", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)]

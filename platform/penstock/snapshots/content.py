@@ -15,7 +15,7 @@ from penstock.core.evolution import FIRST_VALUE_ID, field_id
 from penstock.core.names import near
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import KeyedStateSnapshot, OperatorStateSnapshot
-from penstock.state.accumulators import FIRST_ENTRY, KEY_IDS, NAMESPACE, ROW
+from penstock.state.segment_columns import FIRST_ENTRY, KEY_IDS, NAMESPACE, ROW
 
 if TYPE_CHECKING:
     import pyarrow as pa

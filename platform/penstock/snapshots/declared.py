@@ -19,7 +19,8 @@ from penstock.graph.job_graph import JobGraph, JobVertex, OperatorSpec
 from penstock.operators.operator import OperatorContext, OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedState, KeyedStateRequest
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import KeyedState
 
 if TYPE_CHECKING:
     import pyarrow as pa

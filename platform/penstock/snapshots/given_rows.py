@@ -19,9 +19,9 @@ from penstock.core.schema import schema_from_text
 from penstock.graph.job_graph import JobGraph, OperatorSpec
 from penstock.kernels.hashing import hash_columns
 from penstock.snapshots.content import identity_of
-from penstock.state.accumulators import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
 from penstock.state.migration import is_value
 from penstock.state.row_spec import ENTRY, TIMERS
+from penstock.state.segment_columns import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
 from penstock.state.segments import entry_names, key_names
 
 #: Kinds whose states a function declares.

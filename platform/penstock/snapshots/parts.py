@@ -28,7 +28,7 @@ from penstock.snapshots.limits import DEFAULT_LIMITS, SnapshotLimits
 from penstock.snapshots.opening import open_snapshot
 from penstock.snapshots.target import Target
 from penstock.snapshots.writing import bootstrap_manifest
-from penstock.state.accumulators import KEY_HASH
+from penstock.state.segment_columns import KEY_HASH
 from penstock.state.segment_file import SegmentFile, rows_within
 from penstock.task.savepoint import SavepointWriter
 

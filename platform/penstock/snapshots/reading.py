@@ -12,7 +12,7 @@ from polars.io.plugins import register_io_source
 
 from penstock.snapshots.content import StateContent, find_state
 from penstock.snapshots.opening import Snapshot, open_snapshot
-from penstock.state.accumulators import DELETED, KEY_HASH, SEQ
+from penstock.state.segment_columns import DELETED, KEY_HASH, SEQ
 from penstock.state.segments import read_state
 
 if TYPE_CHECKING:

@@ -22,9 +22,9 @@ from penstock.core.snapshot import KeyedStateSnapshot
 from penstock.kernels.hashing import hash_columns
 from penstock.snapshots.content import identity_of
 from penstock.snapshots.cuts import Loads
-from penstock.state.accumulators import KEY_HASH, KEY_IDS, SEQ
 from penstock.state.migration import is_value
 from penstock.state.row_spec import TIMERS
+from penstock.state.segment_columns import KEY_HASH, KEY_IDS, SEQ
 from penstock.state.segments import key_names
 from penstock.task.savepoint import SavepointWriter
 

@@ -39,7 +39,7 @@ from penstock.snapshots.rekeying import (
     twice_of,
 )
 from penstock.snapshots.spark_repartition import gathered, on_spark
-from penstock.state.accumulators import KEY_HASH
+from penstock.state.segment_columns import KEY_HASH
 from penstock.state.segments import key_names
 
 if TYPE_CHECKING:

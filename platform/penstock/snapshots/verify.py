@@ -29,8 +29,8 @@ from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Seg
 from penstock.kernels.hashing import hash_columns
 from penstock.snapshots.content import states_of
 from penstock.snapshots.opening import SAVEPOINT_MANIFEST, Snapshot, open_snapshot, read_log
-from penstock.state.accumulators import KEY_HASH, NAMESPACE
 from penstock.state.row_spec import TIMERS
+from penstock.state.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.segments import key_names
 
 #: What may lie in a job's folder, or in a savepoint's, besides what manifests name.

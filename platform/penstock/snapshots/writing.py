@@ -19,7 +19,7 @@ from penstock.graph.job_graph import JobGraph, JobVertex
 from penstock.snapshots.declared import with_states
 from penstock.snapshots.given_rows import state_rows
 from penstock.snapshots.opening import open_target
-from penstock.state.accumulators import KEY_HASH
+from penstock.state.segment_columns import KEY_HASH
 from penstock.task.savepoint import SavepointWriter
 
 if TYPE_CHECKING:

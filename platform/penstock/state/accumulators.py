@@ -21,21 +21,15 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.evolution import DEFAULT, FIRST_VALUE_ID, LAST_ID, NULL, default_text
 from penstock.kernels import accumulate, merge
 from penstock.kernels.compile import F64, I64, U8
+from penstock.state.segment_columns import DELETED, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ, segment_field
 
 Combine: TypeAlias = Literal["sum", "min", "max", "moments", "first", "last", "registers"]
 #: What keeps a value by the time of its row.
 TIMED = ("first", "last")
 Dtype: TypeAlias = Literal["int64", "float64", "value"]
 
-KEY_HASH, NAMESPACE, DELETED, SEQ, ROWS = "__key_hash", "__namespace", "__deleted", "__seq", "__rows"
-#: Tells rows of one key and time apart, where a state holds several.
-ROW = "__row"
-#: Microseconds since the epoch, in states with a time-to-live.
-LAST_ACCESS = "__ttl"
-#: Field ids from here to 1000 are columns that tell the rows of one key and namespace apart.
-FIRST_ENTRY = 501
-#: Field ids of the columns of a key.
-KEY_IDS = range(101, FIRST_ENTRY)
+#: The number of rows of a cell, in a segment.
+ROWS = "__rows"
 #: Words of the registers of `approx_count_distinct`.
 _REGISTER_WORDS = 64
 _OPS: dict[tuple[str, str], int] = {
@@ -238,13 +232,16 @@ class PaneTableSpec:
         for word, ((name, dtype), number, more) in enumerate(zip(columns, ids, carried, strict=True)):
             kind = self.value_words.get(word) or pa.type_for_alias(dtype)
             said = {**(self._more(word, dtype) if self.evolves else {}), **more}
-            values.append(_field(name, kind, number, nullable=dtype == "value", more=said))
+            values.append(segment_field(name, kind, number, nullable=dtype == "value", more=said))
         if self.expires:
-            values.append(_field(LAST_ACCESS, pa.int64(), 6))
-        keys = [_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
+            values.append(segment_field(LAST_ACCESS, pa.int64(), 6))
+        keys = [segment_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
         last = str(max([self.last_id, *ids])).encode()
         metadata = {**aggregates_metadata(self.parts, self.window), LAST_ID: last} if self.evolves else None
-        return pa.schema([_field(*fixed[0]), *keys, _field(*fixed[1]), *values, *(_field(*t) for t in tail)], metadata)
+        return pa.schema(
+            [segment_field(*fixed[0]), *keys, segment_field(*fixed[1]), *values, *(segment_field(*t) for t in tail)],
+            metadata,
+        )
 
     def _more(self, word: int, dtype: Dtype) -> dict[bytes, bytes]:
         """Return what a column says for the jobs to come: what an accumulator is that has seen nothing."""
@@ -257,10 +254,3 @@ class PaneTableSpec:
 def address_of(array: I64 | F64 | U8) -> int:
     """Return where an array's first element lies."""
     return int(array.__array_interface__["data"][0])
-
-
-def _field(
-    name: str, data_type: pa.DataType, number: int, *, nullable: bool = False, more: dict[bytes, bytes] | None = None
-) -> pa.Field:
-    own = {b"id": str(number).encode(), b"PARQUET:field_id": str(number).encode()}
-    return pa.field(name, data_type, nullable, {**(more or {}), **own})

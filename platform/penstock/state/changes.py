@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
-from penstock.state.frozen import EncodeRoom, FrozenPanes, FrozenSegment
+from penstock.state.frozen import EncodeRoom, FrozenSegment
 from penstock.state.frozen_cold import FrozenCold
+from penstock.state.frozen_panes import FrozenPanes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

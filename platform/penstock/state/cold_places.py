@@ -15,16 +15,16 @@ from penstock.state.cold_records import ColdHome
 from penstock.state.key_index import plain_key_schema
 from penstock.state.regions import FileRegions, StoreRegions
 from penstock.state.remote import RemoteRows
-from penstock.state.remote_keys import RemoteKeys
+from penstock.state.remote_keys import KeyTiers, RemoteKeys
 from penstock.state.remote_log import Reader
-from penstock.state.remote_runs import RemoteRuns
+from penstock.state.remote_runs import RemoteRuns, RunTiers
 from penstock.state.remote_segments import RemoteSegments
 from penstock.state.spilled_rows import SpillArea
 
 if TYPE_CHECKING:
     from penstock.state.cold import ColdRows, ColdStore
     from penstock.state.frozen import FrozenSource
-    from penstock.state.store import KeyedStateRequest
+    from penstock.state.keyed_request import KeyedStateRequest
 
 #: Of the managed memory, RocksDB's cache and memtables get this part, hot tables the rest.
 _COLD_SHARE = 4
@@ -66,7 +66,7 @@ class ColdPlaces:
         self._opened.append(rows)
         return rows
 
-    def home(self, name: str = "rows") -> ColdHome | None:
+    def keys(self, name: str = "rows") -> KeyTiers | None:
         """Return where keys go with all their values, or come to from the object store; None: they stay in memory.
 
         Each has a name of its own.
@@ -82,24 +82,26 @@ class ColdPlaces:
         rocksdb.require()
         home = ColdHome(lambda: self._open_store(name), self._request.directory, self._request.limits)
         self._opened.append(home)
-        if backend == "remote":
-            home.remote = RemoteKeys(home, self._request.hash_range, self._reader, self._local_bytes)
-            self.remote.append(home.remote)
-        return home
+        if backend != "remote":
+            return KeyTiers(home)
+        fetches = RemoteKeys(home, self._request.hash_range, self._reader, self._local_bytes)
+        self.remote.append(fetches)
+        return KeyTiers(home, fetches)
 
-    def area(self) -> SpillArea | None:
+    def runs(self) -> RunTiers | None:
         """Return where rows of joins go, or come to from the object store; None: they stay in memory."""
         request = self._request
         if request.settings.state_backend == "hashmap":
             return None
         area = SpillArea(request.directory, limits=request.limits)
         self._opened.append(area)
-        if request.settings.state_backend == "remote":
-            folder, limits = request.directory, request.limits
-            area.remote = RemoteRuns(folder, request.hash_range, self._reader, self._local_bytes, limits)
-            self._opened.append(area.remote)
-            self.remote.append(area.remote)
-        return area
+        if request.settings.state_backend != "remote":
+            return RunTiers(area)
+        folder, limits = request.directory, request.limits
+        fetches = RemoteRuns(folder, request.hash_range, self._reader, self._local_bytes, limits)
+        self._opened.append(fetches)
+        self.remote.append(fetches)
+        return RunTiers(area, fetches)
 
     def close(self) -> None:
         """Give the local disk back; idempotent."""

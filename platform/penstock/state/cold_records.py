@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from penstock.state.cold import ColdStore
     from penstock.state.frozen import FrozenSegment
     from penstock.state.key_index import KeyView
-    from penstock.state.remote_keys import LocalBytes, RemoteKeys
+    from penstock.state.local_bytes import LocalBytes
 
 
 def pieces(slots: I32, most: int) -> Iterator[I32]:
@@ -50,8 +50,6 @@ class ColdHome:
         self._states = 0
         #: What is here, where it may have to be dropped.
         self.local: LocalBytes | None = None
-        #: What fetches keys from the object store; None: all are here or in memory.
-        self.remote: RemoteKeys | None = None
 
     @property
     def store(self) -> ColdStore:

@@ -14,9 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.state.accumulators import DELETED
 from penstock.state.entry_order import last_entries
-from penstock.state.row_table import segment_table
+from penstock.state.segment_columns import DELETED
+from penstock.state.segment_rows import segment_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

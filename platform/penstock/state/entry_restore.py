@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from penstock.state.accumulators import DELETED
 from penstock.state.row_columns import plain_values
+from penstock.state.segment_columns import DELETED
 
 if TYPE_CHECKING:
     from penstock.state.entry_codec import EntryCodec

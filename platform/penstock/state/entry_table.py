@@ -14,15 +14,15 @@ import pyarrow as pa
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import KEY_HASH, LAST_ACCESS
 from penstock.state.cold_records import pieces
 from penstock.state.entry_cold import ColdEntries
 from penstock.state.entry_log import EntryLog
+from penstock.state.entry_look_up import alive_entries, entry_rows
 from penstock.state.entry_restore import restored_entries
 from penstock.state.entry_stamps import EntryStamps
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
-from penstock.state.look_up import alive_entries, entry_rows
+from penstock.state.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from penstock.state.cold_records import ColdHome
     from penstock.state.entry_codec import EntryCodec
     from penstock.state.key_index import KeyView
+    from penstock.state.key_space import KeySpace
     from penstock.state.row_spec import RowSpec
-    from penstock.state.row_state import RowState
     from penstock.state.ttl import Ttl
 
 #: An empty list or dict with the room it takes when the first few elements come.
@@ -52,7 +52,7 @@ class EntryTable:
         self,
         source: FrozenSource,
         spec: RowSpec,
-        state: RowState,
+        state: KeySpace,
         codec: EntryCodec,
         ttl: Ttl | None = None,
         *,
@@ -83,8 +83,8 @@ class EntryTable:
         #: Strings are measured again when they may have doubled since, and grown by some.
         self._measure_at = self._limits.measured_bytes
         self._waiting = WaitingSegments(source)
-        if self._cold is not None:
-            state.follow(source, spec, self._waiting, self._cold.records)
+        if self._cold is not None and state.remote is not None:
+            state.remote.follow(source, spec, self._waiting, self._cold.records)
 
     # --- entries ----------------------------------------------------------------------------------------------------
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.core.snapshot import KeyedStateSnapshot
-    from penstock.state.frozen import StateSpec
     from penstock.state.migration import Migration
+    from penstock.state.segment_columns import StateSpec
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

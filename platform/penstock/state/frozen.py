@@ -9,16 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
-from penstock.kernels.order import hash_order
-from penstock.state.hash_ranges import inside
+from penstock.state.encoded_segment import EncodedSegment, segment_of
 from penstock.state.limits import PRODUCTION, StateLimits
-from penstock.state.pane_rows import rows_to_table, rows_to_tables
-from penstock.state.panes import Rows
 from penstock.state.segment_file import SegmentFile
 from penstock.state.segments import SegmentWriter, mapped
 
@@ -26,14 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from penstock.core.keygroup import HashRange
-    from penstock.kernels.compile import I64
-    from penstock.state.accumulators import PaneTableSpec
     from penstock.state.budget import MemoryBudget
-    from penstock.state.keyed import EncodedSegment
-    from penstock.state.panes import FrozenRows
+    from penstock.state.segment_columns import StateSpec
     from penstock.state.segment_log import LogView, SegmentLog
     from penstock.state.ttl import Ttl
 
@@ -42,14 +33,6 @@ if TYPE_CHECKING:
 _ORDER_BYTES = 4 + 3 * 8
 #: A value of a piece: as a cell, as a word, as a column, and in the encoder.
 _CELL_BYTES = 4 * 8
-
-
-class StateSpec(Protocol):
-    """What the log of any state knows of its rows."""
-
-    @property
-    def segment_schema(self) -> pa.Schema:
-        """Columns of the state's Parquet files."""
 
 
 class FrozenContent(Protocol):
@@ -93,59 +76,6 @@ class EncodeRoom:
         """Say how many rows are in order, and how many in the piece that is being written."""
         held = ordered * _ORDER_BYTES + piece * columns * _CELL_BYTES
         self.budget.work(f"{self.name}/encode", held)
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenPanes:
-    """Cells of a pane table; their pages may still have to be copied."""
-
-    spec: PaneTableSpec
-    rows: FrozenRows
-    #: Memory that values of any length lie in: nothing but kept.
-    pinned: tuple[I64, ...] = ()
-    #: Rows of a piece where there is memory for all: its columns stay in the cache, and the next takes their place.
-    piece_rows: int = PRODUCTION.encoded_rows
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes of the copies."""
-        return self.rows.memory_bytes
-
-    @property
-    def ordered_rows(self) -> int:
-        """All of them."""
-        return sum(len(part.slots) for part in self.rows.copied)
-
-    def whole(self) -> Iterator[pa.Table]:
-        """Yield the cells as columns of a segment, in pieces of `piece_rows`."""
-        self._check_copied()
-        merged = _merged(self.rows.copied, self.spec.width)
-        return rows_to_tables(self.spec, self.rows.keys, merged, self.piece_rows)
-
-    def tables(self, rows: int) -> Iterator[pa.Table]:
-        """Yield the cells as columns of a segment, a part of the hashes at a time."""
-        self._check_copied()
-        parts = self.rows.copied
-        slots = np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)])
-        order = hash_order(self.rows.keys.hashes[slots])  # the hashes themselves are free again
-        chosen = np.zeros(len(order), np.bool_)
-        for begin in range(0, len(order), rows):
-            piece = order[begin : begin + rows]
-            chosen[piece] = True
-            yield rows_to_table(self.spec, self.rows.keys, _chosen_of(parts, chosen, self.spec.width))
-            chosen[piece] = False
-
-    def within(self, ranges: Sequence[HashRange]) -> Iterator[pa.Table]:
-        """Yield the cells in some ranges of hashes; what is not copied yet is still in the table's memory as it was."""
-        for part in tuple(self.rows.copied):
-            found = inside(self.rows.keys.hashes[part.slots], ranges)
-            if found.any():
-                yield rows_to_table(self.spec, self.rows.keys, part.chosen(found))
-
-    def _check_copied(self) -> None:
-        if self.rows.left:
-            left = self.rows.left
-            raise RuntimeError(f"{left} frozen pages are not copied yet: call copy_pages until it returns True")
 
 
 class FrozenSegment:
@@ -198,7 +128,7 @@ class FrozenSegment:
         rows, spilled, about = self._rows, self._spilled, self._about
         if spilled is not None and about is not None:
             try:
-                return _with_data(about, mapped(spilled))
+                return about.with_data(mapped(spilled))
             except FileNotFoundError:
                 if self.durable:  # an earlier barrier's upload has just finished
                     return None
@@ -206,7 +136,7 @@ class FrozenSegment:
         if rows is None:
             return None
         encoded = self._encoded(rows)
-        self._about = _with_data(encoded, b"")
+        self._about = encoded.with_data(b"")
         return encoded
 
     def _encoded(self, rows: FrozenContent) -> EncodedSegment:
@@ -260,46 +190,6 @@ class FrozenSegment:
 
 def _opened(about: EncodedSegment, data: bytes, limits: StateLimits) -> SegmentFile:
     return SegmentFile(segment_of(about, FileRef(inline=b"", length=len(data)), ""), lambda _: data, limits)
-
-
-def _chosen_of(parts: list[Rows], chosen: NDArray[np.bool_], width: int) -> Rows:
-    """Return the chosen rows of several parts, in the order in which they lie there."""
-    found, first = [], 0
-    for part in parts:
-        found.append(part.chosen(np.flatnonzero(chosen[first : first + len(part.slots)])))
-        first += len(part.slots)
-    return _merged(found, width)
-
-
-def _merged(parts: list[Rows], width: int) -> Rows:
-    if len(parts) == 1:
-        return parts[0]
-    return Rows(
-        np.concatenate([np.empty(0, np.int32), *(p.slots for p in parts)]),
-        np.concatenate([np.empty(0, np.int64), *(p.panes for p in parts)]),
-        np.concatenate([np.empty((0, width), np.int64), *(p.cells for p in parts)]),
-    )
-
-
-def segment_of(encoded: EncodedSegment, file: FileRef, writer: str) -> Segment:
-    """Return the manifest's form of an encoded segment that lies in `file`."""
-    return Segment(
-        file=file,
-        position=encoded.position,
-        writer=writer,
-        rows=encoded.rows,
-        hash_min=encoded.hash_min,
-        hash_max=encoded.hash_max,
-        namespace_min=encoded.namespace_min,
-        namespace_max=encoded.namespace_max,
-        tier=encoded.tier,
-        footer_length=encoded.footer_length,
-        footer_checksum=encoded.footer_checksum,
-    )
-
-
-def _with_data(encoded: EncodedSegment, data: bytes) -> EncodedSegment:
-    return type(encoded)(**{f: getattr(encoded, f) for f in encoded.__struct_fields__ if f != "data"}, data=data)
 
 
 class FrozenTable:

@@ -21,11 +21,9 @@ from penstock.state.values import ValueHeap
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.accumulators import PaneTableSpec
-    from penstock.state.cold import ColdPanes
 
 #: Most rows of one piece of output.
 CHUNK = 65_536
@@ -83,22 +81,6 @@ class HotPanes:
             if count:
                 found = slots[:count]
                 yield Fired(keys.gather(found), keys.hashes[found], cells[:count].copy())
-
-    def fire_with_cold(self, cold: ColdPanes, panes: list[int], owned: HashRange) -> Iterator[Fired]:
-        """As `fire`, with cold rows: hash range by hash range in a table of their own; hot rows are newer."""
-        keys, rows = self.index.view(), self.memory.present()
-        hashes = keys.hashes[rows.slots]
-        of_window = np.isin(rows.panes, np.array(panes, np.int64)) & (rows.cells[:, 0] > 1)
-        for part in cold.parts(panes, owned):
-            merged = HotPanes(self.spec)
-            for piece in cold.scan(panes, part, merged.heap):
-                merged.put(*piece)
-            chosen = np.nonzero(of_window & (hashes >= part.low) & (hashes <= part.high))[0]
-            for first in range(0, len(chosen), CHUNK):
-                at = chosen[first : first + CHUNK]
-                hot_keys = canonical(self.spec, keys.gather(rows.slots[at]))
-                merged.put(hot_keys, hashes[at], rows.panes[at], rows.cells[at])
-            yield from merged.fire(panes)
 
     def rows_at(self, slots: I32) -> Rows:
         """Return the rows of these slots in a table of one pane, dirty bits included."""

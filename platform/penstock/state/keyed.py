@@ -8,36 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     import pyarrow as pa
 
     from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
-    from penstock.state.pane_table import PaneTable, PaneTableSpec
+    from penstock.state.accumulators import PaneTableSpec
+    from penstock.state.encoded_segment import EncodedSegment
+    from penstock.state.pane_table import PaneTable
     from penstock.state.row_state import RowState
     from penstock.state.running_table import RunningTable
     from penstock.state.session_cold import SessionRule
     from penstock.state.session_table import SessionTable
     from penstock.state.ttl import Ttl
-
-
-class EncodedSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """A Parquet file in memory, on its way to the object store; `position` is its place in the log."""
-
-    position: int
-    data: bytes
-    rows: int
-    hash_min: int
-    hash_max: int
-    namespace_min: int
-    namespace_max: int
-    tier: int = 0
-    #: The file's last bytes, from behind the last row group, and their checksum.
-    footer_length: int = 0
-    footer_checksum: str = ""
 
 
 class FrozenState(Protocol):

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.core.snapshot import FileRef, Segment
+    from penstock.state.encoded_segment import EncodedSegment
     from penstock.state.frozen import FrozenSource
-    from penstock.state.keyed import EncodedSegment
 
 
 class CompactionJob:

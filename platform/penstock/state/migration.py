@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.core.evolution import FIRST_VALUE_ID, field_id
-from penstock.state.look_up import rows_of
+from penstock.state.segment_rows import rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

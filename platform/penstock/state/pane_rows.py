@@ -11,7 +11,7 @@ from penstock.core.errors import StateMismatchError
 from penstock.kernels import pages as kernels
 from penstock.kernels.columns import KeyColumns, key_columns
 from penstock.kernels.order import hash_order
-from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
+from penstock.state.segment_columns import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.values import take_values
 
 if TYPE_CHECKING:

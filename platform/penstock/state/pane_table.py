@@ -15,16 +15,16 @@ import pyarrow as pa
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.core.errors import PenstockError
 from penstock.kernels import merge
-from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
+from penstock.state.accumulators import AccumulatorInput, PaneTableSpec
 from penstock.state.adding import add_rows
 from penstock.state.changes import Changes
 from penstock.state.cold import ColdPanes
+from penstock.state.cold_merge import fire_with_cold, pane_rows
 from penstock.state.eviction import Bounds
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.hot import Fired, HotPanes, canonical, overflow
 from penstock.state.key_counts import KeyCounts
 from penstock.state.key_index import KeyIndex
-from penstock.state.look_up import pane_rows
 from penstock.state.pane_rows import table_to_rows
 from penstock.state.remote import RemoteRows
 from penstock.state.row_eviction import past_part
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
     from penstock.state.frozen import FrozenSegment
     from penstock.state.values import ValueHeap
-
-__all__ = ["AccumulatorInput", "AccumulatorSpec", "Fired", "PaneTable", "PaneTableSpec", "TableHome"]
 
 _MANY = 1 << 31
 
@@ -138,7 +136,7 @@ class PaneTable:
         The table must not be written between pieces.
         """
         if self._cold is not None and self._cold.holds(panes):
-            yield from self._hot.fire_with_cold(self._cold, panes, self.source.hash_range)
+            yield from fire_with_cold(self._hot, self._cold, panes, self.source.hash_range)
             return
         yield from self._hot.fire(panes)
 

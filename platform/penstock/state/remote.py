@@ -23,12 +23,11 @@ if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.accumulators import PaneTableSpec
-    from penstock.state.changes import Changes
     from penstock.state.cold_file import FileRows
     from penstock.state.hot import HotPanes
     from penstock.state.key_index import KeyView
     from penstock.state.regions import Regions
-    from penstock.state.remote_segments import RemoteSegments
+    from penstock.state.remote_segments import RemoteSegments, UndurableRows
     from penstock.state.values import ValueHeap
 
 #: Rows taken in at a time when none needs a fetch.
@@ -38,7 +37,7 @@ _MANY_ROWS = 1 << 20
 class RemoteRows:
     """Cold rows of one table (`cold.ColdRows`), of which a part lies on the local disk."""
 
-    _changes: Changes
+    _changes: UndurableRows
 
     def __init__(self, spec: PaneTableSpec, segments: RemoteSegments, local: Regions, limit_bytes: int) -> None:
         """Read the footers of the segments that were restored; about `limit_bytes` may be taken on the local disk."""
@@ -57,7 +56,7 @@ class RemoteRows:
         self.fetched_pieces = 0
         self.dropped_regions = 0
 
-    def follow(self, changes: Changes) -> None:
+    def follow(self, changes: UndurableRows) -> None:
         """Take the table's changes into account; once, before anything is asked for.
 
         With a time-to-live, time goes on from the newest access that the footers know of.

@@ -9,6 +9,7 @@ waits for its upload, and both are read. Called by `state.row_state` in the owne
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,12 +17,13 @@ import pyarrow as pa
 
 from penstock.core.keygroup import HashRange
 from penstock.state.hash_ranges import even_parts
+from penstock.state.local_bytes import LocalBytes
 from penstock.state.pieces import Fetched, Pieces, has_room
 from penstock.state.remote_log import most_rows, pieces_of, together
 from penstock.state.remote_records import RecordForm, RemoteRecords, in_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I64
@@ -31,32 +33,6 @@ if TYPE_CHECKING:
     from penstock.state.remote_log import Reader, RemoteLog
     from penstock.state.row_spec import RowSpec
     from penstock.state.waiting import WaitingSegments
-
-#: What a record takes on the local disk besides its bytes, about.
-_RECORD_BYTES = 48
-
-
-class LocalBytes:
-    """What the records of all states take on the local disk, about, region by region of the hashes."""
-
-    def __init__(self, owned: HashRange, regions: int) -> None:
-        """Nothing is here; the hashes have so many regions."""
-        self.regions = even_parts(owned, regions)
-        self._lows = np.array([part.low for part in self.regions], np.int64)
-        self.sizes = np.zeros(len(self.regions), np.int64)
-
-    def came(self, hashes: I64, records: Sequence[bytes]) -> None:
-        """These records are here now."""
-        self._add(hashes, records, 1)
-
-    def went(self, hashes: I64, records: Sequence[bytes]) -> None:
-        """These are here no more."""
-        self._add(hashes, records, -1)
-
-    def _add(self, hashes: I64, records: Sequence[bytes], sign: int) -> None:
-        sizes = np.fromiter(map(len, records), np.int64, len(records)) + _RECORD_BYTES
-        np.add.at(self.sizes, np.searchsorted(self._lows, hashes, side="right") - 1, sign * sizes)
-        np.maximum(self.sizes, 0, out=self.sizes)
 
 
 class RemoteKeys:
@@ -190,3 +166,12 @@ class RemoteKeys:
             self._local.sizes[region] = 0
             self.pieces.drop(region, most // len(self._local.regions) // self._limits.group_rows)
             self.dropped_regions += 1
+
+
+@dataclass(frozen=True, slots=True)
+class KeyTiers:
+    """Where keys are that are not in memory, with all they have: in a local store, or in the object store as well."""
+
+    local: ColdHome
+    #: What fetches keys from the object store into the local one; None: all are there or in memory.
+    remote: RemoteKeys | None = None

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from penstock.state.accumulators import KEY_HASH, LAST_ACCESS
 from penstock.state.hash_ranges import inside
 from penstock.state.pieces import Pieces
+from penstock.state.segment_columns import KEY_HASH, LAST_ACCESS
 from penstock.state.segment_file import RowGroup, SegmentFile, runs_of
 from penstock.state.segments import clip_of, read_visible, without_hidden
 

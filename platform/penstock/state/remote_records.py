@@ -14,10 +14,10 @@ import pyarrow as pa
 
 from penstock.core.evolution import conform
 from penstock.kernels.columns import key_column, key_columns
-from penstock.state.accumulators import KEY_HASH
 from penstock.state.hash_ranges import inside
 from penstock.state.key_index import KeyIndex
 from penstock.state.remote_log import RemoteLog
+from penstock.state.segment_columns import KEY_HASH
 from penstock.state.segments import newest_rows
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ fetched of both sides when a key in it comes, or when rows of a time are asked f
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +20,12 @@ from penstock.core.evolution import conform
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.kernels.columns import key_columns
 from penstock.state import timed_files
-from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.hash_ranges import even_parts
 from penstock.state.key_index import KeyIndex
 from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.pieces import Fetched, Pieces, has_room
 from penstock.state.remote_log import RemoteLog, most_rows, pieces_of, together
+from penstock.state.segment_columns import KEY_HASH, NAMESPACE, ROW
 from penstock.state.spilled_rows import SpillArea
 from penstock.state.timed_run import Run
 
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from penstock.kernels.compile import I64
+    from penstock.state.frozen import FrozenSource
     from penstock.state.remote_log import Reader
+    from penstock.state.row_spec import TimedSpec
     from penstock.state.segment_file import SegmentFile
-    from penstock.state.timed_rows import TimedRows
 
 #: A file of a region takes one part in so many of what was written before.
 _LARGER = 2
@@ -43,10 +45,40 @@ _LARGER = 2
 _ROW_BYTES = 128
 
 
+class JoinTable(Protocol):
+    """The rows of one side of a join that are not the log's, and what is known of all (`timed_rows.TimedRows`)."""
+
+    @property
+    def source(self) -> FrozenSource:
+        """Names the state and its log."""
+
+    @property
+    def spec(self) -> TimedSpec:
+        """Its columns."""
+
+    @property
+    def noted(self) -> Callable[[I64], None]:
+        """Is told of the times of rows that came from the object store."""
+
+    @property
+    def cleaned(self) -> int:
+        """Up to when rows are gone."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Bytes that rows that are not the log's take in files."""
+
+    def forget_durable(self) -> int | None:
+        """Forget the oldest rows that came in here, as far as all of them are in durable segments.
+
+        Returns the number below which all rows are the log's now; None: nothing was forgotten.
+        """
+
+
 class RemoteSide:
     """One side's rows that are the log's."""
 
-    def __init__(self, table: TimedRows, owner: RemoteRuns, reader: Reader) -> None:
+    def __init__(self, table: JoinTable, owner: RemoteRuns, reader: Reader) -> None:
         """Read the footers of what was restored."""
         self.table = table
         self.log = RemoteLog(table.source, reader)
@@ -132,12 +164,12 @@ class RemoteRuns:
         self._limit = limit_bytes
         self._sides: list[RemoteSide] = []
         self._cut: Pieces | None = None
-        #: Pieces of which the tables were told all rows (`TimedRows.noted`).
+        #: Pieces of which the tables were told all rows (`JoinTable.noted`).
         self._seen = np.empty(0, np.bool_)
         self.fetched_pieces = 0
         self.dropped_regions = 0
 
-    def follow(self, table: TimedRows) -> RemoteSide:
+    def follow(self, table: JoinTable) -> RemoteSide:
         """One more side; both are known before the first key comes."""
         table.source.remote = True
         side = RemoteSide(table, self, self._reader)
@@ -288,6 +320,15 @@ class RemoteRuns:
             seen[self.pieces.within(part) - before[0]] = False
         self._seen = np.concatenate([self._seen[: before[0]], seen, self._seen[before[-1] + 1 :]])
         self.dropped_regions += 1
+
+
+@dataclass(frozen=True, slots=True)
+class RunTiers:
+    """Where rows of joins are that memory has no room for: in local files, or in the object store as well."""
+
+    local: SpillArea
+    #: What fetches rows from the object store into files of its own; None: all are in local ones or in memory.
+    remote: RemoteRuns | None = None
 
 
 def _spans_of(file: SegmentFile) -> I64:

@@ -5,16 +5,16 @@ Called by `state.remote` in the owner's thread; `base` by a background thread to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from penstock.core.evolution import conform
 from penstock.core.keygroup import ALL_HASHES
-from penstock.state.accumulators import NAMESPACE
 from penstock.state.hot import HotPanes
 from penstock.state.pane_rows import table_to_rows
 from penstock.state.remote_log import RemoteLog
+from penstock.state.segment_columns import NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -24,12 +24,21 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.compile import I64
     from penstock.state.accumulators import PaneTableSpec
-    from penstock.state.changes import Changes
     from penstock.state.frozen import FrozenSource
     from penstock.state.limits import StateLimits
     from penstock.state.remote_log import Reader
     from penstock.state.segment_file import SegmentFile
     from penstock.state.ttl import Ttl
+
+
+class UndurableRows(Protocol):
+    """Changed rows of one table that are not in the object store yet (`changes.Changes`)."""
+
+    def frozen_within(self, position: int, ranges: Sequence[HashRange]) -> Iterable[pa.Table]:
+        """Return the rows frozen at a position in some ranges of hashes, as columns of a segment."""
+
+    def evicted_within(self, ranges: Sequence[HashRange]) -> Iterable[pa.Table]:
+        """Return the rows there that left memory since the last freeze, as columns of a segment."""
 
 
 class RemoteSegments:
@@ -72,7 +81,7 @@ class RemoteSegments:
             found.update(pane for pane in named if not self._log.closed(file.segment, pane))
         return found
 
-    def within(self, ranges: Sequence[HashRange], changes: Changes) -> HotPanes:
+    def within(self, ranges: Sequence[HashRange], changes: UndurableRows) -> HotPanes:
         """Return the rows in some ranges as of now, but for those in the table's own memory, which are newer.
 
         Raises:

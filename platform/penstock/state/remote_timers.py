@@ -1,4 +1,4 @@
-"""Timers that stay in the object store until their time is near: the far side of remote row state.
+"""Timers that stay in the object store until their time is near: the timers of remote row state.
 
 Timers are asked for by time, not by key, so what is here is a span of time: all timers before `reached` are in memory
 or in the local cold store, of the later ones the log knows. Footers say between which times the timers of a row group
@@ -19,16 +19,15 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.evolution import conform
 from penstock.core.keygroup import HashRange
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import KEY_HASH, NAMESPACE
 from penstock.state.key_index import KeyIndex
 from penstock.state.remote_log import RemoteLog
+from penstock.state.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.segments import newest_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from penstock.kernels.compile import I32, I64
-    from penstock.state.cold_records import ColdHome
     from penstock.state.cold_timers import ColdTimers
     from penstock.state.frozen import FrozenSource
     from penstock.state.remote_log import Reader
@@ -44,14 +43,6 @@ class Span:
     low: int
     high: int
     rows: int
-
-
-@dataclass(frozen=True, slots=True)
-class Far:
-    """Where the timers of an operator are when they are not here, and the store they come to."""
-
-    home: ColdHome
-    reader: Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +73,7 @@ class RemoteTimers:
     """The timers of one kind of time that are not here yet."""
 
     def __init__(
-        self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, cold: ColdTimers, far: Far
+        self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, cold: ColdTimers, reader: Reader
     ) -> None:
         """Read the footers of what was restored when they are needed."""
         source.remote = True
@@ -90,8 +81,7 @@ class RemoteTimers:
         self._spec = spec
         self._waiting = waiting
         self._cold = cold
-        self._home = far.home
-        self._log = RemoteLog(source, far.reader)
+        self._log = RemoteLog(source, reader)
         #: All timers before this time are here; None: all are.
         self._reached: int | None = MIN_TIMESTAMP if source.log.rows else None
         #: No timer that is not here is before this one; None: not known yet.
@@ -163,7 +153,7 @@ class RemoteTimers:
         saved, tables = iter(self._log.tables(ranges)), list[pa.Table]()
         for entry in self._source.log.entries:
             frozen = entry.segment is None
-            tables += self._waiting.within(entry.position, ranges, self._home) if frozen else next(saved)
+            tables += self._waiting.within(entry.position, ranges, self._cold.home) if frozen else next(saved)
         return self._rows_of(tables, MIN_TIMESTAMP if self._reached is None else self._reached, MAX_TIMESTAMP)
 
     # --- the log ----------------------------------------------------------------------------------------------------
@@ -178,7 +168,7 @@ class RemoteTimers:
             for group in file.groups:
                 low, high = file.namespaces_of(group)
                 found.append((_Where(file.segment.position, file, group), Span(low, high, group.rows)))
-        for position, low, high, rows in self._waiting.spans(self._home):
+        for position, low, high, rows in self._waiting.spans(self._cold.home):
             found.append((_Where(position), Span(low, high, rows)))
         return [(where, span) for where, span in found if span.high >= begin and span.low <= span.high]
 
@@ -194,7 +184,7 @@ class RemoteTimers:
             if entry.segment is not None:
                 tables += next(saved)
             elif entry.position in waiting:
-                tables += self._waiting.within(entry.position, own, self._home)
+                tables += self._waiting.within(entry.position, own, self._cold.home)
         return self._rows_of(tables, begin, until)
 
     def _rows_of(self, tables: Iterable[pa.Table], begin: int, until: int) -> tuple[KeyIndex, I32, I64]:

@@ -9,14 +9,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from penstock.core.aggregate_evolution import WINDOW
 from penstock.core.evolution import EVOLVES, FIRST_VALUE_ID, LAST_ID, MIGRATES, MIGRATES_BY, NULL
 from penstock.core.schema import schema_to_text
-from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, LAST_ACCESS, NAMESPACE, SEQ
+from penstock.state.segment_columns import (
+    DELETED,
+    FIRST_ENTRY,
+    KEY_HASH,
+    LAST_ACCESS,
+    NAMESPACE,
+    ROW,
+    SEQ,
+    segment_field,
+)
 
 if TYPE_CHECKING:
     from penstock.state.migration import Migration
@@ -63,17 +72,17 @@ class RowSpec:
     @cached_property
     def segment_schema(self) -> pa.Schema:
         """Columns of this state's Parquet files, field ids in the metadata `id` (and where Parquet wants them)."""
-        keys = [_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
+        keys = [segment_field(f.name, f.type, 101 + i, nullable=True) for i, f in enumerate(self.key_schema)]
         ids = self.ids or range(FIRST_VALUE_ID, FIRST_VALUE_ID + len(self.values))
         carried = self.carried or ({},) * len(self.values)
         values = [
-            _field(name, f.type, number, nullable=True, more={**self._more(f), **more})
+            segment_field(name, f.type, number, nullable=True, more={**self._more(f), **more})
             for name, f, number, more in zip(self.value_names, self.values, ids, carried, strict=True)
         ]
-        entries = [_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
-        head, namespace = _field(KEY_HASH, pa.int64(), 1), _field(NAMESPACE, pa.int64(), 2)
-        access = [_field(LAST_ACCESS, pa.int64(), 6, nullable=True)] if self.ttl else []
-        tail = [_field(DELETED, pa.bool_(), 3), _field(SEQ, pa.int64(), 4)]
+        entries = [segment_field(f.name, f.type, FIRST_ENTRY + i, nullable=True) for i, f in enumerate(self.entries)]
+        head, namespace = segment_field(KEY_HASH, pa.int64(), 1), segment_field(NAMESPACE, pa.int64(), 2)
+        access = [segment_field(LAST_ACCESS, pa.int64(), 6, nullable=True)] if self.ttl else []
+        tail = [segment_field(DELETED, pa.bool_(), 3), segment_field(SEQ, pa.int64(), 4)]
         columns = [head, *keys, namespace, *entries, *values, *access, *tail]
         last = max([self.last_id, *ids], default=0)
         said = {WINDOW: self.window.encode()} if self.window else {}
@@ -108,8 +117,18 @@ class RowSpec:
         return tuple(names)
 
 
-def _field(
-    name: str, data_type: Any, number: int, *, nullable: bool = False, more: dict[bytes, bytes] | None = None
-) -> pa.Field:
-    own = {b"id": str(number).encode(), b"PARQUET:field_id": str(number).encode()}
-    return pa.field(name, data_type, nullable, {**(more or {}), **own})
+@dataclass(frozen=True)
+class TimedSpec:
+    """Key and value columns of a state whose rows are told apart by their time and a number."""
+
+    rows: RowSpec
+    #: What the schema says of the join; see `core.join_evolution`.
+    join: tuple[tuple[bytes, bytes], ...] = ()
+
+    @cached_property
+    def segment_schema(self) -> pa.Schema:
+        """Columns of this state's Parquet files: those of a value by key, and `__row` behind the namespace."""
+        plain = self.rows.segment_schema
+        number = pa.field(ROW, pa.int64(), True, {"id": "5", "PARQUET:field_id": "5"})
+        schema = plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
+        return schema.with_metadata({**(plain.metadata or {}), **dict(self.join)}) if self.join else schema

@@ -22,11 +22,9 @@ from penstock.kernels.rows import number_slots
 from penstock.state.entry_table import EntryTable
 from penstock.state.hash_ranges import even_parts
 from penstock.state.key_index import KeyIndex
-from penstock.state.remote_timers import Far
 from penstock.state.row_eviction import Recency
-from penstock.state.row_spec import TIMERS, RowSpec
+from penstock.state.row_spec import TIMERS, RowSpec, TimedSpec
 from penstock.state.row_table import RowTable
-from penstock.state.timed_added import TimedSpec
 from penstock.state.timed_rows import TimedRows
 from penstock.state.timers import TimerTable
 
@@ -36,15 +34,15 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
-    from penstock.state.cold_records import ColdHome, ColdRecords
     from penstock.state.entry_codec import EntryCodec
-    from penstock.state.frozen import FrozenSource, StateSpec
+    from penstock.state.frozen import FrozenSource
     from penstock.state.key_index import KeyView
     from penstock.state.migration import Migration
+    from penstock.state.remote_keys import KeyTiers
+    from penstock.state.remote_runs import RunTiers
+    from penstock.state.segment_columns import StateSpec
     from penstock.state.slot_tables import ColdTable, SlotTable
-    from penstock.state.spilled_rows import SpillArea
     from penstock.state.ttl import Ttl
-    from penstock.state.waiting import WaitingSegments
 
 _CHUNK = 65_536
 #: Rows of joins do not go to files where they are less than one part in so many of that.
@@ -65,24 +63,23 @@ class RowState:
         recency: Recency,
         declare: Declare,
         *,
-        cold: ColdHome | None = None,
-        area: SpillArea | None = None,
+        keys: KeyTiers | None = None,
+        runs: RunTiers | None = None,
     ) -> None:
         """No state is declared yet; `recency` knows the budget, its name there and the sizes.
 
-        Without `cold` all keys stay in memory, without `area` all rows of joins; where `cold` has
-        something remote keys are fetched from the object store, and where `area` has, rows of joins.
+        Without `keys` all keys stay in memory, without `runs` all rows of joins.
         """
-        self.cold = cold
-        self.remote = None if cold is None else cold.remote
+        self.cold = None if keys is None else keys.local
+        self.remote = None if keys is None else keys.remote
         self._recency = recency
         self._limits = recency.limits
         self.index = KeyIndex(key_schema)
         self._holder = recency.holder
         self._budget = recency.budget
         self._declare = declare
-        self._area = area
-        self.far_rows = None if area is None else area.remote
+        self._runs = runs
+        self.far_rows = None if runs is None else runs.remote
         #: Whether no key leaves for the moment.
         self.keeps_all = False
         self._tables: list[SlotTable] = []
@@ -174,7 +171,7 @@ class RowState:
         spec = TimedSpec(RowSpec(self.index.schema, values), join)
 
         def make(source: FrozenSource) -> TimedRows:
-            table = TimedRows(source, spec, self, self._area)
+            table = TimedRows(source, spec, self, self._runs)
             self._tables.append(table)
             self._timed.append(table)
             return table
@@ -185,16 +182,6 @@ class RowState:
     def _enter(self, table: ColdTable) -> None:
         self._tables.append(table)
         self._cold_tables.append(table)
-
-    def follow(self, source: FrozenSource, spec: RowSpec, waiting: WaitingSegments, records: ColdRecords) -> None:
-        """Fetch the records of one more state when their keys are touched, if anything is remote."""
-        if self.remote is not None:
-            self.remote.follow(source, spec, waiting, records)
-
-    @property
-    def far(self) -> Far | None:
-        """Where timers are that are not here; None: all are."""
-        return None if self.remote is None else Far(self.remote.home, self.remote.reader)
 
     # --- keys -------------------------------------------------------------------------------------------------------
 
@@ -290,7 +277,7 @@ class RowState:
 
     def settle_load(self) -> None:
         """Count memory after a part of a restore; slots may have new numbers when this returns."""
-        if self.cold is not None or self._area is not None:
+        if self.cold is not None or self._runs is not None:
             self._make_room()
 
     def close(self) -> None:
@@ -311,7 +298,7 @@ class RowState:
                 held = self.key_bytes
                 self._recency.left(keys - self.index.count, before - held)
         self._budget.report(self._holder, self.hot_bytes)
-        if self._area is not None and self._timed:
+        if self._runs is not None and self._timed:
             self._spill()
 
     def _spill(self) -> None:

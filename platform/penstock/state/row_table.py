@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, KEY_HASH
 from penstock.state.cold_records import ColdRecords, pieces
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.row_columns import FixedValues, column_of
+from penstock.state.segment_columns import DELETED, KEY_HASH
+from penstock.state.segment_rows import segment_table
 from penstock.state.waiting import WaitingSegments
 
 if TYPE_CHECKING:
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
     from penstock.state.cold_records import ColdHome
     from penstock.state.key_index import KeyView
+    from penstock.state.key_space import KeySpace
     from penstock.state.row_columns import ValueColumn
     from penstock.state.row_spec import RowSpec
-    from penstock.state.row_state import RowState
     from penstock.state.ttl import Ttl
 
 
@@ -68,27 +69,6 @@ class FrozenLog:
         yield segment_table(self.spec, self.keys, slots, values=values, deleted=self.deleted[newest])
 
 
-def segment_table(
-    spec: RowSpec,
-    keys: KeyView,
-    slots: I32,
-    *,
-    values: Sequence[pa.Array],
-    deleted: np.ndarray,
-    namespaces: I64 | None = None,
-) -> pa.Table:
-    """Return rows, already sorted by hash, as columns of a segment; without `namespaces` they are in namespace 0."""
-    columns = [
-        pa.array(keys.hashes[slots]),
-        *keys.gather(slots),
-        pa.array(np.zeros(len(slots), np.int64) if namespaces is None else namespaces),
-        *values,
-        pa.array(deleted.astype(np.bool_)),
-        pa.array(np.arange(len(slots))),
-    ]
-    return pa.Table.from_arrays(columns, schema=spec.segment_schema)
-
-
 def last_by_slot(slots: I32) -> I64:
     """Return the place of the last row of every slot, ascending."""
     if len(slots) == 0:
@@ -101,7 +81,7 @@ def last_by_slot(slots: I32) -> I64:
 class RowTable:
     """One value by slot of the keys that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState, ttl: Ttl | None = None) -> None:
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace, ttl: Ttl | None = None) -> None:
         """An empty table; `load` fills it at a restore, `loaded` ends that."""
         types = [field.type for field in spec.stored]
         self._cold = None if state.cold is None else ColdRecords(state.cold, types)
@@ -124,8 +104,8 @@ class RowTable:
         self._where: I32 = np.full(rows, -1, np.int32)
         self._waiting = WaitingSegments(source)
         self._swept = 0
-        if self._cold is not None:
-            state.follow(source, spec, self._waiting, self._cold)
+        if self._cold is not None and state.remote is not None:
+            state.remote.follow(source, spec, self._waiting, self._cold)
 
     # --- rows -------------------------------------------------------------------------------------------------------
 

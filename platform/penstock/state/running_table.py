@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.kernels import merge, running
-from penstock.state.accumulators import LAST_ACCESS
 from penstock.state.adding import run_input
 from penstock.state.hot import overflow
 from penstock.state.pane_ages import SWEEP, SWEEP_AT_FREEZE, PaneAges
 from penstock.state.pane_table import PaneTable
+from penstock.state.segment_columns import LAST_ACCESS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I64, U8
     from penstock.state.accumulators import AccumulatorInput, PaneTableSpec
     from penstock.state.frozen import FrozenSegment, FrozenSource, FrozenTable
-    from penstock.state.pane_table import TableHome
+    from penstock.state.table_home import TableHome
     from penstock.state.ttl import Ttl
 
 

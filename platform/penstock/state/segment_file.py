@@ -21,8 +21,8 @@ from penstock.core.errors import SnapshotDamagedError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.range_file import RangeFile
 from penstock.core.snapshot import FileRef
-from penstock.state.accumulators import KEY_HASH, NAMESPACE
 from penstock.state.limits import PRODUCTION, StateLimits
+from penstock.state.segment_columns import KEY_HASH, NAMESPACE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -23,11 +23,11 @@ from penstock.core.evolution import FIRST_VALUE_ID, conform
 from penstock.core.keygroup import HASH_MAX, HASH_MIN, HashRange
 from penstock.core.schema import schema_from_text
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, LAST_ACCESS, NAMESPACE, ROW, SEQ
+from penstock.state.encoded_segment import EncodedSegment
 from penstock.state.entry_order import last_entries
 from penstock.state.key_index import KeyIndex
-from penstock.state.keyed import EncodedSegment
 from penstock.state.limits import PRODUCTION, StateLimits
+from penstock.state.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, LAST_ACCESS, NAMESPACE, ROW, SEQ
 from penstock.state.segment_file import GROUPS, NAMESPACES, SegmentFile
 
 if TYPE_CHECKING:

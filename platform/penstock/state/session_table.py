@@ -34,13 +34,11 @@ if TYPE_CHECKING:
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
     from penstock.state.accumulators import PaneTableSpec
-    from penstock.state.cold_records import ColdHome
     from penstock.state.frozen import FrozenSource, FrozenTable
+    from penstock.state.remote_keys import KeyTiers
     from penstock.state.session_cold import Returned
     from penstock.state.session_due import LoggedDue
     from penstock.state.table_home import TableHome
-
-__all__ = ["SessionRule", "SessionTable"]
 
 #: Most keys that come back together because they are due.
 _DUE_KEYS = 65_536
@@ -58,7 +56,7 @@ class SessionTable(PaneTable):
         home: TableHome,
         rule: SessionRule,
         *,
-        leaves: ColdHome | None = None,
+        leaves: KeyTiers | None = None,
         due: LoggedDue | None = None,
     ) -> None:
         """An empty table; without `leaves` all keys stay in memory, with `due` they may be remote."""
@@ -73,7 +71,7 @@ class SessionTable(PaneTable):
         #: What fetches keys from the object store, what it reads there, and when they are due.
         self._fetches = None if leaves is None else leaves.remote
         self._logged = None if self._fetches is None else due
-        self._leaves = None if leaves is None else ColdSessions(leaves, self.spec, self._logged)
+        self._leaves = None if leaves is None else ColdSessions(leaves.local, self.spec, self._logged)
         if self._fetches is not None and self._leaves is not None:
             form = RecordForm(self.spec.key_schema, self._leaves.columns, self._leaves.records)
             self._log = RemoteRecords(source, self._fetches.reader, self._changes.frozen_within, form)

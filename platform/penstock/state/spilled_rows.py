@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from penstock.kernels.compile import I32, I64
-    from penstock.state.remote_runs import RemoteRuns
 
 _ALIGNED = 64
 #: What a file takes at least, as long as there is room on the disk; more than one run is written behind one another.
@@ -104,8 +103,6 @@ class SpillArea:
         self._file: _File | None = None
         self._written = 0
         self.limits = limits
-        #: What fetches rows of joins from the object store; None: all are here or in memory.
-        self.remote: RemoteRuns | None = None
 
     def close(self) -> None:
         """Write nothing more; what was written stays for who has it."""

@@ -6,24 +6,24 @@ the segments they were restored from.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from penstock.core.errors import GraphError, StateMismatchError, StorageError
 from penstock.core.evolution import conform
+from penstock.state.accumulators import PaneTableSpec
 from penstock.state.cold_places import ColdPlaces
+from penstock.state.encoded_segment import segment_of
 from penstock.state.entry_table import EntryTable
 from penstock.state.fitting import fitted, migration_of
-from penstock.state.frozen import FrozenSource, FrozenTable, StateSpec, segment_of
-from penstock.state.limits import PRODUCTION, StateLimits
+from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.merging import CompactionJob
-from penstock.state.pane_table import PaneTable, PaneTableSpec
-from penstock.state.remote_log import Gather, one_by_one
+from penstock.state.pane_table import PaneTable
 from penstock.state.row_eviction import Recency
 from penstock.state.row_spec import RowSpec
 from penstock.state.row_state import RowState
 from penstock.state.row_table import RowTable
 from penstock.state.running_table import RunningTable
+from penstock.state.segment_columns import StateSpec
 from penstock.state.segment_file import SegmentFile
 from penstock.state.segment_log import LogView, SegmentLog
 from penstock.state.segments import clip_of, read_visible
@@ -33,48 +33,23 @@ from penstock.state.table_home import TableHome
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
-    from pathlib import Path
 
     import pyarrow as pa
 
-    from penstock.config.settings import JobSettings
-    from penstock.core.keygroup import HashRange
-    from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment, Tombstone
+    from penstock.core.snapshot import FileRef, Segment, Tombstone
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I64
-    from penstock.state.budget import MemoryBudget
     from penstock.state.cold import ColdRows
     from penstock.state.fitting import Migrating
     from penstock.state.key_counts import KeyCounts
     from penstock.state.keyed import CompactionJob as CompactionJobProtocol
     from penstock.state.keyed import FrozenState, PrefetchJob
+    from penstock.state.keyed_request import KeyedStateRequest
     from penstock.state.session_cold import SessionRule
     from penstock.state.ttl import Ttl
 
 #: Freezes remembered until their checkpoint is known to be complete.
 _MAX_OPEN_VIEWS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyedStateRequest:
-    """What the task knows when it opens an operator's state."""
-
-    uid: str
-    #: Snapshots of this operator, clipped to `hash_range` by the job.
-    snapshots: tuple[KeyedStateSnapshot, ...]
-    hash_range: HashRange
-    settings: JobSettings
-    #: Reads a file of a snapshot or a part of it, verified where the reference has a checksum.
-    read: Callable[[FileRef], bytes]
-    #: A folder of this subtask attempt's own, for spilled and cold rows; made when needed.
-    directory: Path
-    #: `<run>/<vertex>/<subtask>/<attempt>`.
-    writer: str
-    budget: MemoryBudget
-    #: Does several reads at a time.
-    gather: Gather = one_by_one
-    #: Sizes of tables, logs and files.
-    limits: StateLimits = PRODUCTION
 
 
 class StateTable(Protocol):
@@ -141,7 +116,7 @@ class KeyedState:
 
         With the remote backend keys are fetched when they are touched or due. Raises as `pane_table`.
         """
-        leaves = self._cold.home()
+        leaves = self._cold.keys()
         due = LoggedDue(self.row_state(spec.key_schema, leaves=True, place="due"))
         table = self._declare(
             name, spec, lambda source: SessionTable(source, spec, self._home(None), rule, leaves=leaves, due=due)
@@ -164,9 +139,9 @@ class KeyedState:
         request = self._request
         if self._rows is not None:
             raise GraphError(f"the row state of {request.uid} is declared twice", hint="declare it once, in open")
-        cold = self._cold.home(place) if leaves else None
+        keys = self._cold.keys(place) if leaves else None
         recency = Recency(request.budget, f"{request.writer}/{request.uid}", request.limits)
-        self._rows = RowState(key_schema, recency, self._declare, cold=cold, area=self._cold.area())
+        self._rows = RowState(key_schema, recency, self._declare, keys=keys, runs=self._cold.runs())
         return self._rows
 
     @property

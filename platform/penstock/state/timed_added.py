@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from penstock.state.accumulators import NAMESPACE, ROW
 from penstock.state.run_keys import RunKeys
 
 if TYPE_CHECKING:
@@ -20,26 +19,9 @@ if TYPE_CHECKING:
 
     from penstock.kernels.compile import I32, I64
     from penstock.state.key_index import KeyView
-    from penstock.state.row_spec import RowSpec
+    from penstock.state.row_spec import TimedSpec
     from penstock.state.run_keys import Keys
     from penstock.state.spilled_rows import SpillArea, SpilledRows
-
-
-@dataclass(frozen=True)
-class TimedSpec:
-    """Key and value columns of a state whose rows are told apart by their time and a number."""
-
-    rows: RowSpec
-    #: What the schema says of the join; see `core.join_evolution`.
-    join: tuple[tuple[bytes, bytes], ...] = ()
-
-    @cached_property
-    def segment_schema(self) -> pa.Schema:
-        """Columns of this state's Parquet files: those of a value by key, and `__row` behind the namespace."""
-        plain = self.rows.segment_schema
-        number = pa.field(ROW, pa.int64(), True, {"id": "5", "PARQUET:field_id": "5"})
-        schema = plain.insert(plain.get_field_index(NAMESPACE) + 1, number)
-        return schema.with_metadata({**(plain.metadata or {}), **dict(self.join)}) if self.join else schema
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from penstock.core.elements import MAX_TIMESTAMP, MIN_TIMESTAMP
 from penstock.core.keygroup import ALL_HASHES
 from penstock.kernels.columns import key_columns
 from penstock.state import timed_added, timed_files
-from penstock.state.accumulators import KEY_HASH, NAMESPACE, ROW
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
-from penstock.state.look_up import rows_of
 from penstock.state.run_keys import Keys, in_order
+from penstock.state.segment_columns import KEY_HASH, NAMESPACE, ROW
+from penstock.state.segment_rows import rows_of
 from penstock.state.timed_added import Added, FrozenTimedRows
 from penstock.state.timed_run import Run
 from penstock.state.waiting import WaitingSegments
@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from penstock.core.keygroup import HashRange
     from penstock.kernels.columns import KeyColumns
     from penstock.kernels.compile import I32, I64
-    from penstock.state.row_state import RowState
-    from penstock.state.spilled_rows import SpillArea, SpilledRows
-    from penstock.state.timed_added import TimedSpec
+    from penstock.state.key_space import KeySpace
+    from penstock.state.remote_runs import RunTiers
+    from penstock.state.row_spec import TimedSpec
+    from penstock.state.spilled_rows import SpilledRows
 
 #: Runs are not merged beyond this: the offsets of strings are 32 bits wide.
 _MOST_BYTES = 1 << 29
@@ -46,20 +47,20 @@ _MOST_BYTES = 1 << 29
 class TimedRows:
     """Rows by slot of the keys that all states of an operator share, and by time."""
 
-    def __init__(self, source: FrozenSource, spec: TimedSpec, state: RowState, area: SpillArea | None = None) -> None:
-        """No rows; `load` brings in restored ones; without an `area` all of them stay in memory."""
+    def __init__(self, source: FrozenSource, spec: TimedSpec, state: KeySpace, tiers: RunTiers | None = None) -> None:
+        """No rows; `load` brings in restored ones; without `tiers` all of them stay in memory."""
         self.source = source
         self._small_rows = source.limits.small_run_rows
         self.spec = spec
         self._state = state
-        self._area = area
+        self._area = None if tiers is None else tiers.local
         #: Files that were looked at, and so may be in memory.
         self._looked_at: list[SpilledRows] = []
         source.memory = self
         self._runs: list[Run] = []
         self._added: list[Added] = []
         self._added_bytes = 0
-        self._remote = None if state.far_rows is None else state.far_rows.follow(self)
+        self._remote = None if tiers is None or tiers.remote is None else tiers.remote.follow(self)
         self._next_row = 0 if self._remote is None else self._remote.below
         #: Told of the times of rows that came from the object store.
         self.noted: Callable[[I64], None] = lambda _: None

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from penstock.state.row_table import segment_table
+from penstock.state.segment_rows import segment_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

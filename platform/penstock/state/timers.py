@@ -14,12 +14,12 @@ import numpy as np
 
 from penstock.core.elements import MIN_TIMESTAMP
 from penstock.kernels.columns import key_columns
-from penstock.state.accumulators import DELETED, KEY_HASH, NAMESPACE
 from penstock.state.cold_timers import ColdTimers
 from penstock.state.frozen import FrozenSource, FrozenTable
 from penstock.state.key_counts import KeyCounts
 from penstock.state.remote_timers import RemoteTimers
-from penstock.state.row_table import segment_table
+from penstock.state.segment_columns import DELETED, KEY_HASH, NAMESPACE
+from penstock.state.segment_rows import segment_table
 from penstock.state.timer_log import Changes, FrozenTimers, reduced
 from penstock.state.waiting import WaitingSegments
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from penstock.kernels.compile import I32, I64
     from penstock.state.cold_records import ColdHome
     from penstock.state.key_index import KeyView
+    from penstock.state.key_space import KeySpace
     from penstock.state.row_spec import RowSpec
-    from penstock.state.row_state import RowState
 
 #: A bucket holds the times that are equal but for so many bits: 1.05 s of microseconds.
 _BUCKET_BITS = 20
@@ -81,7 +81,7 @@ class _Bucket:
 class TimerTable:
     """Timers by slot of the keys that all states of an operator share."""
 
-    def __init__(self, source: FrozenSource, spec: RowSpec, state: RowState) -> None:
+    def __init__(self, source: FrozenSource, spec: RowSpec, state: KeySpace) -> None:
         """No timer; `load` brings in restored ones."""
         self.source = source
         self.spec = spec
@@ -96,8 +96,8 @@ class TimerTable:
         self._waiting = WaitingSegments(source)
         self._cold = None if state.cold is None else ColdTimers(state.cold)
         self._remote: RemoteTimers | None = None
-        if self._cold is not None and state.far is not None:
-            self._remote = RemoteTimers(source, spec, self._waiting, self._cold, state.far)
+        if self._cold is not None and state.remote is not None:
+            self._remote = RemoteTimers(source, spec, self._waiting, self._cold, state.remote.reader)
 
     # --- timers -----------------------------------------------------------------------------------------------------
 

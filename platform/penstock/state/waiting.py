@@ -5,7 +5,7 @@ Used by the tables in the owner's thread; what is frozen here may be encoded by 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.state.frozen import FrozenSegment, FrozenTable
 
@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.core.keygroup import HashRange
-    from penstock.state.cold_records import ColdHome
     from penstock.state.frozen import FrozenContent, FrozenSource
+
+
+class SegmentFolder(Protocol):
+    """The local disk, where segments wait that are not to wait in memory."""
+
+    def spill(self, state: str, segment: FrozenSegment) -> None:
+        """Encode a segment of a state; its file lies here until it is durable."""
 
 
 class WaitingSegments:
@@ -27,8 +33,8 @@ class WaitingSegments:
         self._source = source
         self._segments: list[FrozenSegment] = []
 
-    def add(self, rows: FrozenContent | None, home: ColdHome | None) -> None:
-        """Put rows, if there are any, at the end of the log; with `home` they are encoded now, and wait on its disk."""
+    def add(self, rows: FrozenContent | None, folder: SegmentFolder | None) -> None:
+        """Put rows, if there are any, at the end of the log; with `folder` they are encoded now, and wait there."""
         if rows is None:
             return
         log = self._source.log
@@ -36,8 +42,8 @@ class WaitingSegments:
         log.append(position)
         source = self._source
         segment = FrozenSegment(source.spec, position, rows, wide=not source.remote, limits=source.limits)
-        if home is not None:
-            home.spill(self._source.state, segment)
+        if folder is not None:
+            folder.spill(self._source.state, segment)
         self._segments.append(segment)
 
     def frozen(self) -> FrozenTable:
@@ -49,22 +55,22 @@ class WaitingSegments:
         """Bytes held in memory."""
         return sum(segment.memory_bytes for segment in self._undurable())
 
-    def within(self, position: int, ranges: Sequence[HashRange], home: ColdHome) -> Iterator[pa.Table]:
+    def within(self, position: int, ranges: Sequence[HashRange], folder: SegmentFolder) -> Iterator[pa.Table]:
         """Yield the rows frozen at a position in some ranges of hashes, while they are not durable.
 
-        What is in memory is encoded first, and waits on the disk of `home` from then on.
+        What is in memory is encoded first, and waits in `folder` from then on.
         """
         for segment in self._undurable():
             if segment.position == position:
                 if segment.in_memory:
-                    home.spill(self._source.state, segment)
+                    folder.spill(self._source.state, segment)
                 yield from segment.within(ranges)
 
-    def spans(self, home: ColdHome) -> Iterator[tuple[int, int, int, int]]:
+    def spans(self, folder: SegmentFolder) -> Iterator[tuple[int, int, int, int]]:
         """Yield position, lowest and highest namespace and rows of what is not durable; encoded first, as `within`."""
         for segment in self._undurable():
             if segment.in_memory:
-                home.spill(self._source.state, segment)
+                folder.spill(self._source.state, segment)
             about = segment.about
             if about is not None:
                 yield segment.position, about.namespace_min, about.namespace_max, about.rows

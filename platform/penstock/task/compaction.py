@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.core.snapshot import FileRef
-from penstock.state.keyed import EncodedSegment
+from penstock.state.encoded_segment import EncodedSegment
 from penstock.task.background import Background
 from penstock.task.mailbox import Mail
 from penstock.task.prefetch import Prefetcher

@@ -16,9 +16,9 @@ from penstock.core.names import near
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.rpc.messages import SubtaskAnswer
-from penstock.state.accumulators import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
 from penstock.state.key_counts import HASH, ROWS
 from penstock.state.key_text import json_value, parse_key
+from penstock.state.segment_columns import DELETED, FIRST_ENTRY, KEY_HASH, KEY_IDS, SEQ
 from penstock.task.failure import describe
 from penstock.task.mailbox import MailboxFullError
 from penstock.task.watermark_report import watermarks_of

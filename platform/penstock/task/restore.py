@@ -19,7 +19,8 @@ from penstock.core.snapshot import FileRef, OperatorStateSnapshot
 from penstock.eventtime.watermarks import carried_over
 from penstock.graph.deployment import OperatorRestore
 from penstock.operators.operator import OperatorContext
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 from penstock.task.chain import Chain, ChainLink
 from penstock.task.environment import TaskEnvironment
 

@@ -19,7 +19,7 @@ from penstock.checkpoint.stores import checksum_of, join_uri, read_file
 from penstock.core.errors import StorageError
 from penstock.core.schema import schema_from_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, Segment
-from penstock.state.frozen import segment_of
+from penstock.state.encoded_segment import segment_of
 from penstock.state.segments import SegmentWriter, read_state
 
 if TYPE_CHECKING:

@@ -28,7 +28,8 @@ from penstock.core.snapshot import (
     SubtaskSnapshot,
 )
 from penstock.operators.operator import OperatorSnapshot, StagedOutput
-from penstock.state.keyed import EncodedSegment, FrozenState
+from penstock.state.encoded_segment import EncodedSegment
+from penstock.state.keyed import FrozenState
 from penstock.task.background import Background
 from penstock.task.barriers import Aligned
 from penstock.task.mailbox import Mail

@@ -29,8 +29,9 @@ from penstock.kernels.hashing import hash_columns
 from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.state.budget import MemoryBudget
+from penstock.state.keyed_request import KeyedStateRequest
 from penstock.state.segments import read_state
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.store import open_keyed_state
 
 KEY_GROUPS = 64
 

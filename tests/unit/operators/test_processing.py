@@ -17,7 +17,8 @@ from penstock.kernels.hashing import hash_columns
 from penstock.operators.combine import combiner_for
 from penstock.operators.registry import create_operator
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema([pa.field("k", pa.int64(), nullable=False), pa.field("v", pa.int64(), nullable=False)])
 TIMED = SCHEMA.append(pa.field(TS_COLUMN, pa.int64(), nullable=False))

@@ -22,8 +22,9 @@ from penstock.operators.operator import OperatorMetrics
 from penstock.operators.registry import create_operator
 from penstock.state import remote
 from penstock.state.budget import MemoryBudget
-from penstock.state.remote_keys import LocalBytes
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.local_bytes import LocalBytes
+from penstock.state.store import open_keyed_state
 
 ROWS = pa.schema([pa.field("k", pa.int64()), pa.field(TS_COLUMN, pa.int64(), nullable=False)])
 OUTPUT = pa.schema([("k", pa.int64()), ("n", pa.int64())])

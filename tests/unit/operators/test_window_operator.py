@@ -17,7 +17,8 @@ from penstock.operators.range_watermarks import RangeWatermarks
 from penstock.operators.registry import create_operator
 from penstock.operators.window_schema import output_schema
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 
 SCHEMA = pa.schema(
     [

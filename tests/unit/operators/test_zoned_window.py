@@ -20,7 +20,8 @@ from penstock.graph.job_graph import OperatorSpec
 from penstock.operators.registry import create_operator
 from penstock.operators.time_zones import TimeZone, require_zone
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 
 EPOCH = dt.datetime(1970, 1, 1)
 HOUR = 3_600_000_000

@@ -18,7 +18,8 @@ from penstock.kernels.hashing import hash_columns
 from penstock.rpc.worker_commands import WriteSavepoint
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 from penstock.task.savepoint import write_savepoint
 
 KEYS = pa.schema([pa.field("user_id", pa.int64())])

@@ -13,8 +13,8 @@ from penstock.core.keygroup import ALL_HASHES, HASH_MAX, HASH_MIN, HashRange
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Segment
 from penstock.graph.restore_plan import clip_keyed
 from penstock.snapshots.cuts import Loads, loads_of, measured_loads, ranges_by_size, shared_ranges
-from penstock.state.accumulators import KEY_HASH, NAMESPACE
 from penstock.state.limits import PRODUCTION
+from penstock.state.segment_columns import KEY_HASH, NAMESPACE
 from penstock.state.segments import SegmentWriter
 
 HASHES = st.integers(HASH_MIN, HASH_MAX)

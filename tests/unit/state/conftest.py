@@ -12,7 +12,8 @@ from penstock.kernels.columns import fixed_column, key_columns
 from penstock.kernels.hashing import hash_columns
 from penstock.state.accumulators import AccumulatorInput, AccumulatorSpec, PaneTableSpec
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 
 SPEC = PaneTableSpec(pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),))
 

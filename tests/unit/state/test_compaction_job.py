@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.snapshot import FileRef
-from penstock.state.frozen import segment_of
+from penstock.state.encoded_segment import segment_of
 from penstock.state.limits import StateLimits
 from penstock.state.merging import CompactionJob
 from penstock.state.row_spec import RowSpec

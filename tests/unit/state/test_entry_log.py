@@ -5,10 +5,10 @@ import pyarrow as pa
 import pytest
 
 from penstock.core.keygroup import ALL_HASHES
-from penstock.state.accumulators import DELETED
 from penstock.state.entry_log import EntryLog
 from penstock.state.limits import StateLimits
 from penstock.state.row_spec import ENTRY, RowSpec
+from penstock.state.segment_columns import DELETED
 from penstock.state.segment_log import SegmentLog
 
 SPEC = RowSpec(

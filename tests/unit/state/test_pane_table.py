@@ -9,7 +9,7 @@ from tests.support.sizes import given
 from penstock.core.errors import PenstockError
 from penstock.kernels.columns import FixedColumn
 from penstock.kernels.pages import PAGE_ROWS
-from penstock.state import pane_table as module
+from penstock.state.accumulators import PaneTableSpec
 
 
 def test_rows_add_up_by_key_and_pane(state):
@@ -225,7 +225,7 @@ def test_late_firing_finds_keys_that_are_cold(state):
 def test_a_table_of_near_keys_goes_before_a_job_fails(state):
     """131,072 keys four apart: with the table 11.7 MB, without it 7.5."""
     key_schema = pa.schema([pa.field("k", pa.int64(), nullable=False)])
-    spec = module.PaneTableSpec(key_schema, ())
+    spec = PaneTableSpec(key_schema, ())
     keys = 4 * np.arange(131_072, dtype=np.int64)
     used = {}
     for memory in (64 << 20, 9 << 20):

@@ -10,8 +10,9 @@ from penstock.core.keygroup import ALL_HASHES
 from penstock.core.snapshot import FileRef
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
 from penstock.state.budget import MemoryBudget
+from penstock.state.keyed_request import KeyedStateRequest
 from penstock.state.limits import PRODUCTION
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.store import open_keyed_state
 
 SPEC = PaneTableSpec(
     pa.schema([pa.field("k", pa.int64())]), (AccumulatorSpec("total", "int64", "sum"),), single_pane=True

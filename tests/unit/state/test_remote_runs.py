@@ -12,7 +12,8 @@ from penstock.core.snapshot import FileRef
 from penstock.kernels.columns import key_columns
 from penstock.kernels.hashing import hash_key_columns
 from penstock.state.budget import MemoryBudget
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.keyed_request import KeyedStateRequest
+from penstock.state.store import open_keyed_state
 
 KEY, VALUES = pa.schema([pa.field("k", pa.int64())]), (pa.field("s", pa.string()),)
 KEYS, TEXT = 100_000, "x" * 60

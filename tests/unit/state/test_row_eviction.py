@@ -23,10 +23,11 @@ from penstock.state.budget import MemoryBudget
 from penstock.state.cold_records import ColdHome, ColdRecords
 from penstock.state.cold_timers import ColdTimers
 from penstock.state.key_index import KeyIndex
+from penstock.state.keyed_request import KeyedStateRequest
 from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.packed_rows import RowPacker
 from penstock.state.row_eviction import Recency
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.store import open_keyed_state
 
 KEYS = pa.schema([pa.field("k", pa.int64())])
 COLUMNS = {

@@ -13,7 +13,7 @@ from penstock.core.errors import SnapshotDamagedError
 from penstock.core.keygroup import ALL_HASHES, HashRange
 from penstock.core.snapshot import FileRef
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.frozen import segment_of
+from penstock.state.encoded_segment import segment_of
 from penstock.state.segment_file import SegmentFile
 from penstock.state.segments import SegmentWriter
 

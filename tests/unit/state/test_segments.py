@@ -15,7 +15,7 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import FileRef, KeyedStateSnapshot, Tombstone
 from penstock.state import segments as module
 from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
-from penstock.state.frozen import segment_of
+from penstock.state.encoded_segment import segment_of
 from penstock.state.limits import StateLimits
 from penstock.state.segment_file import SegmentFile
 from penstock.state.segments import SegmentWriter, key_names, read_state

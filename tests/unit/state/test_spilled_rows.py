@@ -17,9 +17,10 @@ from penstock.kernels.hashing import hash_key_columns
 from penstock.state import timed_files
 from penstock.state.budget import MemoryBudget
 from penstock.state.key_index import KeyIndex
+from penstock.state.keyed_request import KeyedStateRequest
 from penstock.state.run_keys import RunKeys
 from penstock.state.spilled_rows import SpillArea
-from penstock.state.store import KeyedStateRequest, open_keyed_state
+from penstock.state.store import open_keyed_state
 from penstock.state.timed_run import Run
 
 LIMIT = 8 << 20

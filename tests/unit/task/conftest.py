@@ -39,7 +39,7 @@ from penstock.rpc.worker_commands import (
     FinishTasks,
     TriggerCheckpoint,
 )
-from penstock.state.keyed import EncodedSegment
+from penstock.state.encoded_segment import EncodedSegment
 from penstock.task.environment import TaskEnvironment
 from penstock.task.runtime import TaskRuntime
 from penstock.task.slow_calls import SlowCalls

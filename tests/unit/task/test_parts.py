@@ -12,7 +12,7 @@ from penstock.core.errors import ConnectorError, SnapshotDamagedError, StorageEr
 from penstock.core.snapshot import FileRef
 from penstock.operators.operator import OperatorMetrics
 from penstock.state.budget import MemoryBudget
-from penstock.state.keyed import EncodedSegment
+from penstock.state.encoded_segment import EncodedSegment
 from penstock.state.limits import PRODUCTION, StateLimits
 from penstock.state.segments import mapped
 from penstock.task.compaction import Compactor

@@ -15,9 +15,8 @@ from penstock.core.schema import schema_to_text
 from penstock.core.snapshot import Committable, FileRef, KeyedStateSnapshot, SubtaskSnapshot, Tombstone
 from penstock.rpc.messages import SavepointWritten
 from penstock.rpc.worker_commands import WriteSavepoint
-from penstock.state.accumulators import AccumulatorSpec
-from penstock.state.frozen import segment_of
-from penstock.state.pane_table import PaneTableSpec
+from penstock.state.accumulators import AccumulatorSpec, PaneTableSpec
+from penstock.state.encoded_segment import segment_of
 from penstock.state.segments import SegmentWriter
 from penstock.task.savepoint import write_savepoint
 
