@@ -54,7 +54,7 @@ def test_every_dag_from_the_ui(stage, orders):
         same = 'with_columns(total=pl.col("total") + 0)'
         new = orders.write("v2", step=same)
         run = reader.run("job_upgrade", picture="airflow-form", job=orders.name, job_file=new, checkpoints=2)
-        assert {v["parallelism"] for v in stage.rest.job(job_id)["vertices"]} == {1}
+        assert {v["parallelism"] for v in stage.rest.job(job_id)["vertices"]} == {2}, "an upgrade keeps the parallelism"
         link = reader.link("job_upgrade", run, "upgrade", picture="airflow-task")
         assert link == f"{stage.cluster.rest_url}/ui/#/jobs/{job_id}"
         reader.run(

@@ -57,6 +57,8 @@ class Exchange:
         #: By (source, target): what was sent, and what was received, as (kind, value).
         self.sent = {(s, t): [] for s in range(2) for t in range(2)}
         self.received = {(s, t): [] for s in range(2) for t in range(2)}
+        #: Number of a row -> the subtask that sent it.
+        self.source_of = {}
         self.count = 0
 
     def deployment(self, subtask, inputs=(), outputs=()):
@@ -92,6 +94,7 @@ class Exchange:
         columns = [pa.array(numbers, pa.int64()), pa.array(["x" * width] * rows)]
         self.outputs[source].batch(Batch(pa.record_batch(columns, schema=SCHEMA)))
         for n in numbers:
+            self.source_of[n] = source
             self.sent[source, n % 2].append(("row", n))
 
     def event(self, source, event):
@@ -113,12 +116,12 @@ class Exchange:
         if polled is None:
             return False
         source, element = polled
-        assert not self.gates[target].is_blocked(source)
-        into = self.received[source, target]
-        if isinstance(element, Batch):
-            into += [("row", n) for n in element.data.column("n").to_pylist()]
-        else:
-            into.append(("event", element))
+        found = [(source, ("event", element))]
+        if isinstance(element, Batch):  # few rows of several channels are one batch
+            found = [(self.source_of[n], ("row", n)) for n in element.data.column("n").to_pylist()]
+        for origin, item in found:
+            assert not self.gates[target].is_blocked(origin)
+            self.received[origin, target].append(item)
         return True
 
     def finish(self):
