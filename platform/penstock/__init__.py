@@ -29,14 +29,14 @@ if TYPE_CHECKING:
     from penstock.api.aggregates import std as std
     from penstock.api.aggregates import sum as sum  # noqa: A004
     from penstock.api.aggregates import var as var
-    from penstock.api.all_windowed_stream import AllWindowedStream as AllWindowedStream
-    from penstock.api.connected_streams import BroadcastConnectedStream as BroadcastConnectedStream
-    from penstock.api.connected_streams import ConnectedStreams as ConnectedStreams
-    from penstock.api.data_stream import DataStream as DataStream
     from penstock.api.environment import Environment as Environment
-    from penstock.api.keyed_stream import KeyedStream as KeyedStream
+    from penstock.api.streams import AllWindowedStream as AllWindowedStream
+    from penstock.api.streams import BroadcastConnectedStream as BroadcastConnectedStream
+    from penstock.api.streams import ConnectedStreams as ConnectedStreams
+    from penstock.api.streams import DataStream as DataStream
+    from penstock.api.streams import KeyedStream as KeyedStream
+    from penstock.api.streams import WindowedStream as WindowedStream
     from penstock.api.watermarks import WatermarkStrategy as WatermarkStrategy
-    from penstock.api.windowed_stream import WindowedStream as WindowedStream
     from penstock.api.windowing import evictor as evictor
     from penstock.api.windowing import trigger as trigger
     from penstock.api.windows import Cumulative as Cumulative
@@ -112,13 +112,16 @@ _MODULES = {
         "sum",
         "var",
     ],
-    "penstock.api.all_windowed_stream": ["AllWindowedStream"],
-    "penstock.api.connected_streams": ["BroadcastConnectedStream", "ConnectedStreams"],
-    "penstock.api.data_stream": ["DataStream"],
     "penstock.api.environment": ["Environment"],
-    "penstock.api.keyed_stream": ["KeyedStream"],
+    "penstock.api.streams": [
+        "AllWindowedStream",
+        "BroadcastConnectedStream",
+        "ConnectedStreams",
+        "DataStream",
+        "KeyedStream",
+        "WindowedStream",
+    ],
     "penstock.api.watermarks": ["WatermarkStrategy"],
-    "penstock.api.windowed_stream": ["WindowedStream"],
     "penstock.api.windowing": ["evictor", "trigger"],
     "penstock.api.windows": ["Cumulative", "Global", "Session", "Sliding", "Tumbling"],
     "penstock.config.settings": ["RestartStrategy"],

@@ -18,15 +18,13 @@ from penstock.core.schema import arrow_field_of, schema_to_text
 from penstock.graph.validate import require_columns, require_unique
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from penstock.api.keyed_stream import KeyedStream
+    from collections.abc import Iterable, Sequence
 
 _HIDDEN = "__where_"
 
 
 def wanted_aggregates(
-    aggregates: Iterable[Any], named: dict[str, Any], stream: KeyedStream, where: str
+    aggregates: Iterable[Any], named: dict[str, Any], columns: Sequence[str], where: str
 ) -> list[Aggregate]:
     """Return the aggregates of a call, positional and named, in order.
 
@@ -42,20 +40,16 @@ def wanted_aggregates(
         raise GraphError(msg, hint="write for example .aggregate(n=ps.count(), total=ps.sum('amount'))")
     for value in wanted:
         if value.column is not None:
-            known = [name for name in stream.columns if not name.startswith("__")]
+            known = [name for name in columns if not name.startswith("__")]
             require_columns([value.column], known, f"{where}: {value.fn}")
     return wanted
 
 
-def with_conditions(
-    stream: KeyedStream, aggregates: list[Aggregate], where: str
-) -> tuple[KeyedStream, list[Aggregate]]:
-    """Return the stream with a hidden column for every conditional aggregate, and the aggregates over these."""
+def hidden_columns(aggregates: list[Aggregate], where: str) -> tuple[dict[str, Any], list[Aggregate]]:
+    """Return a hidden column, as an expression, for every conditional aggregate, and the aggregates over these."""
     if all(value.condition is None for value in aggregates):
-        return stream, aggregates
+        return {}, aggregates
     import polars as pl
-
-    from penstock.api.keyed_stream import with_hidden_columns
 
     require_unique([value.name for value in aggregates], where)
     columns: dict[str, Any] = {}
@@ -75,7 +69,7 @@ def with_conditions(
         shown = pl.lit(True) if value.column is None else pl.col(value.column)
         columns[name] = pl.when(condition).then(shown)
         plain.append(msgspec.structs.replace(value, column=name, condition=None))
-    return with_hidden_columns(stream, columns), plain
+    return columns, plain
 
 
 def _renamed(name: str, value: Any, where: str) -> Aggregate:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import polars as pl
 
-from penstock.api.appending import append_node
+from penstock.api.appending import append_end
 from penstock.api.call_site import call_site
 from penstock.api.executors import current_executor
 from penstock.config.settings import failing_at_once
@@ -17,15 +17,16 @@ from penstock.core.schema import schema_to_text
 from penstock.core.views import plain_schema
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.regions import endless_sources
-from penstock.graph.stream_graph import StreamNode
 from penstock.operators.collect import read_collected, read_first
+from penstock.operators.columns import without_ts
 
 if TYPE_CHECKING:
-    from penstock.api.data_stream import DataStream
+    from penstock.api.flow import Flow
+    from penstock.api.operator_handle import JobBuilder
 
 
-def collect(stream: DataStream, name: str, limit: int | None) -> pl.DataFrame:
-    """Run the job whose only end is `stream` and return its rows; their order is not defined.
+def collect(environment: JobBuilder, flow: Flow, name: str, limit: int | None) -> pl.DataFrame:
+    """Run the job whose only end is one stream and return its rows; their order is not defined.
 
     The rows pass through a folder of this machine, and checkpoints lie in it too: every call starts from nothing.
     The first error of a function of the user's ends the job. With `limit`, the job is cancelled at so many rows.
@@ -34,11 +35,11 @@ def collect(stream: DataStream, name: str, limit: int | None) -> pl.DataFrame:
         GraphError: a source is not bounded, and there is no limit; the limit is below 1.
         JobFailedError: it failed.
     """
-    environment, where = stream.environment, call_site()
+    where = call_site()
     if limit is not None and limit < 1:
         msg = f"{where}: execute_and_collect: limit must be at least 1, not {limit}"
         raise GraphError(msg, hint="leave it out for all rows")
-    schema = plain_schema(stream.schema)
+    schema = plain_schema(without_ts(flow.schema))
     with tempfile.TemporaryDirectory(prefix="penstock-collect-") as folder:
         rows = f"{folder}/rows"
         spec = OperatorSpec(
@@ -47,7 +48,7 @@ def collect(stream: DataStream, name: str, limit: int | None) -> pl.DataFrame:
             kind="collect",
             config={"folder": rows, "schema": schema_to_text(schema), **({"limit": limit} if limit else {})},
         )
-        end = append_node(stream, StreamNode(id=0, operator=spec, where=where))
+        end = append_end(environment.builder, flow, spec)
         try:
             graph = environment.job_graph(name, only=[end])
         finally:

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
+
+from penstock.core.errors import GraphError
+from penstock.core.views import plain_schema
+from penstock.graph.job_graph import OperatorSpec
+from penstock.graph.validate import require_name
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -37,3 +44,30 @@ class Sink(Protocol):
 
     def spec(self, input_schema: pa.Schema) -> SinkSpec:
         """Return the sink as a value; `input_schema` is that of the rows it will be given, without `__ts`."""
+
+
+def sink_operator(sink: Sink, schema: pa.Schema, uid: str) -> OperatorSpec:
+    """Return the operator that writes rows to a sink.
+
+    Raises:
+        GraphError: it is no sink, or does not take such rows.
+    """
+    if not callable(getattr(sink, "spec", None)):
+        msg = f"sink_to: {sink!r} is not a sink"
+        raise GraphError(msg, hint="use a connector, for example penstock_connectors.kafka.KafkaSink")
+    if uid:
+        require_name(uid, "uid")
+    given = schema if getattr(sink, "takes_views", False) else plain_schema(schema)
+    return OperatorSpec(
+        uid=uid,
+        name=f"Sink: {uid or type(sink).__name__}",
+        kind="sink",
+        config={"sink": msgspec.to_builtins(sink.spec(given))},
+        stateful=True,
+    )
+
+
+def print_operator(name: str) -> OperatorSpec:
+    """Return the operator that prints rows. Raises GraphError."""
+    require_name(name, "name")
+    return OperatorSpec(uid="", name=f"Print: {name}", kind="print", config={"name": name})

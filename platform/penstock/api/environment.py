@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, Unpack
 import msgspec
 
 from penstock.api.call_site import call_site
-from penstock.api.data_stream import DataStream
 from penstock.api.executors import current_executor, current_overrides, set_default_executor, use_executor
 from penstock.api.flow import Flow
 from penstock.api.settings import SettingsKeywords, checkpoint_root, settings_from
-from penstock.api.watermarks import WatermarkStrategy, check_strategy, code_of
+from penstock.api.streams import DataStream
+from penstock.api.watermark_checks import check_strategy
+from penstock.api.watermarks import WatermarkStrategy, code_of
 from penstock.config.settings import JobSettings, with_overrides
 from penstock.connector.staging import DEAD_LETTER_SCHEMA, DEAD_LETTER_TAG
 from penstock.core.errors import GraphError, UsageError

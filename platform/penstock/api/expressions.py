@@ -7,9 +7,9 @@ import decimal
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import polars as pl
 
+from penstock.api.appending import NewOperator
 from penstock.core.errors import GraphError
 from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import require_columns, require_unique
@@ -19,25 +19,21 @@ from penstock.operators.project import output_schema_of, serialize_expressions
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from penstock.api.flow import Flow
+
 #: What a column of `.select` may be written as.
 ColumnLike = str | pl.Expr
 Mode = Literal["select", "with_columns", "filter"]
 _SAMPLE_ROWS = 4
 
 
-class Projection(msgspec.Struct, frozen=True):
-    """A column operation, checked: the operator's spec and the schema behind it."""
-
-    spec: OperatorSpec
-    schema: Any
-
-
-def project(mode: Mode, columns: Iterable[ColumnLike], named: dict[str, Any], schema: pa.Schema) -> Projection:
-    """Return the `project` operator of a column operation on rows of `schema`.
+def project(mode: Mode, columns: Iterable[ColumnLike], named: dict[str, Any], flow: Flow) -> NewOperator:
+    """Return the `project` operator of a column operation on the rows of a stream; what is filtered keeps its type.
 
     Raises:
         GraphError: an unknown column, a wrong type, or an expression that looks beyond its own row.
     """
+    schema = flow.schema
     expressions = [_expression(column) for column in columns]
     expressions += [_named(name, value) for name, value in named.items()]
     if not expressions:
@@ -56,7 +52,7 @@ def project(mode: Mode, columns: Iterable[ColumnLike], named: dict[str, Any], sc
         config={"mode": mode},
         payload=serialize_expressions(expressions),
     )
-    return Projection(spec, output)
+    return NewOperator(spec, output, flow.row_type if mode == "filter" else None)
 
 
 def _expression(column: ColumnLike) -> pl.Expr:

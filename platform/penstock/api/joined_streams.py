@@ -1,72 +1,62 @@
-"""`a.join(b).where(...).equal_to(...).window(...)`: two streams joined by key and window, one word after the other."""
+"""`a.join(b).where(...).equal_to(...).window(...)`: two streams joined by key and window, one word after the other.
+
+`streams` says how its sides are keyed (`Key`) and what the join is (`Join`), of a `ps.KeyedStream` and a
+`ps.DataStream`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from penstock.api.keyed_stream import without_computed
-from penstock.api.two_inputs import How, LateTo, append_two_input, late_config
-from penstock.api.windows import Global, is_aligned, require_window
-from penstock.core.errors import GraphError
-from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import require_no_window_columns
-from penstock.operators.join_schema import parse_join_window, validate_join_of, window_join_schema
-from penstock.operators.window_rows_schema import validate_rows
+from penstock.api.windows import Window
 
-if TYPE_CHECKING:
-    from penstock.api.data_stream import DataStream
-    from penstock.api.keyed_stream import KeyedStream
-    from penstock.api.windows import Window
+K = TypeVar("K")
+S = TypeVar("S")
+#: Keys a side by columns or a function, and what the function returns.
+Key: TypeAlias = Callable[[tuple[Any, ...], Any], K]
+#: Joins two keyed sides over a window.
+Join: TypeAlias = Callable[[K, K, Window], S]
 
 
-@dataclass(frozen=True, slots=True)
-class JoinOptions:
-    """What was said of a join besides its keys and its window."""
-
-    how: How
-    suffix: str
-    late_to: LateTo | None = None
-
-
-class JoinedStreams:
+class JoinedStreams(Generic[K, S]):
     """Two streams that are to be joined."""
 
-    def __init__(self, left: DataStream, right: DataStream, options: JoinOptions) -> None:
+    def __init__(self, left: Key[K], right: Key[K], join: Join[K, S]) -> None:
         """Made by `DataStream.join`."""
         self._left = left
         self._right = right
-        self._options = options
+        self._join = join
 
-    def where(self, *columns: Any, returns: Any = None) -> Where:
+    def where(self, *columns: Any, returns: Any = None) -> Where[K, S]:
         """Name the key of the left side: columns, or a function as of `key_by`."""
-        return Where(_keyed(self._left, columns, returns), self._right, self._options)
+        return Where(self._left(columns, returns), self._right, self._join)
 
 
-class Where:
+class Where(Generic[K, S]):
     """A join that knows the key of its left side."""
 
-    def __init__(self, left: KeyedStream, right: DataStream, options: JoinOptions) -> None:
+    def __init__(self, left: K, right: Key[K], join: Join[K, S]) -> None:
         """Made by `JoinedStreams.where`."""
         self._left = left
         self._right = right
-        self._options = options
+        self._join = join
 
-    def equal_to(self, *columns: Any, returns: Any = None) -> EqualTo:
+    def equal_to(self, *columns: Any, returns: Any = None) -> EqualTo[K, S]:
         """Name the key of the right side: as many columns of the same types, in the same order, or a function."""
-        return EqualTo(self._left, _keyed(self._right, columns, returns), self._options)
+        return EqualTo(self._left, self._right(columns, returns), self._join)
 
 
-class EqualTo:
+class EqualTo(Generic[K, S]):
     """A join that knows the keys of both sides."""
 
-    def __init__(self, left: KeyedStream, right: KeyedStream, options: JoinOptions) -> None:
+    def __init__(self, left: K, right: K, join: Join[K, S]) -> None:
         """Made by `Where.equal_to`."""
         self._left = left
         self._right = right
-        self._options = options
+        self._join = join
 
-    def window(self, window: Window) -> DataStream:
+    def window(self, window: Window) -> S:
         """Join the rows of each key and window: every row of one side with every row of the other.
 
         A session is made of the rows of both sides. Sessions, windows of processing time and those in a time zone keep
@@ -81,35 +71,4 @@ class EqualTo:
             GraphError: a global window, a side without event time where the window needs it, keys of different types,
                 a name that would occur twice, or late rows of a window of processing time.
         """
-        where, options = f"join over {require_window(window).label}", self._options
-        if isinstance(window, Global):
-            raise GraphError(f"{where}: it would never end", hint="use another window, or .interval_join(...)")
-        if options.late_to and window.time != "event":
-            raise GraphError(f"{where}: no row is late in processing time", hint="leave late_to= out")
-        config = {
-            "left_key": list(self._left.keys),
-            "right_key": list(self._right.keys),
-            "suffix": options.suffix,
-            "window": window.to_config(),
-            "how": options.how,
-            **late_config(options.late_to, self._left, self._right, where),
-        }
-        aligned = is_aligned(window)
-        if aligned:
-            parse_join_window(config)
-        left, right = self._left.flow.schema, self._right.flow.schema
-        for stream in (self._left, self._right):
-            require_no_window_columns(stream.columns, where)
-        validate_join_of(config, left, right, where, timed=window.time == "event")
-        if not aligned:
-            for stream in (self._left, self._right):
-                validate_rows(config, stream.flow.schema, where)
-        name = f"Join({options.how}, {window.label})"
-        kind = "window_join" if aligned else "window_rows_join"
-        spec = OperatorSpec(uid="", name=name, kind=kind, config=config, stateful=True)
-        made = append_two_input(self._left, self._right, spec, window_join_schema(config, left, right))
-        return without_computed(made, self._left)
-
-
-def _keyed(stream: DataStream, columns: tuple[Any, ...], returns: Any) -> KeyedStream:
-    return stream.key_by(*columns) if returns is None else stream.key_by(*columns, returns=returns)
+        return self._join(self._left, self._right, window)

@@ -1,7 +1,7 @@
 """Keys that are computed: `.key_by(function)`, and the one key of all rows of `.window_all(...)`.
 
 Such a key is a column that the rows carry to the next operator. Python functions there do not see it in their rows.
-Of results, only those of aggregates have it. Called by `penstock.api.data_stream` and `all_windowed_stream`.
+Of results, only those of aggregates have it. Called by `streams`.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ import inspect
 import typing
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
-import msgspec
 import pyarrow as pa
 
-from penstock.api.appending import append_operator
-from penstock.api.keyed_stream import KeyedStream
+from penstock.api.appending import NewOperator
+from penstock.api.flow import ALL
 from penstock.api.picked_fields import picked_by
 from penstock.api.row_functions import input_type, is_row_type, pickled
-from penstock.api.windows import ALL
 from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_field_of, arrow_schema_of
-from penstock.graph.job_graph import KeyGroup, OperatorSpec
+from penstock.graph.job_graph import OperatorSpec
 from penstock.graph.validate import KEY_TYPES, is_key_type
 from penstock.operators.columns import with_ts, without_ts
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.api.data_stream import DataStream
+    from penstock.api.flow import Flow
+    from penstock.api.input_stream import InputStream
 
 _WAY = "annotate what it returns, such as `-> int`, or give returns=int"
 
 
-def keyed_by(stream: DataStream, function: Callable[[Any], Any], returns: Any, name: str) -> KeyedStream:
-    """Return the stream keyed by what a function of each row returns.
+def selected_key(
+    stream: InputStream, function: Callable[[Any], Any], returns: Any, name: str
+) -> tuple[OperatorSpec, pa.Schema]:
+    """Return the operator that gives each row the key which a function of it returns, and that key's columns.
 
     Raises:
         GraphError: no function, a type that is not known or cannot be a key, or a column of the key's name is there.
@@ -61,36 +62,35 @@ def keyed_by(stream: DataStream, function: Callable[[Any], Any], returns: Any, n
     spec = OperatorSpec(
         uid="", name=where, kind="key_selector", payload=pickled((function, given, shape), where), python=True
     )
-    return _keyed(stream, spec, keys)
+    return spec, keys
 
 
-def keyed_as_one(stream: DataStream) -> KeyedStream:
-    """Return the stream with one key for all its rows."""
+def one_key() -> tuple[OperatorSpec, pa.Schema]:
+    """Return the operator that gives all rows one key, and that key's column."""
     keys = pa.schema([pa.field(ALL, pa.int64(), nullable=False)])
-    return _keyed(stream, OperatorSpec(uid="", name="AllRows", kind="constant_key"), keys)
+    return OperatorSpec(uid="", name="AllRows", kind="constant_key"), keys
 
 
-def without_columns(stream: DataStream, names: tuple[str, ...]) -> DataStream:
-    """Return an operator's output without the columns of a computed key; what is said of it is said of the operator."""
-    from penstock.api.data_stream import DataStream
-
-    left = stream.select(*(name for name in stream.columns if name not in names))
-    flow = msgspec.structs.replace(left.flow, row_type=stream.flow.row_type)
-    made = DataStream(stream.environment, flow, stream.flow.upstreams[0].node)
-    made.followers = (left.flow.upstreams[0].node,)
-    return made
+def with_key(flow: Flow, spec: OperatorSpec, keys: pa.Schema) -> NewOperator:
+    """Return the operator that gives rows the columns of a key."""
+    columns = pa.schema([*without_ts(flow.schema), *keys])
+    return NewOperator(spec, with_ts(columns) if flow.has_event_time else columns, flow.row_type)
 
 
-def _keyed(stream: DataStream, spec: OperatorSpec, keys: pa.Schema) -> KeyedStream:
-    schema = stream.flow.schema
-    columns = pa.schema([*without_ts(schema), *keys])
-    made = append_operator(
-        stream, spec, with_ts(columns) if stream.flow.has_event_time else columns, stream.flow.row_type
-    )
-    names = tuple(keys.names)
-    upstreams = tuple(msgspec.structs.replace(u, partitioner=KeyGroup(names)) for u in made.flow.upstreams)
-    flow = msgspec.structs.replace(made.flow, upstreams=upstreams, computed=names, computed_of=stream)
-    return KeyedStream(stream.environment, flow, names)
+def require_key_columns(columns: tuple[Any, ...], stream: InputStream) -> tuple[str, ...]:
+    """Return names as those of a key's columns.
+
+    Raises:
+        GraphError: there is none, or one is no name.
+    """
+    if not columns:
+        msg = "key_by: no column is given"
+        raise GraphError(msg, hint=f"there are: {', '.join(stream.columns)}")
+    for column in columns:
+        if not isinstance(column, str):
+            msg = f"key_by: {column!r} is not a column's name"
+            raise GraphError(msg, hint="compute the key with .with_columns(key=...) and then .key_by('key')")
+    return columns
 
 
 def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> tuple[Any, Any]:
@@ -111,7 +111,7 @@ def _annotations(function: Callable[..., Any], where: str, *, needed: bool) -> t
     return hints.get(parameters[0]) if parameters else None, result
 
 
-def _picked_columns(stream: DataStream, function: Callable[..., Any], name: str) -> tuple[pa.Schema, Any] | None:
+def _picked_columns(stream: InputStream, function: Callable[..., Any], name: str) -> tuple[pa.Schema, Any] | None:
     """Return `_key_columns` of a function that only picks columns; None for any other."""
     picked = picked_by(function)
     if picked is None or picked.shape == "row" or not set(picked.fields) <= set(stream.columns):

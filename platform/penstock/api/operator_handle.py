@@ -5,19 +5,33 @@ The common part of streams and sinks.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from penstock.core.errors import GraphError
 from penstock.graph.validate import require_name
 
 if TYPE_CHECKING:
-    from penstock.api.environment import Environment
+    from collections.abc import Collection
+
+    from penstock.graph.job_graph import JobGraph
+    from penstock.graph.stream_graph import StreamGraphBuilder
+
+
+class JobBuilder(Protocol):
+    """The job that streams are parts of: a `ps.Environment`."""
+
+    @property
+    def builder(self) -> StreamGraphBuilder:
+        """The graph as far as it is written."""
+
+    def job_graph(self, name: str = "job", *, only: Collection[int] | None = None) -> JobGraph:
+        """Return the chained graph; with `only`, just these operators and what they are fed by."""
 
 
 class OperatorHandle:
     """An operator of the stream graph that is being built."""
 
-    def __init__(self, environment: Environment, node: int | None) -> None:
+    def __init__(self, environment: JobBuilder, node: int | None) -> None:
         """`node` is None where the last call made no operator (a union, a re-partitioning)."""
         self.environment = environment
         self._node = node

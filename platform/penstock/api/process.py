@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pyarrow as pa
 
+from penstock.api.appending import NewOperator
 from penstock.api.process_states import DeclaredState, declared_states
 from penstock.api.row_functions import input_type, is_row_type, output_schema, pickled, result_type
 from penstock.core.errors import GraphError
@@ -28,21 +29,11 @@ from penstock.operators.state_ttl import ttl_options
 from penstock.operators.window_rows_schema import validate_rows
 
 if TYPE_CHECKING:
-    from penstock.api.data_stream import DataStream
-    from penstock.api.keyed_stream import KeyedStream
+    from penstock.api.input_stream import InputStream, KeyedInputStream
     from penstock.operators.state_ttl import TimeToLive
 
 
-class Process(msgspec.Struct, frozen=True):
-    """A process function, checked: the operator's spec, its output, its side outputs (tag -> schema as text)."""
-
-    spec: OperatorSpec
-    schema: Any
-    row_type: Any
-    sides: dict[str, str]
-
-
-def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, stream: KeyedStream) -> Process:
+def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, stream: KeyedInputStream) -> NewOperator:
     """Return the operator of a process function on the rows of a stream.
 
     Raises:
@@ -54,7 +45,7 @@ def compile_process(function: Any, returns: Any, sides: dict[str, Any], *, strea
     return process_of(written, output_type, sides, stream.flow.schema)
 
 
-def compile_plain_process(function: Any, returns: Any, sides: dict[str, Any], *, stream: DataStream) -> Process:
+def compile_plain_process(function: Any, returns: Any, sides: dict[str, Any], *, stream: InputStream) -> NewOperator:
     """Return the operator of a process function on the rows of a stream without keys.
 
     Raises:
@@ -68,7 +59,7 @@ def compile_plain_process(function: Any, returns: Any, sides: dict[str, Any], *,
     return process_of(msgspec.structs.replace(written, kind="plain_process"), output_type, sides, stream.flow.schema)
 
 
-def _written(function: Any, returns: Any, stream: DataStream, base: Any) -> tuple[Written, Any]:
+def _written(function: Any, returns: Any, stream: InputStream, base: Any) -> tuple[Written, Any]:
     """Return a checked function of one input, and its output type."""
     where = f"process({getattr(function, '__name__', type(function).__name__)})"
     if isinstance(function, type) and issubclass(function, base):
@@ -85,7 +76,7 @@ def _written(function: Any, returns: Any, stream: DataStream, base: Any) -> tupl
     return Written("process", where, {}, (function, given)), output_type
 
 
-def reduced(function: Any, ttl: TimeToLive, *, stream: KeyedStream) -> Process:
+def reduced(function: Any, ttl: TimeToLive, *, stream: KeyedInputStream) -> NewOperator:
     """Return the operator that reduces the rows of each key, two at a time; rows stay of the stream's type.
 
     Raises:
@@ -107,7 +98,7 @@ def reduced(function: Any, ttl: TimeToLive, *, stream: KeyedStream) -> Process:
     }
     payload = pickled((ReduceFunction(function), stream.flow.row_type, {REDUCED: row_type}), where)
     spec = OperatorSpec(uid="", name=where, kind="process", config=config, payload=payload, python=True, stateful=True)
-    return Process(spec, schema, stream.flow.row_type, {})
+    return NewOperator(spec, schema, stream.flow.row_type)
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -121,7 +112,7 @@ class Written(msgspec.Struct, frozen=True):
     given: tuple[Any, Any]
 
 
-def process_of(written: Written, output_type: Any, sides: dict[str, Any], schema: pa.Schema) -> Process:
+def process_of(written: Written, output_type: Any, sides: dict[str, Any], schema: pa.Schema) -> NewOperator:
     """Return the operator of a function with its states and outputs; `schema` says whether there is event time.
 
     Raises:
@@ -154,7 +145,7 @@ def process_of(written: Written, output_type: Any, sides: dict[str, Any], schema
         stateful=not plain or bool(states),
         operator_states=unkeyed,
     )
-    return Process(spec, output, output_type if is_row_type(output_type) else None, side_schemas)
+    return NewOperator(spec, output, output_type if is_row_type(output_type) else None, side_schemas)
 
 
 def _require_place(name: str, state: DeclaredState, written: Written) -> None:

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 import cloudpickle  # type: ignore[import-untyped] # ships no types
 import msgspec
 
+from penstock.api.appending import NewOperator
 from penstock.api.picked_fields import picked_by
+from penstock.config.settings import parse_duration_ms
 from penstock.core.errors import GraphError
 from penstock.core.schema import arrow_schema_of
 from penstock.graph.job_graph import OperatorSpec
@@ -25,6 +27,9 @@ from penstock.operators.columns import with_ts, without_ts
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from penstock.api.flow import Flow
+    from penstock.operators.async_retry import AsyncRetryStrategy
 
 FunctionKind = Literal["map", "flat_map", "filter_rows", "map_batches", "map_async"]
 _MANY = (
@@ -37,12 +42,13 @@ _MANY = (
 )
 
 
-class RowFunction(msgspec.Struct, frozen=True):
-    """A function, checked: the operator's spec, the schema behind it, and the row type of that."""
+class AsyncCalls(msgspec.Struct, frozen=True):
+    """How `map_async` calls its function."""
 
-    spec: OperatorSpec
-    schema: Any
-    row_type: Any
+    capacity: int
+    timeout: str | float
+    ordered: bool
+    retry: AsyncRetryStrategy | None
 
 
 class _Types(msgspec.Struct, frozen=True):
@@ -60,7 +66,7 @@ def compile_function(
     schema: pa.Schema,
     row_type: Any,
     carried: Callable[..., Any] | None = None,
-) -> RowFunction:
+) -> NewOperator:
     """Return the operator of a Python function on rows of `schema` (whose own row type is `row_type`, if any).
 
     `carried`: what workers call in its place.
@@ -90,7 +96,26 @@ def compile_function(
     spec = OperatorSpec(
         uid="", name=where, kind=kind, payload=pickled((carried or function, given, kept_type), where), python=True
     )
-    return RowFunction(spec, output, kept_type)
+    return NewOperator(spec, output, kept_type)
+
+
+def async_function(function: Callable[..., Any], returns: Any, calls: AsyncCalls, flow: Flow) -> NewOperator:
+    """Return the operator of a coroutine function on the rows of a stream.
+
+    Raises:
+        GraphError: as `compile_function`; or a number that makes no sense.
+    """
+    from penstock.operators.async_retry import Retrying
+
+    timeout_ms = parse_duration_ms(calls.timeout, "time-out of map_async")
+    if calls.capacity < 1 or timeout_ms <= 0:
+        msg = f"map_async: capacity and timeout must be positive, not {calls.capacity} and {calls.timeout!r}"
+        raise GraphError(msg, hint="write for example .map_async(f, capacity=100, timeout='5s')")
+    carried = None if calls.retry is None else Retrying(function, calls.retry)
+    made = compile_function("map_async", function, returns, schema=flow.schema, row_type=flow.row_type, carried=carried)
+    config = {"capacity": calls.capacity, "timeout_ms": timeout_ms, "ordered": calls.ordered}
+    spec = msgspec.structs.replace(made.spec, config=config, stateful=True)
+    return NewOperator(spec, made.schema, made.row_type)
 
 
 def _is_async(function: Callable[..., Any]) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from penstock.api.row_functions import pickled
-from penstock.api.watermarks import require_time
+from penstock.api.watermark_checks import require_time
 from penstock.core.errors import GraphError
 from penstock.graph.validate import require_columns
 from penstock.operators.project import output_schema_of, serialize_expressions

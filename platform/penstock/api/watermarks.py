@@ -8,45 +8,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from penstock.api.appending import append_operator
+from penstock.api.appending import NewOperator
+from penstock.api.watermark_checks import EXAMPLE, check_strategy, require_strategy
 from penstock.core.errors import GraphError
 from penstock.eventtime.strategy import WatermarkStrategy, strategy_to_builtins
 from penstock.graph.job_graph import OperatorSpec
-from penstock.graph.validate import require_columns
-from penstock.operators.columns import with_ts
+from penstock.operators.columns import with_ts, without_ts
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from penstock.api.data_stream import DataStream
+    from penstock.api.flow import Flow
 
-_EXAMPLE = "for example ps.WatermarkStrategy.bounded_out_of_orderness('5s', timestamp='ts')"
-__all__ = ["WatermarkStrategy", "assigned", "check_strategy", "code_of", "require_time"]
-
-
-def _require_strategy(strategy: object, where: str) -> None:
-    if not isinstance(strategy, WatermarkStrategy):
-        raise GraphError(f"{where}: {strategy!r} is no watermark strategy", hint=_EXAMPLE)
-
-
-def check_strategy(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -> bool:
-    """Check the strategy against a source's rows; return whether they get event time.
-
-    Raises:
-        GraphError: the timestamp column is unknown or holds no time, or a number is out of range.
-    """
-    if strategy is None:
-        return False
-    _require_strategy(strategy, where)
-    if not strategy.has_event_time:
-        strategy.validate(tuple(schema.names))
-        return False
-    strategy.validate(tuple(schema.names))
-    if strategy.kind == "ingestion":
-        return True
-    require_columns([strategy.timestamp], schema.names, f"{where}: watermarks")
-    require_time(schema.field(strategy.timestamp).type, f"column {strategy.timestamp!r}", where)
-    return True
+__all__ = ["WatermarkStrategy", "assigned", "code_of"]
 
 
 def code_of(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -> bytes:
@@ -58,20 +32,20 @@ def code_of(strategy: WatermarkStrategy | None, schema: pa.Schema, where: str) -
     return pack_code(strategy, schema, where)
 
 
-def assigned(stream: DataStream, strategy: WatermarkStrategy) -> DataStream:
-    """Add the operator that gives rows event time anew.
+def assigned(flow: Flow, strategy: WatermarkStrategy) -> NewOperator:
+    """Return the operator that gives rows event time anew.
 
     Raises:
         GraphError: no strategy with event time, one that does not fit the columns, or alignment.
     """
     where = "assign_timestamps_and_watermarks"
-    _require_strategy(strategy, where)
+    require_strategy(strategy, where)
     if not strategy.has_event_time:
-        raise GraphError(f"{where}: {strategy!r} gives no event time", hint=_EXAMPLE)
+        raise GraphError(f"{where}: {strategy!r} gives no event time", hint=EXAMPLE)
     if strategy.alignment_group:
         msg = f"{where}: only sources can wait for each other (alignment group {strategy.alignment_group!r})"
         raise GraphError(msg, hint="give env.from_source(..., watermarks=...) the strategy with the alignment")
-    schema = stream.schema
+    schema = without_ts(flow.schema)
     check_strategy(strategy, schema, where)
     spec = OperatorSpec(
         uid="",
@@ -82,13 +56,4 @@ def assigned(stream: DataStream, strategy: WatermarkStrategy) -> DataStream:
         python=strategy.kind == "generator",
         stateful=True,
     )
-    return append_operator(stream, spec, with_ts(schema), stream.flow.row_type)
-
-
-def require_time(data_type: pa.DataType, what: str, where: str) -> None:
-    """Check that a column or expression is a time. Raises GraphError."""
-    import pyarrow.types as pt
-
-    if not (pt.is_timestamp(data_type) or pt.is_integer(data_type)):
-        msg = f"{where}: watermarks need a time, and {what} is {data_type}"
-        raise GraphError(msg, hint="declare it as datetime, or as int with unit='s', 'ms', 'us' or 'ns'")
+    return NewOperator(spec, with_ts(schema), flow.row_type)

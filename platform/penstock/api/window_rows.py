@@ -1,4 +1,4 @@
-"""Windows whose rows are kept: what `WindowedStream` adds where a trigger, an evictor or a function asks for it.
+"""Windows whose rows are kept: what stands there where a trigger, an evictor or a function asks for it.
 
 The payload is cloudpickle of `(trigger, evictor, function, input row type or None)`, of aggregates with those of one's
 own by output column in place of the function; run by `penstock.operators.window_rows`.
@@ -7,11 +7,11 @@ own by output column in place of the function; run by `penstock.operators.window
 from __future__ import annotations
 
 import typing
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.api.appending import append_operator
+from penstock.api.appending import NewOperator
 from penstock.api.row_functions import is_row_type, output_schema, pickled, result_type
+from penstock.api.windows import Global, Session
 from penstock.core.errors import GraphError
 from penstock.core.schema import schema_to_text
 from penstock.graph.job_graph import OperatorSpec
@@ -29,69 +29,42 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from penstock.api.aggregates import Aggregate
-    from penstock.api.data_stream import DataStream
-    from penstock.api.keyed_stream import KeyedStream
-    from penstock.api.windowed_stream import WindowOptions
-    from penstock.api.windows import Window
+    from penstock.api.windowed_rows import WindowedRows
     from penstock.operators.evictors import Evictor
     from penstock.operators.triggers import Trigger
 
 
-@dataclass(frozen=True, slots=True)
-class WindowRows:
-    """The rows of a stream by window, and what was said of it."""
-
-    stream: KeyedStream
-    window: Window
-    options: WindowOptions
-    #: The configuration that all windows have.
-    config: dict[str, Any]
-    #: The only columns that are kept, None: all of them.
-    edge: pa.Schema | None = None
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Columns of the rows that are kept."""
-        return self.stream.flow.schema if self.edge is None else self.edge
-
-    @property
-    def kind(self) -> str:
-        """The window's kind."""
-        kind: str = self.config["window"]["kind"]
-        return kind
-
-
-def aggregated(rows: WindowRows, aggregates: list[Aggregate]) -> DataStream:
-    """Add the operator that computes aggregates."""
-    config = {**rows.config, "mode": "aggregate", "aggregates": [value.to_config() for value in aggregates]}
+def aggregated(rows: WindowedRows, aggregates: list[Aggregate]) -> NewOperator:
+    """Return the operator that computes aggregates."""
+    config = {**rows.config(), "mode": "aggregate", "aggregates": [value.to_config() for value in aggregates]}
     own = {value.name: value.aggregator for value in aggregates if value.fn == "aggregator"}
     return _operator(rows, config, own, (aggregated_schema(config, rows.schema), None))
 
 
-def reduced(rows: WindowRows, function: Any) -> DataStream:
-    """Add the operator that puts rows together."""
+def reduced(rows: WindowedRows, function: Any) -> NewOperator:
+    """Return the operator that puts rows together."""
     flow = rows.stream.flow
     if not callable(function):
         raise GraphError(f"reduce: {function!r} is not a function", hint="pass a function of two rows")
-    return _operator(rows, {**rows.config, "mode": "reduce"}, function, (rows.stream.flow.rows, flow.row_type))
+    return _operator(rows, {**rows.config(), "mode": "reduce"}, function, (rows.stream.flow.rows, flow.row_type))
 
 
-def applied(rows: WindowRows, function: Any, returns: Any, *, of_all: bool = False) -> DataStream:
-    """Add the operator that calls a function of (key, window, rows), `of_all` of (window, rows)."""
+def applied(rows: WindowedRows, function: Any, returns: Any) -> NewOperator:
+    """Return the operator that calls a function of (key, window, rows), over all rows of (window, rows)."""
     where = f"apply({getattr(function, '__name__', type(function).__name__)})"
     if not callable(function):
         raise GraphError(
-            f"{where}: it is not a function", hint=f"pass a function of ({'' if of_all else 'key, '}window, rows)"
+            f"{where}: it is not a function", hint=f"pass a function of ({'' if rows.of_all else 'key, '}window, rows)"
         )
     output = _output_of(function, returns, rows, where)
-    called = AppliedToAll(function) if of_all else function
-    return _operator(rows, {**rows.config, "mode": "apply"}, called, output)
+    called = AppliedToAll(function) if rows.of_all else function
+    return _operator(rows, {**rows.config(), "mode": "apply"}, called, output)
 
 
-def processed(rows: WindowRows, function: Any, returns: Any, sides: dict[str, Any]) -> DataStream:
-    """Add the operator that calls a `ProcessWindowFunction`, over all rows a `ProcessAllWindowFunction`."""
+def processed(rows: WindowedRows, function: Any, returns: Any, sides: dict[str, Any]) -> NewOperator:
+    """Return the operator that calls a `ProcessWindowFunction`, over all rows a `ProcessAllWindowFunction`."""
     where = f"process({getattr(function, '__name__', type(function).__name__)})"
-    base = ProcessAllWindowFunction if rows.config.get("of_all") else ProcessWindowFunction
+    base = ProcessAllWindowFunction if rows.of_all else ProcessWindowFunction
     if not isinstance(function, base):
         msg = f"{where}: {function!r} is no window function"
         raise GraphError(msg, hint=f"make one of a class derived from ps.{base.__name__}")
@@ -101,10 +74,10 @@ def processed(rows: WindowRows, function: Any, returns: Any, sides: dict[str, An
         require_name(tag, f"{where}: side output")
         texts[tag] = schema_to_text(output_schema(side, rows.stream.flow.schema, f"{where}: side output {tag!r}"))
     called = AllRowsFunction(function) if isinstance(function, ProcessAllWindowFunction) else function
-    return _operator(rows, {**rows.config, "mode": "process", "sides": texts}, called, output)
+    return _operator(rows, {**rows.config(), "mode": "process", "sides": texts}, called, output)
 
 
-def _output_of(function: Any, returns: Any, rows: WindowRows, where: str) -> tuple[pa.Schema, Any]:
+def _output_of(function: Any, returns: Any, rows: WindowedRows, where: str) -> tuple[pa.Schema, Any]:
     """Return the output's schema and row type."""
     if returns is None:
         try:
@@ -116,7 +89,7 @@ def _output_of(function: Any, returns: Any, rows: WindowRows, where: str) -> tup
     return output_schema(returns, rows.stream.flow.schema, where), returns if is_row_type(returns) else None
 
 
-def _operator(rows: WindowRows, config: dict[str, Any], function: Any, output: tuple[pa.Schema, Any]) -> DataStream:
+def _operator(rows: WindowedRows, config: dict[str, Any], function: Any, output: tuple[pa.Schema, Any]) -> NewOperator:
     stream, where = rows.stream, f"window({rows.window.label}).{config['mode']}"
     validate_rows(config, rows.schema, where)
     row_type = stream.flow.row_type if rows.edge is None else None
@@ -134,16 +107,14 @@ def _operator(rows: WindowRows, config: dict[str, Any], function: Any, output: t
         python=True,
         stateful=True,
     )
-    made = append_operator(stream, spec, *output, edge=rows.edge)
     sides = dict(config.get("sides", {}))
     if "late_to" in config:
         sides[config["late_to"]["tag"]] = schema_to_text(stream.flow.rows)
-    if sides:
-        made.environment.builder.update(made.flow.upstreams[0].node, side_outputs=sides)
-    return made
+    schema, output_type = output
+    return NewOperator(spec, schema, output_type, side_outputs=sides, edge=rows.edge)
 
 
-def _trigger_of(rows: WindowRows, where: str) -> Trigger:
+def _trigger_of(rows: WindowedRows, where: str) -> Trigger:
     """Return the trigger, the window's own if none was given.
 
     Raises:
@@ -151,10 +122,10 @@ def _trigger_of(rows: WindowRows, where: str) -> Trigger:
     """
     chosen = rows.options.trigger
     if chosen is None:
-        if rows.kind == "global":
+        if isinstance(rows.window, Global):
             return NeverTrigger()
         return EventTimeTrigger() if rows.window.time == "event" else ProcessingTimeTrigger()
-    if rows.kind == "session" and not chosen.can_merge:
+    if isinstance(rows.window, Session) and not chosen.can_merge:
         msg = f"{where}: {type(chosen).__name__} cannot be used with sessions, which merge"
         raise GraphError(msg, hint="use another trigger, or give one of your own can_merge = True and on_merge")
     if chosen.event_time and not rows.stream.flow.has_event_time:
@@ -163,7 +134,7 @@ def _trigger_of(rows: WindowRows, where: str) -> Trigger:
     return chosen
 
 
-def _evictor_of(rows: WindowRows, where: str) -> Evictor | None:
+def _evictor_of(rows: WindowedRows, where: str) -> Evictor | None:
     """Return the evictor, if one was given.
 
     Raises:

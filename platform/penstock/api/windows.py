@@ -15,8 +15,6 @@ from penstock.eventtime.windows import validate_cumulative, validate_window
 #: `"10s"`, `"500ms"`, `"1m"`..., or seconds.
 Duration = str | float
 Time = Literal["event", "processing"]
-#: The column of the key that all rows share, of windows over all of them.
-ALL = "__all"
 
 
 class Window(Protocol):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import polars as pl
 
     from penstock.api.connectors import Source
-    from penstock.api.data_stream import DataStream
+    from penstock.api.streams import DataStream
     from penstock.bench.delays import Results
     from penstock.bench.options import BenchOptions
 

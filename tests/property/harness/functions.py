@@ -2,10 +2,10 @@
 
 from tests.property.harness.job import Input, Job, spec_of
 
-from penstock.api.connected_streams import compile_two_input
-from penstock.api.data_stream import DataStream, Flow
-from penstock.api.keyed_stream import KeyedStream
+from penstock.api.flow import Flow
 from penstock.api.process import compile_plain_process, compile_process
+from penstock.api.streams import DataStream, KeyedStream
+from penstock.api.two_input_process import compile_two_input
 from penstock.core.schema import schema_to_text
 
 

@@ -10,7 +10,7 @@ from tests.unit.api.test_streams import refused
 
 import penstock as ps
 from penstock.api.executors import use_executor
-from penstock.api.keyed_stream import unkeyed
+from penstock.api.streams import unkeyed
 from penstock.core.schema import schema_from_text
 
 VIEWS = pa.schema(

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api.data_stream import DataStream, Flow
-from penstock.api.keyed_stream import KeyedStream
+from penstock.api.flow import Flow
 from penstock.api.process import compile_plain_process, compile_process
 from penstock.api.process_states import _state
+from penstock.api.streams import DataStream, KeyedStream
 from penstock.config.settings import JobSettings
 from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.keygroup import HASH_MAX, HASH_MIN

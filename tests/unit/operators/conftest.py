@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from tests.support.sizes import sizes
 
-from penstock.api.data_stream import Flow
-from penstock.api.keyed_stream import KeyedStream
+from penstock.api.flow import Flow
 from penstock.api.process import compile_process
+from penstock.api.streams import KeyedStream
 from penstock.config.settings import JobSettings
 from penstock.core.clock import ManualClock
 from penstock.core.elements import TS_COLUMN, Barrier, BarrierKind, Batch, Watermark, WatermarkStatus

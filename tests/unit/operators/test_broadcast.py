@@ -12,9 +12,10 @@ import pytest
 from tests.support.sizes import sizes
 
 import penstock as ps
-from penstock.api.connected_streams import _BROADCAST, compile_two_input
-from penstock.api.data_stream import DataStream, Flow
-from penstock.api.keyed_stream import KeyedStream
+from penstock.api.flow import Flow
+from penstock.api.streams import DataStream, KeyedStream
+from penstock.api.two_input_process import BROADCAST as BROADCAST_FORM
+from penstock.api.two_input_process import compile_two_input
 from penstock.config.settings import JobSettings
 from penstock.core.elements import TS_COLUMN, Batch
 from penstock.core.errors import StateMismatchError
@@ -63,7 +64,7 @@ def opened(bench, tmp_path):
     """Return a function that opens the operator with what is restored."""
     flow = Flow(upstreams=(), schema=SCHEMA)
     streams = KeyedStream(None, flow, ("k",)), DataStream(None, flow)
-    made = compile_two_input(_BROADCAST, Function(), None, {}, streams)
+    made = compile_two_input(BROADCAST_FORM, Function(), None, {}, streams)
     store = open_keyed_state(
         KeyedStateRequest(
             uid="fn",

@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 
 import penstock as ps
-from penstock.api.data_stream import DataStream, Flow
-from penstock.api.keyed_stream import KeyedStream
+from penstock.api.flow import Flow
 from penstock.api.process import compile_plain_process, compile_process
+from penstock.api.streams import DataStream, KeyedStream
 from penstock.core.elements import TS_COLUMN, Barrier, BarrierKind, Batch, Watermark
 from penstock.core.errors import GraphError, StateMismatchError
 from penstock.core.schema import schema_to_text

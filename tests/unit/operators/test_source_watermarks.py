@@ -11,8 +11,8 @@ import pytest
 from tests.property.pools import pooled
 from tests.unit.operators.scripted_source import SCHEMA, batch, opened, poll, scripted_reader, splits
 
+from penstock.api.watermark_checks import check_strategy
 from penstock.api.watermark_code import pack_code
-from penstock.api.watermarks import check_strategy
 from penstock.connector.source import PollResult, SourceBatch, SourceSplit
 from penstock.core.elements import TS_COLUMN, Barrier, Watermark
 from penstock.core.errors import GraphError, PenstockError

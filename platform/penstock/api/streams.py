@@ -1,0 +1,782 @@
+"""The words a job is written in: streams, streams by key, their windows; each method adds an operator or sends rows.
+
+These classes return each other, so they stand together, and do little: what an operator is made of is worked out by
+the modules below (`row_functions`, `process`, `window_aggregate`, `joins`...), which see a stream as the protocols of
+`input_stream` and return a `NewOperator`.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import msgspec
+
+from penstock.api.appending import NewOperator, append_end, append_operator, append_two_input
+from penstock.api.connectors import print_operator, sink_operator
+from penstock.api.flow import ALL, Flow, require_same_rows, side_flow
+from penstock.api.operator_handle import JobBuilder, OperatorHandle, StreamSink
+from penstock.api.row_functions import AsyncCalls, async_function, compile_function
+from penstock.api.window_options import WindowOptions, counted, require_event_time
+from penstock.core.errors import GraphError
+from penstock.graph.job_graph import Broadcast, KeyGroup, OperatorSpec, Rebalance
+from penstock.graph.validate import require_key_types, require_no_window_columns, require_unique
+from penstock.operators.columns import without_ts
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    import polars as pl
+    import pyarrow as pa
+
+    from penstock.api.aggregates import Aggregate
+    from penstock.api.connectors import Sink
+    from penstock.api.expressions import ColumnLike, Mode
+    from penstock.api.joined_streams import JoinedStreams
+    from penstock.api.joins import How, LateTo
+    from penstock.api.row_functions import FunctionKind
+    from penstock.api.windowed_rows import WindowedRows
+    from penstock.api.windows import Window
+    from penstock.eventtime.strategy import WatermarkStrategy
+    from penstock.operators.async_retry import AsyncRetryStrategy
+    from penstock.operators.evictors import Evictor
+    from penstock.operators.process_function import (
+        KeyedBroadcastProcessFunction,
+        KeyedCoProcessFunction,
+        KeyedProcessFunction,
+        ProcessFunction,
+    )
+    from penstock.operators.state_ttl import TimeToLive
+    from penstock.operators.triggers import Trigger
+    from penstock.operators.window_function import ProcessAllWindowFunction, ProcessWindowFunction
+
+
+class DataStream(OperatorHandle):
+    """A stream of rows with a known schema."""
+
+    def __init__(self, environment: JobBuilder, flow: Flow, node: int | None = None) -> None:
+        """Made by the environment and by other streams."""
+        super().__init__(environment, node)
+        self.flow = flow
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Arrow schema of the rows."""
+        return without_ts(self.flow.schema)
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.schema.names)
+
+    def select(self, *columns: ColumnLike, **named: Any) -> DataStream:
+        """Keep these columns: names or Polars expressions, also as `name=expression`."""
+        return self._project("select", columns, named)
+
+    def with_columns(self, *columns: pl.Expr, **named: Any) -> DataStream:
+        """Add or replace columns: Polars expressions, also as `name=expression`."""
+        return self._project("with_columns", columns, named)
+
+    def filter(self, condition: pl.Expr | Callable[[Any], bool]) -> DataStream:
+        """Keep the rows for which a Polars expression, or a function of one row, is true."""
+        # Whoever has made an expression has loaded Polars; a job without one starts without it.
+        polars: Any = sys.modules.get("polars")
+        if polars is not None and isinstance(condition, polars.Expr):
+            return self._project("filter", [condition], {})
+        return self._function("filter_rows", condition, None)
+
+    def map(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
+        """Turn each row into one row; the output type is the function's return annotation, or `returns`."""
+        return self._function("map", function, returns)
+
+    def flat_map(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
+        """Turn each row into any number of rows; annotated as `Iterator[Row]` or the like, or `returns=Row`."""
+        return self._function("flat_map", function, returns)
+
+    def map_batches(self, function: Callable[[Any], Any], *, returns: Any = None) -> DataStream:
+        """Turn a whole batch (`pl.DataFrame` or `pa.RecordBatch`, as annotated) into another, row by row alike."""
+        return self._function("map_batches", function, returns)
+
+    def map_async(
+        self,
+        function: Callable[[Any], Awaitable[Any]],
+        *,
+        capacity: int = 100,
+        timeout: str | float = "60s",
+        ordered: bool = True,
+        retry: AsyncRetryStrategy | None = None,
+        returns: Any = None,
+    ) -> DataStream:
+        """Turn each row into one row by a coroutine function; up to `capacity` calls of a subtask are under way.
+
+        A call that takes longer than `timeout`, all attempts of `retry` together, fails the job, or has the result
+        that `timeout(row)` of the function gives where it is an object with that method. `ordered=False` emits rows as
+        they are done, between the watermarks they came between. Rows under way are in the checkpoint and are asked
+        again after a restore.
+
+        Raises:
+            GraphError: not a coroutine function, no known output type, or a number that makes no sense.
+        """
+        calls = AsyncCalls(capacity, timeout, ordered, retry)
+        return _behind(self, async_function(function, returns, calls, self.flow))
+
+    def process(
+        self, function: ProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
+    ) -> DataStream:
+        """Run a `ps.ProcessFunction` on the rows, with state of its subtask and side outputs.
+
+        The output type is the return annotation of its `process`, such as `Iterator[Out]`, or `returns`; those of side
+        outputs (`ctx.side(tag, row)`, read with `.side_output(tag)`) are given by tag. State by key and timers are for
+        keyed streams: `.key_by(...).process(...)`.
+
+        Raises:
+            GraphError: no process function, or a type that is not known.
+        """
+        from penstock.api.process import compile_plain_process
+
+        return _behind(self, compile_plain_process(function, returns, side_outputs or {}, stream=self))
+
+    def assign_timestamps_and_watermarks(self, strategy: WatermarkStrategy) -> DataStream:
+        """Give rows event time here, in place of what they may have had: from a column that a source does not know.
+
+        What came before counts no longer. Each subtask's watermark follows from the rows it sees, and is in the
+        checkpoint. A row without a time fails the job.
+
+        Raises:
+            GraphError: no strategy with event time, one that does not fit the columns, or one with alignment.
+        """
+        from penstock.api.watermarks import assigned
+
+        return _behind(self, assigned(self.flow, strategy))
+
+    @overload
+    def key_by(self, *columns: str) -> KeyedStream: ...
+
+    @overload
+    def key_by(self, function: Callable[[Any], Any], /, *, returns: Any = None, name: str = "key") -> KeyedStream: ...
+
+    def key_by(self, *columns: Any, returns: Any = None, name: str = "key") -> KeyedStream:
+        """Send all rows of a key to the same subtask of the next operator; windows then work per key.
+
+        The key is some columns, or what a function of one row returns: its return annotation, or `returns`, is the type
+        of the key, which is a column `key` (`name`) of what is aggregated by it; a tuple's members are `key_0`, `key_1`
+        and so on, the fields of a NamedTuple columns of their names. Python functions get rows as they were, with the
+        key beside them; whole rows (reduced, deduplicated, joined, late ones) come out without it. The same row must
+        always have the same key.
+
+        Raises:
+            GraphError: no column, one that does not exist, or a key of a type that is not known or cannot be one.
+        """
+        from penstock.api.key_selector import require_key_columns, selected_key
+
+        if any(not isinstance(column, str) and callable(column) for column in columns):
+            if len(columns) > 1:
+                way = "let one function return a tuple: lambda row: (row.a, f(row))"
+                raise GraphError("key_by: a function stands alone", hint=way)
+            before = unkeyed(self)
+            return _with_key(before, *selected_key(before, columns[0], returns, name))
+        if returns is not None or name != "key":
+            raise GraphError("key_by: returns= and name= are for functions", hint="leave them out for columns")
+        flow = self.flow.sent(KeyGroup(require_key_columns(columns, self)))
+        require_key_types(columns, flow.schema, "key_by")
+        require_unique(columns, "key_by")
+        return KeyedStream(self.environment, flow, columns)
+
+    def connect(self, other: DataStream) -> Any:
+        """Refuse: only keyed streams are connected.
+
+        Raises:
+            GraphError: always; `KeyedStream.connect` is the one to call.
+        """
+        del other
+        msg = "connect: this stream has no key"
+        raise GraphError(msg, hint="key it: a.key_by(...).connect(b.key_by(...)), or .connect(b.broadcast())")
+
+    def rebalance(self) -> DataStream:
+        """Send batches to the next operator's subtasks in turn."""
+        return DataStream(self.environment, self.flow.sent(Rebalance()))
+
+    def broadcast(self) -> DataStream:
+        """Send every row to every subtask of the next operator."""
+        return DataStream(self.environment, self.flow.sent(Broadcast()))
+
+    def union(self, *others: DataStream) -> DataStream:
+        """Merge with streams of the same schema; the order between them is not defined."""
+        for other in others:
+            _require_environment(self, other, "union")
+            require_same_rows(self.flow, other.flow)
+        return DataStream(self.environment, self.flow.united([other.flow for other in others]))
+
+    def side_output(self, tag: str) -> DataStream:
+        """Return the rows that the operator put aside under `tag`, such as late rows of a window."""
+        flow = side_flow(self.environment.builder, self._operator("side_output"), tag)
+        return DataStream(self.environment, flow)
+
+    def join(
+        self, other: DataStream, *, how: How = "inner", suffix: str = "_right", late_to: LateTo | None = None
+    ) -> JoinedStreams[KeyedStream, DataStream]:
+        """Join with another stream by key and window: `a.join(b).where("x").equal_to("y").window(ps.Tumbling("10s"))`.
+
+        `how`: "inner", or "left", "right", "full" for rows of that side, or of both, that meet none, too. `late_to`:
+        under which tags late rows are put aside, `{"left": "late-orders", "right": "late-payments"}` or one of them, to
+        be read with `.side_output(tag)`, in place of being counted and dropped.
+        """
+        from penstock.api.joined_streams import JoinedStreams
+        from penstock.api.joins import JoinOptions, window_join
+
+        _require_partner(self, other, "join")
+        options = JoinOptions(how, suffix, late_to)
+
+        def joined(left: KeyedStream, right: KeyedStream, window: Window) -> DataStream:
+            return _without_key(_behind_both(left, right, window_join(left, right, window, options)), left)
+
+        return JoinedStreams(partial(_by, self), partial(_by, other), joined)
+
+    def window_all(self, window: Window) -> AllWindowedStream:
+        """Group all rows, whatever their keys, into windows, which one subtask computes.
+
+        Windows of event time, or of processing time where the window says so; all that there are.
+        """
+        require_event_time(window, "window_all", self.flow)
+        return AllWindowedStream(unkeyed(self), window)
+
+    def count_window_all(self, size: int, slide: int | None = None) -> AllWindowedStream:
+        """Group all rows by number: every `size` of them once; with `slide`, every `slide` the last `size`.
+
+        The order in which rows of several subtasks come is not defined. Rows that do not fill a window up never come
+        out. Needs no event time.
+        """
+        return AllWindowedStream(unkeyed(self), *counted(size, slide, "count_window_all"))
+
+    def sink_to(self, sink: Sink, *, uid: str = "") -> StreamSink:
+        """Write the rows to a sink."""
+        return self._end(sink_operator(sink, self.schema, uid))
+
+    def print(self, name: str = "print") -> StreamSink:
+        """Print each row as a line of JSON that begins with `name> `, for a look at a stream.
+
+        An embedded job shows the lines where it runs; on a cluster they are in `penstock logs`. Rows may be printed
+        again after a restart.
+        """
+        return self._end(print_operator(name))
+
+    def execute_and_collect(self, name: str = "collect", *, limit: int | None = None) -> pl.DataFrame:
+        """Run the job up to here and return its rows; for tests and notebooks.
+
+        The input must be bounded, or `limit` given: the job is cancelled as soon as there are so many rows.
+        """
+        from penstock.api.collect import collect
+
+        return collect(self.environment, self.flow, name, limit)
+
+    def _project(self, mode: Mode, columns: Any, named: dict[str, Any]) -> DataStream:
+        from penstock.api.expressions import project
+
+        return _behind(self, project(mode, columns, named, self.flow))
+
+    def _function(self, kind: FunctionKind, function: Any, returns: Any) -> DataStream:
+        flow = self.flow
+        return _behind(self, compile_function(kind, function, returns, schema=flow.schema, row_type=flow.row_type))
+
+    def _end(self, spec: OperatorSpec) -> StreamSink:
+        return StreamSink(self.environment, append_end(self.environment.builder, self.flow, spec))
+
+
+class KeyedStream(DataStream):
+    """A stream whose rows of one key meet in one subtask of the next operator."""
+
+    def __init__(self, environment: JobBuilder, flow: Flow, keys: tuple[str, ...]) -> None:
+        """Made by `DataStream.key_by`."""
+        super().__init__(environment, flow)
+        self._keys = keys
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names of the key columns."""
+        return self._keys
+
+    def window(self, window: Window) -> WindowedStream:
+        """Group the rows of each key into windows of event time, or of processing time where the window says so."""
+        require_no_window_columns(self.columns, require_event_time(window, "window", self.flow))
+        return WindowedStream(self, window)
+
+    def count_window(self, size: int, slide: int | None = None) -> WindowedStream:
+        """Group the rows of each key by number: every `size` of them once; with `slide`, every `slide` the last `size`.
+
+        Rows that do not fill a window up never come out. Needs no event time.
+        """
+        require_no_window_columns(self.columns, "count_window")
+        return WindowedStream(self, *counted(size, slide, "count_window"))
+
+    def aggregate(self, *aggregates: Aggregate, ttl: TimeToLive | Aggregate = None, **named: Aggregate) -> DataStream:
+        """Keep running aggregates of each key and emit them, as of that row, for every row.
+
+        Columns: the keys, then the aggregates in the order given. Each row keeps its place and its event time; what
+        was emitted for a key before is not taken back, so whoever wants the current values takes the last row of a key.
+        With `ttl`, such as "1h", a key that had no row for so long begins anew.
+
+        Raises:
+            GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
+        """
+        from penstock.api.aggregates import Aggregate
+        from penstock.api.aggregation import wanted_aggregates
+        from penstock.api.running_operators import running_aggregate
+
+        if isinstance(ttl, Aggregate):  # an output column of that name
+            named, ttl = {**named, "ttl": ttl}, None
+        wanted = wanted_aggregates(aggregates, named, self.columns, "aggregate")
+        require_unique([*self.keys, *(value.name for value in wanted)], "aggregate")
+        stream, wanted = _with_hidden_columns(self, wanted, "aggregate")
+        return _behind(stream, running_aggregate(stream, wanted, ttl))
+
+    def deduplicate(
+        self, *, keep: Literal["first", "last"] = "first", by: str | None = None, ttl: TimeToLive = None
+    ) -> DataStream:
+        """Keep one row of each key, the first or the last by the column `by`, and emit a row when it takes that place.
+
+        Without `by`, event time orders the rows (in a stream without event time, the order of arrival, for
+        `keep="first"`). Of rows that are equal in it the first that came is the first, and the last that came the last.
+        A null comes before all values. This is Flink's deduplication (`ROW_NUMBER() OVER (PARTITION BY key ORDER BY
+        by) = 1`): the sink takes the last row of a key. No row is late, though, where Flink drops late ones for
+        `keep="first"`. With `ttl`, such as "1h", a key is forgotten that long after a row last took its place.
+
+        Raises:
+            GraphError: no such column, or one that cannot order rows.
+        """
+        from penstock.api.running_operators import deduplicate
+
+        return _without_key(_behind(self, deduplicate(self, keep, by, ttl)), self)
+
+    def reduce(self, function: Callable[[Any, Any], Any], *, ttl: TimeToLive = None) -> DataStream:
+        """Put the rows of each key together, two at a time, and emit for every row what there is as of it.
+
+        `function(what there is, next row)` returns a row of the same columns; a key's first row comes out as it is.
+        With `ttl` a key that had no row for so long begins anew.
+
+        Raises:
+            GraphError: no function, or a column has a type that state cannot hold.
+        """
+        from penstock.api.process import reduced
+
+        return _behind(self, reduced(function, ttl, stream=self))
+
+    def process(  # type: ignore[override] # a keyed stream is for functions with keys
+        self, function: KeyedProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
+    ) -> DataStream:
+        """Run a function of one's own on the rows of each key, in order, with state and timers of that key.
+
+        The output type is the return annotation of its `process`, such as `Iterator[Out]`, or `returns`; those of side
+        outputs (`ctx.side(tag, row)`, read with `.side_output(tag)`) are given by tag.
+
+        Raises:
+            GraphError: no process function, or a type that is not known.
+        """
+        from penstock.api.process import compile_process
+
+        return _behind(self, compile_process(function, returns, side_outputs or {}, stream=self))
+
+    def interval_join(
+        self,
+        other: KeyedStream,
+        lower: str | float,
+        upper: str | float,
+        *,
+        how: How = "inner",
+        suffix: str = "_right",
+        late_to: LateTo | None = None,
+    ) -> DataStream:
+        """Join with the rows of the same key in another stream whose event time is near.
+
+        A row at time t meets the other stream's rows from t + `lower` to t + `upper`, both inclusive (durations such as
+        "-5s", or seconds). Columns: this stream's, then the other's without its key columns; one whose name is taken
+        gets the `suffix`. The result's event time is the later of the two.
+
+        `how`: with "left", "right" or "full" a row of that side, or of both, that has met none comes out, too, when the
+        watermark says that it can meet none any more: with nulls, and that moment as event time. Rows below the
+        watermark are late: counted (`numLateRecordsDropped`) and dropped, or put aside with `late_to`:
+        `{"left": "late-orders", "right": "late-payments"}` or one of them, to be read with `.side_output(tag)`.
+
+        Raises:
+            GraphError: the other stream is not keyed by columns of the same types, a side has no event time, the lower
+                bound is above the upper one, a name would occur twice, or there is no such `how`.
+        """
+        from penstock.api.joins import JoinOptions, interval_join
+
+        right, options = _keyed_partner(self, other, "interval_join"), JoinOptions(how, suffix, late_to)
+        made = _behind_both(self, right, interval_join(self, right, (lower, upper), options))
+        return _without_key(made, self)
+
+    def temporal_join(
+        self,
+        versions: KeyedStream,
+        *,
+        how: Literal["inner", "left"] = "inner",
+        suffix: str = "_right",
+        late_to: str | None = None,
+    ) -> DataStream:
+        """Join each row with the newest version of its key at its event time.
+
+        A row of `versions` holds for its key from its event time until that of the next one; of two at the same time
+        the one that came last. Rows come out when the watermark has reached them, with their own event time; those
+        without a version only with `how="left"`, with nulls. Late rows are counted (`numLateRecordsDropped`) and
+        dropped, or put aside under the tag `late_to`; late versions hold for the rows that have not come out yet.
+        Columns as of `interval_join`.
+
+        Raises:
+            GraphError: as `interval_join`; or a version has a column of a type that is not kept by key, such as a list.
+        """
+        from penstock.api.joins import JoinOptions, temporal_join
+
+        right = _keyed_partner(self, versions, "temporal_join")
+        options = JoinOptions(how, suffix, None if late_to is None else {"left": late_to})
+        return _without_key(_behind_both(self, right, temporal_join(self, right, options)), self)
+
+    @overload  # a keyed stream is never a broadcast one
+    def connect(self, other: KeyedStream) -> ConnectedStreams: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def connect(self, other: DataStream) -> BroadcastConnectedStream: ...
+
+    def connect(self, other: DataStream) -> ConnectedStreams | BroadcastConnectedStream:
+        """Bring two streams into one function: `a.connect(b).process(function)`; the other is keyed or broadcast.
+
+        Raises:
+            GraphError: the other stream is neither, or of another environment.
+        """
+        _require_partner(self, other, "connect")
+        if isinstance(other, KeyedStream):
+            return ConnectedStreams(self, other)
+        if all(isinstance(upstream.partitioner, Broadcast) for upstream in other.flow.upstreams):
+            return BroadcastConnectedStream(self, other)
+        msg = "connect: the other stream has no key"
+        raise GraphError(msg, hint="key it too: other.key_by(...); or other.broadcast(), for a broadcast state")
+
+
+class WindowedStream:
+    """Rows by key and window, waiting for what is to be done with each window."""
+
+    def __init__(self, stream: KeyedStream, window: Window, options: WindowOptions | None = None) -> None:
+        """Made by `KeyedStream.window`."""
+        self._stream = stream
+        self._window = window
+        self._options = options or WindowOptions()
+
+    def allowed_lateness(self, lateness: str | float) -> WindowedStream:
+        """Keep closed windows for this long: late rows then give their key's window again, with the new values.
+
+        The sink gets a row more for such a window, so it must take the last one of a key and window. Later rows are
+        counted (`numLateRecordsDropped`) and dropped.
+        """
+        return self._with(self._options.with_lateness(lateness, self._window))
+
+    def late_to(self, tag: str) -> WindowedStream:
+        """Put late rows aside, to be read with `.side_output(tag)` on the window's output.
+
+        They have the columns and the event time of the window's input, and are no longer counted in
+        `numLateRecordsDropped`. A row is late when all its windows are closed and their allowed lateness is over. All
+        columns then travel to the window, and rows are not combined before the shuffle.
+        """
+        return self._with(self._options.with_late_tag(tag, self._window))
+
+    def trigger(self, trigger: Trigger) -> WindowedStream:
+        """Compute windows when a trigger says so (`ps.trigger`), in place of once at their end.
+
+        Such windows keep their rows, and every row is a Python call.
+        """
+        return self._with(self._options.with_trigger(trigger))
+
+    def evictor(self, evictor: Evictor) -> WindowedStream:
+        """Leave rows out of windows (`ps.evictor`) and forget them. Such windows keep their rows."""
+        return self._with(self._options.with_evictor(evictor))
+
+    def reduce(self, function: Callable[[Any, Any], Any]) -> DataStream:
+        """Put the rows of each window together, two at a time, into one row of the same columns."""
+        from penstock.api.window_rows import reduced
+
+        return _behind(self._stream, reduced(self._rows(self._stream), function))
+
+    def apply(self, function: Callable[[Any, Any, Any], Any], *, returns: Any = None) -> DataStream:
+        """Call a function of (key, window, rows) for each window; it yields or returns any number of rows.
+
+        The window has `start`, `end` and `max_timestamp` in microseconds since the epoch; the output type is the
+        function's return annotation, such as `Iterator[Out]`, or `returns`.
+        """
+        from penstock.api.window_rows import applied
+
+        return _behind(self._stream, applied(self._rows(self._stream), function, returns))
+
+    def process(
+        self, function: ProcessWindowFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
+    ) -> DataStream:
+        """Run a window function of one's own, with state per window and side outputs.
+
+        Raises:
+            GraphError: no window function, or a type that is not known.
+        """
+        from penstock.api.window_rows import processed
+
+        new = processed(self._rows(self._stream), function, returns, side_outputs or {})
+        return _behind(self._stream, new)
+
+    def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
+        """Compute aggregates of each key and window; columns: the keys, window_start, window_end, then these in order.
+
+        With `collect`, `count_distinct`, `quantile` or an aggregate of one's own the window keeps its rows.
+
+        Raises:
+            GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
+        """
+        from penstock.api.aggregation import wanted_aggregates
+        from penstock.api.window_aggregate import window_aggregate
+
+        where = f"aggregate over {self._window.label}"
+        wanted = wanted_aggregates(aggregates, named, self._stream.columns, where)
+        stream, wanted = _with_hidden_columns(self._stream, wanted, where)
+        return _behind(stream, window_aggregate(self._rows(stream), wanted, where))
+
+    def _rows(self, stream: KeyedStream) -> WindowedRows:
+        from penstock.api.windowed_rows import WindowedRows
+
+        return WindowedRows(stream, self._window, self._options, self._stream.flow.rows)
+
+    def _with(self, options: WindowOptions) -> WindowedStream:
+        return WindowedStream(self._stream, self._window, options)
+
+
+class AllWindowedStream:
+    """All rows by window, waiting for what is to be done with each window."""
+
+    def __init__(self, stream: DataStream, window: Window, options: WindowOptions | None = None) -> None:
+        """Made by `DataStream.window_all`."""
+        self._stream = stream
+        self._window = window
+        self._options = options or WindowOptions()
+
+    def allowed_lateness(self, lateness: str | float) -> AllWindowedStream:
+        """Keep closed windows for this long, as `WindowedStream.allowed_lateness`."""
+        return self._with(self._options.with_lateness(lateness, self._window))
+
+    def late_to(self, tag: str) -> AllWindowedStream:
+        """Put late rows aside, to be read with `.side_output(tag)` on the window's output."""
+        return self._with(self._options.with_late_tag(tag, self._window))
+
+    def trigger(self, trigger: Trigger) -> AllWindowedStream:
+        """Compute windows when a trigger says so (`ps.trigger`), in place of once at their end."""
+        return self._with(self._options.with_trigger(trigger))
+
+    def evictor(self, evictor: Evictor) -> AllWindowedStream:
+        """Leave rows out of windows (`ps.evictor`) and forget them."""
+        return self._with(self._options.with_evictor(evictor))
+
+    def aggregate(self, *aggregates: Aggregate, **named: Aggregate) -> DataStream:
+        """Compute aggregates of each window; columns: window_start, window_end, then these in order.
+
+        Raises:
+            GraphError: no aggregate, an unknown column, a name twice, or a column of a type the aggregate cannot take.
+        """
+        return self._alone(_without_columns(self._of_all().aggregate(*aggregates, **named), (ALL,)))
+
+    def reduce(self, function: Callable[[Any, Any], Any]) -> DataStream:
+        """Put the rows of each window together, two at a time, into one row of the same columns."""
+        return self._alone(self._of_all().reduce(function))
+
+    def apply(self, function: Callable[[Any, Any], Any], *, returns: Any = None) -> DataStream:
+        """Call a function of (window, rows) for each window; it yields or returns any number of rows.
+
+        The output type is the function's return annotation, such as `Iterator[Out]`, or `returns`.
+        """
+        given: Any = function
+        return self._alone(self._of_all().apply(given, returns=returns))
+
+    def process(
+        self, function: ProcessAllWindowFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
+    ) -> DataStream:
+        """Run a `ps.ProcessAllWindowFunction` on each window, with state per window and side outputs.
+
+        Raises:
+            GraphError: no such function, or a type that is not known.
+        """
+        given: Any = function
+        return self._alone(self._of_all().process(given, returns=returns, side_outputs=side_outputs))
+
+    def top(self, count: int, *, by: str, descending: bool = True, ties: bool = False) -> DataStream:
+        """Keep the `count` best rows of each window by one column, whole rows, and emit them when the window closes.
+
+        With `ties`, also every row equal to the last of them (SQL's `RANK() <= count`); without, rows that are equal
+        are taken as they came (`ROW_NUMBER() <= count`). Rows keep their columns and come the best first; null is never
+        among the best. Every subtask thins its rows out first, one subtask chooses. For tumbling and sliding windows of
+        event time.
+
+        Raises:
+            GraphError: no such column, or one that cannot order rows; another window; or a trigger or the like.
+        """
+        from penstock.api.window_top import Best, window_top
+
+        thin, choose = window_top(self._stream, self._window, self._options, Best(by, count, descending, ties))
+        return self._alone(_behind(_behind(self._stream, thin), choose))
+
+    def max_by(self, by: str, *, ties: bool = True) -> DataStream:
+        """Keep the rows of each window that have the greatest value of a column; without `ties` the first of them."""
+        return self.top(1, by=by, ties=ties)
+
+    def min_by(self, by: str, *, ties: bool = True) -> DataStream:
+        """Keep the rows of each window that have the least value of a column; without `ties` the first of them."""
+        return self.top(1, by=by, descending=False, ties=ties)
+
+    def _of_all(self) -> WindowedStream:
+        """Return the windows of the one key; adds what gives rows that key."""
+        from penstock.api.key_selector import one_key
+
+        require_no_window_columns(self._stream.columns, f"window_all({self._window.label})")
+        return WindowedStream(_with_key(self._stream, *one_key()), self._window, self._options)
+
+    def _with(self, options: WindowOptions) -> AllWindowedStream:
+        return AllWindowedStream(self._stream, self._window, options)
+
+    def _alone(self, made: DataStream) -> DataStream:
+        """Give an operator its one subtask."""
+        made.set_parallelism(1)
+        made.single = "windows over all rows are computed in one subtask"
+        return made
+
+
+class ConnectedStreams:
+    """Two keyed streams that keep their types on the way into one function."""
+
+    def __init__(self, first: KeyedStream, second: KeyedStream) -> None:
+        """Made by `KeyedStream.connect`."""
+        self._first = first
+        self._second = second
+
+    def process(
+        self, function: KeyedCoProcessFunction, *, returns: Any = None, side_outputs: dict[str, Any] | None = None
+    ) -> DataStream:
+        """Run a function of one's own on the rows of each key of both streams, with state and timers of that key.
+
+        The output type is the return annotation of its `process1` or `process2`, or `returns`; those of side outputs
+        (`ctx.side(tag, row)`) are given by tag. The order between rows of the two streams is not defined.
+
+        Raises:
+            GraphError: no such function, keys of different types, event time on one side only, or a type that is not
+                known.
+        """
+        from penstock.api.two_input_process import CO, compile_two_input
+
+        streams = self._first, self._second
+        return _behind_both(*streams, compile_two_input(CO, function, returns, side_outputs or {}, streams))
+
+
+class BroadcastConnectedStream:
+    """A keyed stream, and one that every subtask sees whole, on the way into one function."""
+
+    def __init__(self, keyed: KeyedStream, broadcast: DataStream) -> None:
+        """Made by `KeyedStream.connect`."""
+        self._keyed = keyed
+        self._broadcast = broadcast
+
+    def process(
+        self,
+        function: KeyedBroadcastProcessFunction,
+        *,
+        returns: Any = None,
+        side_outputs: dict[str, Any] | None = None,
+    ) -> DataStream:
+        """Run a function of one's own on the rows of each key, beside the broadcast stream's rows and what they left.
+
+        The output type is the return annotation of its `process`, or `returns`. The order between rows of the two
+        streams is not defined.
+
+        Raises:
+            GraphError: no such function, event time on one side only, or a type that is not known.
+        """
+        from penstock.api.two_input_process import BROADCAST, compile_two_input
+
+        streams = self._keyed, self._broadcast
+        return _behind_both(*streams, compile_two_input(BROADCAST, function, returns, side_outputs or {}, streams))
+
+
+def unkeyed(stream: DataStream) -> DataStream:
+    """Return a stream without what a `key_by` has made of it."""
+    if not isinstance(stream, KeyedStream):
+        return stream
+    before: DataStream | None = stream.flow.computed_of
+    return DataStream(stream.environment, stream.flow.as_made()) if before is None else before
+
+
+def _behind(stream: DataStream, new: NewOperator) -> DataStream:
+    """Add an operator behind a stream and return its output."""
+    flow = append_operator(stream.environment.builder, stream.flow, new)
+    return DataStream(stream.environment, flow, flow.upstreams[0].node)
+
+
+def _behind_both(first: DataStream, second: DataStream, new: NewOperator) -> DataStream:
+    """Add an operator behind two streams and return its output."""
+    flow = append_two_input(first.environment.builder, first.flow, second.flow, new)
+    return DataStream(first.environment, flow, flow.upstreams[0].node)
+
+
+def _with_key(stream: DataStream, spec: OperatorSpec, keys: pa.Schema) -> KeyedStream:
+    """Return the stream keyed by columns that an operator computes."""
+    from penstock.api.key_selector import with_key
+
+    names, made = tuple(keys.names), _behind(stream, with_key(stream.flow, spec, keys))
+    return KeyedStream(stream.environment, made.flow.keyed(names, of=stream), names)
+
+
+def _without_key(made: DataStream, keyed: DataStream) -> DataStream:
+    """Return whole rows that came of a keyed stream's without a computed key."""
+    return _without_columns(made, keyed.flow.computed) if keyed.flow.computed else made
+
+
+def _without_columns(stream: DataStream, names: tuple[str, ...]) -> DataStream:
+    """Return an operator's output without the columns of a computed key; what is said of it is said of the operator."""
+    left = stream.select(*(name for name in stream.columns if name not in names))
+    flow = msgspec.structs.replace(left.flow, row_type=stream.flow.row_type)
+    made = DataStream(stream.environment, flow, stream.flow.upstreams[0].node)
+    made.followers = (left.flow.upstreams[0].node,)
+    return made
+
+
+def _with_hidden_columns(
+    stream: KeyedStream, aggregates: list[Aggregate], where: str
+) -> tuple[KeyedStream, list[Aggregate]]:
+    """Return the stream with what conditional aggregates need, computed before rows are sent to their keys."""
+    from penstock.api.aggregation import hidden_columns
+
+    columns, plain = hidden_columns(aggregates, where)
+    if not columns:
+        return stream, plain
+    before = DataStream(stream.environment, stream.flow.as_made())
+    flow = before.with_columns(**columns).flow.sent(KeyGroup(stream.keys))
+    computed = {"computed": stream.flow.computed, "computed_of": stream.flow.computed_of}
+    return KeyedStream(stream.environment, msgspec.structs.replace(flow, **computed), stream.keys), plain
+
+
+def _require_partner(stream: DataStream, other: Any, where: str) -> None:
+    """Check that another stream can be the second input.
+
+    Raises:
+        GraphError: it is no stream, or one of another environment.
+    """
+    if not isinstance(other, DataStream):
+        raise GraphError(f"{where}: {other!r} is not a stream", hint="give the stream to join with")
+    _require_environment(stream, other, where)
+
+
+def _require_environment(stream: DataStream, other: DataStream, where: str) -> None:
+    if other.environment is not stream.environment:
+        msg = f"{where}: the streams belong to different environments"
+        raise GraphError(msg, hint="build them from one ps.Environment")
+
+
+def _keyed_partner(stream: DataStream, other: Any, where: str) -> KeyedStream:
+    """Return another stream that can be the second input and is keyed. Raises GraphError."""
+    _require_partner(stream, other, where)
+    if not isinstance(other, KeyedStream):
+        raise GraphError(f"{where}: the other stream has no key", hint="key it too: other.key_by(...)")
+    return other
+
+
+def _by(stream: DataStream, columns: tuple[Any, ...], returns: Any) -> KeyedStream:
+    return stream.key_by(*columns) if returns is None else stream.key_by(*columns, returns=returns)
