@@ -70,10 +70,10 @@ if TYPE_CHECKING:
     from penstock.operators.keyed_collections import list_state as list_state
     from penstock.operators.keyed_collections import map_state as map_state
     from penstock.operators.migrate import migrate as migrate
-    from penstock.operators.operator_state import OperatorListState as OperatorListState
-    from penstock.operators.operator_state import UnionState as UnionState
-    from penstock.operators.operator_state import operator_list_state as operator_list_state
-    from penstock.operators.operator_state import union_state as union_state
+    from penstock.operators.operator_lists import OperatorListState as OperatorListState
+    from penstock.operators.operator_lists import UnionState as UnionState
+    from penstock.operators.operator_lists import operator_list_state as operator_list_state
+    from penstock.operators.operator_lists import union_state as union_state
     from penstock.operators.process_function import BroadcastContext as BroadcastContext
     from penstock.operators.process_function import KeyedBroadcastProcessFunction as KeyedBroadcastProcessFunction
     from penstock.operators.process_function import KeyedCoProcessFunction as KeyedCoProcessFunction
@@ -141,7 +141,7 @@ _MODULES = {
     "penstock.operators.keyed_collections": ["ListState", "MapState", "list_state", "map_state"],
     "penstock.operators.state_ttl": ["StateTtlConfig"],
     "penstock.operators.migrate": ["migrate"],
-    "penstock.operators.operator_state": ["OperatorListState", "UnionState", "operator_list_state", "union_state"],
+    "penstock.operators.operator_lists": ["OperatorListState", "UnionState", "operator_list_state", "union_state"],
     "penstock.operators.process_function": [
         "BroadcastContext",
         "KeyedBroadcastProcessFunction",

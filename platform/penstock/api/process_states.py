@@ -23,7 +23,8 @@ from penstock.operators.broadcast_state import BROADCAST, BroadcastState
 from penstock.operators.folding_state import AggregatingState, ReducingState
 from penstock.operators.keyed_collections import ListState, MapState
 from penstock.operators.migrate import MigrateValues
-from penstock.operators.operator_state import MODES, OperatorListState, UnionState, saved_schema
+from penstock.operators.operator_lists import OperatorListState, UnionState
+from penstock.operators.operator_state import MODES, saved_schema
 from penstock.operators.process_function import ValueState
 from penstock.operators.state_cells import Declaration, declaration_of
 from penstock.operators.state_ttl import ttl_options
